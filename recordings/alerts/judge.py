@@ -15,11 +15,7 @@ WINDOW_S = 10.0  # window of the figures, and of the restarts
 
 
 class Meter:
-    """Measures the figures of one source for rules. Belongs to one thread.
-
-    Args:
-        clock: returns monotonic seconds.
-    """
+    """Measures the figures of one source for rules. Belongs to one thread."""
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
@@ -115,7 +111,6 @@ class RuleChange(NamedTuple):
     """A rule has begun or stopped firing.
 
     Attributes:
-        is_firing: whether it has begun.
         value: at the beginning, the value that made it fire; at the end, the worst value.
         seconds: at the end, the time from when it fired until its condition stopped being true.
     """

@@ -49,11 +49,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Rule(NamedTuple):
-    """A condition, and for how long it must hold before the rule fires.
-
-    Attributes:
-        text: the rule as written.
-    """
+    """A condition, and for how long it must hold before the rule fires."""
 
     text: str
     bound: FigureBound

@@ -82,11 +82,7 @@ class _Alike:
 
 
 class Baseline:
-    """Collects the durations of steps, by their work. Only one thread may write.
-
-    Attributes:
-        num_steps: steps added so far.
-    """
+    """Collects the durations of steps, by their work. Only one thread may write."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -175,11 +171,7 @@ class Baseline:
 
 
 def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> StepWork | None:
-    """How much a step computed; None if its record has no batch.
-
-    Args:
-        prefills: the rows of the step that are not decodes.
-    """
+    """How much a step computed; None if its record has no batch."""
     if record.batch is None:
         return None
     return work_with(record, sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills))
@@ -232,11 +224,6 @@ class MemoryBaseline:
 
     So an explanation stays as it is when later steps come or old ones are forgotten. A replay uses
     the baseline of the whole file instead, as soon as that covers as many steps.
-
-    Args:
-        lock: guards the columns.
-        of_file: the baseline of the file that is replayed.
-        columns: the steps in memory.
 
     Attributes:
         baseline: the latest one.

@@ -116,7 +116,6 @@ class Piece(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The cause in a short form, for narrow lines."""
         words, told = WORDS[self.cause], _OF_DETAIL.get((self.cause, self.detail))
         if self.request_id is not None:
             return f"{words.beside} {request_name(self.request_id)} {self.num_tokens} tok"
@@ -128,7 +127,6 @@ class Piece(NamedTuple):
 
     @property
     def whose(self) -> str:
-        """Whose prefill tokens these are, and how many."""
         if self.request_id is None:
             return "others"
         text = f"{self.num_tokens:,} prefill tokens of {self.owner}"
@@ -341,7 +339,6 @@ class Late(NamedTuple):
 
     @property
     def explanation(self) -> str:
-        """The shown pieces in words."""
         return "; ".join(f"{each.ns / 1e6:,.1f} ms {each.text}" for each in self.shown_pieces)
 
 

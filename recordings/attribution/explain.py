@@ -11,19 +11,8 @@ Requests that decode in every step cost nothing here.
 import math
 from collections.abc import Sequence
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    BatchRow,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    Phase,
-    RowFlag,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline, SlowStep, work_of
 from stepscope.recordings.attribution.causes import Late, Piece, merged
 from stepscope.recordings.attribution.open_waits import (
@@ -42,8 +31,8 @@ from stepscope.recordings.state.clocks import known_since, leave_out
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
 
-_DECODE = int(Phase.DECODE)
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+_DECODE = int(wire.Phase.DECODE)
+_LAST_CHUNK = int(wire.RowFlag.LAST_CHUNK)
 
 
 class Explainer:
@@ -57,7 +46,6 @@ class Explainer:
             then. None: taken from `state` or the first snapshot.
         with_begun: do not leave out those waits.
         baseline: finds slow steps; None: no step counts as slow.
-        after_slow: whether the last step of `state` was slow.
         learns: a baseline to which each step is added after the step was judged. It may be
             `baseline` itself.
         with_queue: keep each wait in the queue that has ended in `waits.queued`.
@@ -115,34 +103,31 @@ class Explainer:
         self._needs_snapshot = True
         self._was_slow = False  # the last step
 
-    def take(self, message: Telemetry, lost: bool = False) -> Outcome | None:
+    def take(self, message: wire.Telemetry, lost: bool = False) -> Outcome | None:
         """Process the next message.
 
         Returns the outcome of a step. Its waits are without the operator's pauses, and without
         waits of unknown length. None for other messages, and for a step that is repeated.
-
-        Args:
-            lost: whether messages before it are missing.
         """
         if lost:
             self._is_lost = self._needs_snapshot = True
         outcome = None
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             if not self.is_repeated(message):
                 outcome = self._take_step(message)
                 self._is_lost = False
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             self._take_status(message)
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             self._take_snapshot(message)
         else:
-            if isinstance(message, EngineInfo):
+            if isinstance(message, wire.EngineInfo):
                 self._meet(message)
             self.state.apply(message)
         self.state.blocks = None
         return outcome
 
-    def is_repeated(self, record: StepRecord) -> bool:
+    def is_repeated(self, record: wire.StepRecord) -> bool:
         """Whether a step was taken already: a publisher may repeat it under a new number."""
         return self._last_record is not None and record.step <= self._last_record
 
@@ -150,14 +135,14 @@ class Explainer:
         if not self._with_begun:
             self.since_ns = time_ns
 
-    def _meet(self, info: EngineInfo) -> None:
+    def _meet(self, info: wire.EngineInfo) -> None:
         known = self.state.info
         if known is not None and info.engine_id != known.engine_id:
             self._begin()
 
     # Messages between steps
 
-    def _take_status(self, status: EngineStatus) -> None:
+    def _take_status(self, status: wire.EngineStatus) -> None:
         if self._step is None:  # an engine publishes its status between two steps
             self._step, self._end_ns = status.step, status.time_ns
         if status.events or status.held:
@@ -166,12 +151,12 @@ class Explainer:
             between = self._between(status.step + 1, time_ns, pauses)
             for event in status.events:
                 self.waits.take(event, time_ns, between, status.step + 1)
-                if isinstance(event, Finished):
+                if isinstance(event, wire.Finished):
                     self.waits.end(event.request_id)
             self.waits.hold(status.held or (), between, time_ns, status.step + 1)
         self.state.apply(status)
 
-    def _take_snapshot(self, snapshot: Snapshot) -> None:
+    def _take_snapshot(self, snapshot: wire.Snapshot) -> None:
         self._meet(snapshot.info)
         if not self._needs_snapshot:  # it holds nothing new
             self.state.pauses = self.state.pauses.after(snapshot)
@@ -185,7 +170,7 @@ class Explainer:
 
     # Steps
 
-    def _take_step(self, record: StepRecord) -> Outcome:
+    def _take_step(self, record: wire.StepRecord) -> Outcome:
         self.num_steps += 1
         if self.first_step_ns is None:
             self.first_step_ns = record.schedule_start_ns
@@ -207,7 +192,7 @@ class Explainer:
             rows = [row for row in rows if row.request_id == self.only]
         for event in record.events:
             # A request may have come while the step ran.
-            time_ns = end_ns if isinstance(event, Arrived) else start_ns
+            time_ns = end_ns if isinstance(event, wire.Arrived) else start_ns
             self.waits.take(event, time_ns, between, record.step)
         if rows is not None:
             self.waits.seat(rows, between, start_ns, record.step)
@@ -218,7 +203,7 @@ class Explainer:
             self._take_rows(rows, outcome, span, between, prefills)
         self.waits.end_step(between, span)
         for event in record.events:
-            if isinstance(event, Finished):
+            if isinstance(event, wire.Finished):
                 self.waits.end(event.request_id)
         self._step = self._last_record = record.step
         self._end_ns = end_ns
@@ -230,7 +215,7 @@ class Explainer:
         return outcome
 
     def _slow_step(
-        self, record: StepRecord, prefills: Sequence[BatchRow], ns: int
+        self, record: wire.StepRecord, prefills: Sequence[wire.BatchRow], ns: int
     ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; else None."""
         if self._baseline is None and self._learns is None:
@@ -258,11 +243,11 @@ class Explainer:
 
     def _take_rows(
         self,
-        rows: Sequence[BatchRow],
+        rows: Sequence[wire.BatchRow],
         outcome: Outcome,
         span: StepSpan,
         between: Sequence[Piece],
-        prefills: list[BatchRow],
+        prefills: list[wire.BatchRow],
     ) -> None:
         record, start_ns, waits = span.record, span.start_ns, self.waits.open
         late = {each: ns for each, ns in outcome.late_gaps if ns > self.itl_bound_ns}
@@ -308,7 +293,7 @@ class Explainer:
                 wait.add_step(piece, span)
 
     def _add_late(
-        self, row: BatchRow, began_ns: int, span: StepSpan, pieces: tuple[Piece, ...]
+        self, row: wire.BatchRow, began_ns: int, span: StepSpan, pieces: tuple[Piece, ...]
     ) -> None:
         """Keep a late wait that ended with the token of a row, unless its length is unknown."""
         if began_ns < self.since_ns:

@@ -5,17 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Arrived,
-    EngineInfo,
-    EngineStatus,
-    RequestView,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-    Totals,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
@@ -75,7 +65,7 @@ class NeverServed(NamedTuple):
 class Explanation(NamedTuple):
     """What `explain_recording` found. `late` is in order of time."""
 
-    info: EngineInfo
+    info: wire.EngineInfo
     num_steps: int
     itl: Bound
     ttft: Bound
@@ -86,7 +76,7 @@ class Explanation(NamedTuple):
     waits: Mapping[LatencyKind, Distribution]  # all, late or not
     fronts: FrontSums
     request_id: int | None = None  # explains this one alone; None: all
-    view: RequestView | None = None  # that one, as it was last known
+    view: wire.RequestView | None = None  # that one, as it was last known
 
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
@@ -172,35 +162,41 @@ class _Read:
         self.live: set[int] = set()
         self.ended: set[int] = set()
         self.fronts = FrontSums()
-        self.view: RequestView | None = None
+        self.view: wire.RequestView | None = None
         self._given_up_ns: list[int] = []  # the waits of requests that ended without a token
 
-    def take(self, message: Telemetry, lost: bool) -> None:
+    def take(self, message: wire.Telemetry, lost: bool) -> None:
         state = self.explainer.state
-        info = message.info if isinstance(message, Snapshot) else message
-        if isinstance(info, EngineInfo) and state.info and state.info.engine_id != info.engine_id:
+        info = message.info if isinstance(message, wire.Snapshot) else message
+        if (
+            isinstance(info, wire.EngineInfo)
+            and state.info
+            and state.info.engine_id != info.engine_id
+        ):
             self._given_up_ns += self._unserved(state.requests, state.time_ns)
-        if isinstance(message, Snapshot):
+        if isinstance(message, wire.Snapshot):
             for view in message.requests:
                 (self.ended if view.status == "finished" else self.live).add(view.request_id)
-        elif isinstance(message, StepRecord | EngineStatus):
+        elif isinstance(message, wire.StepRecord | wire.EngineStatus):
             events = message.events
-            self.live.update([each.request_id for each in events if isinstance(each, Arrived)])
-            if gone := [each.request_id for each in events if isinstance(each, Aborted)]:
-                now_ns = message.time_ns if isinstance(message, EngineStatus) else message.tokens_ns
+            self.live.update([each.request_id for each in events if isinstance(each, wire.Arrived)])
+            if gone := [each.request_id for each in events if isinstance(each, wire.Aborted)]:
+                now_ns = (
+                    message.time_ns if isinstance(message, wire.EngineStatus) else message.tokens_ns
+                )
                 self._given_up_ns += self._unserved(gone, now_ns)
         outcome = self.explainer.take(message, lost)
         only = self.explainer.only
         self.fronts.take(message, state.requests)
         if only is not None and only in state.requests:
             self.view = copy.copy(state.requests[only])
-        if outcome is not None and isinstance(message, StepRecord):
+        if outcome is not None and isinstance(message, wire.StepRecord):
             self.live.update([row.request_id for row in message.batch or ()])
             for gap_ns, number in outcome.gaps_ns.items():
                 self.waits["itl"].add(gap_ns, number)
             for _, ttft_ns in outcome.ttft_ns:
                 self.waits["ttft"].add(ttft_ns)
-            for kind, ns, number in estimates_in(message.totals or Totals()):
+            for kind, ns, number in estimates_in(message.totals or wire.Totals()):
                 if kind in self.waits:
                     self.waits[kind].add(ns, number)
 
@@ -211,7 +207,6 @@ class _Read:
         return NeverServed(len(waits), max(waits) / 1e6 if waits else None)
 
     def _unserved(self, request_ids: Iterable[int], now_ns: int) -> list[int]:
-        """How long those of these requests have waited that have no token yet."""
         views = self.explainer.state.requests
         known = [views[each] for each in request_ids if each in views]
         return [

@@ -56,12 +56,7 @@ class LateWait(NamedTuple):
 
 
 class LateSweep:
-    """Feeds messages to an explainer of all requests, and notes how far it has read.
-
-    Args:
-        state: the state before the first message.
-        number: the number of the first message.
-    """
+    """Feeds messages to an explainer of all requests, and notes how far it has read."""
 
     def __init__(self, explainer: Explainer, state: SessionState, number: int) -> None:
         self._explainer = explainer
@@ -73,9 +68,6 @@ class LateSweep:
         """How many more steps to read to explain waits that began at or after `first_ns`.
 
         None if this sweep began too late or has already read `first_step`.
-
-        Args:
-            first_step, last_step: the range of steps in which the waits end.
         """
         if self._begin_ns > first_ns or self.step >= first_step:
             return None

@@ -69,9 +69,6 @@ def in_order(
 
     First come, first served, except that preempted requests come before all others, the latest
     preempted first. With the knob `policy` at "priority", the order is by priority instead.
-
-    Args:
-        preempted_ns: request id -> when the request was preempted.
     """
     if knobs.get("policy") == "priority":
         return sorted(views, key=lambda view: (view.priority, view.arrival_ns, view.request_id))
@@ -84,7 +81,6 @@ def in_order(
 
 
 def reason_text(reason: str) -> str:
-    """What a request waits for, in words."""
     return _REASONS.get(reason) or queue_reason_text(reason).removeprefix("for ")
 
 
@@ -151,9 +147,6 @@ def beneficiaries(record: StepRecord, before: SessionState) -> dict[int, int | N
     request is charged to the first row that needs more blocks than are free by then. If no row
     needed its blocks, it was preempted for its own next block. None for other reasons of
     preemption, and if the engine does not publish batches or KV counts.
-
-    Args:
-        before: the state right before the step.
     """
     preempted = [event for event in record.events if isinstance(event, Preempted)]
     found: dict[int, int | None] = dict.fromkeys(event.request_id for event in preempted)

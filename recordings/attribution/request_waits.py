@@ -10,16 +10,7 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    HeldRow,
-    Phase,
-    Preempted,
-    RequestEvent,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.causes import Piece, merged
 from stepscope.recordings.attribution.open_waits import StepSpan, Wait, blocking_reason, wait_of
 from stepscope.recordings.attribution.queue import NO_BLOCKS, QueueWait, reasons_of
@@ -146,7 +137,7 @@ def _add(request: Wait, pieces: list[Piece]) -> None:
         request.add(piece, piece.start_ns + piece.ns)
 
 
-_DECODE = int(Phase.DECODE)
+_DECODE = int(wire.Phase.DECODE)
 
 
 class RequestWaits:
@@ -201,7 +192,7 @@ class RequestWaits:
                 self._waiting.add(request_id)
 
     def seat(
-        self, rows: Sequence[BatchRow], between: Sequence[Piece], start_ns: int, step: int
+        self, rows: Sequence[wire.BatchRow], between: Sequence[Piece], start_ns: int, step: int
     ) -> None:
         """Find the waits of requests with rows in a step, before the state applies the rows."""
         waits, running = self.open, self._state.table.running
@@ -219,7 +210,9 @@ class RequestWaits:
         wait = self.open[request_id] = wait_of(self._state.requests.get(request_id))
         return wait
 
-    def take(self, event: RequestEvent, time_ns: int, between: Sequence[Piece], step: int) -> None:
+    def take(
+        self, event: wire.RequestEvent, time_ns: int, between: Sequence[Piece], step: int
+    ) -> None:
         """Apply an event, before the state does.
 
         Args:
@@ -231,20 +224,20 @@ class RequestWaits:
             return
         view = self._state.requests.get(request_id)
         is_known = request_id in self.open or (view is not None and view.status != "finished")
-        if isinstance(event, Arrived):
+        if isinstance(event, wire.Arrived):
             if not is_known:
                 self._arrive(event, time_ns, step)
         elif not is_known:
             return
-        elif isinstance(event, Aborted):
+        elif isinstance(event, wire.Aborted):
             if self._with_queue and request_id in self._waiting:
                 self._leave_queue(request_id, self.open[request_id], between, time_ns, None)
             self.end(request_id)
-        elif isinstance(event, Admitted):
+        elif isinstance(event, wire.Admitted):
             wait = self.open.get(request_id) or self.wait(request_id)
             if wait.status != "running":
                 self._leave_queue(request_id, wait, between, time_ns, step)
-        elif isinstance(event, Preempted):
+        elif isinstance(event, wire.Preempted):
             wait = self.open.get(request_id) or self.wait(request_id)
             wait.fill(between, time_ns, step)
             wait.status = "out"
@@ -253,9 +246,8 @@ class RequestWaits:
             self._waiting.add(request_id)
 
     def hold(
-        self, rows: Sequence[HeldRow], between: Sequence[Piece], time_ns: int, step: int
+        self, rows: Sequence[wire.HeldRow], between: Sequence[Piece], time_ns: int, step: int
     ) -> None:
-        """Note who is held back from `time_ns` on, and why."""
         for row in rows:
             wait = self.open.get(row.request_id)
             if wait is not None and wait.status != "running":
@@ -263,7 +255,7 @@ class RequestWaits:
                 wait.fill(spans, max(time_ns, wait.covered_ns), step)
                 wait.held = row.reason
 
-    def _arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
+    def _arrive(self, event: wire.Arrived, latest_ns: int, step: int) -> None:
         origin = event.origin
         self._waiting.add(event.request_id)
         if origin is None:

@@ -53,7 +53,6 @@ class Axis(NamedTuple):
         return points.worst(points.index_ended(start) + 1, points.index_at(end - 1))
 
     def offset_of(self, place: Place, index: int) -> int:
-        """The offset at which the point with this index begins, for one of the runs."""
         points = place.points
         if self.align == "step":
             return points.step_of(index) - (points.first_step or 0) - place.zero

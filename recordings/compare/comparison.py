@@ -34,9 +34,7 @@ class Paired(NamedTuple):
     every request slightly.
 
     Attributes:
-        what: the latency that is compared.
         num_a, num_b: requests in which A (or B) was better.
-        factor: the median ratio, B / A.
         is_sure: whether one run is surely better; `winner` names it.
     """
 

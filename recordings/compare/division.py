@@ -79,10 +79,6 @@ def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, Sess
     A part is cut where a knob or the engine's own workload changes. Marks cut nothing, because they
     change no setting. If the landmark is of kind "step", nothing is cut: the parts are the whole
     session.
-
-    Args:
-        mark: the landmark.
-        found: landmarks of the whole session, in any order.
     """
     changes = {each.step for each in found if each.kind in ("knobs", "workload")}
     if mark.kind == "step":

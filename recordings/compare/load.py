@@ -237,9 +237,6 @@ def _other_pace(a: _Offer, b: _Offer, shorter_s: float) -> str | None:
     """Text for the same requests arriving within different times; else None.
 
     None also if a slower engine explains it: clients that wait for answers then send later.
-
-    Args:
-        shorter_s: the length of the shorter run.
     """
     if abs(a.span_s - b.span_s) <= ALIKE * max(a.span_s, b.span_s, shorter_s):
         return None

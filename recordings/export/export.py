@@ -91,7 +91,6 @@ def export(
     If an error occurs, no file is left.
 
     Args:
-        table: the table to write, for csv and parquet.
         with_tokens: also write prompts and outputs, which only jsonl can contain. Then only the
             owner may read the file.
 

@@ -21,7 +21,6 @@ def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> I
     """Yield a stream whose content becomes the file `path` if the block ends without an error.
 
     Args:
-        replace: whether to replace an existing file.
         is_private: whether only the owner may read the file, whatever the umask.
 
     Raises:

@@ -11,12 +11,7 @@ from stepscope.recordings.file.reader import Position, Recording
 
 
 class Told(NamedTuple):
-    """A message of a recording.
-
-    Attributes:
-        position: where the next message begins.
-        after_gap: whether messages right before it are missing.
-    """
+    """A message of a recording."""
 
     message: Telemetry
     sequence: int

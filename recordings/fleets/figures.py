@@ -49,7 +49,6 @@ class EngineFigures(NamedTuple):
 
     @property
     def is_up(self) -> bool:
-        """Whether the engine's telemetry is arriving."""
         return self.status not in ("starting", "connecting", "stale", "down")
 
     @property

@@ -131,7 +131,6 @@ class Fleet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the engines. No two are equal."""
         return tuple(member.name for member in self._members)
 
     def add(self, source: Source) -> None:

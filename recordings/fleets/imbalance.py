@@ -65,8 +65,6 @@ class _Rule(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A value that stands out, and those of the other engines."""
-
     value: float
     median: float
     total: float

@@ -88,12 +88,10 @@ class Follower:
         return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
-        """How many messages this follower is behind `other`."""
         return max(0, other._number - self._number)
 
     @property
     def num_ahead(self) -> int:
-        """How many messages are ready to read."""
         with self._lock:
             return max(0, self._timeline.ring.end_number - self._number)
 

@@ -9,14 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    KnobsChanged,
-    Mark,
-    RequestView,
-    Snapshot,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.late_sweep import LateWait
@@ -90,14 +83,14 @@ class HistoryView:
             return Newest(self.first_step, self.last_step, self.state)
 
     @property
-    def info(self) -> EngineInfo | None:
+    def info(self) -> wire.EngineInfo | None:
         return self._timeline.state.info
 
     @property
     def last_sequence(self) -> int | None:
         return self._timeline.last_sequence
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> wire.Snapshot | None:
         """The newest state as a message; None before the engine is known."""
         with self._lock:
             sequence = self._timeline.last_sequence
@@ -165,7 +158,7 @@ class HistoryView:
         with self._lock:
             return self._timeline.span(first, last)
 
-    def record(self, step: int) -> StepRecord | None:
+    def record(self, step: int) -> wire.StepRecord | None:
         """The decoded record of a step; None if the step is lost, forgotten or in the future."""
         return self._cache.record(step)
 
@@ -273,7 +266,6 @@ class HistoryView:
         return found._replace(bound_ns=round(bound_ms * 1e6))
 
     def is_explained(self, step: int, request_id: int) -> bool:
-        """Whether the explanation of this wait is cached."""
         return self._lives.is_known(step, request_id)
 
     def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
@@ -284,7 +276,7 @@ class HistoryView:
         """
         return self._lives.explain(waits, max_steps)
 
-    def life(self, view: RequestView, last: int | None = None) -> Life | None:
+    def life(self, view: wire.RequestView, last: int | None = None) -> Life | None:
         """All waits for tokens of a request, from its arrival to its end or to step `last`.
 
         `last` is None for the newest step. A repeated call for the same request reads only newer
@@ -321,13 +313,13 @@ class HistoryView:
         return self._timeline.gaps.needs_snapshot
 
     @property
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[wire.Mark]:
         """The marks (notes that people set at steps), in order of steps."""
         with self._lock:
             return list(self._timeline.marks)
 
     @property
-    def knob_changes(self) -> list[KnobsChanged]:
+    def knob_changes(self) -> list[wire.KnobsChanged]:
         """Knob changes, oldest first. `effective_step` is the first step with the new values."""
         with self._lock:
             return list(self._timeline.knob_changes)

@@ -223,7 +223,6 @@ class LifeKeeper:
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
     ) -> tuple[Explainer, int] | None:
-        """Return an explainer from before `start_ns` on, and the number of its first message."""
         with self._lock:
             steps = self._timeline.columns.steps
             end = len(steps) if last_step is None else bisect_right(steps, last_step)

@@ -35,7 +35,6 @@ def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> 
 
     Args:
         minute: the sums over the last minute up to the end of the window.
-        minute_s: how much of that minute is in memory.
     """
     num_preempted = minute.num_preempted if minute_s else None
     last_minute = num_preempted, minute_s, per(minute.recompute_ns, minute.busy_ns)

@@ -147,7 +147,6 @@ class Windows:
         return self._summed[window]
 
     def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
-        """For each limit, the sums over the steps that had it."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             table = self._timeline.columns
@@ -252,7 +251,6 @@ class Windows:
             return LateCounts(num_tokens, num_steps, num_breaches)
 
     def _judged(self, kind: str) -> tuple[Samples, float]:
-        """The waits of a kind, and the service level in nanoseconds."""
         slo, latencies = self._timeline.slo, self._timeline.latencies
         if kind == "ITL":
             return latencies.of["itl"], slo.itl_ms * 1e6
@@ -265,7 +263,6 @@ class Windows:
         return range(0) if late is None or not late.any() else late.nonzero()[0]
 
     def _worst_places(self, kind: str, step: int | None = None) -> "_Places":
-        """Of each second up to `step`, the place of the late step with the longest wait."""
         late, columns = self._late_places(kind, step), self._timeline.columns
         if isinstance(late, range):
             return late

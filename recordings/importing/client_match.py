@@ -41,8 +41,6 @@ class ServedRequest:
 
     Attributes:
         begun_ns: when the first step that computed it was scheduled.
-        times_ns, steps: when it got tokens, and in which steps.
-        is_whole: whether no message of it is missing.
     """
 
     request_id: int
@@ -67,8 +65,6 @@ class ServedRequest:
 
 
 class ClientPair(NamedTuple):
-    """One request as its client and as its engine saw it."""
-
     client: ClientRequest
     engine: ServedRequest
 

@@ -28,13 +28,10 @@ class ClientWait(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The step in which the engine had the token."""
         return self.pair.engine.steps[self.chunk]
 
 
 class ClientWaits(NamedTuple):
-    """All waits of one kind, the longest first."""
-
     kind: str
     names: tuple[str, ...]
     waits: list[ClientWait]

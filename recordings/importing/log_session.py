@@ -135,12 +135,7 @@ class LogFormat(NamedTuple):
     def session(
         self, file: ForeignFile, begun: Sequence[LogEntry], later: Iterable[LogEntry | None] = ()
     ) -> ForeignSession:
-        """The session of one rank, as its lines come.
-
-        Args:
-            begun: its first lines.
-            later: the others; None: there was none for a while.
-        """
+        """The session of one rank, as its lines come."""
         has_steps, every_s = any(each.elapsed_ms is not None for each in begun), self.every_s
         gaps_s = Counter((b.wall_ns - a.wall_ns) // _NS for a, b in pairwise(begun))
         del gaps_s[0]

@@ -96,7 +96,6 @@ class ProfileMatch(NamedTuple):
     """The steps of a trace that were found in a recording.
 
     Attributes:
-        num_profiled: all steps of the trace.
         clock_ns: how long after its schedule the trace has a step begin, at the median, by wall
             clocks; None if the trace does not tell them.
     """

@@ -56,7 +56,6 @@ class IncidentFolder:
             raise RecordingError(f"{path}: {error.strerror or error}") from error
 
     def new_path(self, incident: Incident) -> Path:
-        """A path in the folder that does not exist yet."""
         path = self.path / incident.file_name
         number = 1
         while path.exists():

@@ -152,7 +152,6 @@ class GapRecovery:
         self.bad = f"{self.num_bad:,} messages could not be read, the last one: {error}"
 
     def snapshot(self, client: ControlClient) -> Snapshot:
-        """Return a current snapshot of the engine, asked for with `ask_for_snapshot`."""
         known = self._history.info
         return ask_for_snapshot(client, self._stopping, None if known is None else known.engine_id)
 

@@ -161,11 +161,6 @@ def figure(
 ) -> bytes:
     """Draw the plot and return the bytes of the file.
 
-    Args:
-        heading, details: the lines of text above the panels.
-        target: "svg", "png" or "pdf".
-        size: width and height in inches.
-
     Raises MissingPackage: matplotlib is not installed.
     """
     grid = PlotGrid(series, COLOURS[theme])

@@ -83,7 +83,6 @@ class WorstWaits:
         return self._breach(rows[:, places[0]].tolist()) if len(places) else None
 
     def longest(self, limit: int, bound_ns: float) -> list[Breach]:
-        """The longest waits above a bound, longest first, then earliest."""
         if (rows := self._rows) is None:
             return []
         late = rows[:, rows[2] > bound_ns]
@@ -145,7 +144,6 @@ class EventSteps:
         return [event for at in places if (event := self._event(at)) is not None]
 
     def _event(self, at: int) -> SessionEvent | None:
-        """The event as a line of the event log, with the same text as in a history."""
         return request_event(self._events[at], _NO_STATE, self._steps[at], self._times_ns[at])
 
 
@@ -174,7 +172,6 @@ class FileIndex:
     Lists are replaced, so that readers see all events of a chunk or none.
 
     Args:
-        path: the recording.
         is_busy: returns whether the replay has more urgent work, for which the reading waits.
         learnt: called once with the baseline (usual step durations), when enough steps are known
             or the file is read.

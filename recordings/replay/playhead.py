@@ -53,10 +53,6 @@ class Playhead:
     """The position of a replay in its file. It reads nothing until `peek` or `take`.
 
     Belongs to one thread.
-
-    Attributes:
-        position: the position before the next message.
-        next: the next message if `peek` has read it, else None.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -67,11 +63,7 @@ class Playhead:
         self._reader: Iterator[tuple[MessageFrame, Position]] = iter(())
 
     def put(self, position: Position, sequence: int) -> None:
-        """Move to `position`, so that the message after it is the next.
-
-        Args:
-            sequence: number of the message before `position`.
-        """
+        """Move to `position`, so that the message after it is the next."""
         self.position = position
         self.next = None
         self._reader = self._recording.frames(position, sequence)
@@ -98,5 +90,4 @@ class Playhead:
         return frame
 
     def is_before(self, position: Position) -> bool:
-        """Whether the next message lies before `position`."""
         return self.peek() is not None and self._after <= position

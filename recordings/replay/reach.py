@@ -101,7 +101,6 @@ class Reach:
         looks at if memory has room for both.
 
         Args:
-            end: the position of the replay.
             is_wanted_elsewhere: called now and then. If it returns true, this stops and changes
                 nothing.
         """

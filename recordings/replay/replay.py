@@ -36,10 +36,8 @@ class ReplaySource:
 
     Args:
         recording: the recording. `stop` closes it.
-        history: the history to fill; a new one by default.
         speed: recorded seconds per second, clamped to 0.1..64.
         playing: whether to play at once, instead of standing at the first step.
-        marks: to show beside those in the file.
 
     Attributes:
         file_index: the events, late tokens and lost messages of the whole file.

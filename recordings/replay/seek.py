@@ -183,11 +183,7 @@ def step_in(recording: Recording, step: int, ns: int) -> int | None:
 
 
 def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snapshot, Position]:
-    """The keyframe to read from for all that a screen at `step` needs, and the position after it.
-
-    Args:
-        num_shown: number of steps in the lanes and charts.
-    """
+    """The keyframe to read from for all that a screen at `step` needs; the position after it."""
     start = recording.find_step(step - max(num_shown, WINDOW_STEPS)) or Position(0, 0)
     frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
     if frame is not None:
@@ -242,9 +238,6 @@ def windows(
     """A new history of all steps that the charts and latencies of a screen need at `step`.
 
     None if `turn` ended the reading (see `excerpt`), or if `like` has these steps already.
-
-    Args:
-        num_shown: number of steps that the lanes and charts show.
     """
     snapshot, begin = window_start(recording, step, num_shown)
     first_step = like.first_step
@@ -278,7 +271,6 @@ def _one_by_one(
     end: Position,
     turn: Turn,
 ) -> History | None:
-    """Append message by message, without those that cannot be read."""
     for number, (frame, after) in enumerate(recording.frames(begin, sequence)):
         if after > end:
             break

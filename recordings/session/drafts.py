@@ -20,8 +20,6 @@ _NAMES = ("num_decode_rows", "num_drafted_tokens", "num_accepted_tokens", "num_p
 
 
 class DraftCount(NamedTuple):
-    """Drafts that were checked, and those of them that were accepted."""
-
     drafted: int
     accepted: int
 

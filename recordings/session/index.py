@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import msgspec
 import zstandard
 
-from stepscope.engine.protocol.wire import (
-    Audited,
-    KnobsChanged,
-    Mark,
-    RequestEvent,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.session.steps import COLUMNS, UNKNOWN, StepTable
 from stepscope.recordings.state.series.latency import LatencyKind
 
@@ -71,10 +66,6 @@ def unpack(
     column: PackedColumn, number: int, near: "Mapping[str, NDArray[np.int64]]"
 ) -> "NDArray[np.int64]":
     """The numbers of a column.
-
-    Args:
-        number: how many they are.
-        near: the columns that it may refer to, by name.
 
     Raises:
         ValueError, LookupError: it was not packed from so many numbers, or from such columns.
@@ -158,16 +149,14 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         noted: step, engine time and event: of preempted, aborted and rejected requests, the first
             of each kind in each step.
         said: marks, changes of knobs and other commands, each with the step before it.
-        lost: messages that are missing.
         pauses: begin and end of the operator's pauses that ended, in engine time.
-        open: requests that had not ended at its end.
         between: how many requests arrived, finished and were preempted after its last step.
     """
 
     version: int = INDEX_VERSION
     tables: dict[str, tuple[int, dict[str, PackedColumn]]] = {}
-    noted: list[tuple[int, int, RequestEvent]] = []
-    said: list[tuple[int, Mark | KnobsChanged | Audited]] = []
+    noted: list[tuple[int, int, wire.RequestEvent]] = []
+    said: list[tuple[int, wire.Mark | wire.KnobsChanged | wire.Audited]] = []
     lost: list[Lost] = []
     pauses: list[tuple[int, int]] = []
     open: list[Open] = []

@@ -7,19 +7,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Audited,
-    EngineStatus,
-    KnobsChanged,
-    Mark,
-    Preempted,
-    Rejected,
-    RequestEvent,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.session.index import (
     FINISHED_COLUMNS,
     KINDS,
@@ -45,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class NewRows:
-    """The tables of the steps that were appended."""
-
     def __init__(self) -> None:
         self._steps = StepTable()
         self._waits = [array("q") for _ in WAIT_COLUMNS]
@@ -110,7 +96,7 @@ _NEAR: Mapping[str, tuple[str, ...]] = {
     "num_decode_rows": ("num_decode_tokens",),
     "num_running": ("num_rows",),
 }
-_NOTED = Preempted | Aborted | Rejected
+_NOTED = wire.Preempted | wire.Aborted | wire.Rejected
 
 
 class Indexer:
@@ -119,13 +105,11 @@ class Indexer:
     Belongs to one thread.
 
     Args:
-        state: the state before the first message.
         sequence: the number of the message that led to this state; None if there was none.
         since_ns: engine time since when pauses are known; None: since the first snapshot.
         open: the requests of which all is known, from the index before.
 
     Attributes:
-        state: the state after the last message. Only the indexer may change it.
         sequence: the number of the last message; None before the first.
     """
 
@@ -148,8 +132,8 @@ class Indexer:
 
     def _begin(self) -> None:
         self._rows = NewRows()
-        self._noted: list[tuple[int, int, RequestEvent]] = []
-        self._said: list[tuple[int, Mark | KnobsChanged | Audited]] = []
+        self._noted: list[tuple[int, int, wire.RequestEvent]] = []
+        self._said: list[tuple[int, wire.Mark | wire.KnobsChanged | wire.Audited]] = []
         self._lost: list[Lost] = []
         self._pauses: list[tuple[int, int]] = []
 
@@ -162,14 +146,14 @@ class Indexer:
     def num_steps(self) -> int:
         return len(self._rows)
 
-    def take(self, sequence: int, message: Telemetry) -> None:
+    def take(self, sequence: int, message: wire.Telemetry) -> None:
         """Follow the next message; one that was told before changes nothing."""
-        if isinstance(message, Mark):
+        if isinstance(message, wire.Mark):
             self._said.append((max(self.state.step, 0), message))
             return
         if not self._is_next(sequence, message):
             return
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             if message.step > self._last_step:
                 self._take_step(sequence, message)
         else:
@@ -184,18 +168,18 @@ class Indexer:
             if span.end_ns is not None and span.start_ns not in known:
                 self._pauses.append((span.start_ns, span.end_ns))
 
-    def _take_other(self, message: Telemetry) -> None:
+    def _take_other(self, message: wire.Telemetry) -> None:
         self.state.apply(message)
-        if isinstance(message, EngineStatus):
+        if isinstance(message, wire.EngineStatus):
             self._note(message.events, max(message.step, 0), message.time_ns)
-        elif isinstance(message, KnobsChanged | Audited):
+        elif isinstance(message, wire.KnobsChanged | wire.Audited):
             self._said.append((max(self.state.step, 0), message))
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             self._last_step = max(self._last_step, message.step)
             if self._since_ns is None:
                 self._since_ns = known_since(message)
 
-    def _take_step(self, sequence: int, record: StepRecord) -> None:
+    def _take_step(self, sequence: int, record: wire.StepRecord) -> None:
         if back_ns := back_by(self._last_ns, record):
             self.state = set_back(self.state, back_ns)
             self._watch.begin(self.state)
@@ -209,19 +193,18 @@ class Indexer:
         num_rows = None if record.batch is None else len(record.batch)
         self._rows.append(AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up))
 
-    def _note(self, events: list[RequestEvent], step: int, time_ns: int) -> None:
+    def _note(self, events: list[wire.RequestEvent], step: int, time_ns: int) -> None:
         for event in events:
             if isinstance(event, _NOTED) and not any(
                 at == step and type(other) is type(event) for at, _, other in self._noted[-3:]
             ):
                 self._noted.append((step, time_ns, event))
 
-    def _is_next(self, sequence: int, message: Telemetry) -> bool:
-        """Whether a message is new. Notes those that are missing before it."""
+    def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
         last, self.sequence = self.sequence, max(sequence, self.sequence or 0)
         if last is None:
             return True
-        if isinstance(message, Snapshot):
+        if isinstance(message, wire.Snapshot):
             is_new = sequence > last or (sequence == last and self._needs_snapshot)
             num_lost = sequence - last  # it stands for messages that never came
             self._needs_snapshot = self._needs_snapshot and not is_new

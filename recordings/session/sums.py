@@ -71,7 +71,6 @@ class Sums:
     num_limited: tuple[int, ...] = (0,) * len(LIMITS)
 
     def __add__(self, other: Self) -> "Sums":
-        """The sums over both parts."""
         both = {name: (getattr(self, name), getattr(other, name)) for name in _ADDED}
         added: dict[str, Any] = {
             name: None if None in parts else sum(parts) for name, parts in both.items()

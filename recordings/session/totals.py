@@ -117,11 +117,7 @@ class RunTotals:
         self._slo = slo
 
     def add(self, rows: IndexRows, first: int = 0, *, is_one_step: bool) -> StepTimes:
-        """Add the steps of an index from the place `first` on, of which there must be one.
-
-        Args:
-            is_one_step: whether a row is of one step, not of an interval.
-        """
+        """Add the steps of an index from the place `first` on, of which there must be one."""
         import numpy as np
 
         steps = rows.steps()
@@ -187,7 +183,6 @@ class RunSlices:
 
         Args:
             ends_ns: when each ended, since the beginning of the run, in order.
-            is_one_step: whether a row is of one step, not of an interval.
         """
         import numpy as np
 

@@ -74,9 +74,7 @@ class Waits:
     """One kind of waits, in slices of the run in which they ended.
 
     Attributes:
-        bins: the bins of all waits, in order.
         upto: shape [slices, bins]: number of waits up to the end of each bin.
-        totals, count: number of waits in each slice, and in all.
     """
 
     def __init__(self, slices: Sequence[Counter[tuple[str, int]]], kind: str) -> None:

@@ -62,7 +62,6 @@ def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False
     after it, and the time between the two is too short for a pause.
 
     Args:
-        before: the step record that precedes `step` in the recording.
         pads: whether the padding of a static batch took time, as in a simulated engine. Our own
             engine computes no padding.
     """

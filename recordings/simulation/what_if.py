@@ -76,7 +76,6 @@ def predicted(
 
 
 def _of(values: Sequence[float], times: float) -> Predicted:
-    """Predict one figure from its values in the runs, given in ascending order."""
     median = statistics.median(values)
     if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
         last = len(values) - 1

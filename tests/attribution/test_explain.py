@@ -29,7 +29,6 @@ from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate, simulated_info
 
 MS = 1_000_000
@@ -415,38 +414,6 @@ def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
     engine.ask(Resume())
     engine.run(60)
     return engine.messages
-
-
-@settings(max_examples=20)
-@given(sessions())
-def test_the_times_of_all_causes_of_a_wait_add_up_to_its_length(
-    messages: list[tuple[int, Telemetry]],
-) -> None:
-    waits = explained(messages, itl_ms=-1, ttft_ms=-1)
-    assert not any(piece.cause == "unknown" for late in waits for piece in late.pieces)
-    state, gaps, firsts = SessionState(), 0, 0
-    for _, message in messages:
-        outcome = state.apply(message)
-        if outcome is not None:
-            gaps += sum(gap_ns * count for gap_ns, count in outcome.gaps_ns.items())
-            firsts += sum(ns for _, ns in outcome.ttft_ns)
-    assert gaps == sum(late.gap_ns for late in waits if late.token_idx)
-    assert firsts == sum(late.gap_ns for late in waits if not late.token_idx)
-
-
-@settings(max_examples=12)
-@given(sessions(), st.integers(0, 2**16))
-def test_with_lost_messages_the_times_of_all_causes_still_add_up_to_the_wait(
-    messages: list[tuple[int, Telemetry]], seed: int
-) -> None:
-    rng = random.Random(seed)
-    explainer, last = Explainer(-1, -1), -1
-    for number, message in messages:
-        if rng.random() < 0.05:
-            continue
-        explainer.take(message, lost=number > last + 1)
-        last = number
-    assert_adds_up(explainer.late)
 
 
 @settings(max_examples=15)

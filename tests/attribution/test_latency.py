@@ -5,17 +5,7 @@ import random
 
 import pytest
 
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    Arrived,
-    BatchRow,
-    EngineState,
-    EngineStatus,
-    Finished,
-    Preempted,
-    RequestEvent,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.distribution import percentiles
 from stepscope.recordings.state.series.latency import SLO, series_of
@@ -24,9 +14,9 @@ from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFIL
 
 
 def record(
-    step: int, start_ms: int, end_ms: int, rows: list[BatchRow], *events: RequestEvent
-) -> StepRecord:
-    return StepRecord(
+    step: int, start_ms: int, end_ms: int, rows: list[wire.BatchRow], *events: wire.RequestEvent
+) -> wire.StepRecord:
+    return wire.StepRecord(
         step=step,
         schedule_start_ns=start_ms * MS,
         schedule_end_ns=(start_ms + 1) * MS,
@@ -41,8 +31,8 @@ def record(
     )
 
 
-def arrived(request_id: int, time_ms: int, num_prompt_tokens: int) -> Arrived:
-    return Arrived(
+def arrived(request_id: int, time_ms: int, num_prompt_tokens: int) -> wire.Arrived:
+    return wire.Arrived(
         request_id=request_id,
         client_id="",
         num_prompt_tokens=num_prompt_tokens,
@@ -151,25 +141,31 @@ def test_ttft_itl_tpot_and_step_time_equal_those_worked_out_by_hand() -> None:
             0,
             10,
             20,
-            [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+            [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
             arrived(1, 5, 8),
-            Admitted(1, 0),
+            wire.Admitted(1, 0),
         ),
-        record(1, 30, 40, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
+        record(1, 30, 40, [wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
         record(
             2,
             50,
             140,
-            [BatchRow(1, DECODE, 9, 1, 0, 1, LAST), BatchRow(2, PREFILL, 0, 900, 0, 57, FIRST)],
+            [
+                wire.BatchRow(1, DECODE, 9, 1, 0, 1, LAST),
+                wire.BatchRow(2, PREFILL, 0, 900, 0, 57, FIRST),
+            ],
             arrived(2, 15, 900),
-            Admitted(2, 0),
+            wire.Admitted(2, 0),
         ),
         record(
             3,
             140,
             150,
-            [BatchRow(1, DECODE, 10, 1, 0, 1, LAST), BatchRow(2, DECODE, 900, 1, 0, 57, LAST)],
-            Finished(1, "length", 4),
+            [
+                wire.BatchRow(1, DECODE, 10, 1, 0, 1, LAST),
+                wire.BatchRow(2, DECODE, 900, 1, 0, 57, LAST),
+            ],
+            wire.Finished(1, "length", 4),
         ),
     ]
     for sequence, message in enumerate(records):
@@ -200,10 +196,15 @@ def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause(
     history = History()
     records = [
         record(
-            0, 0, 10, [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)], arrived(1, 0, 8), Admitted(1, 0)
+            0,
+            0,
+            10,
+            [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+            arrived(1, 0, 8),
+            wire.Admitted(1, 0),
         ),
-        record(1, 10, 20, [], Preempted(1, 1, "KV full")),
-        record(2, 20, 80, [BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)], Admitted(1, 0)),
+        record(1, 10, 20, [], wire.Preempted(1, 1, "KV full")),
+        record(2, 20, 80, [wire.BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)], wire.Admitted(1, 0)),
     ]
     for sequence, message in enumerate(records):
         history.append(sequence, message)
@@ -218,8 +219,10 @@ def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause(
     ]
 
 
-def status(time_ms: int, state: EngineState) -> EngineStatus:
-    return EngineStatus(time_ns=time_ms * MS, state=state, step=0, num_running=1, num_waiting=0)
+def status(time_ms: int, state: wire.EngineState) -> wire.EngineStatus:
+    return wire.EngineStatus(
+        time_ns=time_ms * MS, state=state, step=0, num_running=1, num_waiting=0
+    )
 
 
 def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
@@ -231,9 +234,9 @@ def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
                 0,
                 0,
                 10,
-                [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+                [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
                 arrived(1, 0, 8),
-                Admitted(1, 0),
+                wire.Admitted(1, 0),
             ),
             status(15, "paused"),
             status(1015, "paused"),
@@ -241,12 +244,15 @@ def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
                 1,
                 5015,
                 5030,
-                [BatchRow(1, DECODE, 8, 1, 0, 1, LAST), BatchRow(2, PREFILL, 0, 8, 0, 1, FIRST)],
+                [
+                    wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST),
+                    wire.BatchRow(2, PREFILL, 0, 8, 0, 1, FIRST),
+                ],
                 arrived(2, 12, 8),
-                Admitted(2, 0),
-                Finished(1, "length", 2),
+                wire.Admitted(2, 0),
+                wire.Finished(1, "length", 2),
             ),
-            record(2, 5030, 5090, [BatchRow(2, DECODE, 8, 1, 0, 1, LAST)]),
+            record(2, 5030, 5090, [wire.BatchRow(2, DECODE, 8, 1, 0, 1, LAST)]),
         ]
     ):
         history.append(sequence, message)
@@ -278,8 +284,8 @@ def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:
     history = History()
     for step in range(10):
         rows = [
-            BatchRow(1, DECODE, 8 + step, 1, 0, 1, LAST),
-            BatchRow(2, PREFILL, 9 * step, 9, 0, 1, 0),
+            wire.BatchRow(1, DECODE, 8 + step, 1, 0, 1, LAST),
+            wire.BatchRow(2, PREFILL, 9 * step, 9, 0, 1, 0),
         ]
         history.append(step, record(step, step * 100, step * 100 + 80, rows))
     rates = history.windows.rates(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
@@ -296,10 +302,10 @@ def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:
 
 def test_preemptions_are_counted_over_the_last_minute_whatever_the_window() -> None:
     history = History()
-    history.append(0, record(0, 0, 5, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]))
-    history.append(1, record(1, 5000, 5008, [], Preempted(1, 1, "KV full")))
+    history.append(0, record(0, 0, 5, [wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]))
+    history.append(1, record(1, 5000, 5008, [], wire.Preempted(1, 1, "KV full")))
     for step in range(2, 90):
-        rows = [BatchRow(2, DECODE, 8 + step, 1, 0, 1, LAST)]
+        rows = [wire.BatchRow(2, DECODE, 8 + step, 1, 0, 1, LAST)]
         history.append(step, record(step, 5000 + step * 1000, 5008 + step * 1000, rows))
     for end_s in (9, 14, 30, 64):
         for window_s in (1.0, 10.0, 60.0):

@@ -19,13 +19,6 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    Mark,
-    Preempted,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.bootstrap import draw, ratio_of
 from stepscope.recordings.compare.columns import axis_of
@@ -65,7 +58,7 @@ from tests.support.waiting import wait_for
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
-Messages = list[tuple[int, Telemetry]]
+Messages = list[tuple[int, wire.Telemetry]]
 
 
 def run_of(budget: int, num_steps: int = 300, seed: int = 3, **options: Any) -> Messages:
@@ -273,7 +266,7 @@ def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
         side = Side("run", SLO_, SessionState())
         for tick in range(2000):
             ns = tick * 20_000_000
-            events = [Preempted(request_id=0, num_blocks=1, reason="kv")] * bursts.get(tick, 0)
+            events = [wire.Preempted(request_id=0, num_blocks=1, reason="kv")] * bursts.get(tick, 0)
             side.apply(step_of(tick, [], schedule_start_ns=ns, tokens_ns=ns, events=events))
         return side
 
@@ -339,10 +332,11 @@ def test_step_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() ->
     messages = run_of(1024, 20)
 
     def told(overlap: bool | None) -> Side:
-        return side_of([
-            (n, msgspec.structs.replace(m, overlap=overlap) if isinstance(m, EngineInfo) else m)
-            for n, m in messages
-        ])  # fmt: skip
+        def with_overlap(message: Any) -> Any:
+            is_info = isinstance(message, wire.EngineInfo)
+            return msgspec.structs.replace(message, overlap=overlap) if is_info else message
+
+        return side_of([(n, with_overlap(m)) for n, m in messages])
 
     found = compare(told(True), told(False)).settings
     assert [(each.name, each.a, each.b) for each in found] == [("overlap", (True,), (False,))]
@@ -354,7 +348,12 @@ def test_step_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() ->
 def another(messages: Messages, engine_id: str = "another") -> Messages:
     """The same run, published by another engine."""
     return [
-        (n, msgspec.structs.replace(m, engine_id=engine_id) if isinstance(m, EngineInfo) else m)
+        (
+            n,
+            msgspec.structs.replace(m, engine_id=engine_id)
+            if isinstance(m, wire.EngineInfo)
+            else m,
+        )
         for n, m in messages
     ]
 
@@ -388,7 +387,7 @@ def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(
 ) -> None:
     bare = [
         (n, msgspec.structs.replace(m, batch=None, kv=None, moves=[], token_budget=None))
-        if isinstance(m, StepRecord)
+        if isinstance(m, wire.StepRecord)
         else (n, m)
         for n, m in small_and_large[0]
     ]
@@ -469,18 +468,18 @@ def test_compared_runs_are_aligned_by_time_by_step_or_by_a_request(
     whole = [by_time.column(by_time.a, s, s + 10**8) for s in range(0, by_time.end, 10**8)]
     shown = [each for each in whole if each is not None]
     assert max(p.num_prefill_tokens for p in shown) == max(
-        m.num_prefill_tokens for _, m in small_and_large[0] if isinstance(m, StepRecord)
+        m.num_prefill_tokens for _, m in small_and_large[0] if isinstance(m, wire.StepRecord)
     )
     assert all(p.first <= q.first for p, q in pairwise(shown))
 
 
 def test_knob_changes_marks_and_preemptions_are_kept_at_their_steps() -> None:
     messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 512}})
-    messages.append((len(messages), Mark(step=50, time_ns=0, text="here", who="me")))
+    messages.append((len(messages), wire.Mark(step=50, time_ns=0, text="here", who="me")))
     points = side_of(messages).points
     found = {flag: points.next_flagged(-1, 1, flag) for flag in (KNOB, MARKED)}
     assert found == {KNOB: 90, MARKED: 50}
-    preempted = [m.step for _, m in messages if isinstance(m, StepRecord)
+    preempted = [m.step for _, m in messages if isinstance(m, wire.StepRecord)
                  and any(isinstance(e, wire.Preempted) for e in m.events)]  # fmt: skip
     assert points.next_flagged(-1, 1, PREEMPTED) == (preempted[0] if preempted else None)
 
@@ -521,7 +520,7 @@ def test_a_live_session_compared_before_and_after_a_step_adds_new_steps_to_the_s
     assert right.points.first_step == 90
     budgets = [each for each in found.settings if each.name == "max_num_batched_tokens"]
     assert budgets == []  # of a session that never published its initial budget
-    other = EngineInfo(
+    other = wire.EngineInfo(
         engine_id="another", name="x", software_version="0", model="m", monotonic_ns=0, wall_ns=0
     )
     history.append((history.last_sequence or 0) + 1, other)
@@ -661,7 +660,7 @@ def test_a_compared_run_that_begins_with_a_queue_includes_the_waits_of_its_reque
     whole, state = history_of(messages), history_of(messages).state_at(125)
     assert sum(view.status == "waiting" for view in state.requests.values()) > 2
     [expected] = read_whole(HistoryFeed(whole, "x", SLO_, StepRange(126, None)))
-    number = next(n for n, m in messages if isinstance(m, StepRecord) and m.step == 125)
+    number = next(n for n, m in messages if isinstance(m, wire.StepRecord) and m.step == 125)
     snapshot = state.snapshot(number)
     assert snapshot is not None
     pauses = (snapshot.pauses or []) if are_told else None

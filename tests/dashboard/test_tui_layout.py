@@ -59,25 +59,6 @@ def test_each_terminal_size_shows_its_own_views() -> None:
     assert set(layout.plan(79, 40)) == set(layout.plan(120, 19)) == {"too_small"}
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_at_usual_sizes_the_picture_fills_the_screen(
-    still_source: Callable[..., Any], size: tuple[int, int]
-) -> None:
-    app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
-    async with app.run_test(size=size):
-        lines = screen_text(app)
-        assert len(lines) == size[1]
-        assert all(len(line) == size[0] for line in lines)
-        assert "▐LIVE▌" in lines[0]
-        assert "the queue grows" in lines[1]
-        assert "BUDGET" in lines[2]
-        everything = "\n".join(lines)
-        assert "requests × steps" in everything
-        assert "━" in everything
-        assert ("token budget" in everything) == (size[0] >= 100 or size[1] >= 23)
-        assert ("follows cursor" in everything) == (size[0] >= 160)
-
-
 @pytest.mark.parametrize("size", TINY)
 async def test_a_terminal_below_80x20_shows_a_notice(
     still_source: Callable[..., Any], size: tuple[int, int]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual import events
 
-from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
+from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Preempted
 from stepscope.recordings.attribution.causes import CAUSES, WORDS, Piece
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
@@ -143,55 +143,7 @@ def test_help_describes_the_screen_and_lists_only_keys_that_work_on_it(page: Pag
     assert "This is the " in lines
 
 
-async def test_help_text_wraps_to_the_terminal_width(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(80, 24)) as pilot:
-        for size in [(80, 24), (120, 40), (200, 60)]:
-            await pilot.resize_terminal(*size)
-            await pilot.press("question_mark", *["pagedown"] * 6)
-            assert "Errors are written to" in screen_text(app)
-            await pilot.press("escape")
-
-
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_help_switches_to_the_glossary_and_back(source: Any, size: tuple[int, int]) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=size) as pilot:
-        await pilot.press("question_mark")
-        assert "g glossary," in screen_text(app)
-        await pilot.press("g")
-        assert "g help," in screen_text(app)
-        assert "time to first token" in screen_text(app)
-        await pilot.press(*["pagedown"] * 6)
-        assert "the selected line" in screen_text(app)
-        await pilot.press("g")
-        assert "This is the main screen" in screen_text(app)
-        await pilot.press("x")
-        assert app.screen is app.main
-
-
 # What they say
-
-
-def test_the_step_inspector_has_a_line_for_every_row_with_its_figures(source: Any) -> None:
-    history = source.history
-    step = next(
-        s
-        for s in range(100, NUM_STEPS)
-        if history.summary(s).num_prefill_tokens and history.summary(s).num_decode_tokens > 5
-    )
-    record = history.record(step)
-    page = drawn(history, "step", (160, 60), cursor=step, right=step)
-    for row in record.batch:
-        line = next(x for x in page.splitlines() if re.match(rf"│[▶ ]r{row.request_id} ", x))
-        phase = Phase(row.phase).name.lower()
-        assert phase in line
-        assert f"{row.start:,}→{row.start + row.num_tokens:,}" in line
-        assert f" {row.num_blocks:,}" in line
-    spent = record.num_prefill_tokens + record.num_decode_tokens
-    assert f"{spent:,} of {record.token_budget:,}" in page
-    rows = targets(frame_of(history, View(page="step", cursor=step, right=step)))
-    assert {target.request_id for target in rows} == {row.request_id for row in record.batch}
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
@@ -275,18 +227,6 @@ def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
             assert key - 1 <= -(-len(cells) // room)
         named = [{EMPTY: "·", CACHED: "░"}.get(o, letters.get(o, "+")) for o in state.block_owner]
         assert cells == "".join(named), (width, height)
-
-
-def test_the_kv_map_counts_references_and_fragmentation(source: Any) -> None:
-    history = source.history
-    refs = list(history.state.block_refs)
-    shared = sum(count > 1 for count in refs)
-    saved = sum(count - 1 for count in refs if count > 1)
-    page = drawn(history, "kv")
-    assert re.search(rf"shared +{shared} +blocks, saves {saved}\b", page)
-    held = [v for v in history.state.requests.values() if v.num_blocks]
-    filled = sum(v.num_computed_tokens for v in held) / sum(v.num_blocks * 16 for v in held)
-    assert re.search(rf"fragmentation +{(1 - filled) * 100:.0f}%", page)
 
 
 def test_the_latency_page_has_three_windows_and_every_breach_with_its_cause(source: Any) -> None:
@@ -440,47 +380,6 @@ async def test_enter_on_a_knob_edits_it_if_there_is_an_engine(source: Any) -> No
 
 
 # What is not known
-
-
-def bare(history: History) -> History:
-    """The same session of an engine that publishes only the mandatory fields."""
-    other = History(SLO(500, 30))
-    for step in range(60):
-        record = history.record(step)
-        assert record is not None
-        other.append(
-            step,
-            StepRecord(
-                step=record.step,
-                schedule_start_ns=record.schedule_start_ns,
-                tokens_ns=record.tokens_ns,
-                num_prefill_tokens=record.num_prefill_tokens,
-                num_decode_tokens=record.num_decode_tokens,
-                num_running=record.num_running,
-                num_waiting=record.num_waiting,
-            ),
-        )
-    return other
-
-
-@pytest.mark.parametrize("page", BEYOND)
-@pytest.mark.parametrize("size", SIZES)
-def test_unreported_values_are_unknown_and_never_zero(
-    source: Any, page: Page, size: tuple[int, int]
-) -> None:
-    history = bare(source.history)
-    shown = drawn(history, page, size)
-    assert not re.search(r"(KV|blocks|hit rate|fragmentation|evictions)\s+0\b", shown)
-    if page == "step":
-        assert "does not report the requests of a step" in shown
-        assert "does not report its blocks" in shown
-        assert "of —" in shown
-    if page == "kv":
-        assert "does not report its blocks" in shown
-        assert "—" in shown
-    if page == "knobs":
-        assert "does not report its knobs" in shown
-    assert drawn(History(), page, size)
 
 
 # Causes and glyphs

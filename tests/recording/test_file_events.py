@@ -7,14 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Audited,
-    KnobsChanged,
-    Preempted,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import EventSteps, FileIndex
@@ -30,39 +23,39 @@ TIMED = {"slo", "gap"}  # see test_file_index.py
 ABORTED, PAUSED, REFUSED = 400, 500, 600
 
 
-def session() -> list[Telemetry]:
+def session() -> list[wire.Telemetry]:
     """A session with preemptions, a knob change, and operator actions done and refused."""
-    messages: list[Telemetry] = []
+    messages: list[wire.Telemetry] = []
     for message in busy(seed=4, num_steps=800):
-        if isinstance(message, StepRecord) and message.step == ABORTED:
+        if isinstance(message, wire.StepRecord) and message.step == ABORTED:
             assert message.batch is not None
-            gone = Aborted(message.batch[0].request_id, "asked for")
+            gone = wire.Aborted(message.batch[0].request_id, "asked for")
             message = msgspec.structs.replace(message, events=[*message.events, gone])
         messages.append(message)
-        if isinstance(message, KnobsChanged) and message.new:
+        if isinstance(message, wire.KnobsChanged) and message.new:
             told = {"who": message.who, "old": message.old, "new": message.new}
             step, version = message.effective_step, message.version
             messages.append(_audited(message.time_ns, "SetKnobs", step, version=version, **told))
-        if isinstance(message, StepRecord) and message.step == PAUSED:
+        if isinstance(message, wire.StepRecord) and message.step == PAUSED:
             messages.append(_audited(message.tokens_ns, "Pause", PAUSED + 1))
-        if isinstance(message, StepRecord) and message.step == REFUSED:
+        if isinstance(message, wire.StepRecord) and message.step == REFUSED:
             refused = {"code": "bounds", "detail": "too much"}
             messages.append(_audited(message.tokens_ns, "SetKnobs", None, **refused))
     return messages
 
 
-def _audited(time_ns: int, command: str, step: int | None, **more: object) -> Audited:
+def _audited(time_ns: int, command: str, step: int | None, **more: object) -> wire.Audited:
     given = {"number": 1, "who": "ops", **more}
-    return Audited(command=command, time_ns=time_ns, effective_step=step, **given)  # type: ignore[arg-type]
+    return wire.Audited(command=command, time_ns=time_ns, effective_step=step, **given)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def messages() -> list[Telemetry]:
+def messages() -> list[wire.Telemetry]:
     return session()
 
 
 @pytest.fixture(scope="module")
-def file(messages: list[Telemetry], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(messages: list[wire.Telemetry], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("events") / "session.mcap"
     return record(path, enumerate(messages))
 
@@ -89,7 +82,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
 @pytest.mark.parametrize("kind", sorted(NOTABLE - TIMED))
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_file_search_finds_every_event_that_playing_the_file_shows(
-    found: FileIndex, messages: list[Telemetry], kind: str, direction: int
+    found: FileIndex, messages: list[wire.Telemetry], kind: str, direction: int
 ) -> None:
     history = History()
     for sequence, message in enumerate(messages):
@@ -111,8 +104,10 @@ def test_a_file_search_finds_every_event_that_playing_the_file_shows(
 def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: FileIndex) -> None:
     steps = EventSteps()
     for step in range(0, 100_000, 7):
-        steps.add(step, step * 10, Preempted(step % 5, num_blocks=step, reason="kv_full"))
-        steps.add(step, step * 10, Preempted(9, num_blocks=1, reason=""))  # one more of that step
+        steps.add(step, step * 10, wire.Preempted(step % 5, num_blocks=step, reason="kv_full"))
+        steps.add(
+            step, step * 10, wire.Preempted(9, num_blocks=1, reason="")
+        )  # one more of that step
     few = steps.spread(100)
     assert len(few) == 100
     apart = {after.step - before.step for before, after in pairwise(few)}

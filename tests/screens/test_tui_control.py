@@ -492,28 +492,6 @@ async def test_why_a_recording_ended_is_shown_until_the_next_key(
     app.close()
 
 
-async def test_recordings_started_in_one_second_are_separate_files(
-    source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    name = "stepscope-engine-20261122-101500.mcap"
-    monkeypatch.setattr("stepscope.tui.session.record_switch.default_name", lambda source: name)
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
-        for _ in range(2):
-            await press(app, "R")
-            await until(lambda: "● REC" in main_text(app), "the recording is not shown")
-            await press(app, "R")
-            await until(lambda: "● REC" not in main_text(app), "it is still shown")
-    app.close()
-    assert app.last_words()
-    names = sorted(path.name for path in tmp_path.glob("*.mcap"))
-    assert names == [name.replace(".mcap", "-2.mcap"), name]
-    for each in names:
-        with Recording(each) as recording:
-            assert recording.message is None
-
-
 def test_a_recording_that_is_completed_meanwhile_keeps_its_name(
     source: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

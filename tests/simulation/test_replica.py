@@ -11,14 +11,6 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    Finished,
-    Preempted,
-    RowFlag,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
@@ -79,9 +71,9 @@ class Messages:
 
     def __init__(self) -> None:
         self.next_sequence = 0
-        self.kept: list[Telemetry] = []
+        self.kept: list[wire.Telemetry] = []
 
-    def publish(self, message: Telemetry) -> None:
+    def publish(self, message: wire.Telemetry) -> None:
         self.next_sequence += 1
         self.kept.append(wire.decode(wire.encode(message)))
 
@@ -165,7 +157,7 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
     run_cluster([session], work, changes=changes)
     taken = run(made, work, short=True, changes=changes)
 
-    steps = [each for each in messages.kept if isinstance(each, StepRecord)]
+    steps = [each for each in messages.kept if isinstance(each, wire.StepRecord)]
     names: dict[int, str] = {}
     ends: dict[str, int] = {}
     num_preemptions = 0
@@ -173,19 +165,19 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
     worst_ns: dict[int, int] = {}
     for step in steps:
         for row in step.batch or ():
-            if row.flags & RowFlag.LAST_CHUNK:
+            if row.flags & wire.RowFlag.LAST_CHUNK:
                 now_ns = step.tokens_ns
                 gap_ns = now_ns - last_ns.get(row.request_id, now_ns)
                 worst_ns[row.request_id] = max(gap_ns, worst_ns.get(row.request_id, 0))
                 last_ns[row.request_id] = now_ns
     for message in messages.kept:
         for event in getattr(message, "events", ()):
-            if isinstance(event, Arrived):
+            if isinstance(event, wire.Arrived):
                 names[event.request_id] = event.client_id
-            elif isinstance(event, Finished):
-                assert isinstance(message, StepRecord)
+            elif isinstance(event, wire.Finished):
+                assert isinstance(message, wire.StepRecord)
                 ends[names[event.request_id]] = message.tokens_ns - START_NS
-            num_preemptions += isinstance(event, Preempted)
+            num_preemptions += isinstance(event, wire.Preempted)
     assert ends == {name: last_ns for name, (last_ns, *_) in taken.ends.items()}
     assert {names[each]: ns for each, ns in worst_ns.items()} == {
         name: ns for name, (*_, ns) in taken.ends.items()

@@ -1,8 +1,5 @@
 """The live simulated engine behind the dashboard of `stepscope demo --simulate`."""
 
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -20,7 +17,6 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.simulation.virtual.requests import MadeUpCodec
 from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.file.reader import Recording
 
 SETUP = SimulatedSetup(
     model=CostModel(),
@@ -75,21 +71,6 @@ class _no_signals:  # noqa: N801 - stands for a function
     def __init__(self, core: object) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
-
-
-def test_a_headless_simulated_demo_ends_cleanly(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stepscope.tui.cli", "demo", "--simulate", "h100"]
-    command += ["--speed", "5", "--headless", "--seconds", "1", "--record", "out.mcap"]
-    tmp_path.chmod(0o700)
-    places = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-    done = subprocess.run(  # noqa: PLW1510
-        command, cwd=tmp_path, env={**os.environ, **places}, capture_output=True, text=True,
-        timeout=90,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    with Recording(tmp_path / "out.mcap") as recording:
-        assert recording.info.simulated == "llama-3.1-8b on H100 SXM, by roofline"
-        assert recording.last_step
 
 
 def test_texts_with_equal_prefixes_have_equal_first_tokens() -> None:

@@ -49,14 +49,10 @@ def screenshot(
     If the engine publishes prompts and outputs, only the owner may read the file.
 
     Args:
-        path: ends in .svg or .txt.
-        size: columns and rows.
         step: pause at this step instead of showing the newest.
-        page: the page to show.
         axis: whether chart columns hold steps or time.
         zoom: a column holds `zoom` steps, or `zoom` times 10 ms; one of `ZOOMS`. None: a step, or
             a time by which all of a recording fits.
-        request_id: the request to select.
         compared: two runs to read completely and compare, and how to align them.
 
     The other arguments are those of `Dashboard`. No event loop may run in this thread.

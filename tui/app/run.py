@@ -48,7 +48,6 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
     Further signals are ignored.
 
     Args:
-        app: the application that runs inside this context.
         close: ends what `app` holds besides its screen (threads, recordings). Called at the end in
             any case.
 

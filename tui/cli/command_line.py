@@ -151,7 +151,6 @@ def _root(
 
 @cache
 def command_tree() -> Any:
-    """Return the command with its subcommands, as `typer` runs it."""
     return get_command(app)
 
 

@@ -54,10 +54,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         finder: makes the `Finder` of engines and recordings; called after the first picture.
         has_torch: whether the demo can run a real engine.
         actions: the action table, with the operator's choice of keys.
-        configured: the engines in the config file.
         selected: the choice whose entry is selected first.
         notice: a text to show at once, such as why a session ended.
-        theme, ascii_only: the looks at the start.
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
     """
 
@@ -132,7 +130,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     # What there is
 
     def sections(self) -> list[Section]:
-        """Return the sections of the list, with all entries that can be opened now."""
         finder = self._finder
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
         return [
@@ -159,7 +156,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     # Drawing
 
     def draw(self) -> None:
-        """Draw the list with the entries of now."""
         width, height = self.size
         sections = self.sections()
         entries = start_page.entries_of(sections)
@@ -212,7 +208,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         return action != "do" or len(self.screen_stack) == 1
 
     def action_do(self, action_id: str) -> None:
-        """Run the handler of an action, if the action is available."""
         if any(each.id == action_id for each in self.abilities.on("start")):
             self.handlers[action_id]()
 

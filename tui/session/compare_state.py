@@ -30,7 +30,6 @@ class CompareChooser:
     _num_recorded: int = -1  # landmarks of the recording among the choices; -1: not listed yet
 
     def open(self, source: Source) -> None:
-        """Open the list of runs that the session of this source can be compared with."""
         recording = getattr(source, "recording", None)
         if recording is not None and (self._search is None or self._search.path != recording.path):
             self._search = LandmarkSearch(recording.path)
@@ -228,7 +227,6 @@ class CompareState:
     # What to draw
 
     def page(self, num_columns: int) -> ComparePage:
-        """Return the data that the compare page is drawn from, with `num_columns` chart columns."""
         self._num_columns = max(1, num_columns)
         self.chooser.refresh()
         comparer, axis = self.comparer, self._axis()

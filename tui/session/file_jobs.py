@@ -96,8 +96,6 @@ class FileJob:
     """A job that writes one file, completely or not at all.
 
     Args:
-        what: what it writes, in a word.
-        name: of the file.
         write: writes the file and returns one line about it; calls its argument with the share of
             the work that is done.
     """

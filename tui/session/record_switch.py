@@ -38,7 +38,6 @@ class RecordSwitch:
 
     @property
     def has_engine(self) -> bool:
-        """Whether the source is connected to an engine, so that there are steps to record."""
         return self._source.status not in NO_ENGINE
 
     @property

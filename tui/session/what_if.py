@@ -46,7 +46,6 @@ class WhatIfProcess:
         return out
 
     def end(self) -> None:
-        """Kill the process if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()

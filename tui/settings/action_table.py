@@ -46,7 +46,6 @@ class Action:
 
     Attributes:
         id: names the action, also in `[keys]` of the config file.
-        keys: Textual's names of the keys.
         help: what the action does. `{id}` stands for the first key of the action with that id.
         footer: position in the footer, from 1; 0 keeps the action out of the footer.
         elsewhere: (screen or "replay", text) pairs: the text replaces `help` there, because the

@@ -102,7 +102,6 @@ class Abilities:
         return (action for action in self.actions if self.allows(action))
 
     def on(self, page: Place) -> list[Action]:
-        """Return the actions that work on a screen, each with its help for that screen."""
         is_replay = "replay" in self.has
         return [
             replace(each, help=each.help_on(page, is_replay=is_replay))

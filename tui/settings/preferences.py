@@ -76,7 +76,6 @@ class Preferences:
         return name in self._began
 
     def set(self, name: str, value: Value) -> None:
-        """Take a value that the operator has chosen."""
         self._changes[name] = value
 
     def save(self) -> str | None:
@@ -117,7 +116,6 @@ class RecentFiles:
         return found[:MAX_FILES]
 
     def remember(self, file: Path) -> None:
-        """Put a file at the front of the list."""
         file = Path(os.path.abspath(file))  # not resolved: links stay as the user knows them
         kept = [(path, used_s) for path, used_s in self.files() if path != file]
         entries = [(file, time.time()), *kept][:MAX_FILES]

@@ -65,7 +65,6 @@ def resolve(
     the field.
 
     Args:
-        flags: values of the options that were given.
         defaults: defaults of the command, in place of those of the fields.
 
     Raises:

@@ -91,11 +91,7 @@ def parts_of(view: RequestView, misses: PrefixMisses) -> dict[str, int]:
 def misses_texts(
     view: RequestView, block_size: int | None, clock: Callable[[int], str]
 ) -> list[str]:
-    """Return one or two texts on what a prompt found in the prefix cache; none if not known.
-
-    Args:
-        clock: returns an engine time as text.
-    """
+    """Return one or two texts on what a prompt found in the prefix cache; none if not known."""
     if (misses := view.misses) is None:
         return []
     counts = ", ".join(f"{number:,} {name}" for name, number in parts_of(view, misses).items())

@@ -167,7 +167,6 @@ class LineStrip(Strip):
 def _painted(
     line: Line, width: int, skin: Skin, colours: ColorSystem
 ) -> tuple[Sequence[Segment], str]:
-    """Return a line in exactly `width` cells, as segments and as terminal output."""
     segments: list[Segment] = []
     output: list[str] = []
     before = ""

@@ -43,7 +43,6 @@ def lines(frame: Frame) -> list[str]:
 
 
 def more(engine: str | None) -> tuple[str, ...]:
-    """Return lines on how to see more of this engine than its metrics."""
     return _MORE.get(engine or "", _NO_MORE)
 
 

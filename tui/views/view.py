@@ -120,11 +120,7 @@ class View:
         self.trail, self.row, self.entry = self.trail[:-1], 0, None
 
     def next_order(self, *, has_groups: bool) -> None:
-        """Handle key `o`: change the order of the shown page, or what it shows.
-
-        Args:
-            has_groups: whether KV blocks are of several groups.
-        """
+        """Handle key `o`: change the order of the shown page, or what it shows."""
         if self.page == "kv":
             self.kv_map = next_kv_map(self.kv_map, has_groups=has_groups)
         elif self.page == "latency":

@@ -63,8 +63,6 @@ _FULL_KV = 0.8
 
 
 class Advice(NamedTuple):
-    """Which knob to change and how, and the evidence for it."""
-
     limit: Limit
     evidence: str
     text: str

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.compare.side.knobs_in_force import KnobsInForce
+from stepscope.recordings.compare.side.side import KnobsInForce
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.file.indexes import indexes
 from stepscope.recordings.file.reader import Position, Recording
@@ -17,10 +17,6 @@ from stepscope.recordings.state.series.limits import Limit
 
 class FileRun:
     """The sums of a run that was recorded. Implements `Run`.
-
-    Args:
-        first: its first step; None: the first of the file.
-        progress: called with the share that was read, 0..1.
 
     Raises:
         RecordingError: the recording cannot be read.
@@ -64,7 +60,6 @@ class FileRun:
 
     @property
     def limited(self) -> Mapping[Limit, Sums]:
-        """For each limit, the sums over the steps that had it."""
         return self._totals.limited
 
     @property

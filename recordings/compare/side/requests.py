@@ -37,8 +37,6 @@ class RequestRun:
 
 
 class Pair(NamedTuple):
-    """A request of run A and the matching request of run B."""
-
     a: RequestRun
     b: RequestRun
 

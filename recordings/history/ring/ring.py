@@ -75,8 +75,6 @@ class StepRing:
         """Add a message. Returns whether old segments were forgotten for it.
 
         Args:
-            step: the step of a step record; None for any other message.
-            before: the state before this message.
             sequence: the number of the message that led to `before`; see `Keyframe`.
         """
         segment, payloads = self._open(before, sequence)
@@ -157,7 +155,6 @@ class StepRing:
         return found
 
     def forget_after(self, segment: Segment, place: int) -> None:
-        """Drop all messages after the message with index `place` in `segment`."""
         del self.segments[self.segments.index(segment) + 1 :]
         num_kept = bisect_right(segment.step_places, place)
         kept = Segment(segment.keyframe, segment.first_number)

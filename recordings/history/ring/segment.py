@@ -32,8 +32,6 @@ class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
 
 
 class PackedStep(NamedTuple):
-    """A packed step with its sequence number and payload."""
-
     sequence: int
     record: PackedRecord
     payload: bytes
@@ -82,8 +80,6 @@ class Keyframe(NamedTuple):
 
 
 class Segment:
-    """A keyframe, and the messages from there to the next keyframe."""
-
     __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "step_places", "steps")
 
     def __init__(self, keyframe: Keyframe, first_number: int) -> None:

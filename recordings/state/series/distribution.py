@@ -109,7 +109,6 @@ def percentiles(
 
     Args:
         ordered: pairs (value, weight), sorted by value; not empty.
-        count: sum of the weights.
         ranks: percentages, ascending, each in (0, 100].
     """
     found: list[int] = []

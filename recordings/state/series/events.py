@@ -3,16 +3,7 @@
 from bisect import bisect_left, bisect_right
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Audited,
-    Finished,
-    KnobsChanged,
-    Mark,
-    Preempted,
-    Rejected,
-    RequestEvent,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.state.audit_text import change_text, value_text, who_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState, request_name
@@ -38,7 +29,7 @@ class AuditedStep(NamedTuple):
     """An audit entry of a command other than `SetKnobs`, which was done or refused."""
 
     step: int  # from which the command takes effect; if it was refused, the step at that time
-    entry: Audited
+    entry: wire.Audited
 
 
 class Gap(NamedTuple):
@@ -135,38 +126,38 @@ def _step(event: SessionEvent) -> int:
 
 
 def request_event(
-    event: RequestEvent, state: SessionState, step: int, time_ns: int
+    event: wire.RequestEvent, state: SessionState, step: int, time_ns: int
 ) -> SessionEvent | None:
     """The log line for a request event; None if the event is not logged."""
     name = request_name(event.request_id)
-    if isinstance(event, Preempted):
+    if isinstance(event, wire.Preempted):
         text = f"preempt {name} ({event.reason}, {event.num_blocks} blocks freed)"
         return SessionEvent(step, time_ns, "preempt", text, event.request_id)
-    if isinstance(event, Finished) and event.handed_to is not None:
+    if isinstance(event, wire.Finished) and event.handed_to is not None:
         text = f"{name} handed over to {event.handed_to}"
         return SessionEvent(step, time_ns, "finish", text, event.request_id)
-    if isinstance(event, Finished):
+    if isinstance(event, wire.Finished):
         text = f"{name} done ({event.reason}), {event.num_output_tokens} tok"
         view = state.requests.get(event.request_id)
         if view is not None and not view.is_partial and view.finish_ns is not None:
             text += f" in {(view.finish_ns - view.arrival_ns) / 1e9:.1f} s"
         return SessionEvent(step, time_ns, "finish", text, event.request_id)
-    if isinstance(event, Aborted):
+    if isinstance(event, wire.Aborted):
         return SessionEvent(
             step, time_ns, "abort", f"{name} aborted: {event.reason}", event.request_id
         )
-    if isinstance(event, Rejected):
+    if isinstance(event, wire.Rejected):
         who = event.client_id or name
         return SessionEvent(step, time_ns, "reject", f"rejected {who}: {event.reason}")
     return None
 
 
-def mark_event(mark: Mark) -> SessionEvent:
+def mark_event(mark: wire.Mark) -> SessionEvent:
     """The log line for a mark, a note that a person set at a step."""
     return SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})")
 
 
-def audit_event(entry: Audited, step: int) -> SessionEvent | None:
+def audit_event(entry: wire.Audited, step: int) -> SessionEvent | None:
     """The log line for an audit entry; None for a change of knobs, which has its own line.
 
     `step`: the newest step, used for commands that took no effect.
@@ -179,7 +170,7 @@ def audit_event(entry: Audited, step: int) -> SessionEvent | None:
     return SessionEvent(step, entry.time_ns, "engine", text)
 
 
-def knobs_event(change: KnobsChanged) -> SessionEvent | None:
+def knobs_event(change: wire.KnobsChanged) -> SessionEvent | None:
     """The log line for a change of knobs; None if no value changed, as at the start."""
     changed = changed_knobs(change)
     if not changed:
@@ -188,7 +179,7 @@ def knobs_event(change: KnobsChanged) -> SessionEvent | None:
     return SessionEvent(change.effective_step, change.time_ns, "knobs", text)
 
 
-def changed_knobs(change: KnobsChanged) -> str:
+def changed_knobs(change: wire.KnobsChanged) -> str:
     """Old and new values of the changed knobs; empty if none changed."""
     return ", ".join(
         f"{name} {value_text(change.old[name])}→{value_text(value)}"
@@ -198,7 +189,6 @@ def changed_knobs(change: KnobsChanged) -> str:
 
 
 def gap_event(num_messages: int, after_step: int, time_ns: int) -> SessionEvent:
-    """The log line for messages that were lost after a step."""
     text = f"{num_messages:,} messages lost after step {after_step:,}"
     return SessionEvent(max(after_step, 0), time_ns, "gap", text)
 

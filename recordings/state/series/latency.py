@@ -106,11 +106,7 @@ def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int 
 
 
 def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:
-    """The percentiles of some samples.
-
-    Args:
-        level_ms: the service level, if there is one.
-    """
+    """The percentiles of some samples."""
     ranked = samples.ranked()
     if ranked is None:
         return LatencySpread()
@@ -122,11 +118,7 @@ def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:
 
 
 class Latencies:
-    """The samples of all latencies of one engine, and its finished requests.
-
-    Attributes:
-        of: latency -> samples.
-    """
+    """The samples of all latencies of one engine, and its finished requests."""
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo

@@ -53,9 +53,6 @@ class TimedRows:
     """Rows of whole numbers in order of time.
 
     One thread writes; readers hold its lock or use a `cut`.
-
-    Args:
-        num_columns: how many numbers a row has besides its time.
     """
 
     def __init__(self, num_columns: int) -> None:

@@ -40,7 +40,6 @@ def web_app(command: str, key: str) -> web.Application:
     """Return the application.
 
     Args:
-        command: what runs for each browser, for a shell.
         key: what browsers must know; empty: only those on this machine may come.
     """
     known = secrets.token_hex()

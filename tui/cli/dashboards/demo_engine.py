@@ -161,8 +161,6 @@ MAX_SPEED = 1000.0
 
 
 class SimulatedGpu(NamedTuple):
-    """A GPU to simulate, on which the demo's engine seems to run."""
-
     gpu: str
     speed: float  # virtual seconds per second of the wall clock
 

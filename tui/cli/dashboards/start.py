@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def can_start() -> bool:
-    """Whether there is a terminal to draw a start screen on."""
     return no_terminal() is None and cannot_be_drawn_on(os.environ) is None
 
 

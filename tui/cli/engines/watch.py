@@ -38,8 +38,6 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class _RuleGauges(Collector):
-    """Prometheus gauges for each rule: whether it fires, and the measured value if it is known."""
-
     def __init__(self, engine: str, watches: Sequence[RuleWatch]) -> None:
         self._engine = engine
         self._watches = watches

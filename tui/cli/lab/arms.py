@@ -93,7 +93,6 @@ class ArmRun:
 
     @cached_property
     def side(self) -> Side:
-        """The whole recording, summed up."""
         return side_of(self.path, self.name, LEVELS)
 
     @cached_property
@@ -107,7 +106,6 @@ class ArmRun:
         return float("nan") if value is None else value
 
     def requests(self, prefix: str) -> list[RequestRun]:
-        """Return the requests whose names begin with `prefix`."""
         runs = self.side.requests.values()
         return [each for each in runs if each.client_id.startswith(prefix)]
 
@@ -130,7 +128,6 @@ class ArmRun:
         return sum(row.phase != Phase.DECODE for _, row in self.rows_of(name))
 
     def tokens_per_s(self, wanted: Callable[[StepRecord], bool]) -> float:
-        """Return the tokens computed per second of step time, in the steps that are `wanted`."""
         steps = [each for each in self.steps if wanted(each)]
         num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
         return num_tokens / max(1e-9, sum(map(seconds, steps)))

@@ -56,7 +56,6 @@ def _works(
 
     Args:
         at: seconds until the first, and from one to the next.
-        grow: tokens by which each prompt is longer than the one before.
     """
     return tuple(
         Work(f"{name}-{n}", at[0] + at[1] * n, prompt + grow * n, output, seed=seed + n)

@@ -70,8 +70,6 @@ def measure(
         target: a recording or sample, else an engine or an address with /metrics; None: the only
             engine on this machine.
         seconds: None: the whole recording, or the last minute of an engine.
-        flags: service levels that were given as options.
-        command: the stepscope command that an error suggests.
         for_comparison: whether to read what a comparison needs, a `Side`: all messages.
     """
     check_seconds(seconds)

@@ -173,8 +173,6 @@ def _files(file: str, num_engines: int) -> list[str]:
 
 
 class RecordedEngine:
-    """Records one engine, and notices when its recording is over."""
-
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
         self.source = source
         self.recorder = Recorder(source, target, lambda: levels)
@@ -280,7 +278,6 @@ def _keep_incidents(
     reporter: "_Reporter",
     seconds: float | None,
 ) -> None:
-    """Watch an engine, also if it restarts, and keep a file of each incident, for `seconds`."""
     start_s = time.monotonic()
     with StopSignals() as stop, Progress() as progress:
         source.start()

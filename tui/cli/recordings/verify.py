@@ -137,7 +137,6 @@ def repair_file(file: str, output: str | None = None, strip_tokens: bool = False
 
 
 def summary(report: RewriteReport, target: Path) -> list[str]:
-    """Return lines on what was kept and what was lost."""
     chunks = f"{report.num_whole:,} of {report.num_chunks:,} chunks whole"
     if report.num_in_part:
         chunks += f", {report.num_in_part:,} in part"

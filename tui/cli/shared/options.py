@@ -27,14 +27,11 @@ class CliCommand:
     """A function that the command line calls with its options; Python calls it like the function.
 
     Args:
-        examples: command lines for the end of its help.
-        name: if it is not named after the function.
         sections: config sections, or the service levels of [dashboard]; their settings become
             options, and those that were given arrive as the keyword argument `flags`.
         defaults: defaults of the command that differ from those of the fields.
         names: other names of options, by field.
         takes_key: whether to add the options about keys, because it connects to engines.
-        rest: what typer takes besides.
     """
 
     def __init__(

@@ -65,8 +65,6 @@ class ChosenStepTimes(NamedTuple):
 
 
 class EngineOptions(NamedTuple):
-    """The engine to simulate, as the user typed it."""
-
     gpu: str | None = None
     model: str | None = None
     step_time: str | None = None

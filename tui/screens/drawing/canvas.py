@@ -197,7 +197,6 @@ class Canvas(Lines):
         self._keep(name, lines)
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
-        """Return the lines of the tour strip, and highlight the panel that it points at."""
         self._marked = next((name for name in page.panels if name in self.places), None)
         key = self._session.abilities.key
         names = {each.id: each.key for each in self._session.abilities.actions}
@@ -240,7 +239,6 @@ class Canvas(Lines):
         self.show_rows([tuple(row) for row in rows])
 
     def at(self, x: int, y: int) -> tuple[str, int, int]:
-        """Return the name of the view at a cell, and where in that view the cell is."""
         for name, place in self.places.items():
             if place.contains(x, y):
                 return name, x - place.x, y - place.y
@@ -252,7 +250,6 @@ class Canvas(Lines):
         return lines[y] if 0 <= y < len(lines) else ()
 
     def text_of(self, *names: str) -> list[str]:
-        """Return the text that these views show, line by line."""
         shown = self.plain_text()
         return [
             line[place.x : place.right]

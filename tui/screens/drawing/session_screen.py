@@ -280,7 +280,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self._failure = canvas.failure
 
     def new_frame(self) -> Frame:
-        """Return a new frame: the data of the picture as of now."""
         if self.view.live and self.history is not self.session.history:
             self.look_at(self.session.history)
         self.frame = self.navigator.frame = self.frames.frame()

@@ -203,7 +203,6 @@ class PageHandlers:
 
 
 def _stalls(frame: Frame) -> str:
-    """Return a line for the last stall, and one for the longest stall if that is another."""
     text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
     worst = latency_panel.other_worst(frame)
     if worst is not None:

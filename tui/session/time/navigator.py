@@ -262,5 +262,4 @@ class Navigator:
 
 
 def lane_keys(key: Callable[[str], str]) -> str:
-    """Return a text that names the keys by which a request is selected."""
     return f"{key('lane_up')} and {key('lane_down')}"

@@ -176,7 +176,6 @@ def _bar(
     scale: int,
     num_rows: int,
 ) -> str:
-    """Return the cells of one chart column from top to bottom: the bar of its prefill tokens."""
     eighths = min(8 * num_rows, round(num_prefill_tokens / scale * num_rows * 8))
     if num_prefill_tokens:
         eighths = max(1, eighths)

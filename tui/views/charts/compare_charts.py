@@ -284,7 +284,6 @@ def offset_text(page: ComparePage, offset: int) -> str:
 
 
 def _row(page: ComparePage, label: str, cells: Line, edge: str = "│") -> Line:
-    """Return one line of a chart, with the cursor's column highlighted."""
     return (*labelled(label, GUTTER, edge), *with_cursor(cells, page.cursor_column))
 
 

@@ -139,7 +139,6 @@ def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
 def _label_runs(
     name: str, status: str, context: tuple[str, ...], width: int, selected: bool
 ) -> tuple[Run, ...]:
-    """Return the label of a lane: name, status, and the first form of its tokens that fits."""
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
     room = width - len(name) - 7

@@ -107,9 +107,6 @@ class ComparePage(NamedTuple):
         columns: the columns of the charts of A and B, from left to right; None where a run has no
             step.
         start: the offset of the first column on the common axis.
-        width: the extent of one column on that axis.
-        cursor: the offset of the cursor.
-        points: what each run did at the cursor.
         selected: index into `comparison.requests.pairs`, or into `choices`.
     """
 

@@ -164,7 +164,6 @@ class Frame:
 
     @property
     def record(self) -> StepRecord | None:
-        """The full record of the step at the cursor, if it is in memory."""
         return None if self.cursor is None else self.history.record(self.cursor)
 
     def wall_ns(self, step: int | None) -> int | None:

@@ -42,7 +42,6 @@ def lane_rows(
 
     Args:
         state: the state at the cursor. What a request does in it decides the order of the rows.
-        num_lanes: the number of rows that fit.
     """
     shown = [column for column in columns if column is not None]
     if not shown or num_lanes <= 0:
@@ -113,10 +112,6 @@ def _merger(columns: list[ChartColumn | None], first: int, last: int) -> Callabl
 
     A column shows the largest `Cell` value of its steps. But a step that lasts over several columns
     shows its token only in the column in which the token came.
-
-    Args:
-        first: the step of the first cell.
-        last: the step of the last cell.
     """
     num = last + 1 - first
     several: list[tuple[int, int, bool]] = []  # columns of several steps: begin, end, pending

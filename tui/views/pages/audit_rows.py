@@ -100,7 +100,6 @@ def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
 
 
 def about(frame: Frame, entry: Entry, width: int, *, is_ahead: bool) -> str:
-    """Return a text about one entry of the audit trail, in at most `width` cells."""
     if not isinstance(entry, KnobsChanged):
         text = change_text(entry)
         return fmt.first_fitting((f"{who_text(entry)}: {text}", text), width)

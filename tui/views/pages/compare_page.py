@@ -60,7 +60,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
-    """Return the header line of the page, in place of the header that shows one engine."""
     page = frame.compare
     line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
@@ -85,7 +84,6 @@ def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
 
 
 def small(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return what to show on a screen that is too small for the page."""
     page = frame.compare
     if page is None or page.comparison is None:
         nothing: Line = ((" nothing to compare yet", "muted"),)

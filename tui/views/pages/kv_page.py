@@ -30,7 +30,6 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each request that holds KV blocks."""
     return [Target(request_id=view.request_id) for view in _holders(frame)]
 
 

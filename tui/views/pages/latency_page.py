@@ -298,7 +298,6 @@ def _extent_s(frame: Frame, end_ns: int) -> float:
 
 
 def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breach]:
-    """Return the breaches of the list that are visible if `room` rows fit."""
     first = first_shown(len(breaches), room, frame.view.row if breaches else None)
     return breaches[first : first + room]
 

@@ -143,7 +143,6 @@ def _absent(frame: Frame, request_id: int) -> list[str]:
 
 
 def _heading(num_late: int, bound_text: str, room: int) -> Line:
-    """Return the heading of the list of late tokens, with as much of `bound_text` as fits."""
     title: Line = ((f"late tokens ({num_late})", "title"),)
     bounds = [f"  longer than {bound_text}"]
     bounds += [f"  longer than {bound_text.split(';')[0]}", ""]

@@ -46,8 +46,6 @@ class Section(NamedTuple):
 
 
 class File(NamedTuple):
-    """A recording that the start screen lists."""
-
     path: Path
     num_bytes: int
     written_s: float  # Unix time of the file's last change

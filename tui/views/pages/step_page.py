@@ -47,7 +47,6 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each batch row: its request."""
     return [Target(frame.cursor, row.request_id) for row in _rows(frame.record)]
 
 
@@ -220,7 +219,6 @@ def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
 
 
 def _longest(frame: Frame, step: int, width: int) -> list[Line]:
-    """Return lines on the longest wait for a token of this step, with its main causes."""
     late = frame.history.stall(step)
     if late is None:
         return []
@@ -269,7 +267,6 @@ def _kv(record: StepRecord, bar_width: int, width: int) -> Line:
 
 
 def _changes(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
-    """Return a line per knob change in this step, and one on differences from the previous step."""
     history = frame.history
     before_step = history.neighbour(record.step, -1)
     before = history.summary(before_step) if before_step < record.step else None
