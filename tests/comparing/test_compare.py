@@ -5,7 +5,6 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +51,7 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.compare_text import load as load_text
 from stepscope.tui.views.frame.compare_text import outcome, setting_text
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.history_steps import step as step_of
 from tests.support.sessions.paused import paused
 from tests.support.waiting import wait_for
@@ -78,13 +78,6 @@ def side_of(messages: Messages, name: str = "run", **knobs: Any) -> Side:
     for _, message in messages:
         side.apply(message)
     return side
-
-
-def history_of(messages: Messages) -> History:
-    history = History(SLO_)
-    for sequence, message in messages:
-        history.append(sequence, message)
-    return history
 
 
 @pytest.fixture(scope="module")
@@ -226,23 +219,6 @@ def test_the_end_of_a_short_run_counts_in_its_slices(seconds: float) -> None:
 
 def is_sure(a: list[int], b: list[int], whole: int = 1) -> bool:
     return ratio_of(draw(a, [whole] * len(a), 0), draw(b, [whole] * len(b), 1)).is_sure
-
-
-def test_a_difference_that_may_be_chance_is_not_significant() -> None:
-    rng = random.Random(1)
-    wrong = 0
-    for _ in range(300):
-        a, b = ([rng.expovariate(1) for _ in range(400)] for _ in range(2))
-        late_a, late_b = ([sum(x > 2 for x in xs[at::20]) for at in range(20)] for xs in (a, b))
-        wrong += is_sure(late_a, late_b, 20)
-    assert wrong <= 0.02 * 300
-
-
-def test_a_difference_that_can_hardly_be_chance_is_significant() -> None:
-    low, high = [10, 11, 10, 9, 10, 11], [20, 21, 19, 20, 20, 22]
-    assert is_sure(low, high)
-    assert not is_sure(low, low)
-    assert not is_sure([10, 11], high)
 
 
 def test_correlated_requests_count_as_fewer_independent_samples() -> None:
@@ -595,49 +571,6 @@ def read_whole(*feeds: Any) -> list[Side]:
         while feed.read(time.monotonic() + 1) and not feed.is_done:
             pass
     return [feed.side for feed in feeds]
-
-
-def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
-    tmp_path: Path, recorded_to: Callable[..., Any]
-) -> None:
-    """Prompts in prefill during the pause get their first token after the division."""
-    messages = paused(run_of(256))
-    history = history_of(messages)
-    stretches = (StepRange(None, 120), StepRange(121, None))
-    report = history.windows.latency(None, None, 1)
-    a, b = read_whole(*(HistoryFeed(history, "x", SLO_, each) for each in stretches))
-    for kind in ("ttft", "itl", "tpot"):
-        spreads = [side.totals.waits.of[kind].spread() for side in (a, b)]
-        series = getattr(report, kind)
-        assert sum(spread.num_samples for spread in spreads) == series.num_samples
-        assert max(spread.at(100) or 0 for spread in spreads) / 1e6 == series.max_ms
-    assert ("TTFT", "unknown") not in b.cause_ns
-    assert b.cause_ns["TTFT", "paused"] > 0
-    path = tmp_path / "paused.mcap"
-    with recorded_to(path) as source:
-        for sequence, message in messages:
-            source.take(sequence, message)
-    [same] = read_whole(RecordingFeed(Recording(path), "x", SLO_, stretches[1]))
-    assert same.cause_ns == b.cause_ns
-    assert [same.totals.waits.of[kind].spread().at(100) for kind in same.totals.waits.of] == [
-        b.totals.waits.of[kind].spread().at(100) for kind in b.totals.waits.of
-    ]
-
-
-def test_waits_that_began_before_the_first_known_message_are_left_out() -> None:
-    """The engine may have been paused when they began."""
-    history = history_of(paused(run_of(256)))
-    state = history.state_at(120)
-    waiting = [view.request_id for view in state.requests.values() if view.first_token_ns is None]
-    assert waiting
-    side = Side("recorded from here on", SLO_, state.copy())
-    for message, after_gap in history.follow(121).read(10_000):
-        side.apply(message, after_gap)
-    assert all(side.requests[each].ttft_ns is None for each in waiting)
-    assert (side.totals.waits.of["ttft"].spread().at(100) or 0) <= max(
-        run.ttft_ns or 0 for run in side.requests.values()
-    )
-    assert ("TTFT", "unknown") not in side.cause_ns
 
 
 def measured(side: Side) -> list[Any]:

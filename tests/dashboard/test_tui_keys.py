@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,6 @@ from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 
 NUM_STEPS = 400
-
-
-@pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
-    return still_source(NUM_STEPS)
 
 
 def append_step(source: Any) -> int:

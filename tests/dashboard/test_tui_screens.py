@@ -1,7 +1,7 @@
 """The screens beyond the main one show what the records say, and how keys lead to them."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -34,11 +34,6 @@ from tests.support.screens.still_dashboard import dashboard
 NUM_STEPS = 400
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
 BEYOND: list[Page] = [page for page in PAGES if page != "live"]
-
-
-@pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
-    return still_source(NUM_STEPS)
 
 
 def key_of(page: Page) -> str:

@@ -3,7 +3,6 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
@@ -43,11 +42,6 @@ from tests.support.screens.screen_text import line_texts
 GUTTER = 14
 COLUMNS = 80
 WIDTH = COLUMNS + GUTTER + 2
-
-
-@pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
-    return still_source()
 
 
 def frame_of(source: Any, view: View | None = None, num_lanes: int = 40) -> Frame:

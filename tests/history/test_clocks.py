@@ -10,11 +10,10 @@ import pytest
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
 from stepscope.engine.telemetry.clock_anchor import anchored
-from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 from tests.support.screens.still_dashboard import dashboard
+from tests.support.sessions.history_steps import history_of
 
 HOUR_NS = 3600 * 10**9
 NUM_STEPS, JUMP_AT = 300, 200
@@ -57,13 +56,6 @@ def _moved(message: Any, by_ns: int) -> Any:
             for event in message.events
         ]
     return msgspec.structs.replace(message, **times)
-
-
-def history_of(messages: list[tuple[int, Telemetry]]) -> History:
-    history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
-    for sequence, message in messages:
-        history.append(sequence, message)
-    return history
 
 
 @pytest.mark.parametrize("back_ns", [5 * 10**9, HOUR_NS])

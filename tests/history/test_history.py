@@ -21,7 +21,17 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.copied import copied
-from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.sessions.history_steps import (
+    DECODE,
+    FIRST,
+    LAST,
+    MS,
+    PREFILL,
+    RECOMPUTE,
+    arrived,
+    info,
+    step,
+)
 from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.later import Later
 
@@ -74,18 +84,6 @@ def states() -> dict[int, SessionState]:
     return states
 
 
-def info(engine_id: str = "one") -> wire.EngineInfo:
-    return wire.EngineInfo(
-        engine_id=engine_id,
-        name="engine-0",
-        software_version="0",
-        model="none",
-        num_blocks=8,
-        monotonic_ns=5 * MS,
-        wall_ns=1_700_000_000_000_000_000,
-    )
-
-
 def status(step: int, **changes: Any) -> wire.EngineStatus:
     fields: dict[str, Any] = {
         "time_ns": step * 10 * MS + 11 * MS,
@@ -95,17 +93,6 @@ def status(step: int, **changes: Any) -> wire.EngineStatus:
         "num_waiting": 0,
     }
     return wire.EngineStatus(**(fields | changes))
-
-
-def arrived(request_id: int) -> wire.Arrived:
-    return wire.Arrived(
-        request_id=request_id,
-        client_id=f"chat-{request_id}",
-        num_prompt_tokens=20,
-        max_tokens=9,
-        priority=0,
-        time_ns=0,
-    )
 
 
 # Any step again
@@ -416,7 +403,7 @@ def test_a_mark_added_twice_is_kept_once_and_survives_rewind_and_reset() -> None
 def test_engine_time_converts_to_wall_time() -> None:
     history = History()
     assert history.wall_ns(0) is None
-    history.append(0, info())
+    history.append(0, info(monotonic_ns=5 * MS))
     assert history.wall_ns(7 * MS) == 1_700_000_000_002_000_000
 
 

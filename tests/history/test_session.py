@@ -1,17 +1,21 @@
 """The state after each message: one reducer serves live view, replay and exports."""
 
-import random
-from typing import Any
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
-from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.sessions.history_steps import (
+    DECODE,
+    FIRST,
+    LAST,
+    MS,
+    PREFILL,
+    RECOMPUTE,
+    arrived,
+    info,
+    step,
+)
 from tests.support.sessions.later import Later
 
 # Little memory, many requests: prefix hits, evictions and preemptions in a few hundred steps.
@@ -27,31 +31,6 @@ MESSAGES = Later(
         changes={200: {"max_num_batched_tokens": 256}},
     )
 )
-
-
-def info(engine_id: str = "one", **changes: Any) -> wire.EngineInfo:
-    fields: dict[str, Any] = {
-        "engine_id": engine_id,
-        "name": "engine-0",
-        "software_version": "0",
-        "model": "none",
-        "num_blocks": 8,
-        "block_size": 16,
-        "monotonic_ns": 0,
-        "wall_ns": 1_700_000_000_000_000_000,
-    }
-    return wire.EngineInfo(**(fields | changes))
-
-
-def arrived(request_id: int, num_prompt_tokens: int = 20, time_ns: int = 0) -> wire.Arrived:
-    return wire.Arrived(
-        request_id=request_id,
-        client_id=f"chat-{request_id}",
-        num_prompt_tokens=num_prompt_tokens,
-        max_tokens=5,
-        priority=0,
-        time_ns=time_ns,
-    )
 
 
 def reduced(messages: list[wire.Telemetry]) -> SessionState:
@@ -269,20 +248,3 @@ def test_a_snapshot_after_lost_messages_corrects_the_state() -> None:
     assert {i: v for i, v in lossy.requests.items() if v.status != "finished"} == live
     assert lossy.blocks == whole.blocks
     assert lossy.kv == whole.kv
-
-
-@settings(max_examples=15)
-@given(seed=st.integers(0, 2**32), keep=st.floats(0.2, 1.0), shuffled=st.booleans())
-def test_lost_repeated_and_shuffled_messages_never_break_the_state(
-    seed: int, keep: float, shuffled: bool
-) -> None:
-    rng = random.Random(seed)
-    messages = [m for _, m in MESSAGES[:400] if rng.random() < keep]
-    messages += rng.choices(messages, k=40)
-    if shuffled:
-        rng.shuffle(messages)
-    state = reduced(messages)
-    snapshot = state.snapshot(0)
-    if snapshot is not None:
-        assert SessionState.from_snapshot(snapshot) == state
-    assert len(state.copy().requests) == len(state.requests)

@@ -1,6 +1,5 @@
 """Plots of recordings: what each pixel column holds, and the file that is written."""
 
-import csv
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +16,8 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.export.export import export
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
-from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.figure import figure, step_ticks
 from stepscope.recordings.plot.series import MAX_EVENTS, PlotEvent, PlotSeries, read_series
@@ -104,45 +101,6 @@ def read(path: Path, num_columns: int, first: int | None = None, last: int | Non
         return read_series(
             recording, StepRange(first, last), BOUNDS, num_columns, lambda share: None
         )
-
-
-def test_a_wait_that_began_before_the_file_is_in_no_latency_of_plot_or_table(
-    tmp_path: Path,
-) -> None:
-    """The recording begins in mid-session; the dashboard shows the same latencies."""
-    before, after = History(BOUNDS), [*enumerate(messages())]
-    cut = next(n for n, m in after if isinstance(m, StepRecord) and m.step == 200)
-    for sequence, message in after[:cut]:
-        before.append(sequence, message)
-    snapshot = before.snapshot()
-    assert snapshot is not None
-    path = tmp_path / "later.mcap"
-    writer = RecordingWriter(path)
-    writer.start(snapshot)
-    shown = History(BOUNDS, known_since_ns=snapshot.time_ns)
-    shown.reset(snapshot)
-    for sequence, message in after[cut:]:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-        shown.append(sequence, message)
-    writer.close()
-    series, report = read(path, 40), shown.windows.latency(window_s=None)
-    for measured, expected in (
-        (series.waits.of["itl"], report.itl),
-        (series.waits.of["ttft"], report.ttft),
-    ):
-        assert measured.count == expected.num_samples > 0
-        assert measured.largest / 1e6 == expected.max_ms
-    assert max(each.max_ttft_ns or 0 for each in series.columns) == series.waits.of["ttft"].largest
-    with Recording(path) as recording:
-        export(recording, tmp_path / "t", "csv", StepRange(), "requests", lambda share: None)
-    with open(tmp_path / "t", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    came_before = [row for row in rows if int(row["arrival_ns"]) < snapshot.time_ns]
-    assert any(row["first_token_ns"] for row in came_before)
-    assert not any(row["ttft_ms"] for row in came_before)
-    in_table = [float(row["ttft_ms"]) for row in rows if row["ttft_ms"]]
-    assert len(in_table) == report.ttft.num_samples
-    assert max(in_table) == report.ttft.max_ms
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 40, 1400])

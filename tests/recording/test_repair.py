@@ -21,7 +21,6 @@ from mcap.reader import make_reader
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings import samples
 from stepscope.recordings.check.rewrite import default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
@@ -156,34 +155,6 @@ def test_a_file_cut_at_any_byte_is_read_up_to_its_last_flush(
             assert kept == small.frames[: len(kept)]
 
 
-def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
-    large: Written, tmp_path: Path
-) -> None:
-    path = tmp_path / "cut.mcap"
-    path.write_bytes(large.content)
-    rng = random.Random(5)
-    lengths = {rng.randrange(len(large.content)) for _ in range(1000)}
-    for number, length in enumerate(sorted(lengths, reverse=True)):
-        os.truncate(path, length)
-        num_safe = large.num_safe(length)
-        try:
-            with Recording(path) as recording:
-                assert recording.truncated
-                is_all = length >= large.end_of_data
-                why = "index is cut off" if is_all else "was not closed"
-                assert why in (recording.message or "")
-                last = recording.num_chunks - 1
-                # Only the last chunk can be cut: those before it are read now and then, below.
-                assert recording.index.chunks[:last] == large.chunks[:last]
-                num_kept = sum(large.num_in[:last]) + len(recording.chunk(last).frames)
-                assert num_kept >= num_safe
-                if number % 50 == 0:
-                    kept = [frame for frame, _ in recording.frames()]
-                    assert kept == large.frames[:num_kept]
-        except RecordingError:
-            assert num_safe == 0
-
-
 def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_path: Path) -> None:
     """The last bytes only index the file: no step lies there."""
     for length in range(len(small.content) - 1, small.chunks[-1].end - 1, -1):
@@ -256,18 +227,6 @@ def test_verify_finds_every_flipped_byte_that_changes_the_content(
             report = verify(path, nothing)
             # zstd has a bit or two that mean nothing.
             assert not report.is_good or frames_of(path) == small.frames, f"byte {place}"
-
-
-def test_a_flipped_bit_in_the_only_chunk_is_reported_as_damage(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "bit.mcap"
-    content = bytearray(samples.shipped()["chunked"].read_bytes())
-    content[4135] ^= 1
-    path.write_bytes(content)
-    for read in (Recording, lambda path: verify(path, nothing)):
-        with pytest.raises(RecordingError, match=r"damaged \(the chunk at byte 393\)"):
-            read(path)
 
 
 def test_damage_that_demands_impossible_memory_is_reported_as_damage(
@@ -402,17 +361,6 @@ def test_repair_fixes_every_damage_that_verify_reports(small: Written, tmp_path:
             assert verify(output, nothing).is_good, at
             assert what_is_wrong(output, nothing) is None, at
             output.unlink()
-
-
-def test_repairing_a_damaged_but_readable_chunk_loses_no_step(
-    large: Written, tmp_path: Path
-) -> None:
-    path, output = tmp_path / "head.mcap", tmp_path / "mended.mcap"
-    content = bytearray(large.content)
-    content[large.chunks[-1].offset + 33] ^= 1  # of its checksum
-    path.write_bytes(content)
-    assert rewrite(path, output, nothing).losses == []
-    assert frames_of(output) == large.frames
 
 
 def test_repair_overwrites_no_file_and_leaves_no_partial_one(
