@@ -67,8 +67,7 @@ class Rule(NamedTuple):
 def parse_rule(text: str) -> Rule:
     """Read an alert rule: `FIGURE COMPARISON VALUE [for TIME]`.
 
-    Raises:
-        BoundError: the text is invalid; the message tells what was expected.
+    Raises BoundError: the text is invalid; the message tells what was expected.
     """
     bound = parse_bound(text, is_whole=False, figures=KNOWN)
     rest = text[bound.end :]

@@ -119,8 +119,7 @@ class Baseline:
     ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; None if not, or if no baseline is known.
 
-        Args:
-            after_slow: whether the previous step was slow.
+        `after_slow`: whether the previous step was slow.
         """
         return self._slow_step(_class_of(work), ns, STILL_SLOW if after_slow else SLOW)
 
@@ -197,8 +196,7 @@ def _measured(columns: StepTable, begin: int) -> list[tuple[StepWork, int] | Non
 def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
     """Work and duration of a step; None if the work is unknown.
 
-    Args:
-        values: its `_COLUMNS`, then the end of the previous step.
+    `values`: its `_COLUMNS`, then the end of the previous step.
     """
     prefill, attended, decode, padded, used, start_ns, end_ns, before_ns = values
     if attended < 0:
@@ -210,9 +208,8 @@ def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
 class FileBaseline:
     """The baseline from the steps of a file.
 
-    Attributes:
-        baseline: set once, when enough of the file was read, and never changed: what was explained
-            stays. None without a file.
+    `baseline`: set once, when enough of the file was read, and never changed: what was explained
+    stays. None without a file.
     """
 
     def __init__(self) -> None:
@@ -225,8 +222,7 @@ class MemoryBaseline:
     So an explanation stays as it is when later steps come or old ones are forgotten. A replay uses
     the baseline of the whole file instead, as soon as that covers as many steps.
 
-    Attributes:
-        baseline: the latest one.
+    `baseline`: the latest one.
     """
 
     def __init__(self, lock: "threading.RLock", of_file: FileBaseline, columns: StepTable) -> None:

@@ -13,19 +13,9 @@ from collections.abc import Sequence
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
+from stepscope.recordings.attribution import open_waits
 from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline, SlowStep, work_of
 from stepscope.recordings.attribution.causes import Late, Piece, merged
-from stepscope.recordings.attribution.open_waits import (
-    StepSpan,
-    Wait,
-    left_out,
-    loads_of,
-    own,
-    prefills_of,
-    span_of,
-    with_hold_ups,
-    without_step,
-)
 from stepscope.recordings.attribution.request_waits import RequestWaits
 from stepscope.recordings.state.clocks import known_since, leave_out
 from stepscope.recordings.state.outcome import Outcome
@@ -179,14 +169,14 @@ class Explainer:
         if self.state.is_summed_up:  # what the engine did meanwhile is not known
             start_ns = end_ns
         between = self._between(record.step, start_ns, self.state.pauses.after(record))
-        between = with_hold_ups(between, record)
-        for load in loads_of(record, start_ns):
+        between = open_waits.with_hold_ups(between, record)
+        for load in open_waits.loads_of(record, start_ns):
             between.append(load)
             start_ns += load.ns
-        prefills = prefills_of(record)
+        prefills = open_waits.prefills_of(record)
         slow = self._slow_step(record, prefills, end_ns - start_ns)
         self._was_slow = slow is not None
-        span = span_of(record, prefills, slow, start_ns, end_ns)
+        span = open_waits.span_of(record, prefills, slow, start_ns, end_ns)
         rows = record.batch
         if rows is not None and self.only is not None:
             rows = [row for row in rows if row.request_id == self.only]
@@ -239,13 +229,13 @@ class Explainer:
         if self._is_lost or self._step is None or step != self._step + 1:
             return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
         had_work = self.state.num_running + self.state.num_waiting > 0
-        return without_step(pauses, begin_ns, start_ns, step, had_work=had_work)
+        return open_waits.without_step(pauses, begin_ns, start_ns, step, had_work=had_work)
 
     def _take_rows(
         self,
         rows: Sequence[wire.BatchRow],
         outcome: Outcome,
-        span: StepSpan,
+        span: open_waits.StepSpan,
         between: Sequence[Piece],
         prefills: list[wire.BatchRow],
     ) -> None:
@@ -266,9 +256,9 @@ class Explainer:
                     continue
                 is_shared = wait is None
                 if wait is None or (began_ns is not None and wait.start_ns != began_ns):
-                    wait = Wait("running", began_ns)
+                    wait = open_waits.Wait("running", began_ns)
                 wait.fill(between, start_ns, record.step)
-                piece = own(row, record, prefills, span.load, start_ns)
+                piece = open_waits.own(row, record, prefills, span.load, start_ns)
                 if piece.cause == "recompute" and wait.preempted_for:
                     piece = piece._replace(detail=wait.preempted_for)
                 wait.add_step(piece, span)
@@ -286,14 +276,18 @@ class Explainer:
         if self.only is not None:
             running = running & {self.only}
         if len(rows) < len(running) or record.events:  # a request with a row may have ended
-            piece = left_out(record, prefills, start_ns)
+            piece = open_waits.left_out(record, prefills, start_ns)
             for request_id in running.difference([row.request_id for row in rows]):
                 wait = waits.get(request_id) or self.waits.wait(request_id)
                 wait.fill(between, start_ns, record.step)
                 wait.add_step(piece, span)
 
     def _add_late(
-        self, row: wire.BatchRow, began_ns: int, span: StepSpan, pieces: tuple[Piece, ...]
+        self,
+        row: wire.BatchRow,
+        began_ns: int,
+        span: open_waits.StepSpan,
+        pieces: tuple[Piece, ...],
     ) -> None:
         """Keep a late wait that ended with the token of a row, unless its length is unknown."""
         if began_ns < self.since_ns:

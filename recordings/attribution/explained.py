@@ -11,8 +11,7 @@ from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.errors import NotInRecording
-from stepscope.recordings.file.indexes import indexes
-from stepscope.recordings.file.messages import messages
+from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
@@ -135,8 +134,7 @@ def explain_recording(
 def affected_by(late: Iterable[Late], num_requests: int) -> Affected:
     """Count the requests with late tokens.
 
-    Args:
-        late: all late tokens of a session with so many requests.
+    `late`: all late tokens of a session with so many requests.
     """
     counted = [each for each in late if not each.is_excused]
     all_late = {each.request_id for each in counted}

@@ -35,8 +35,7 @@ def worst_of_seconds(
 ) -> "NDArray[np.int64]":
     """The places of the longest wait of each second of engine time; of equal ones the first.
 
-    Args:
-        times_ns: when the waits ended, in order.
+    `times_ns`: when the waits ended, in order.
     """
     import numpy as np
 
@@ -76,9 +75,8 @@ class LateSweep:
     def go_on(self, last_step: int, feed: Callable[[Explainer, int, int], int]) -> list[Late]:
         """Continue to `last_step`. Returns the new late waits, except those begun before the sweep.
 
-        Args:
-            feed: a function that feeds an explainer the messages from a number up to the record of
-                a step, and returns the number of the next message.
+        `feed`: a function that feeds an explainer the messages from a number up to the record of a
+        step, and returns the number of the next message.
         """
         explainer = self._explainer
         self._number = feed(explainer, self._number, last_step)

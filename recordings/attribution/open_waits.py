@@ -245,8 +245,7 @@ def own(
 ) -> Piece:
     """What a request with a row in a step had to wait for in that step, as a piece.
 
-    Args:
-        load: what the step loaded, if that is more than its largest prefill.
+    `load`: what the step loaded, if that is more than its largest prefill.
     """
     step = record.step
     if load is not None and (row.phase == _DECODE or row.request_id == load.request_id):

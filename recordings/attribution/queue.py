@@ -128,8 +128,7 @@ def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[in
 
     A position that was lost twice counts for the later preemption.
 
-    Args:
-        preemptions: all of one request, oldest first.
+    `preemptions`: all of one request, oldest first.
     """
     counts = []
     floor = start

@@ -215,9 +215,7 @@ class RequestWaits:
     ) -> None:
         """Apply an event, before the state does.
 
-        Args:
-            between: the time between the previous step and the event, as pieces with one cause
-                each.
+        `between`: the time between the previous step and the event, as pieces with one cause each.
         """
         request_id = event.request_id
         if self._only not in (None, request_id):

@@ -55,9 +55,8 @@ class Resamples(NamedTuple):
 def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Resamples:
     """The sum of `parts` divided by the sum of `wholes`, with one of each per slice.
 
-    Args:
-        seed: if two runs had the same requests in the same slices, draw the same slices of both.
-            The effect of the requests then cancels out.
+    `seed`: if two runs had the same requests in the same slices, draw the same slices of both. The
+    effect of the requests then cancels out.
     """
     import numpy as np  # not at the start of the program
 

@@ -13,8 +13,7 @@ ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
 class Place(NamedTuple):
     """The chart points of one run, and the place of offset 0 on the common axis.
 
-    Attributes:
-        zero: nanoseconds or steps from the start of this run to offset 0.
+    `zero`: nanoseconds or steps from the start of this run to offset 0.
     """
 
     points: StepPoints
@@ -24,8 +23,7 @@ class Place(NamedTuple):
 class Axis(NamedTuple):
     """Two runs on one chart axis. Offsets are nanoseconds, or steps if `align` is "step".
 
-    Attributes:
-        start, end: range of the offsets at which either run has steps.
+    `start`, `end`: range of the offsets at which either run has steps.
     """
 
     align: Align
@@ -69,8 +67,7 @@ class Axis(NamedTuple):
 def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
     """Put two runs on one chart axis.
 
-    Args:
-        pair: the request to align by if `align` is "request"; None: align by time instead.
+    `pair`: the request to align by if `align` is "request"; None: align by time instead.
     """
     if align == "step":
         num_a, num_b = _num_steps(a.points), _num_steps(b.points)

@@ -107,8 +107,7 @@ _CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs":
 class SettingDifference(NamedTuple):
     """A knob or an engine property in which two runs differ.
 
-    Attributes:
-        a, b: all values it had in that run, in order; empty if unknown.
+    `a`, `b`: all values it had in that run, in order; empty if unknown.
     """
 
     name: str

@@ -180,9 +180,8 @@ def _has_queue(side: Side) -> bool:
 def _under(load: LoadDifference, verdict: Verdict, has_queue: tuple[bool, bool]) -> Verdict:
     """Return a verdict, without a winner if the difference in load may explain it.
 
-    Args:
-        has_queue: whether these waits include a queue, in A and in B. Near capacity, a little more
-            load makes the queue many times longer, and the whole run is in one queue.
+    `has_queue`: whether these waits include a queue, in A and in B. Near capacity, a little more
+    load makes the queue many times longer, and the whole run is in one queue.
     """
     if verdict not in ("a", "b") or load.is_same:
         return verdict
@@ -234,8 +233,7 @@ def judged(
 ) -> Verdict:
     """The verdict on two values of a figure.
 
-    Args:
-        is_sure: whether the difference is larger than chance explains.
+    `is_sure`: whether the difference is larger than chance explains.
     """
     if a is None or b is None:
         return "unknown"

@@ -65,8 +65,7 @@ class _Sum(NamedTuple):
 class _Offer:
     """The load of a run.
 
-    Args:
-        had_cache: whether its prefix cache may have held something at the beginning.
+    `had_cache`: whether its prefix cache may have held something at the beginning.
 
     Attributes:
         came: sums over the requests that arrived during the run; unknown ones are missing.
@@ -195,8 +194,7 @@ def _other_rates(a: _Offer, b: _Offer) -> tuple[list[str], bool]:
 def _spared(a: _Offer, b: _Offer, least: float = _ALIKE_SHARE) -> str | None:
     """Text for how much less prefill one run had because its cache was filled before; else None.
 
-    Args:
-        least: a smaller difference in the share of cached prompt tokens does not count.
+    `least`: a smaller difference in the share of cached prompt tokens does not count.
     """
     spared_a, spared_b = a.cached_share, b.cached_share
     if spared_a is None or spared_b is None or abs(spared_a - spared_b) <= least:

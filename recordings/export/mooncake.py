@@ -62,8 +62,7 @@ class PrefixBook:
         num_hits: prompts with a hit. What a request finds of its own after a preemption is none.
         num_unknown: hits that cannot be traced to a request.
 
-    Args:
-        id_tokens: number of tokens per id.
+    `id_tokens`: number of tokens per id.
     """
 
     def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:

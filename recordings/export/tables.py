@@ -233,8 +233,7 @@ ROW_GROUP = 64 * 1024
 def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
     """Write a table. Returns the number of rows.
 
-    Raises:
-        MissingPackage: pyarrow is not installed.
+    Raises MissingPackage: pyarrow is not installed.
     """
     try:
         import pyarrow

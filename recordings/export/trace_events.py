@@ -217,8 +217,7 @@ _CLOCK_MONOTONIC = 3
 def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
     """Write a trace. Returns the number of packets. Times are engine time (monotonic clock).
 
-    Raises:
-        MissingPackage: the package perfetto is not installed.
+    Raises MissingPackage: the package perfetto is not installed.
     """
     try:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (

@@ -166,8 +166,7 @@ def parse_bound(
 
     A latency without a unit is in milliseconds; a share is 0.95 or 95%.
 
-    Args:
-        is_whole: whether nothing may follow the bound.
+    `is_whole`: whether nothing may follow the bound.
 
     Raises BoundError: the text is invalid; the message tells what was expected.
     """

@@ -199,7 +199,6 @@ class ChunkCache:
             return chunk
 
     def stored_index(self, number: int) -> bytes | None:
-        """See `Recording.stored_index`."""
         with self._lock:
             return read_stored_index(self._stream, self.places[number])
 

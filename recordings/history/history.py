@@ -11,13 +11,7 @@ from typing import Self
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.attribution.baseline import Baseline
-from stepscope.recordings.file.service_levels import (
-    Levels,
-    levels_of,
-    levels_said,
-    own_text,
-    slo_of,
-)
+from stepscope.recordings.file import service_levels
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.segment import PackedStep
@@ -44,14 +38,14 @@ class History(HistoryView):
 
     def __init__(
         self,
-        slo: SLO | Levels | None = None,
+        slo: SLO | service_levels.Levels | None = None,
         max_steps: int = MAX_STEPS,
         max_bytes: int = MAX_BYTES,
         known_since_ns: int = 0,
     ) -> None:
-        self.chosen = dict(levels_of(slo) if isinstance(slo, SLO) else slo or {})
+        self.chosen = dict(service_levels.levels_of(slo) if isinstance(slo, SLO) else slo or {})
         self.carried: Mapping[str, str] = {}  # metadata of the recording, which may hold levels
-        slo = slo_of(self.chosen)
+        slo = service_levels.slo_of(self.chosen)
         super().__init__(slo, Timeline(slo, max_steps, max_bytes, SessionState(), None))
         self.max_steps = max_steps
         self.max_bytes = max_bytes
@@ -251,8 +245,10 @@ class History(HistoryView):
         A level that is as before is not chosen: it stays that of the engine or the recording.
         """
         with self._lock:
-            now = levels_of(self.slo)
-            self.chosen |= {name: ms for name, ms in levels_of(slo).items() if ms != now[name]}
+            now = service_levels.levels_of(self.slo)
+            self.chosen |= {
+                name: ms for name, ms in service_levels.levels_of(slo).items() if ms != now[name]
+            }
             self._judge()
             if self.previous is not None:
                 self.previous.set_slo(slo)
@@ -261,7 +257,9 @@ class History(HistoryView):
     @property
     def own_levels(self) -> str:
         """Says that levels are the viewer's choice against those of the engine; else empty."""
-        return own_text(self.chosen, levels_said(self.info, self.carried))
+        return service_levels.own_text(
+            self.chosen, service_levels.levels_said(self.info, self.carried)
+        )
 
     # Inside
 
@@ -271,7 +269,9 @@ class History(HistoryView):
 
     def _judge(self) -> None:
         """Judge by the levels that hold for the engine of the timeline."""
-        slo = slo_of(self.chosen, levels_said(self.info, self.carried))
+        slo = service_levels.slo_of(
+            self.chosen, service_levels.levels_said(self.info, self.carried)
+        )
         if slo != self.slo or slo != self._timeline.slo:
             self.slo = slo
             self._timeline.set_slo(slo)

@@ -6,15 +6,14 @@ percentiles) happens outside the lock, on data that never changes.
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.history.follower import Follower
-from stepscope.recordings.history.lives import Life, LifeKeeper
+from stepscope.recordings.history.lives import LifeKeeper
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.history.windows import Windows
@@ -63,7 +62,7 @@ class HistoryView:
     def _drop_caches(self) -> None:
         self._newest = None
         self._cache = StepCache(self._lock, self._timeline)
-        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._baseline)
+        self.lives = LifeKeeper(self._lock, self._timeline, self._cache, self._baseline)
         self.windows = Windows(self._lock, self._timeline)
 
     # Now
@@ -259,30 +258,11 @@ class HistoryView:
         None if it got no token in that step. The part of the wait that is no longer in memory gets
         the cause `unknown`.
         """
-        found = self._lives.wait(step, request_id)
+        found = self.lives.wait(step, request_id)
         if found is None:
             return None
         bound_ms = self.slo.itl_ms if found.token_idx else self.slo.ttft_ms
         return found._replace(bound_ns=round(bound_ms * 1e6))
-
-    def is_explained(self, step: int, request_id: int) -> bool:
-        return self._lives.is_known(step, request_id)
-
-    def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
-        """Explain many waits in one pass over the steps, and cache the results for `wait`.
-
-        Reads at most `max_steps` steps. Returns the step it reached; the next call continues there.
-        Returns None if single calls of `wait` are cheaper.
-        """
-        return self._lives.explain(waits, max_steps)
-
-    def life(self, view: wire.RequestView, last: int | None = None) -> Life | None:
-        """All waits for tokens of a request, from its arrival to its end or to step `last`.
-
-        `last` is None for the newest step. A repeated call for the same request reads only newer
-        steps. Returns None if memory holds no step.
-        """
-        return self._lives.life(view, last)
 
     def stall(self, step: int) -> Late | None:
         """Explain the longest ITL wait that ended in `step`; None if there was none."""

@@ -36,7 +36,6 @@ class StepCache:
         self._visited: list[_Visited] = []  # the last used one at the end
 
     def record(self, step: int) -> StepRecord | None:
-        """The decoded record of a step; see `HistoryView.record`."""
         with self._lock:
             known = self._records.get(step)
             if known is not None:
@@ -62,7 +61,6 @@ class StepCache:
             self.keep(record)
 
     def state_at(self, step: int) -> SessionState:
-        """The state right after a step; see `HistoryView.state_at`."""
         with self._lock:
             ring = self._timeline.ring
             found = ring.locate(step)

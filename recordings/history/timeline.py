@@ -78,7 +78,6 @@ class Timeline:
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
 
     def take(self, sequence: int, message: wire.Telemetry, payload: bytes) -> None:
-        """Add the next message; see `History.append`."""
         true_after = self._true_after
         if not self._is_next(sequence, message):
             return

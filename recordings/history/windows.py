@@ -118,7 +118,6 @@ class Windows:
         return tuple(counts)
 
     def speculation(self, end_ns: int | None, window_s: float | None) -> Speculation | None:
-        """What drafts did; see `HistoryView.speculation`."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             table = self._timeline.columns

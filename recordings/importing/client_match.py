@@ -39,8 +39,7 @@ _Kind: TypeAlias = "Callable[[ClientRequest | ServedRequest], object]"
 class ServedRequest:
     """A request in a recording, seen from its arrival. Times are the engine's.
 
-    Attributes:
-        begun_ns: when the first step that computed it was scheduled.
+    `begun_ns`: when the first step that computed it was scheduled.
     """
 
     request_id: int
@@ -114,8 +113,7 @@ class ClientMatch(NamedTuple):
 def served_requests(recording: Recording) -> list[ServedRequest]:
     """The requests of a recording that are whole and got a token, in order of arrival.
 
-    Raises:
-        RecordingError: it cannot be read, or does not tell its requests.
+    Raises RecordingError: it cannot be read, or does not tell its requests.
     """
     name, found = recording.path.name, []
     if recording.info.totals_every_s is not None:
@@ -138,8 +136,7 @@ def served_requests(recording: Recording) -> list[ServedRequest]:
 def client_match(session: ForeignSession, recording: Recording) -> ClientMatch:
     """Find the requests of a client's result in a recording.
 
-    Raises:
-        RecordingError: the recording cannot be read, or has fewer than half of the requests.
+    Raises RecordingError: the recording cannot be read, or has fewer than half of the requests.
     """
     served, info, client = served_requests(recording), recording.info, session.info
     nominal: Sequence[int] = ()  # offsets of clocks that agree: both monotonic, both wall clocks

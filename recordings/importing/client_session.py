@@ -27,11 +27,9 @@ def client_session(
 ) -> ForeignSession:
     """The session of some requests.
 
-    Args:
-        wall_ns: Unix time at which the first one starts; None: requests tell Unix times.
+    `wall_ns`: Unix time at which the first one starts; None: requests tell Unix times.
 
-    Raises:
-        RecordingError: there is no request, or all of them failed.
+    Raises RecordingError: there is no request, or all of them failed.
     """
     if not requests:
         raise file.error(1, f"the requests of this result of {tool}", "none, or their sums alone")

@@ -42,8 +42,7 @@ class LogEntry(Struct, kw_only=True):
 class LogLine(NamedTuple):
     """What stands in a line: `YYYY-MM-DD`, `MM-DD` or None, and `HH:MM:SS`; and its figures.
 
-    Attributes:
-        names: of the fields of `LogEntry`, by the names of figures.
+    `names`: of the fields of `LogEntry`, by the names of figures.
     """
 
     date: str | None

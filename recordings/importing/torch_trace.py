@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 
@@ -95,9 +95,8 @@ class KernelTimes(NamedTuple):
 class ProfileMatch(NamedTuple):
     """The steps of a trace that were found in a recording.
 
-    Attributes:
-        clock_ns: how long after its schedule the trace has a step begin, at the median, by wall
-            clocks; None if the trace does not tell them.
+    `clock_ns`: how long after its schedule the trace has a step begin, at the median, by wall
+    clocks; None if the trace does not tell them.
     """
 
     steps: list[KernelTimes]
@@ -145,8 +144,7 @@ def kind_of(name: str) -> KernelKind:
 def read_trace(path: Path) -> TorchTrace:
     """Read a trace as torch writes it, compressed or not.
 
-    Raises:
-        RecordingError: it cannot be read, or names no step.
+    Raises RecordingError: it cannot be read, or names no step.
     """
     file, by_category = _events(path)
     begun = [

@@ -13,7 +13,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Progress
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.session.index import KINDS, Index, IndexRows

@@ -19,7 +19,7 @@ from stepscope.engine.protocol.wire import Aborted, Audited, KnobsChanged, Mark,
 from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline
 from stepscope.recordings.attribution.late_sweep import Breach, worst_of_seconds
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.session.index import Index, IndexRows
@@ -242,9 +242,8 @@ class FileIndex:
     ) -> SessionEvent | None:
         """The nearest event read so far in a later step (direction 1) or an earlier one (-1).
 
-        Args:
-            slo: service levels that define late tokens. Only the longest late ITL and the longest
-                late TTFT of each second count.
+        `slo`: service levels that define late tokens. Only the longest late ITL and the longest
+        late TTFT of each second count.
         """
         told = [e for e in (*self.found, *self._of_engine, *self._lost) if e.kind in kinds]
         found = [each for each in told if (each.step - step) * direction > 0]

@@ -15,8 +15,7 @@ MIN_SPEED, MAX_SPEED = 0.1, 64.0
 class Tempo:
     """Tells when to play each message. Belongs to the playing thread, except `restart`.
 
-    Args:
-        speed: recorded seconds per second, clamped to 0.1..64.
+    `speed`: recorded seconds per second, clamped to 0.1..64.
     """
 
     def __init__(self, speed: float) -> None:
@@ -76,8 +75,7 @@ class Playhead:
     def peek(self) -> MessageFrame | None:
         """Read the next message without moving; None at the end.
 
-        Raises:
-            OSError: the file cannot be read.
+        Raises OSError: the file cannot be read.
         """
         if self.next is None:
             self.next, self._after = next(self._reader, (None, self.position))

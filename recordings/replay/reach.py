@@ -100,9 +100,8 @@ class Reach:
         It inserts steps that the screen needs at the newest step, or at the step that the user
         looks at if memory has room for both.
 
-        Args:
-            is_wanted_elsewhere: called now and then. If it returns true, this stops and changes
-                nothing.
+        `is_wanted_elsewhere`: called now and then. If it returns true, this stops and changes
+        nothing.
         """
         self._shown_before = None
 

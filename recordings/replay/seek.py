@@ -58,8 +58,7 @@ class Filler:
 
         The history is consistent only after the iterator has ended.
 
-        Raises:
-            One of `DAMAGE`: do not use this history; append message by message to a new one.
+        Raises One of `DAMAGE`: do not use this history; append message by message to a new one.
         """
         recording = self._recording
         num_taken = 0
@@ -120,8 +119,7 @@ def state_at(recording: Recording, position: Position) -> tuple[SessionState, in
 
     For a position before the first keyframe, it is the state of the first keyframe.
 
-    Raises:
-        RecordingError: no keyframe can be read.
+    Raises RecordingError: no keyframe can be read.
     """
     try:
         forward, sequence = forwarded(recording, position)
@@ -207,8 +205,7 @@ def excerpt(
 ) -> History | None:
     """A new history of the messages between two positions; None if `turn` ended the reading.
 
-    Args:
-        like: the history to take service levels and limits from.
+    `like`: the history to take service levels and limits from.
 
     Raises:
         RecordingError: no keyframe can be read.

@@ -48,8 +48,7 @@ class PackedColumn(msgspec.Struct, array_like=True, frozen=True):
 def pack(values: "NDArray[np.int64]", near: "Mapping[str, NDArray[np.int64]]") -> PackedColumn:
     """Pack a column.
 
-    Args:
-        near: columns that its numbers may be close to, by name.
+    `near`: columns that its numbers may be close to, by name.
     """
     import numpy as np
 
@@ -67,8 +66,7 @@ def unpack(
 ) -> "NDArray[np.int64]":
     """The numbers of a column.
 
-    Raises:
-        ValueError, LookupError: it was not packed from so many numbers, or from such columns.
+    Raises ValueError, LookupError: it was not packed from so many numbers, or from such columns.
     """
     import numpy as np
 
@@ -173,8 +171,7 @@ _decoder = msgspec.msgpack.Decoder(Index)
 def decode_index(payload: bytes) -> Index:
     """Decode an index.
 
-    Raises:
-        ValueError: it is damaged, or has other columns than this version.
+    Raises ValueError: it is damaged, or has other columns than this version.
     """
     try:
         if zstandard.frame_content_size(payload) > MAX_INDEX_BYTES:

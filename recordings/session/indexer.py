@@ -109,8 +109,7 @@ class Indexer:
         since_ns: engine time since when pauses are known; None: since the first snapshot.
         open: the requests of which all is known, from the index before.
 
-    Attributes:
-        sequence: the number of the last message; None before the first.
+    `sequence`: the number of the last message; None before the first.
     """
 
     def __init__(

@@ -97,8 +97,7 @@ class StepTimes(NamedTuple):
 class RunTotals:
     """What a run adds up to. Only one thread may use it at a time.
 
-    Args:
-        slo: the service levels that requests are judged by.
+    `slo`: the service levels that requests are judged by.
 
     Attributes:
         start_ns: engine time at which the first step began; None before it.
@@ -151,11 +150,9 @@ def judged(rows: IndexRows, first: int, slo: SLO) -> "tuple[NDArray[np.int64], N
 class RunSlices:
     """How a run varies over time. Only one thread may use it at a time.
 
-    Args:
-        slo: the service levels that requests are judged by.
+    `slo`: the service levels that requests are judged by.
 
-    Attributes:
-        waits: for each slice of the run, kind and bin of a wait -> number of waits.
+    `waits`: for each slice of the run, kind and bin of a wait -> number of waits.
     """
 
     def __init__(self, slo: SLO) -> None:
@@ -181,8 +178,7 @@ class RunSlices:
     def add(self, rows: IndexRows, ends_ns: "NDArray[np.int64]", *, is_one_step: bool) -> None:
         """Add steps.
 
-        Args:
-            ends_ns: when each ended, since the beginning of the run, in order.
+        `ends_ns`: when each ended, since the beginning of the run, in order.
         """
         import numpy as np
 

@@ -21,8 +21,7 @@ STEP_TIMES = ("schedule_start_ns", "tokens_ns")
 class WaitSums:
     """The latencies of a session, summed up index by index. Only one thread may write.
 
-    Args:
-        levels: latency -> nanoseconds: a longer wait breaks the service level.
+    `levels`: latency -> nanoseconds: a longer wait breaks the service level.
     """
 
     def __init__(self, levels: Mapping[LatencyKind, float]) -> None:
@@ -73,8 +72,7 @@ NUM_BINS = _BINS_PER_OCTAVE * 64  # of numbers of 64 bits
 class Waits:
     """One kind of waits, in slices of the run in which they ended.
 
-    Attributes:
-        upto: shape [slices, bins]: number of waits up to the end of each bin.
+    `upto`: shape [slices, bins]: number of waits up to the end of each bin.
     """
 
     def __init__(self, slices: Sequence[Counter[tuple[str, int]]], kind: str) -> None:

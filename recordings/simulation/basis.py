@@ -61,9 +61,8 @@ def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False
     when the tokens of `before` were known: if that is the previous step, the engine had work left
     after it, and the time between the two is too short for a pause.
 
-    Args:
-        pads: whether the padding of a static batch took time, as in a simulated engine. Our own
-            engine computes no padding.
+    `pads`: whether the padding of a static batch took time, as in a simulated engine. Our own
+    engine computes no padding.
     """
     rows = [(row.phase, row.start, row.num_tokens) for row in step.batch or ()]
     begin_ns = step.schedule_start_ns

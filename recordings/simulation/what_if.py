@@ -119,9 +119,8 @@ def what_if(
 ) -> WhatIf | None:
     """Forecast a recorded session with its own knobs and with each variant of them.
 
-    Args:
-        on_run: called before each run with the share of all runs done. If it returns True, the
-            result is None.
+    `on_run`: called before each run with the share of all runs done. If it returns True, the result
+    is None.
 
     Raises ConfigError: the knobs of a variant are incompatible.
     """

@@ -428,7 +428,7 @@ def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
     for late in waits[:: max(1, len(waits) // 25)]:
         assert history.wait(late.step, late.request_id) == late
     for view in list(history.state.requests.values())[:5]:
-        life = history.life(view)
+        life = history.lives.life(view)
         assert life is not None
         mine = [late for late in waits if late.request_id == view.request_id]
         assert [w.pieces for w in life.waits] == [late.pieces for late in mine]
@@ -449,7 +449,7 @@ def test_late_tokens_explained_together_get_the_same_causes_as_one_by_one(
             continue
         breaches = together.windows.breaches(None, 40)
         waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
-        together.explain(waits, max_steps)
+        together.lives.explain(waits, max_steps)
         for breach in breaches:
             expected = alone.wait(breach.step, breach.request_id)
             assert together.wait(breach.step, breach.request_id) == expected
@@ -463,13 +463,13 @@ def test_many_late_tokens_are_explained_in_one_pass_that_can_pause_and_go_on() -
         history.append(sequence, message)
     breaches = history.windows.breaches(None, 100)
     waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
-    reached = history.explain(waits, 20)
+    reached = history.lives.explain(waits, 20)
     while reached is not None and reached < waits[-1].step:
-        assert not history.is_explained(waits[-1].step, waits[-1].request_id)
-        before, reached = reached, history.explain(waits, 20)
+        assert not history.lives.is_known(waits[-1].step, waits[-1].request_id)
+        before, reached = reached, history.lives.explain(waits, 20)
         assert reached is not None
         assert before < reached <= before + 20
-    assert all(history.is_explained(wait.step, wait.request_id) for wait in waits)
+    assert all(history.lives.is_known(wait.step, wait.request_id) for wait in waits)
 
 
 def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:
@@ -480,7 +480,7 @@ def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:
         history.append(sequence, message)
         view = history.state.requests.get(0)
         if view is not None and isinstance(message, StepRecord):
-            life = history.life(view)
+            life = history.lives.life(view)
             assert life is not None
             lengths.append(len(life.waits))
             assert len(life.waits) == view.num_output_tokens

@@ -105,8 +105,8 @@ def test_many_long_waits_are_explained_together_over_several_bounded_calls(
     waits = [LateWait(each.step, each.request_id, each.time_ns - each.ns) for each in longest]
     assert sum(each.step - (history.step_at(each.start_ns) or 0) > 50 for each in waits) > 2
     num_calls = 0
-    while history.explain(waits, 40) is not None:
+    while history.lives.explain(waits, 40) is not None:
         num_calls += 1
         assert num_calls < 30, "it begins anew each time"
     assert num_calls > 2
-    assert all(history.is_explained(each.step, each.request_id) for each in longest)
+    assert all(history.lives.is_known(each.step, each.request_id) for each in longest)

@@ -97,7 +97,7 @@ def test_each_request_of_a_compared_run_has_its_longest_itl(
     views = history.state.requests
     checked = 0
     for request_id, run in side.requests.items():
-        life = history.life(views[request_id]) if request_id in views else None
+        life = history.lives.life(views[request_id]) if request_id in views else None
         waits = [] if life is None else [w for w in life.waits if w.token_idx > 0]
         if not waits:
             continue

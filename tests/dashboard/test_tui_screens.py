@@ -176,7 +176,7 @@ def test_the_request_inspector_names_the_cause_of_each_late_token(source: Any) -
         if isinstance(event, Preempted)
     )
     frame = frame_of(history, View(page="request", selected=victim))
-    life = history.life(history.state_at(step).requests[victim])
+    life = history.lives.life(history.state_at(step).requests[victim])
     wait = next(w for w in life.waits if any(p.cause == "preempted" for p in w.pieces))
     view = View(page="request", selected=victim, cursor=wait.step, right=wait.step)
     frame = frame_of(history, view)
@@ -259,7 +259,7 @@ def test_late_tokens_too_many_to_explain_at_once_are_explained_while_paused(
     assert last is not None
     breaches = history.windows.breaches(None, 50)
     # One of them is explained: the last stall, which the key figures show.
-    assert sum(history.is_explained(each.step, each.request_id) for each in breaches) <= 1
+    assert sum(history.lives.is_known(each.step, each.request_id) for each in breaches) <= 1
     # While the picture stands still there is time: explaining continues from frame to frame.
     monkeypatch.setattr(latency_page, "_READ_ROWS", 5_000)
     for _ in range(20):

@@ -222,7 +222,7 @@ def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(
 def test_watch_once_reports_unknown_if_nothing_can_be_measured() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
     out = watch._MessagePrinter(Subscriber("engine-0"), as_json=True)
-    assert watch._verdict(judge, out) == watch.TOO_LITTLE_DATA
+    assert watch._verdict(judge, out) == watch.cli_errors.TOO_LITTLE_DATA
 
 
 async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(

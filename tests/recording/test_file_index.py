@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
 from stepscope.recordings.attribution.late_sweep import Breach
-from stepscope.recordings.file.indexes import indexes, stored_index
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.messages import indexes, stored_index
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History

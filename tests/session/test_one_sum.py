@@ -19,7 +19,7 @@ from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.figures.table import FIGURES
-from stepscope.recordings.file.indexes import stored_index
+from stepscope.recordings.file.messages import stored_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History

@@ -47,12 +47,10 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
 
     Further signals are ignored.
 
-    Args:
-        close: ends what `app` holds besides its screen (threads, recordings). Called at the end in
-            any case.
+    `close`: ends what `app` holds besides its screen (threads, recordings). Called at the end in
+    any case.
 
-    Raises:
-        SystemExit: a signal came; the code is 128 plus its number, as in shells.
+    Raises SystemExit: a signal came; the code is 128 plus its number, as in shells.
     """
     received: list[int] = []
     is_left = Event()
@@ -218,9 +216,8 @@ def run_dashboard(
 
     The other arguments are those of `Dashboard`.
 
-    Raises:
-        SystemExit: the application itself failed and has printed why, or a signal ended it. If a
-            source, recorder or engine fails, a line on the screen says so instead.
+    Raises SystemExit: the application itself failed and has printed why, or a signal ended it. If a
+    source, recorder or engine fails, a line on the screen says so instead.
     """
     why_ascii = only_ascii(said_environment()) if ascii is None else None
     app = Dashboard(source, history, ascii_only=ascii or why_ascii is not None, **options)

@@ -15,8 +15,14 @@ from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.terminal import in_browser
-from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, Origin, choices
-from stepscope.tui.views.frame.compare_sides import ComparePage, SideName
+from stepscope.tui.views.frame.compare_choices import (
+    CompareChoice,
+    ComparePage,
+    LandmarkSearch,
+    Origin,
+    SideName,
+    choices,
+)
 
 
 @dataclass(slots=True)

@@ -48,11 +48,9 @@ class ExportOrder(NamedTuple):
 def typed_order(text: str, of: ExportOrder, shown: StepRange) -> ExportOrder:
     """Return `of` with what was typed, such as `csv requests 100-200`.
 
-    Args:
-        shown: the steps that the word `screen` stands for.
+    `shown`: the steps that the word `screen` stands for.
 
-    Raises:
-        ValueError: a word means nothing; the message says what could stand there.
+    Raises ValueError: a word means nothing; the message says what could stand there.
     """
     from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 
@@ -95,9 +93,8 @@ class _Cancelled(Exception):  # noqa: N818 - not an error
 class FileJob:
     """A job that writes one file, completely or not at all.
 
-    Args:
-        write: writes the file and returns one line about it; calls its argument with the share of
-            the work that is done.
+    `write`: writes the file and returns one line about it; calls its argument with the share of the
+    work that is done.
     """
 
     def __init__(self, what: str, name: str, write: Callable[[Callable[[float], None]], str]):

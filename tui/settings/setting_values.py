@@ -64,11 +64,9 @@ def resolve(
     A command-line option comes first, then environment, config file, `defaults`, and the default of
     the field.
 
-    Args:
-        defaults: defaults of the command, in place of those of the fields.
+    `defaults`: defaults of the command, in place of those of the fields.
 
-    Raises:
-        WrongUsage: a value does not fit its field; the message says where the value came from.
+    Raises WrongUsage: a value does not fit its field; the message says where the value came from.
     """
     chosen = settled(kind, section, flags, defaults)
     return kind(**{name: each.value for name, each in chosen.items() if each.origin})

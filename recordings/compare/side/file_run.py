@@ -6,7 +6,7 @@ from stepscope.engine.protocol.wire import KnobsChanged, KnobValue
 from stepscope.recordings.attribution.explained import explain_recording
 from stepscope.recordings.compare.side.side import KnobsInForce
 from stepscope.recordings.figures.sums import figures_of
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.sums import Sums
@@ -18,8 +18,7 @@ from stepscope.recordings.state.series.limits import Limit
 class FileRun:
     """The sums of a run that was recorded. Implements `Run`.
 
-    Raises:
-        RecordingError: the recording cannot be read.
+    Raises RecordingError: the recording cannot be read.
     """
 
     def __init__(

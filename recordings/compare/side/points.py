@@ -69,8 +69,7 @@ class StepPoints:
     def extend(self, steps: "NDArray[np.int64]") -> None:
         """Add steps, which must be later than the last one.
 
-        Args:
-            steps: a row for each field of `StepPoint`; `UNKNOWN` where a value is unknown.
+        `steps`: a row for each field of `StepPoint`; `UNKNOWN` where a value is unknown.
         """
         import numpy as np
 

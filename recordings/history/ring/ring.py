@@ -27,8 +27,7 @@ class StepRing:
 
     Readers may keep payloads and keyframes, which never change.
 
-    Args:
-        max_steps, max_bytes: how much is kept at most, give or take one segment.
+    `max_steps`, `max_bytes`: how much is kept at most, give or take one segment.
     """
 
     def __init__(
@@ -74,8 +73,7 @@ class StepRing:
     ) -> bool:
         """Add a message. Returns whether old segments were forgotten for it.
 
-        Args:
-            sequence: the number of the message that led to `before`; see `Keyframe`.
+        `sequence`: the number of the message that led to `before`; see `Keyframe`.
         """
         segment, payloads = self._open(before, sequence)
         if step is not None:

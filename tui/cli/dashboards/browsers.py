@@ -39,8 +39,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def web_app(command: str, key: str) -> web.Application:
     """Return the application.
 
-    Args:
-        key: what browsers must know; empty: only those on this machine may come.
+    `key`: what browsers must know; empty: only those on this machine may come.
     """
     known = secrets.token_hex()
 

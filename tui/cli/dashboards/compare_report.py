@@ -11,7 +11,7 @@ from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.side import Side
 from stepscope.tui.cli.shared.levels import advice_lines, limits_document, limits_text
 from stepscope.tui.cli.shared.output import text_table, told
-from stepscope.tui.views.frame import compare_sides as sides_text
+from stepscope.tui.views.frame import compare_choices as sides_text
 from stepscope.tui.views.frame import compare_text as words
 
 _OF_RUN = (

@@ -178,7 +178,7 @@ class _Conversation:
             if time.monotonic() > deadline_s:
                 return "TTFT and ITL are unknown: its records did not come"
             time.sleep(_LOOK_S)
-        life = history.life(view)
+        life = history.lives.life(view)
         if life is None or not life.waits:
             return "no token came"
         columns = shutil.get_terminal_size().columns

@@ -54,8 +54,7 @@ def _works(
 ) -> tuple[Work, ...]:
     """Requests alike: the first one arrives `at[0]` seconds after the arm begins.
 
-    Args:
-        at: seconds until the first, and from one to the next.
+    `at`: seconds until the first, and from one to the next.
     """
     return tuple(
         Work(f"{name}-{n}", at[0] + at[1] * n, prompt + grow * n, output, seed=seed + n)

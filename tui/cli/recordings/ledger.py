@@ -6,8 +6,7 @@ from typing import Any
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.attribution.queue import Preemption, QueueWait, reason_text
-from stepscope.recordings.file.indexes import indexes
-from stepscope.recordings.file.messages import messages
+from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
 from stepscope.recordings.session.index import IndexRows

@@ -35,8 +35,7 @@ class EngineProcess:
             use the terminal.
         name: start of the engine's name; our process id follows it.
 
-    Raises:
-        CommandFailed: the engine ended instead; the message has the last line that it printed.
+    Raises CommandFailed: the engine ended instead; the message has the last line that it printed.
     """
 
     info: EngineInfo

@@ -18,7 +18,7 @@ from stepscope.recordings.session.waits import BESIDE_PREFILL, DECODE_ONLY
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts.budget_chart import labelled, with_cursor
 from stepscope.tui.views.frame import compare_text as words
-from stepscope.tui.views.frame.compare_sides import ComparePage
+from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.framed_panels import column_chart
 from stepscope.tui.views.lines import Field, Line, Run, clean, fitted, joined, whole
 

@@ -19,13 +19,7 @@ from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.views.frame.chart_columns import (
-    COLUMN_NS,
-    ChartColumn,
-    ChartColumns,
-    cells_of,
-    usual_ns,
-)
+from stepscope.tui.views.frame import chart_columns
 from stepscope.tui.views.frame.frame import (
     LATENCY_WINDOW_S,
     NOTABLE,
@@ -129,7 +123,7 @@ class FrameBuilder:
         is_real = clock is time.monotonic
         self._cpu_clock = cpu_clock or (time.thread_time if is_real else clock)
         self._keys = keys or {}
-        self._columns = ChartColumns(history)
+        self._columns = chart_columns.ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
         self._figures: _Figures | None = None
         self._figures_mode: object = None
@@ -240,8 +234,7 @@ class FrameBuilder:
         If computing takes long, because a minute has very many samples, more time passes between
         two computations. Processor time counts, not time: a busy machine must not age the figures.
 
-        Args:
-            minute: the report of the last minute, if it has already been made.
+        `minute`: the report of the last minute, if it has already been made.
         """
         history = self._history
         info = history.info
@@ -345,19 +338,19 @@ class FrameBuilder:
     def _with_open_step(
         self,
         view: View,
-        columns: Sequence[ChartColumn | None],
+        columns: Sequence[chart_columns.ChartColumn | None],
         lanes: Sequence[LaneRow],
         step: StepInFlight,
         state: SessionState,
-    ) -> tuple[list[ChartColumn | None], list[LaneRow]]:
+    ) -> tuple[list[chart_columns.ChartColumn | None], list[LaneRow]]:
         """Shift columns and lanes left, and add the step in flight, which has no record yet."""
         took_ns, width = round(seconds_of(step) * 1e9), len(columns)
         if view.axis == "time":
-            num = max(1, min(width // 2, took_ns // (COLUMN_NS * view.zoom)))
+            num = max(1, min(width // 2, took_ns // (chart_columns.COLUMN_NS * view.zoom)))
         else:
-            num = cells_of(took_ns, usual_ns(columns), width // 8)
+            num = chart_columns.cells_of(took_ns, chart_columns.usual_ns(columns), width // 8)
         is_slow = took_ns > self._history.slo.itl_ms * 1e6
-        column = ChartColumn(
+        column = chart_columns.ChartColumn(
             step.step,
             step.step,
             step.since_ns,
@@ -385,7 +378,7 @@ class FrameBuilder:
         return [*columns[num:], *[column] * num], shifted
 
 
-def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | None:
+def _column_of(columns: list[chart_columns.ChartColumn | None], step: int | None) -> int | None:
     """Return the index of the last column that shows `step`; None if none does."""
     if step is None:
         return None

@@ -40,8 +40,7 @@ def lane_rows(
 ) -> tuple[list[LaneRow], int]:
     """Return the rows to show, and the number of requests that could have a row.
 
-    Args:
-        state: the state at the cursor. What a request does in it decides the order of the rows.
+    `state`: the state at the cursor. What a request does in it decides the order of the rows.
     """
     shown = [column for column in columns if column is not None]
     if not shown or num_lanes <= 0:
@@ -234,8 +233,7 @@ def lane_filter(text: str) -> Callable[[LaneName, RequestView | None], bool]:
     A word of it is `state:dec`, `id:12`, `!regex`, or a part of the request's names. A request must
     match all words.
 
-    Raises:
-        FilterError: a broken regular expression, or an unknown state.
+    Raises FilterError: a broken regular expression, or an unknown state.
     """
     tests = [_filter_word(word) for word in text.split()]
     return lambda lane, view: all(test(lane, view) for test in tests)

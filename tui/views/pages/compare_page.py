@@ -8,9 +8,9 @@ from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import compare_charts
-from stepscope.tui.views.frame import compare_sides as sides
+from stepscope.tui.views.frame import compare_choices as sides
 from stepscope.tui.views.frame import compare_text as words
-from stepscope.tui.views.frame.compare_sides import ComparePage
+from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Target, bar, beside, table
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_of, spread

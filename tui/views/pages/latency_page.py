@@ -309,7 +309,7 @@ def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
     if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
         return -1  # more steps than that arrive before the next picture
     waits = [LateWait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
-    return frame.history.explain(waits, max_steps)
+    return frame.history.lives.explain(waits, max_steps)
 
 
 def _steps_per_s(frame: Frame) -> float:
@@ -322,7 +322,7 @@ def _num_rows(frame: Frame) -> int:
 
 def _is_affordable(frame: Frame, breach: Breach) -> bool:
     """Whether explaining the wait of this breach alone is cheap enough for a live picture."""
-    if not frame.view.live or frame.history.is_explained(breach.step, breach.request_id):
+    if not frame.view.live or frame.history.lives.is_known(breach.step, breach.request_id):
         return True
     return breach.ns / 1e9 * _steps_per_s(frame) * _num_rows(frame) <= _ALONE_ROWS
 
@@ -336,7 +336,7 @@ def _explained(
     left_ns = _READ_NS
     # Reading forward in time costs less than backward.
     for breach in sorted(_seen(frame, breaches, room), key=lambda each: each.step):
-        if not frame.history.is_explained(breach.step, breach.request_id):
+        if not frame.history.lives.is_known(breach.step, breach.request_id):
             is_later = read_step is not None and breach.step > read_step
             if left_ns <= 0 or is_later or not _is_affordable(frame, breach):
                 whys[breach] = f"… ({frame.key('inspect')} explains it)"

@@ -159,7 +159,7 @@ def _view(frame: Frame) -> RequestView | None:
 
 def _waits(frame: Frame, view: RequestView) -> _Waits:
     history, slo = frame.history, frame.history.slo
-    life = history.life(view, None if frame.view.live else frame.cursor)
+    life = history.lives.life(view, None if frame.view.live else frame.cursor)
     cursor = math.inf if frame.cursor is None else frame.cursor
     every = tuple(late for late in (() if life is None else life.waits) if late.step <= cursor)
     late = [each for each in every if each.gap_ns > _bound_ns(frame, each)]
