@@ -130,17 +130,14 @@ class RuleChange(NamedTuple):
 class RuleWatch:
     """Follows one rule over time.
 
-    Attributes:
-        value: the newest value of the rule's figure; None if unknown.
-        worst: the worst value since the rule began to fire; None if it does not fire.
-        fired_s: when the rule began to fire; None if it does not fire.
+    `worst`: the worst value since the rule began to fire; None if it does not fire.
     """
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.value: float | None = None
+        self.value: float | None = None  # the newest value of the rule's figure; None if unknown
         self.worst: float | None = None
-        self.fired_s: float | None = None
+        self.fired_s: float | None = None  # when the rule began to fire; None if it does not fire
         self._held_since_s: float | None = None
         self._calm_since_s: float | None = None
         self._is_known = False

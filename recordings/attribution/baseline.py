@@ -45,8 +45,6 @@ class StepWork(NamedTuple):
 
 
 class SlowStep(NamedTuple):
-    """A step that took far longer than its baseline: its duration and the baseline."""
-
     took_ns: int
     baseline_ns: int
     told: str = ""  # what the baseline rests on, where that is more than the steps before it

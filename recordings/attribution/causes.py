@@ -155,7 +155,6 @@ class Piece(NamedTuple):
 
     @property
     def usual(self) -> str:
-        """How long such steps usually take."""
         work = "its work" if self.num_steps == 1 else "their work"
         told = self.detail and f", {self.detail}"
         return f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms{told})"
@@ -169,20 +168,15 @@ class Piece(NamedTuple):
 class CauseWords(NamedTuple):
     """All words for a cause.
 
-    Attributes:
-        name: in tables of causes.
-        label: in legends and short lines.
-        text, short: of a piece, without its duration, as a format; `short` is empty if `label` is.
-        beside: before the request that had the time.
-        queue: what a request in the queue waited for meanwhile.
+    `text`, `short`: of a piece, without its duration, as a format; `short` is empty if `label` is.
     """
 
-    name: str
-    label: str
+    name: str  # in tables of causes
+    label: str  # in legends and short lines
     text: str
     short: str = ""
-    beside: str = "given to"
-    queue: str = ""
+    beside: str = "given to"  # before the request that had the time
+    queue: str = ""  # what a request in the queue waited for meanwhile
 
 
 WORDS: Mapping[Cause, CauseWords] = {

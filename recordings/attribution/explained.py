@@ -33,8 +33,6 @@ class Bound(NamedTuple):
 
 
 class CauseShare(NamedTuple):
-    """How much one cause contributed to all late waits."""
-
     cause: Cause
     num_late: int  # late waits with this as the largest cause
     ns: int  # time of this cause in all late waits
@@ -147,7 +145,6 @@ class _Read:
 
     Attributes:
         waits: all gaps and first tokens, without the operator's pauses.
-        live: requests that were live at some time.
         ended: requests seen as finished in a snapshot; they may have ended before the recording.
     """
 
@@ -157,7 +154,7 @@ class _Read:
             "itl": Distribution(explainer.itl_bound_ns),
             "ttft": Distribution(explainer.ttft_bound_ns),
         }
-        self.live: set[int] = set()
+        self.live: set[int] = set()  # requests that were live at some time
         self.ended: set[int] = set()
         self.fronts = FrontSums()
         self.view: wire.RequestView | None = None

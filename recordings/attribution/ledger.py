@@ -53,16 +53,13 @@ class Ledger:
         state: the state right before the first message.
         baseline: finds slow steps; None: no step counts as slow.
 
-    Attributes:
-        preemptions: all preemptions, oldest first; some may precede the first message.
-        num_admitted: number of waits that ended in an admission.
-        publishes_requests: whether the engine publishes the batches of its steps.
+    `preemptions`: all preemptions, oldest first; some may precede the first message.
     """
 
     def __init__(self, state: SessionState, baseline: Baseline | None = None) -> None:
         self.preemptions: list[Preemption] = []
-        self.num_admitted = 0
-        self.publishes_requests = True
+        self.num_admitted = 0  # number of waits that ended in an admission
+        self.publishes_requests = True  # whether the engine publishes the batches of its steps
         before = None if state.info is None else state
         self._explainer = Explainer(
             math.inf, math.inf, state=before, baseline=baseline, with_queue=True

@@ -132,7 +132,6 @@ class Wait:
 
     Attributes:
         queued_ns: since when the request was last in the queue; None if unknown.
-        num_before: number of pieces from before that.
         held: why the engine holds the request back; then it waits for nothing else.
         preempted_for: why the request was preempted; empty: its blocks were needed.
     """
@@ -145,7 +144,7 @@ class Wait:
     def __init__(self, status: WaitStatus, start_ns: int | None, num_output: int = 0) -> None:
         self.status: WaitStatus = status
         self.queued_ns = start_ns if status == "waiting" else None
-        self.num_before = 0
+        self.num_before = 0  # number of pieces from before that
         self.start_ns = start_ns  # None: unknown, because it was first seen while running
         self.covered_ns = 0 if start_ns is None else start_ns
         self.num_output = num_output  # tokens before this wait

@@ -22,22 +22,17 @@ _REASONS: Mapping[str, str] = {
 class QueueWait(NamedTuple):
     """A wait for admission. None is unknown.
 
-    Attributes:
-        since_ns: when the request arrived or was preempted.
-        end_ns: when it was admitted or ended; None if it still waits.
-        step: the step that admitted it; None if no step did.
-        reasons: for how many ns each reason blocked the queue. "" if it is not known; "step" for
-            the rest of the step that was running at its arrival; else a cause of `causes.py`.
-        num_behind: requests that waited behind it when its wait ended, or now.
+    `reasons`: for how many ns each reason blocked the queue. "" if it is not known; "step" for the
+    rest of the step that was running at its arrival; else a cause of `causes.py`.
     """
 
     request_id: int
     was_preempted: bool
-    since_ns: int | None
-    end_ns: int | None
-    step: int | None
+    since_ns: int | None  # when the request arrived or was preempted
+    end_ns: int | None  # when it was admitted or ended; None if it still waits
+    step: int | None  # the step that admitted it; None if no step did
     reasons: Mapping[str, int]
-    num_behind: int
+    num_behind: int  # requests that waited behind it when its wait ended, or now
     client_id: str = ""
     num_prompt_tokens: int = 0
 
@@ -48,7 +43,6 @@ class QueueWait(NamedTuple):
 
 
 def reasons_of(pieces: Iterable[Piece]) -> dict[str, int]:
-    """For how many ns each reason blocked the queue, from the pieces of a wait in it."""
     found: dict[str, int] = {}
     for piece in pieces:
         reason: str = piece.cause
@@ -96,30 +90,25 @@ class Preemption:
     """One preemption. None is unknown.
 
     Attributes:
-        step: None if it happened before the first message.
         beneficiary: the request that needed its blocks, which may be the preempted request itself;
             None also if no request needed them.
-        num_lost: tokens in its KV cache before the preemption.
-        num_from_cache: lost tokens that the prefix cache still had at the next admission.
-        num_recomputed: lost tokens that were recomputed so far, in `num_steps` steps.
         recompute_ns: time spent on recomputing; the time of a step is divided equally among its
             tokens.
-        waited_ns: time until it was admitted again.
     """
 
     request_id: int
     client_id: str
-    step: int | None = None
+    step: int | None = None  # None if it happened before the first message
     time_ns: int | None = None
     reason: str = ""
     num_blocks: int | None = None
     beneficiary: int | None = None
-    num_lost: int | None = None
-    num_from_cache: int = 0
-    num_recomputed: int = 0
+    num_lost: int | None = None  # tokens in its KV cache before the preemption
+    num_from_cache: int = 0  # lost tokens that the prefix cache still had at the next admission
+    num_recomputed: int = 0  # lost tokens that were recomputed so far, in `num_steps` steps
     num_steps: int = 0
     recompute_ns: float = 0.0
-    waited_ns: int | None = None
+    waited_ns: int | None = None  # time until it was admitted again
     status: PreemptionStatus = "waits"
 
 

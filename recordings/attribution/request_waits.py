@@ -151,12 +151,11 @@ class RequestWaits:
     Attributes:
         open: the waits by request id.
         life: all time of the followed request, as pieces with one cause each.
-        has_ended: whether the followed request has ended.
     """
 
     def __init__(self, state: SessionState, only: int | None, *, with_queue: bool) -> None:
         self.life: list[Piece] = []
-        self.has_ended = False
+        self.has_ended = False  # whether the followed request has ended
         self.queued: list[QueueWait] = []
         self._state = state
         self._only = only
@@ -164,7 +163,6 @@ class RequestWaits:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all requests, because another engine begins."""
         self.open: dict[int, Wait] = {}
         self._waiting: set[int] = set()  # requests that are not admitted
         self._queue = QueueTime()

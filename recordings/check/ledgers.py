@@ -28,7 +28,6 @@ class TokenLedger:
         self.num_checked = 0  # requests whose output was compared
 
     def forget(self) -> None:
-        """Forget all requests, because messages are missing."""
         self._num_prompt.clear()
         self._ends.clear()
 

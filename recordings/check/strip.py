@@ -19,7 +19,6 @@ def was_stripped(metadata: Mapping[str, str]) -> bool:
 
 
 def holds_tokens(message: wire.Telemetry) -> bool:
-    """Whether a message contains a prompt or an output, or a part of these."""
     if isinstance(message, wire.StepRecord) and (message.token_ids or message.texts):
         return True
     if isinstance(message, wire.StepRecord | wire.EngineStatus):

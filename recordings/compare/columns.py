@@ -34,7 +34,6 @@ class Axis(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """The smallest width of a chart column, in the unit of the offsets."""
         return 1 if self.align == "step" else 1_000_000
 
     def column(self, place: Place, start: int, end: int) -> StepPoint | None:

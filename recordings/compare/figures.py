@@ -58,20 +58,18 @@ class ComparedFigure(NamedTuple):
     """One figure of two runs. A is the baseline, and B is compared with it.
 
     Attributes:
-        key: name of the figure for programs.
         kind, rank: `kind` is set for latencies, `rank` for their percentiles.
         a, b: values in `unit`; None if unknown, or if nothing was measured.
-        better: whether lower or higher is better; None if neither is.
         num_a, num_b: number of samples; 0 for a figure without samples.
         interval: confidence interval of B / A (`bootstrap.py`); None if it is not judged.
     """
 
-    key: str
+    key: str  # name of the figure for programs
     label: str
     unit: FigureUnit
     a: float | None
     b: float | None
-    better: Better | None
+    better: Better | None  # whether lower or higher is better; None if neither is
     verdict: Verdict
     num_a: int = 0
     num_b: int = 0

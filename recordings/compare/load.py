@@ -34,17 +34,14 @@ class LoadDifference(NamedTuple):
     """How the loads of two runs compare.
 
     Attributes:
-        is_same: both had the same requests in the same time, or at the same concurrency.
-        difference: the difference in a few words; None if it is small.
-        is_chance: the difference may be chance, because requests arrived at random.
         more_a, more_b: the largest factor by which A (or B) had more of anything than the other
             run.
         is_known: whether both runs tell of their requests; else `difference` says which does not.
     """
 
-    is_same: bool
-    difference: str | None
-    is_chance: bool
+    is_same: bool  # both had the same requests in the same time, or at the same concurrency
+    difference: str | None  # the difference in a few words; None if it is small
+    is_chance: bool  # the difference may be chance, because requests arrived at random
     more_a: float
     more_b: float
     is_known: bool = True
@@ -99,7 +96,6 @@ class _Offer:
 
     @property
     def cached_share(self) -> float | None:
-        """The share of the prompt tokens that a prefix cache saved."""
         if _COMPUTED not in self.came or not self.came[_PROMPT].total:
             return None
         return max(0.0, 1 - self.came[_COMPUTED].total / self.came[_PROMPT].total)

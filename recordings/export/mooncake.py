@@ -161,13 +161,12 @@ class MooncakeWriter:
         num_without_output: requests left out because they got no token.
         num_before: requests left out because they arrived before the range.
         num_unfinished: requests written with the tokens they had at the end of the range.
-        book: the prefix hits.
     """
 
     def __init__(self, stream: IO[bytes], block_size: int) -> None:
         self.num_lines = self.num_without_output = self.num_before = self.num_unfinished = 0
         self._stream = stream
-        self.book = PrefixBook(block_size)
+        self.book = PrefixBook(block_size)  # the prefix hits
         self._lines: dict[int, _Line] = {}
         self._order: deque[int] = deque()
         self._first_ns: int | None = None

@@ -37,9 +37,7 @@ MARKER_NS = 1000  # length of the slices at the ends of arrows, the shortest tha
 class TraceEvent(NamedTuple):
     """One event on a track.
 
-    Attributes:
-        flow: id of the arrow that starts at this event, or ends here if `ends_flow`.
-        value: value of a counter; for a new track or counter, the id of its parent track.
+    `flow`: id of the arrow that starts at this event, or ends here if `ends_flow`.
     """
 
     kind: Kind
@@ -49,7 +47,7 @@ class TraceEvent(NamedTuple):
     args: dict[str, Any] | None = None
     flow: int | None = None
     ends_flow: bool = False
-    value: int = 0
+    value: int = 0  # value of a counter; for a new track or counter, the id of its parent track
     unit: str = ""
 
 

@@ -253,7 +253,6 @@ def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
 
 
 def end_times(chunks: ChunkCache) -> tuple[int, int]:
-    """Wall time of the first and the last message."""
     first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
     return (
         first[0].log_ns if first else chunks.places[0].start_ns,

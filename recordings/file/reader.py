@@ -160,7 +160,6 @@ class Recording:
         return self._chunks.load(number)
 
     def steps_in(self, number: int) -> tuple[int, int] | None:
-        """The first and last readable step of a chunk."""
         chunk = self._chunks.load(number)
         if not chunk.step_places:
             return None

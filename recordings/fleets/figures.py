@@ -53,7 +53,6 @@ class EngineFigures(NamedTuple):
 
     @property
     def load(self) -> int | None:
-        """Number of requests in the engine, running or waiting."""
         if self.num_running is None or self.num_waiting is None:
             return None
         return self.num_running + self.num_waiting

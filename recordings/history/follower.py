@@ -66,7 +66,6 @@ class Follower:
         return payloads
 
     def sequences(self) -> dict[int, int]:
-        """The sequence number of the record of each step in memory, by step."""
         with self._lock:
             columns = self._timeline.columns
             return dict(zip(columns.steps, columns.column("sequence"), strict=True))

@@ -73,7 +73,6 @@ class LifeKeeper:
         self._own_lock = threading.Lock()  # held while decoding, unlike `lock`
 
     def is_known(self, step: int, request_id: int) -> bool:
-        """Whether the explanation of a wait is cached."""
         return (step, request_id) in self._known
 
     def wait(self, step: int, request_id: int) -> Late | None:

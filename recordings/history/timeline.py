@@ -74,7 +74,6 @@ class Timeline:
         self._mark_steps: set[int] = set()
 
     def know_transcripts(self, snapshot: wire.Snapshot) -> None:
-        """Store the prompts and outputs in the snapshot that the timeline begins with."""
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
 
     def take(self, sequence: int, message: wire.Telemetry, payload: bytes) -> None:

@@ -40,7 +40,6 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(history: HistoryView) -> Verdict:
-    """Judge an engine as of its newest step."""
     return verdict_at(history, history.state, None, history.windows.latency())
 
 

@@ -88,26 +88,18 @@ class ClientPair(NamedTuple):
 class ClientMatch(NamedTuple):
     """The requests of a client's result that were found in a recording.
 
-    Attributes:
-        num_requests: those of the result that got a token.
-        by: what they were found by.
-        num_unsure: pairs that a request of the same lengths at that time might replace.
-        num_unlike: pairs whose client counts other lengths than the engine.
-        num_unfit: pairs that contradict the clocks of the others.
-        offset_ns: engine time minus client time; None if the client does not tell its times.
-        error_ns: by how much it may be wrong; 0: both read one clock.
-        apart_ns: how far it is from where clocks would be that agree.
+    `offset_ns`: engine time minus client time; None if the client does not tell its times.
     """
 
     pairs: list[ClientPair]
-    num_requests: int
-    by: str
-    num_unsure: int
-    num_unlike: int
-    num_unfit: int
+    num_requests: int  # those of the result that got a token
+    by: str  # what they were found by
+    num_unsure: int  # pairs that a request of the same lengths at that time might replace
+    num_unlike: int  # pairs whose client counts other lengths than the engine
+    num_unfit: int  # pairs that contradict the clocks of the others
     offset_ns: int | None
-    error_ns: int
-    apart_ns: int
+    error_ns: int  # by how much it may be wrong; 0: both read one clock
+    apart_ns: int  # how far it is from where clocks would be that agree
 
 
 def served_requests(recording: Recording) -> list[ServedRequest]:

@@ -75,7 +75,6 @@ def client_waits(match: ClientMatch) -> tuple[ClientWaits, ClientWaits]:
 
 
 def worst_marks(match: ClientMatch, tool: str) -> list[Mark]:
-    """Marks at the steps where the client waited longest for a token."""
     found = []
     for kind, names, each in (
         (of.kind, of.names, each) for of in client_waits(match) for each in of.worst(_NUM_MARKS)

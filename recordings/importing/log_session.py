@@ -93,13 +93,11 @@ class LogClock:
 class LogFormat(NamedTuple):
     """How the log of one kind of server is read.
 
-    Attributes:
-        parse: finds the figures in a line; None if it has none.
-        every_s: how often the server prints lines about intervals; None: whenever it runs.
+    `every_s`: how often the server prints lines about intervals; None: whenever it runs.
     """
 
     engine: str
-    parse: Callable[[str], LogLine | None]
+    parse: Callable[[str], LogLine | None]  # finds the figures in a line; None if it has none
     every_s: float | None = None
 
     def read(self, file: ForeignFile) -> ForeignSession | None:

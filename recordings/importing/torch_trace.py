@@ -52,17 +52,13 @@ _SKIPPED = (b'"python_function"', b'"ac2g"')  # most of a trace
 class ProfiledStep(NamedTuple):
     """A step in a trace, in nanoseconds.
 
-    Attributes:
-        batch: its prefilling requests, their tokens, its decoding requests, their tokens.
-        start_ns: when its worker began it, by the trace's clock.
-        kernel_ns: how long kernels of each kind ran.
-        busy_ns: how long any ran: less than their sum if some ran side by side.
+    `batch`: its prefilling requests, their tokens, its decoding requests, their tokens.
     """
 
     batch: tuple[int, int, int, int]
-    start_ns: int
-    kernel_ns: dict[KernelKind, int]
-    busy_ns: int
+    start_ns: int  # when its worker began it, by the trace's clock
+    kernel_ns: dict[KernelKind, int]  # how long kernels of each kind ran
+    busy_ns: int  # how long any ran: less than their sum if some ran side by side
 
 
 class TorchTrace(NamedTuple):

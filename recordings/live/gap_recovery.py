@@ -147,7 +147,6 @@ class GapRecovery:
             raise JoinAgain
 
     def note_bad(self, error: Exception) -> None:
-        """Count a message that could not be read."""
         self.num_bad += 1
         self.bad = f"{self.num_bad:,} messages could not be read, the last one: {error}"
 

@@ -140,7 +140,6 @@ _STRIP = 0.16  # height of a row of labels
 
 
 def num_columns(width: float) -> int:
-    """Number of pixel columns in the panels of a plot of this width in inches."""
     return max(50, round((width - _LEFT - _RIGHT) * axes.DPI))
 
 

@@ -176,10 +176,7 @@ class FileIndex:
         learnt: called once with the baseline (usual step durations), when enough steps are known
             or the file is read.
 
-    Attributes:
-        found: marks and knob changes, by step.
-        changes: knob changes, oldest first.
-        audited: other commands, accepted or refused, oldest first.
+    `audited`: other commands, accepted or refused, oldest first.
     """
 
     def __init__(
@@ -188,8 +185,8 @@ class FileIndex:
         is_busy: Callable[[], bool] = lambda: False,
         learnt: Callable[[Baseline], None] = lambda baseline: None,
     ) -> None:
-        self.found: Sequence[SessionEvent] = ()
-        self.changes: Sequence[KnobsChanged] = ()
+        self.found: Sequence[SessionEvent] = ()  # marks and knob changes, by step
+        self.changes: Sequence[KnobsChanged] = ()  # knob changes, oldest first
         self.audited: Sequence[AuditedStep] = ()
         self._share = 0.0
         self._of_engine: Sequence[SessionEvent] = ()

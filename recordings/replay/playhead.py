@@ -36,7 +36,6 @@ class Tempo:
         self._origin = None
 
     def due_s(self, log_ns: int) -> float:
-        """Seconds until a message of this recorded time is due."""
         origin = self._origin  # another thread may call `restart`
         if origin is None:
             origin = self._origin = (time.monotonic(), log_ns)

@@ -24,15 +24,11 @@ class Reach:
     """Extends the history of a replay backwards, as far as the screen needs.
 
     Belongs to the replay's thread, except `note_shown`, `note_look` and `has_room`.
-
-    Attributes:
-        is_short: whether the history may not reach as far back as it should.
-        num_shown: number of steps on the screen.
     """
 
     def __init__(self, recording: Recording, history: History) -> None:
-        self.is_short = False
-        self.num_shown = WINDOW_STEPS
+        self.is_short = False  # whether the history may not reach as far back as it should
+        self.num_shown = WINDOW_STEPS  # number of steps on the screen
         self._recording = recording
         self._history = history
         self._shown_before: History | None = None  # held until there is time to free it
@@ -89,7 +85,6 @@ class Reach:
         return looked_at.tokens_ns - first.tokens_ns >= WINDOW_S * 1e9
 
     def show(self, fresh: History, *, is_short: bool) -> None:
-        """Swap the contents of a new history into the history that is shown."""
         self._history.is_short = self.is_short = is_short
         self._history.adopt(fresh)
         self._shown_before = fresh

@@ -31,18 +31,15 @@ class PackedColumn(msgspec.Struct, array_like=True, frozen=True):
 
     All sums are modulo 2^64, and the result is a signed number.
 
-    Attributes:
-        width: bytes of each number in `planes`, 0 to 8, lowest byte first.
-        start: if given, each number is a difference to the number before it, and this is the one
-            before the first.
-        beside: the column that each number is a difference to; "" for none.
+    `start`: if given, each number is a difference to the number before it, and this is the one
+    before the first.
     """
 
     base: int
-    width: int
+    width: int  # bytes of each number in `planes`, 0 to 8, lowest byte first
     planes: bytes
     start: int | None = None
-    beside: str = ""
+    beside: str = ""  # the column that each number is a difference to; "" for none
 
 
 def pack(values: "NDArray[np.int64]", near: "Mapping[str, NDArray[np.int64]]") -> PackedColumn:
@@ -124,8 +121,6 @@ _NONE_KNOWN = PackedColumn(UNKNOWN, 0, b"")
 
 
 class Lost(NamedTuple):
-    """Messages that were lost and could not be requested again."""
-
     num_messages: int
     after_step: int  # the last step before them; -1 if there was none
     time_ns: int  # of the engine
@@ -274,7 +269,6 @@ class IndexRows:
 
 
 def intervals(tokens_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """The time from each step's tokens to the next ones."""
     import numpy as np
 
     return np.diff(tokens_ns, prepend=tokens_ns[:1])

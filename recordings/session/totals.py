@@ -101,18 +101,15 @@ class RunTotals:
 
     Attributes:
         start_ns: engine time at which the first step began; None before it.
-        sums: over all steps, and over the time from the first to the last.
         limited: for each limit, the sums over the steps that had it.
-        waits: all latencies.
-        kept: of the requests that finished, how many kept their levels.
     """
 
     def __init__(self, slo: SLO) -> None:
         self.start_ns: int | None = None
-        self.sums = Sums()
+        self.sums = Sums()  # over all steps, and over the time from the first to the last
         self.limited: dict[Limit, Sums] = dict.fromkeys(LIMITS, Sums())
-        self.waits = WaitSums({"ttft": slo.ttft_ms * 1e6, "itl": slo.itl_ms * 1e6})
-        self.kept = KeptLevels(0, 0)
+        self.waits = WaitSums({"ttft": slo.ttft_ms * 1e6, "itl": slo.itl_ms * 1e6})  # all latencies
+        self.kept = KeptLevels(0, 0)  # of the requests that finished, how many kept their levels
         self._slo = slo
 
     def add(self, rows: IndexRows, first: int = 0, *, is_one_step: bool) -> StepTimes:

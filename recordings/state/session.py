@@ -75,7 +75,6 @@ class SessionState:
     # Copies
 
     def copy(self) -> "SessionState":
-        """A copy that later messages do not change."""
         other = copy.copy(self)
         other.table = self.table.copy()
         if self.blocks is not None:
@@ -91,7 +90,6 @@ class SessionState:
 
     @property
     def requests(self) -> dict[int, wire.RequestView]:
-        """Live and recently finished requests, by id."""
         return self.table.views
 
     @property

@@ -274,7 +274,6 @@ class SideScreens:
         self._switch(screen)
 
     def go_home(self, screen: MainScreen, page: str) -> None:
-        """From the screen of a compared run, go back to the comparison."""
         if self.is_side(screen) and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)

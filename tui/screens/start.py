@@ -123,7 +123,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self._tick()
 
     def close(self) -> None:
-        """Stop the search for engines and recordings."""
         if self._finder is not None:
             self._finder.stop()
 

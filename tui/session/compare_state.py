@@ -182,7 +182,6 @@ class CompareState:
         self.select(row)
 
     def go_to_column(self, column: int) -> None:
-        """Move the cursor to the column with this index in the charts."""
         axis = self._axis()
         if axis is not None:
             self._go(axis, self._left + column * self._width(axis))

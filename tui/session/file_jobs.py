@@ -74,7 +74,6 @@ def typed_order(text: str, of: ExportOrder, shown: StepRange) -> ExportOrder:
 
 
 def file_name(order: ExportOrder) -> str:
-    """Return a name for the exported file: the recording's name, the range and the table."""
     from stepscope.recordings.export.tables import TABLE_FORMATS
 
     name = order.path.name

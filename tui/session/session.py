@@ -60,7 +60,6 @@ class AlertWatch:
 
     @property
     def standing(self) -> list[str]:
-        """One line of text for each rule that fires now."""
         now_s = self._clock()
         return [
             f"ALERT {each.rule.said(each.value)}, for {now_s - each.fired_s:,.0f} s"

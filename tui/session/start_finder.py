@@ -56,7 +56,6 @@ class Finder:
         self._fleet.look()
 
     def engines(self) -> list[tuple[str, EngineLine]]:
-        """Return the address and the figures of each engine that runs on this machine."""
         lines = self._fleet.picture.lines
         addresses = [endpoint.control for endpoint in self._sources]
         return list(zip(addresses, lines, strict=False))

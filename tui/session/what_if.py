@@ -168,8 +168,6 @@ class WhatIfRun:
 
 
 class WhatIfFeed:
-    """A `Feed` that waits for the simulation, then reads its recording."""
-
     def __init__(self, wanted: WhatIfRun) -> None:
         self.name = wanted.origin.name
         self._wanted = wanted

@@ -31,7 +31,6 @@ def named(actions: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
-    """Return the action table with other keys for some of the actions, by id."""
     return named(
         [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in TABLE]
     )

@@ -72,7 +72,6 @@ class Preferences:
         self._changes: dict[str, Value] = {}
 
     def has(self, name: str) -> bool:
-        """Whether this setting is kept for the next session."""
         return name in self._began
 
     def set(self, name: str, value: Value) -> None:

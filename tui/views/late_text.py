@@ -82,7 +82,6 @@ def _ms(ns: int) -> str:
 
 
 def parts_of(view: RequestView, misses: PrefixMisses) -> dict[str, int]:
-    """Return how many tokens of the prompt are of which kind."""
     hit, evicted, diverged = view.num_cached_tokens, misses.num_evicted, misses.num_diverged
     new = view.num_prompt_tokens - hit - evicted - diverged
     return {"hit": hit, "evicted": evicted, "diverged": diverged, "new": new}

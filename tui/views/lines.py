@@ -76,11 +76,9 @@ class Lines(Widget):
         self.refresh()
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Replace the lines, and draw those that differ from the lines before."""
         self.show_rows([((line, None),) for line in lines])
 
     def show_rows(self, rows: Sequence[Row]) -> None:
-        """Replace the rows, and draw those that differ from the rows before."""
         before, strips = self._rows, self._strips
         changed = [y for y, (old, new) in enumerate(zip(before, rows, strict=False)) if old != new]
         changed += range(min(len(before), len(rows)), max(len(before), len(rows)))

@@ -30,8 +30,6 @@ _MAX_VALUES = 8  # most values given of a knob, the last ones
 
 
 class KnobsInForce:
-    """Collects the changes of knobs in a session."""
-
     def __init__(self, before: Mapping[str, KnobValue]) -> None:
         self._before = dict(before)
         self._changes: list[tuple[int, Mapping[str, KnobValue]]] = []
@@ -126,7 +124,6 @@ class Side:
 
     Attributes:
         lock: held while a message is processed. Readers of all else but figures must hold it too.
-        version: grows with every message.
         is_cut: whether a later step followed the last one. What happened between them counts there.
         had_cache: whether the prefix cache may have held something before the first message.
         cause_ns: time of each cause in the late waits for first (or next) tokens.
@@ -137,7 +134,7 @@ class Side:
         self.name = name
         self.slo = slo
         self.lock = threading.RLock()
-        self.version = 0
+        self.version = 0  # grows with every message
         self.is_cut = False
         self.requests: dict[int, RequestRun] = {}
         self._totals = RunTotals(slo)
@@ -208,7 +205,6 @@ class Side:
         return figures_of(self.sums(), self.totals.waits.spreads(), self.totals.kept)
 
     def apply(self, message: wire.Telemetry, after_gap: bool = False) -> None:
-        """Process the next message of the run."""
         with self.lock:
             self.version += 1
             if isinstance(message, wire.Mark):

@@ -237,7 +237,6 @@ class Gaps:
             self.steps.add(step)
 
     def prepend(self, earlier: "Gaps") -> None:
-        """Insert the gaps of an earlier part of the session before these."""
         self.found[:0] = earlier.found
         self.steps |= earlier.steps
 

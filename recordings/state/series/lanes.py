@@ -167,7 +167,6 @@ class LaneBoard:
         return found
 
     def prepend(self, earlier: "LaneBoard") -> None:
-        """Insert the lanes of an earlier board of the same session before these."""
         for request_id, track in earlier._open.items():
             track.fill_to(earlier.end, track.filler)
             if request_id in self._tracks:  # it lived on through steps that are missing
@@ -187,7 +186,6 @@ class LaneBoard:
         self.first = min(self.first, earlier.first)
 
     def abort(self, request_ids: Iterable[int]) -> None:
-        """Mark requests as aborted after the last step."""
         for request_id in request_ids:
             if (track := self._open.pop(request_id, None)) is not None:
                 track.put(max(self.end - 1, self.first), Cell.ABORTED)

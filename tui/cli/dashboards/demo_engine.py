@@ -39,8 +39,6 @@ _RAMP = {0.0: 2, 3.0: 4, 6.0: 6, 11.0: 8, 12.5: 10, 14.0: 12}
 
 
 class Act(NamedTuple):
-    """A command to the engine at a second of the demo, and what to tell the operator then."""
-
     at_s: float
     command: Command | None = None
     hint: str = ""
@@ -199,7 +197,6 @@ def workload_text(workload: WorkloadSpec) -> str:
 def engine_arguments(
     model: str, with_tokens: bool, simulated: SimulatedGpu | None, levels: Levels
 ) -> tuple[Mapping[str, KnobValue], str]:
-    """Return the command that runs the engine, and its options before it."""
     if simulated is None:
         return {**_options(model, with_tokens), **levels}, "serve"
     if with_tokens:

@@ -154,7 +154,6 @@ def seconds(step: StepRecord) -> float:
 def run_arm(
     endpoints: Sequence[Endpoint], path: Path, arm: Arm, progress: Callable[[float], None]
 ) -> ArmRun:
-    """Run an arm on an engine, or on a prefill and a decode engine, and record each."""
     paths = [path, path.with_stem(f"{path.stem}-decode")][: len(endpoints)]
     with ExitStack() as stack:
         clients = [stack.enter_context(ControlClient(each, _TIMEOUT_S)) for each in endpoints]

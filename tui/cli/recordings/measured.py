@@ -105,7 +105,6 @@ def _file_run(recording: Recording, name: str, slo: SLO, first: int | None) -> F
 
 
 def side_of(path: Path, name: str, slo: SLO, stretch: StepRange | None = None) -> Side:
-    """Read a recording, or some steps of it, and return its sums."""
     return read_side(RecordingFeed(Recording(path), name, slo, stretch or StepRange()))
 
 

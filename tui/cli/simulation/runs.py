@@ -55,8 +55,6 @@ class SimulatedSource(NamedTuple):
 
 
 class ChosenStepTimes(NamedTuple):
-    """A model of step times, and what is known of the engine whose step times it models."""
-
     model: StepTimeModel
     simulated: str  # a description in a few words
     model_name: str

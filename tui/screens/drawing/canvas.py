@@ -84,7 +84,6 @@ class Canvas(Lines):
 
     @property
     def is_too_small(self) -> bool:
-        """Whether the screen is too small for anything but a notice."""
         return "too_small" in self.places
 
     @property

@@ -123,7 +123,6 @@ class PageHandlers:
         )
 
     def copy(self) -> None:
-        """Copy the screen's text to the terminal's clipboard."""
         is_live = self._view.page == "live"
         names = ("header", "figures") if is_live else ("page",)
         text = "\n".join(line.rstrip() for line in self._screen.canvas.text_of(*names))

@@ -136,8 +136,6 @@ _ROOMY_SPARK = 24
 
 
 class PlacedColumn(NamedTuple):
-    """A column of the fleet table with its position and width on the screen."""
-
     column: FleetColumn
     x: int
     width: int
@@ -232,7 +230,6 @@ def _level(value: int, top: int) -> str:
 
 
 def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
-    """Return the line of column names, with an arrow at the column that the table is sorted by."""
     runs: list[Run] = [(" ", "muted")]
     for place in places:
         is_sorted = place.column.key == page.sort

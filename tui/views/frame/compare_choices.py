@@ -277,8 +277,6 @@ class ComparePage(NamedTuple):
         shares: the share of each run that has been read; None for a run that still grows.
         columns: the columns of the charts of A and B, from left to right; None where a run has no
             step.
-        start: the offset of the first column on the common axis.
-        selected: index into `comparison.requests.pairs`, or into `choices`.
     """
 
     names: tuple[str, str]
@@ -291,10 +289,10 @@ class ComparePage(NamedTuple):
     align: Align
     focus: SideName
     columns: tuple[list[StepPoint | None], list[StepPoint | None]]
-    start: int
+    start: int  # the offset of the first column on the common axis
     width: int
     cursor: int
     cursor_column: int
     points: tuple[StepPoint | None, StepPoint | None]
-    selected: int
+    selected: int  # index into `comparison.requests.pairs`, or into `choices`
     pair: Pair | None

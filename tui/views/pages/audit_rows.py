@@ -73,7 +73,6 @@ def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
 
 
 def audited(frame: Frame, entry: Audited) -> list[Cell]:
-    """Return the row of a refused command, or of a command that changes no knob."""
     style = "caution" if entry.code else "text"
     return [
         ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
@@ -129,8 +128,6 @@ BeforeAfter: TypeAlias = tuple[float | None, float | None]
 
 
 class KnobEffect(NamedTuple):
-    """The latencies before and after a knob change."""
-
     figures: list[BeforeAfter]  # in ms, for each of `FIGURES`; None if unknown
     missing: str  # why some latencies are unknown; empty if all are known
     gist: str  # that reason in two or three words

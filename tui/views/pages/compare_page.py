@@ -48,7 +48,6 @@ def column_at(line: str, width: int, x: int) -> int | None:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each choice of what to compare, or for each request in both runs."""
     page = frame.compare
     if page is None:
         return []

@@ -64,7 +64,6 @@ def request_id_of(frame: Frame) -> int | None:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each late token: the step that produced the token."""
     found = _view(frame)
     if found is None:
         return []

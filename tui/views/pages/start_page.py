@@ -37,8 +37,6 @@ class Entry(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A group of entries on the start screen, such as all recordings."""
-
     title: str
     columns: tuple[Column, ...]  # beside the titles
     entries: tuple[Entry, ...]
