@@ -48,31 +48,6 @@ def test_percentiles_are_nearest_rank() -> None:
     assert percentiles(ordered, 5, (5, 30, 40, 50, 95, 100)) == [15, 20, 20, 35, 50, 50]
 
 
-def test_a_weighted_sample_counts_like_as_many_single_samples() -> None:
-    rng = random.Random(0)
-    samples = Samples()
-    values: list[int] = []
-    for time_ns in range(500):
-        value, weight = rng.randrange(40), rng.randrange(1, 9)
-        samples.add(time_ns, value, weight)
-        values += [value] * weight
-    values.sort()
-    series = series_of(samples, -1, 1000)
-    assert series.num_samples == len(values)
-    for rank, found in ((50, series.p50_ms), (95, series.p95_ms), (99, series.p99_ms)):
-        assert found == values[math.ceil(rank * len(values) / 100) - 1] / 1e6
-    assert series.max_ms == values[-1] / 1e6
-
-
-def test_a_latency_window_excludes_its_start_time_and_includes_its_end_time() -> None:
-    samples = Samples()
-    for time_ns in (10, 20, 30):
-        samples.add(time_ns, time_ns * MS)
-    assert series_of(samples, 10, 30).num_samples == 2
-    assert series_of(samples, 9, 29).max_ms == 20.0
-    assert series_of(samples, 30, 40).p50_ms is None
-
-
 def test_a_latency_trend_keeps_the_worst_of_each_time_slice_and_no_value_for_empty_ones() -> None:
     samples = Samples()
     for time_ns, value_ms in ((1, 5), (9, 7), (31, 4), (40, 6)):
@@ -80,15 +55,6 @@ def test_a_latency_trend_keeps_the_worst_of_each_time_slice_and_no_value_for_emp
     assert series_of(samples, 0, 40, buckets=4).trend_ms == (7.0, None, None, 6.0)
     # Slices stand still as time goes on: at 35 they still end at multiples of 10.
     assert series_of(samples, -5, 35, buckets=4).trend_ms == (7.0, None, None, 4.0)
-
-
-def test_latency_samples_before_or_after_a_time_can_be_forgotten() -> None:
-    samples = Samples()
-    for time_ns in range(10):
-        samples.add(time_ns, time_ns * MS)
-    samples.forget_before(3)
-    samples.forget_after(6)
-    assert series_of(samples, -1, 100).num_samples == len(samples) == 4
 
 
 def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
@@ -131,65 +97,6 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
             assert [series.p50_ms, series.p95_ms, series.p99_ms] == [each / 1e6 for each in nearest]
             assert series.max_ms == values[-1] / 1e6
             assert series.within_slo == sum(value <= 1_000_000 for value in values) / len(values)
-
-
-def test_ttft_itl_tpot_and_step_time_equal_those_worked_out_by_hand() -> None:
-    """Two requests; the second one's prompt makes the first wait 100 ms for its third token."""
-    history = History(SLO(ttft_ms=100, itl_ms=50))
-    records = [
-        record(
-            0,
-            10,
-            20,
-            [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
-            arrived(1, 5, 8),
-            wire.Admitted(1, 0),
-        ),
-        record(1, 30, 40, [wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
-        record(
-            2,
-            50,
-            140,
-            [
-                wire.BatchRow(1, DECODE, 9, 1, 0, 1, LAST),
-                wire.BatchRow(2, PREFILL, 0, 900, 0, 57, FIRST),
-            ],
-            arrived(2, 15, 900),
-            wire.Admitted(2, 0),
-        ),
-        record(
-            3,
-            140,
-            150,
-            [
-                wire.BatchRow(1, DECODE, 10, 1, 0, 1, LAST),
-                wire.BatchRow(2, DECODE, 900, 1, 0, 57, LAST),
-            ],
-            wire.Finished(1, "length", 4),
-        ),
-    ]
-    for sequence, message in enumerate(records):
-        history.append(sequence, message)
-    report = history.windows.latency()
-
-    # TTFT: 20 - 5 = 15 ms and 140 - 15 = 125 ms.
-    assert (report.ttft.num_samples, report.ttft.p50_ms, report.ttft.max_ms) == (2, 15.0, 125.0)
-    assert report.ttft.within_slo == 0.5
-    # ITL: 20, 100 and 10 ms of the first, 10 ms of the second: sorted 10, 10, 20, 100.
-    assert report.itl.num_samples == 4
-    assert (report.itl.p50_ms, report.itl.p95_ms, report.itl.max_ms) == (10.0, 100.0, 100.0)
-    assert report.itl.within_slo == 0.75
-    # TPOT of the first: (150 - 20) / 3 tokens.
-    assert report.tpot.num_samples == 1
-    assert report.tpot.p50_ms == pytest.approx(130 / 3, abs=1e-5)
-    assert (report.step.num_samples, report.step.p50_ms, report.step.max_ms) == (4, 10.0, 90.0)
-
-    stall = history.last_stall()
-    assert stall is not None
-    assert (stall.step, stall.request_id, stall.gap_ns) == (2, 1, 100 * MS)
-    assert stall.main is not None
-    assert (stall.cause, stall.main.request_id, stall.main.num_tokens) == ("prefill", 2, 900)
-    assert stall.text == "step 2 prefill r2 900 tok → ITL 100 ms"
 
 
 def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause() -> None:

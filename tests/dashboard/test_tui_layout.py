@@ -43,22 +43,6 @@ def test_every_terminal_size_has_a_layout(width: int) -> None:
         assert all(region.width > 0 and region.height > 0 for region in places.values())
 
 
-def test_each_terminal_size_shows_its_own_views() -> None:
-    assert {"chart", "lanes", "kv", "latency", "events"} <= set(layout.plan(120, 40))
-    assert "inspector" not in layout.plan(159, 60)
-    assert {"inspector", "latency", "knobs", "events"} <= set(layout.plan(200, 60))
-    narrow = layout.plan(90, 24)
-    assert {"header", "figures", "lanes", "latency_line"} <= set(narrow)
-    assert not {"kv", "latency"} & set(narrow)
-    assert "chart" in layout.plan(80, 24)
-    assert "chart" not in layout.plan(80, 20)
-    few = layout.plan(200, 60, few_lanes=True)
-    assert few["chart"].height > layout.plan(200, 60)["chart"].height
-    assert (few["itl"].x, few["itl"].width) == (few["chart"].x, few["chart"].width)
-    assert narrow["figures"].height == 2
-    assert set(layout.plan(79, 40)) == set(layout.plan(120, 19)) == {"too_small"}
-
-
 @pytest.mark.parametrize("size", TINY)
 async def test_a_terminal_below_80x20_shows_a_notice(
     still_source: Callable[..., Any], size: tuple[int, int]

@@ -83,33 +83,6 @@ async def test_time_travel_works_on_every_screen(source: Any) -> None:
             assert "PAUSED" in screen_text(app)
 
 
-@pytest.mark.parametrize("page", BEYOND)
-async def test_every_screen_fills_every_terminal_size(source: Any, page: Page) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=SIZES[-1]) as pilot:
-        await pilot.press(key_of(page), "down", "down")
-        badge, first = {
-            "fleet": ("▐FLEET▌", "engines"),
-            "compare": ("▐COMPARE▌", "compare"),
-        }.get(page, ("▐LIVE▌", "BUDGET"))
-        for size in SIZES:
-            await pilot.resize_terminal(*size)
-            await pilot.pause()
-            lines = screen_text(app).splitlines()
-            assert [len(line) for line in lines] == [size[0]] * size[1]
-            assert badge in lines[0]
-            assert first in lines[1 if page in ("fleet", "compare") else 2]
-            assert "drawing failed" not in "\n".join(lines)
-            place = app.main.canvas.places["page"]
-            body = PAGE_VIEWS[page].draw(app.main.frame, place.width, place.height)
-            assert len(body) == place.height
-            assert all(len(line) == place.width for line in line_texts(body))
-        for odd in [(60, 15), (1, 1), (300, 90), (80, 24)]:
-            await pilot.resize_terminal(*odd)
-            await pilot.pause()
-            assert "drawing failed" not in screen_text(app)
-
-
 async def test_the_selected_row_stays_with_its_request_from_step_to_step(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:

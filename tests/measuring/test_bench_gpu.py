@@ -143,40 +143,6 @@ def test_performance_aims_are_judged_by_the_measured_samples() -> None:
     assert judged["time with telemetry / without"].found == 1.004
 
 
-def test_an_aim_is_not_judged_without_samples_or_on_a_cpu_or_a_tiny_model() -> None:
-    made = judged_report()
-    for outcome in made.outcomes:
-        outcome.points = []
-    assert {aim.held for aim in gpu_report.judge(made)} == {None}
-    for field in ("is_gpu", "is_quick"):
-        made = judged_report(**{field: field == "is_quick"})
-        assert made.aims == []
-        assert any(word in "\n".join(gpu_report.table(made)) for word in ("NOT A GPU", "QUICK"))
-
-
-def test_show_prints_every_figure_and_two_reports_beside_one_another(tmp_path: Path) -> None:
-    slower = judged_report()
-    for point in slower.outcomes[1].points:
-        point.samples = [2 * each for each in point.samples]
-    slower.outcomes.append(Outcome(part="e", why="its process ended by signal 9"))
-    for made, name in ((judged_report(), "one"), (slower, "two")):
-        made.write(tmp_path / name)
-        assert gpu_report.read(tmp_path / name) == made
-
-    def shown(*names: str) -> str:
-        command = [sys.executable, str(BENCH / "bench_gpu.py"), "--show", *names]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-        return done.stdout
-
-    text = shown("one")
-    for words in ("4 ms, 88% of the floor's rate", "70 GiB were asked for", "aim not held"):
-        assert words in text
-    text = shown("one", "two")
-    assert "context 512: 4 ms, 88% of the floor's rate  |  8 ms, 44% of" in text
-    assert "(2.00 times)" in text
-    assert "incomplete: its process ended by signal 9" in text
-
-
 # Which process measures what, and processes that fail
 
 
@@ -317,43 +283,6 @@ def test_every_part_is_measured_and_its_steps_are_readable_by_simulate(
         assert of(measured, part).settings["implementation"]
     steps = len(QUICK.batches) * len(QUICK.contexts) + len(QUICK.prefills) + len(QUICK.curve)
     assert len(read_points(folder / "out.json", MODEL)) == steps
-
-
-def test_shares_of_the_floor_follow_from_the_ceilings_and_the_samples(
-    measured: tuple[Report, Path],
-) -> None:
-    made, _ = measured
-    copy, gemm = of(measured, "a").points
-    assert copy.facts["bytes"] == 2 * QUICK.copy_bytes
-    assert gemm.facts["flops"] == 2 * QUICK.product_side**3
-    assert len(copy.samples) == len(gemm.samples) == QUICK.num_samples
-    bytes_per_s = made.rate("copy", "bytes") or 0
-    shape = model_shape(PREFIX + MODEL)
-    for point in of(measured, "b").points:
-        batch, context = point.facts["batch"], point.facts["context"]
-        assert point.facts["floor_bytes"] == gpu_engine.decode_bytes(shape, batch, context)
-        floor_ms = point.facts["floor_bytes"] / bytes_per_s * 1e3
-        assert made.share_of_floor(point) == pytest.approx(floor_ms / (point.median or 0))
-    for count, point in zip(QUICK.prefills, of(measured, "c").points, strict=True):
-        assert point.facts["floor_flops"] == gpu_engine.step_flops(shape, [(0, count)], 1)
-    assert [point.facts["tokens"] for point in of(measured, "d").points] == list(QUICK.curve)
-    for point in (point for part in "bcd" for point in of(measured, part).points):
-        assert len(point.samples) == QUICK.num_samples
-        assert (len(point.facts["alone_ms"]), point.facts["device_ms"]) == (3, [])
-
-
-def test_stepscope_runs_the_requests_that_transformers_ran(measured: tuple[Report, Path]) -> None:
-    (whole,) = of(measured, "f").points
-    assert whole.what == f"{QUICK.yardstick_requests} requests"
-    assert whole.facts["is_partial"] is False
-    ((theirs, ours),) = gpu_report.peers(of(measured, "g"))
-    assert ours is not None
-    assert theirs.facts["work"] == "4 requests, outputs up to 24"
-    assert "sdpa" in theirs.facts["attention"]
-    for point in (whole, theirs, ours):
-        rate = point.facts["num_output_tokens"] / (point.median or 1) * 1e3
-        assert point.facts["output_tokens_per_s"] == pytest.approx(rate)
-    assert theirs.facts["num_output_tokens"] == ours.facts["num_output_tokens"]
 
 
 def test_long_prompts_are_served_in_every_batching_mode_and_recorded(

@@ -54,17 +54,6 @@ def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
     return len(finished), kept
 
 
-def test_goodput_counts_requests_whose_tokens_all_kept_the_service_levels(
-    session: Messages,
-) -> None:
-    num_finished, num_kept = kept_by_hand(session, LEVELS)
-    assert 0 < num_kept < num_finished
-    found = history_of(session, LEVELS).windows.figures(None, None)
-    assert found["finished"] == num_finished
-    assert found["goodput"] == pytest.approx(num_kept / num_finished)
-    assert found["goodput_per_s"] == pytest.approx(num_kept / (found["seconds"] or 0))
-
-
 def test_goodput_under_a_raised_service_level_is_as_if_it_had_applied_from_the_start(
     session: Messages,
 ) -> None:

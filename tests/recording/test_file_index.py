@@ -25,7 +25,7 @@ from stepscope.recordings.packing.steps import StepPacker
 from stepscope.recordings.replay import file_index
 from stepscope.recordings.replay.file_index import FileIndex, WorstWaits
 from stepscope.recordings.session.index import Index, IndexRows, decode_index, pack, unpack
-from stepscope.recordings.session.steps import COLUMNS, StepTable
+from stepscope.recordings.session.steps import COLUMNS
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.sessions.seek_sessions import busy, one_by_one, record
 from tests.support.waiting import wait_for
@@ -189,20 +189,6 @@ def test_a_stored_index_is_the_same_as_one_made_from_the_messages(
             )
             made = [index for _, index in indexes(recording)]
             assert summed_up(made) == summed_up(stored)
-
-
-def test_a_step_table_of_an_index_is_that_of_a_history(tmp_path: Path) -> None:
-    with Recording(record(tmp_path / "a.mcap", with_pauses(3))) as recording:
-        _, whole = expected(recording)
-        table = StepTable()
-        for _, index in indexes(recording):
-            rows = IndexRows(index).steps()
-            for name in COLUMNS:
-                table.column(name).extend(rows.column(name))
-        summaries = [table.summary(at) for at in range(len(table))]
-        told = whole.summaries(table.steps[0], table.steps[-1])
-        plain_told = [each._replace(has_knob_change=False) for each in told]
-        assert summaries == plain_told
 
 
 def test_after_a_clock_set_back_only_waits_that_span_the_change_may_differ(
