@@ -24,12 +24,15 @@ from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.attribution.causes import CAUSES, Late, by_cause
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.attribution.explained import explain_recording
+from stepscope.recordings.attribution.explained import Affected, explain_recording
 from stepscope.recordings.attribution.late_sweep import LateWait
+from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate, simulated_info
+from tests.support.sessions.seek_sessions import record
 
 MS = 1_000_000
 # A step of decodes alone takes 8 ms and 40 us a token; every prefill token adds 40 us.
@@ -673,3 +676,37 @@ def test_a_request_that_arrives_during_a_step_is_explained_as_waiting_for_it(
     # Then for the step that was in flight behind it, or for a seat.
     assert late.pieces[0].ns == 3 * MS or ((overlap or others_wait) and late.pieces[0].ns > 3 * MS)
     assert "unknown" not in causes(late)
+
+
+def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None) -> Affected:
+    with Recording(path) as recording:
+        return explain_recording(recording, itl_ms, ttft_ms, only).affected
+
+
+def test_waits_during_an_operators_pause_do_not_count_as_late(
+    tmp_path: Path,
+) -> None:
+    path = record(tmp_path / "paused.mcap", paused_session())
+    assert affected(path, 50, 500) == Affected(1, 0, 0)
+
+
+def test_a_request_that_ended_before_the_recording_is_known_but_not_counted(
+    tmp_path: Path,
+) -> None:
+    engine = Script()
+    for _ in range(4):
+        engine.submit(16, 3)
+    engine.run(6)
+    engine.submit(16, 40)
+    engine.run(30)
+    state = SessionState()
+    begin = next(n for n, (_, m) in enumerate(engine.messages) if getattr(m, "step", 0) == 12)
+    for _, message in engine.messages[:begin]:
+        state.apply(message)
+    snapshot = state.snapshot(begin - 1)
+    assert [view.status for view in snapshot.requests].count("finished") == 4
+    path = record(tmp_path / "later.mcap", [(begin - 1, snapshot), *engine.messages[begin:]])
+    assert affected(path, 1, 1) == Affected(1, 1, 0)
+    assert affected(path, 1, 1, only=0) == Affected(1, 0, 0)
+    with pytest.raises(NotInRecording, match=r"\(r0 to r4\)"):
+        affected(path, 1, 1, only=5)

@@ -10,6 +10,7 @@ from textual.geometry import Region
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.drawing import canvas
 from stepscope.tui.views import layout
+from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
 from tests.support.screens.still_dashboard import dashboard
 
 SIZES = [(120, 40), (200, 60), (90, 24), (100, 20), (160, 45), (159, 50), (80, 20), (300, 100)]
@@ -117,3 +118,24 @@ async def test_an_engine_without_a_step_yet_is_drawn() -> None:
         lines = "\n".join(screen_text(app))
         assert "▐CONNECTING▌" in lines
         assert "no step yet" in lines
+
+
+COLUMNS = (Column("step", 6, True), Column("what", 0))
+
+
+@pytest.mark.parametrize(
+    ("selected", "first_row", "first"), [(None, 0, 0), (None, 4_000, 4_000), (2_500, 0, 2_496)]
+)
+def test_only_visible_rows_of_a_long_list_are_built(
+    selected: int | None, first_row: int, first: int
+) -> None:
+    made: list[int] = []
+
+    def row(at: int) -> list[Cell]:
+        made.append(at)
+        return [(f"{at}", "text"), ("a change", "text")]
+
+    lines = table(COLUMNS, Rows(5_000, row), 40, 10, selected, 7, first_row)
+    assert made == list(range(first, first + 9))
+    every = [[(f"{at}", "text"), ("a change", "text")] for at in range(5_000)]
+    assert lines == table(COLUMNS, every, 40, 10, selected, 7, first_row)
