@@ -1,4 +1,4 @@
-"""If the engine, a thread or a view fails, a line says so and the dashboard keeps running."""
+"""If the engine, a thread or a view fails, a line says so; each state is drawn once."""
 
 import asyncio
 import os
