@@ -267,12 +267,7 @@ class RequestWaits:
         wait.num_before = len(wait.pieces)
 
     def _leave_queue(
-        self,
-        request_id: int,
-        wait: Wait,
-        between: Sequence[Piece],
-        end_ns: int,
-        step: int | None,
+        self, request_id: int, wait: Wait, between: Sequence[Piece], end_ns: int, step: int | None
     ) -> None:
         """End the wait of a request in the queue; it is admitted by `step` (None: it has ended)."""
         was_out = wait.status == "out"

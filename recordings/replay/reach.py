@@ -8,12 +8,7 @@ from collections.abc import Callable
 
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.seek import (
-    MAX_WINDOW_STEPS,
-    WINDOW_S,
-    WINDOW_STEPS,
-    windows,
-)
+from stepscope.recordings.replay.seek import MAX_WINDOW_STEPS, WINDOW_S, WINDOW_STEPS, windows
 
 # Sleep after every few messages, so that the drawing thread can run every millisecond or two.
 _YIELD_S = 0.001

@@ -225,12 +225,7 @@ def excerpt(
 
 
 def windows(
-    recording: Recording,
-    like: History,
-    step: int,
-    num_shown: int,
-    end: Position,
-    turn: Turn,
+    recording: Recording, like: History, step: int, num_shown: int, end: Position, turn: Turn
 ) -> History | None:
     """A new history of all steps that the charts and latencies of a screen need at `step`.
 

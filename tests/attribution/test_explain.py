@@ -683,16 +683,12 @@ def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None)
         return explain_recording(recording, itl_ms, ttft_ms, only).affected
 
 
-def test_waits_during_an_operators_pause_do_not_count_as_late(
-    tmp_path: Path,
-) -> None:
+def test_waits_during_an_operators_pause_do_not_count_as_late(tmp_path: Path) -> None:
     path = record(tmp_path / "paused.mcap", paused_session())
     assert affected(path, 50, 500) == Affected(1, 0, 0)
 
 
-def test_a_request_that_ended_before_the_recording_is_known_but_not_counted(
-    tmp_path: Path,
-) -> None:
+def test_a_request_that_ended_before_the_recording_is_known_but_not_counted(tmp_path: Path) -> None:
     engine = Script()
     for _ in range(4):
         engine.submit(16, 3)

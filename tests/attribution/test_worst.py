@@ -261,9 +261,7 @@ def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
 # The list of breaches
 
 
-async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(
-    source: Any,
-) -> None:
+async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(source: Any) -> None:
     history = source.history
     history.set_slo(SLO(500.0, 5.0))
     breaches = history.windows.breaches(None, 10_000)

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, KVCounts, Snapshot, StepRecord
 from stepscope.recordings.fleets.figures import EngineFigures, figures, measure
-from stepscope.recordings.fleets.fleet import (
-    FLEET_STEPS,
-    LOOK_S,
-    NUM_LOADS,
-    Fleet,
-    shared_bytes,
-)
+from stepscope.recordings.fleets.fleet import FLEET_STEPS, LOOK_S, NUM_LOADS, Fleet, shared_bytes
 from stepscope.recordings.fleets.imbalance import (
     HOLD_S,
     LAPSE_S,

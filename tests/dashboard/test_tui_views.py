@@ -28,13 +28,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.frame.lane_rows import FilterError, lane_filter
 from stepscope.tui.views.lines import clean, fitted, framed
 from stepscope.tui.views.pages import step_page
-from stepscope.tui.views.panels import (
-    event_list,
-    header,
-    inspector,
-    key_figures,
-    knob_panel,
-)
+from stepscope.tui.views.panels import event_list, header, inspector, key_figures, knob_panel
 from stepscope.tui.views.theme import LIMIT_LETTERS
 from stepscope.tui.views.view import ZOOMS, View
 from tests.support.screens.screen_text import line_texts
@@ -63,9 +57,7 @@ def paused(step: int) -> View:
 # Budget chart
 
 
-def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(
-    source: Any,
-) -> None:
+def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(source: Any) -> None:
     history = source.history
     last = history.last_step
     strip = line_texts(budget_chart.draw(frame_of(source), WIDTH, 13, GUTTER))[-3]
@@ -237,9 +229,7 @@ def test_if_not_all_lanes_fit_running_requests_are_kept_and_the_rest_counted(sou
     assert f"(8 of {frame.num_lanes})" in title
 
 
-def test_a_prompt_that_stalled_streams_keeps_its_lane_while_its_step_is_shown(
-    source: Any,
-) -> None:
+def test_a_prompt_that_stalled_streams_keeps_its_lane_while_its_step_is_shown(source: Any) -> None:
     source.history.set_slo(SLO(ttft_ms=500.0, itl_ms=5.0))
     frame = frame_of(source, num_lanes=8)
     late = [c for c in frame.columns if c is not None and c.has_breach and c.num_prefill_tokens]
@@ -576,9 +566,7 @@ def test_lines_are_cut_or_filled_to_their_exact_width() -> None:
 # Time axis
 
 
-def test_on_the_time_axis_a_token_is_drawn_when_it_was_produced(
-    source: Any,
-) -> None:
+def test_on_the_time_axis_a_token_is_drawn_when_it_was_produced(source: Any) -> None:
     history = source.history
     slowest = max(
         range(300, 400),

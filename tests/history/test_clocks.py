@@ -59,9 +59,7 @@ def _moved(message: Any, by_ns: int) -> Any:
 
 
 @pytest.mark.parametrize("back_ns", [5 * 10**9, HOUR_NS])
-def test_a_clock_set_back_begins_a_new_history_with_unchanged_latencies(
-    back_ns: int,
-) -> None:
+def test_a_clock_set_back_begins_a_new_history_with_unchanged_latencies(back_ns: int) -> None:
     steady, jumped = (history_of(session(2 * HOUR_NS, jump)) for jump in (0, -back_ns))
     assert jumped.last_step == NUM_STEPS - 1
     assert jumped.first_step == JUMP_AT

@@ -258,9 +258,7 @@ def test_messages_read_together_from_a_chunk_equal_those_read_frame_by_frame(
             place = end + 1
 
 
-def test_loading_a_range_of_steps_can_be_stopped_every_few_messages(
-    recorded: Path,
-) -> None:
+def test_loading_a_range_of_steps_can_be_stopped_every_few_messages(recorded: Path) -> None:
     with Recording(recorded) as recording:
         begin, end = recording.find_step(100), recording.find_step(800)
         assert begin is not None

@@ -82,9 +82,7 @@ def exported(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
 # Tables
 
 
-def test_exported_parquet_has_a_row_for_each_recorded_step(
-    exported: Callable[..., Path],
-) -> None:
+def test_exported_parquet_has_a_row_for_each_recorded_step(exported: Callable[..., Path]) -> None:
     table = pyarrow.parquet.read_table(exported("parquet"))
     rows = table.to_pylist()
     assert [row["step"] for row in rows] == [step.step for step in STEPS]

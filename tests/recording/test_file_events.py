@@ -134,9 +134,7 @@ def test_the_next_event_is_the_nearest_of_all_kinds(found: FileIndex) -> None:
     assert {"preempt", "knobs", "engine"} <= set(seen)
 
 
-async def test_the_next_preemption_is_found_far_outside_memory(
-    source: ReplaySource,
-) -> None:
+async def test_the_next_preemption_is_found_far_outside_memory(source: ReplaySource) -> None:
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
         assert source.history.num_steps == 1

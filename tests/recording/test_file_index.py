@@ -202,9 +202,7 @@ def test_a_stored_index_is_the_same_as_one_made_from_the_messages(
             assert summed_up(made) == summed_up(stored)
 
 
-def test_after_a_clock_set_back_only_waits_that_span_the_change_may_differ(
-    tmp_path: Path,
-) -> None:
+def test_after_a_clock_set_back_only_waits_that_span_the_change_may_differ(tmp_path: Path) -> None:
     with Recording(record(tmp_path / "a.mcap", with_a_clock_set_back(1))) as recording:
         told, _ = expected(recording)
         found = indexed(recording)

@@ -131,9 +131,7 @@ def test_every_plot_column_shows_the_worst_of_its_steps(
     assert len(covered) >= int(longest.duration_ns / width_ns) - 1
 
 
-def test_plotted_events_are_in_order_and_only_from_the_range(
-    session: tuple[History, Path],
-) -> None:
+def test_plotted_events_are_in_order_and_only_from_the_range(session: tuple[History, Path]) -> None:
     _, path = session
     series = read(path, 100)
     assert [(event.kind, event.text) for event in sorted(series.events, key=when)] == [
@@ -170,10 +168,7 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     assert drawn[1] == first
     assert first.startswith(b"<?xml")
     series = read(path, 60)
-    for target, begins, theme in (
-        ("pdf", b"%PDF", "light"),
-        ("png", b"\x89PNG", "dark"),
-    ):
+    for target, begins, theme in (("pdf", b"%PDF", "light"), ("png", b"\x89PNG", "dark")):
         drawn = [figure(series, "heading", ["details"], target, (7, 7), theme) for _ in range(2)]
         assert drawn[0] == drawn[1]
         assert drawn[0].startswith(begins)
@@ -222,10 +217,7 @@ def test_an_impossible_plot_gives_a_one_line_error_and_no_file(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments: dict[str, Any] = {
-        "file": str(session[1]),
-        "output": "f.svg",
-    }
+    arguments: dict[str, Any] = {"file": str(session[1]), "output": "f.svg"}
     with pytest.raises((WrongUsage, CommandFailed), match=re.escape(words)):
         plot_file(**{**arguments, **change})
     assert list(tmp_path.iterdir()) == []

@@ -140,13 +140,7 @@ def same_screen(live: History, replayed: History, step: int) -> None:
 
 @pytest.mark.slow
 def test_a_replay_shows_at_any_step_what_was_seen_live(live: History, replay: ReplaySource) -> None:
-    steps = [
-        1,
-        NUM_STEPS - 1,
-        NUM_STEPS - 2,
-        300,
-        *random.Random(2).sample(range(NUM_STEPS), 2),
-    ]
+    steps = [1, NUM_STEPS - 1, NUM_STEPS - 2, 300, *random.Random(2).sample(range(NUM_STEPS), 2)]
     for step in steps:
         replay.seek(step)
         assert replay.wait()

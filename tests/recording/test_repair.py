@@ -449,9 +449,7 @@ for number, (sequence, message) in enumerate(simulate(seed=1, num_steps=6000)):
 """
 
 
-def test_a_recorder_killed_while_writing_loses_only_unflushed_messages(
-    tmp_path: Path,
-) -> None:
+def test_a_recorder_killed_while_writing_loses_only_unflushed_messages(tmp_path: Path) -> None:
     path = tmp_path / "killed.mcap"
     command = [sys.executable, "-c", KILLED, str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -314,10 +314,7 @@ def test_commands_on_recordings_accept_names_of_shipped_samples(
     ],
 )
 def test_an_export_of_steps_outside_the_recording_is_refused_in_words(
-    tmp_path: Path,
-    stepscope: Callable[..., Any],
-    steps: list[str],
-    wanted: str,
+    tmp_path: Path, stepscope: Callable[..., Any], steps: list[str], wanted: str
 ) -> None:
     # From a gap on: the first of its steps is not step 0.
     late = record(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])

@@ -246,9 +246,7 @@ async def test_keys_pause_the_engine_and_run_single_steps(source: Subscriber) ->
     app.close()
 
 
-async def test_a_single_step_without_work_waits_for_a_request(
-    live_engine: Any,
-) -> None:
+async def test_a_single_step_without_work_waits_for_a_request(live_engine: Any) -> None:
     source = Subscriber(live_engine.endpoint)
     source.start()
     app = dashboard(source)
@@ -368,9 +366,7 @@ async def test_an_unanswered_command_is_reported_without_blocking_the_screen(
     app.close()
 
 
-async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(
-    source: Subscriber,
-) -> None:
+async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(source: Subscriber) -> None:
     with ControlClient(source.endpoint) as client:
         for budget in (512, 256):
             client.set_knobs({"max_num_batched_tokens": budget}, who="anna")

@@ -77,9 +77,7 @@ async def test_keys_change_the_replay_speed(source: ReplaySource) -> None:
         await until(lambda: "▐REPLAY 2x▌" in main_text(app), "the badge does not say so")
 
 
-async def test_steps_outside_memory_are_read_from_the_file(
-    source: ReplaySource,
-) -> None:
+async def test_steps_outside_memory_are_read_from_the_file(source: ReplaySource) -> None:
     app = dashboard(source)
     first = source.recording.first_step
     async with app.run_test(size=(120, 40)) as pilot:

@@ -68,20 +68,13 @@ def diagnosed(run: Run, recorded: Callable[..., Path]) -> Callable[..., dict[str
     ("options", "suspect", "remedy"),
     [
         (("--max-num-seqs", "5"), "seats (max_num_seqs)", "max_num_seqs=10"),
-        (
-            ("--max-num-batched-tokens", "96"),
-            "small token budget",
-            "max_num_batched_tokens=192",
-        ),
+        (("--max-num-batched-tokens", "96"), "small token budget", "max_num_batched_tokens=192"),
         (("--batching", "static"), "batching", "batching=chunked"),
         (("--num-blocks", "155"), "KV memory", "twice the KV blocks"),
     ],
 )
 def test_tune_names_a_knob_that_was_set_too_small(
-    diagnosed: Callable[..., dict[str, Any]],
-    options: tuple[str, ...],
-    suspect: str,
-    remedy: str,
+    diagnosed: Callable[..., dict[str, Any]], options: tuple[str, ...], suspect: str, remedy: str
 ) -> None:
     found = diagnosed(*WORK, *options)
     assert found["kept_share"] < 0.95
@@ -117,9 +110,7 @@ def test_tune_names_no_bottleneck_if_the_service_levels_are_kept(
     assert [each["suspect"] for each in found["findings"] if each["trial"]] == []
 
 
-def test_tune_blames_no_knob_for_a_slow_machine(
-    diagnosed: Callable[..., dict[str, Any]],
-) -> None:
+def test_tune_blames_no_knob_for_a_slow_machine(diagnosed: Callable[..., dict[str, Any]]) -> None:
     found = diagnosed(*WORK, levels=("--slo-itl", "3ms", "--slo-ttft", "1s"))
     assert found["bottlenecks"] == []
     assert "the machine is too slow" in found["verdict"]

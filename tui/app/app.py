@@ -74,7 +74,7 @@ class Dashboard(App[None], inherit_bindings=False):
     CSS = "Screen { padding: 0; border: none; }"
     ENABLE_COMMAND_PALETTE = False  # an action of ours opens it
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True)
     ]
 
     def __init__(

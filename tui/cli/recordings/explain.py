@@ -149,7 +149,7 @@ def _summary(found: Explanation, origins: Mapping[str, str], given: Mapping[str,
         return f"{origins[name]}; {option} sets another"
 
     lines = [
-        _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl),
+        _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl)
     ]
     if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
         longest = max(gaps, key=lambda each: each.gap_ns)

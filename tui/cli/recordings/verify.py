@@ -6,12 +6,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.recordings.check.rewrite import (
-    RewriteReport,
-    default_output,
-    rewrite,
-    what_is_wrong,
-)
+from stepscope.recordings.check.rewrite import RewriteReport, default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss

@@ -239,8 +239,7 @@ LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--unt
 Target = Annotated[
     str | None,
     _argument(
-        "FILE|ENDPOINT",
-        f"a recording, {_SAMPLES} or an engine (default: the only local engine)",
+        "FILE|ENDPOINT", f"a recording, {_SAMPLES} or an engine (default: the only local engine)"
     ),
 ]
 LastSeconds = Annotated[

@@ -74,10 +74,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         head = beside(
             framed(costs, left, head_height, title),
             framed(
-                events,
-                width - left,
-                head_height,
-                (("since the step before, and in it", "title"),),
+                events, width - left, head_height, (("since the step before, and in it", "title"),)
             ),
         )
     rows = _rows(record)

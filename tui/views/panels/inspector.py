@@ -192,10 +192,7 @@ def draft_lines(record: wire.StepRecord) -> list[Line]:
         return []
     drafted = sum(draft.num_drafted for draft in record.drafts)
     accepted = sum(draft.num_accepted for draft in record.drafts)
-    runs: list[Run] = [
-        (" drafts  ", "muted"),
-        (f"{accepted:>7,} of {drafted:,} accepted", "multi"),
-    ]
+    runs: list[Run] = [(" drafts  ", "muted"), (f"{accepted:>7,} of {drafted:,} accepted", "multi")]
     if drafted > accepted:
         runs.append((f", {drafted - accepted:,} tokens of budget wasted", "caution"))
     return [tuple(runs)]
