@@ -1,6 +1,8 @@
 """The index of a file tells the same as playing it, stored or made from its messages."""
 
+import os
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -27,6 +29,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.packing.steps import StepPacker
 from stepscope.recordings.replay import file_index
 from stepscope.recordings.replay.file_index import FileIndex, WorstWaits
+from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.session.index import (
     INDEX_VERSION,
     Index,
@@ -503,3 +506,43 @@ def test_the_docs_name_all_that_an_index_holds_and_both_versions() -> None:
     assert (
         f"`format_version` (now {FORMAT_VERSION}) or index `version` (now {INDEX_VERSION})" in said
     )
+
+
+@pytest.fixture(scope="module")
+def searched_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("search") / "session.mcap", enumerate(busy(3, 400)))
+
+
+def opened(file: Path) -> int:
+    """How many handles this process has on the file."""
+    links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+    return sum(os.path.realpath(each) == str(file.resolve()) for each in links)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts handles in /proc")
+@pytest.mark.parametrize("is_at_work", [False, True])
+def test_a_closed_replay_leaves_no_search_thread_and_no_file_handle(
+    searched_file: Path, is_at_work: bool
+) -> None:
+    before = set(threading.enumerate())
+    replay = ReplaySource(Recording(searched_file), playing=False)
+    replay.start()
+    if is_at_work:
+        wait_for(lambda: opened(searched_file) > 1, "a search at work")
+    replay.stop()
+    assert set(threading.enumerate()) <= before
+    assert opened(searched_file) == 0
+    assert replay.file_index.is_done
+
+
+def test_a_reading_ends_at_once_when_stopped(searched_file: Path) -> None:
+    found = FileIndex(searched_file, is_busy=lambda: True)
+    found.start()
+    assert not found.is_done
+    found.stop()
+    assert found.is_done
+    found.stop()  # stopping again does nothing
+
+
+def test_a_reading_that_was_never_started_can_be_stopped(searched_file: Path) -> None:
+    FileIndex(searched_file).stop()
