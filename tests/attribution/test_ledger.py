@@ -1,6 +1,7 @@
 """The ledger says who waited for what, who was preempted for whom, and at what cost."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,7 +248,7 @@ def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
         for number in range(40):
             client.send(Submit(prompt_token_ids=[number] * 120, sampling=sampling))
         client.ask(Resume())
-        wait_for(lambda: not client.snapshot().requests, "the end of all requests")
+        wait_for(lambda: time.sleep(0.05) or not client.snapshot().requests, "the end of all")
     found = json.loads(stepscope("explain", "--queue", endpoint, "--json").stdout)
     assert found["recompute_tax"]["num_preemptions"] > 10
     figures = json.loads(stepscope("stats", endpoint, "--json").stdout)["figures"]
