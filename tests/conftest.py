@@ -364,3 +364,8 @@ def still_source() -> Callable[..., StillSource]:
         return StillSource(busy_history(num_steps))
 
     return make
+
+
+@pytest.fixture
+def source(still_source: Callable[..., StillSource]) -> StillSource:
+    return still_source()

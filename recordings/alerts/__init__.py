@@ -2,5 +2,5 @@
 
 May import: recordings.attribution, recordings.figures, recordings.history, recordings.state,
   recordings.state.series.
-A new figure of the present moment is an entry of `OF_NOW` in `rule.py`, measured in `meter.py`.
+A new figure of the present moment is an entry of `OF_NOW` in `rule.py`, measured in `judge.py`.
 """

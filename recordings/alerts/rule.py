@@ -4,8 +4,14 @@ import re
 from typing import NamedTuple
 
 from stepscope.recordings.attribution.causes import QUEUE_REASONS
-from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
-from stepscope.recordings.figures.table import FIGURES, FigureSpec
+from stepscope.recordings.figures.table import (
+    FIGURES,
+    BoundError,
+    FigureBound,
+    FigureSpec,
+    parse_bound,
+    value_text,
+)
 
 # Reasons in `StepRecord.waiting_reasons` whose requests are counted; those behind one that lacks
 # blocks or encoder budget count with it. The last is in no `waiting_reasons`, but in `HeldRow`.
@@ -43,11 +49,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Rule(NamedTuple):
-    """A condition, and for how long it must hold before the rule fires.
-
-    Attributes:
-        text: the rule as written.
-    """
+    """A condition, and for how long it must hold before the rule fires."""
 
     text: str
     bound: FigureBound
@@ -65,8 +67,7 @@ class Rule(NamedTuple):
 def parse_rule(text: str) -> Rule:
     """Read an alert rule: `FIGURE COMPARISON VALUE [for TIME]`.
 
-    Raises:
-        BoundError: the text is invalid; the message tells what was expected.
+    Raises BoundError: the text is invalid; the message tells what was expected.
     """
     bound = parse_bound(text, is_whole=False, figures=KNOWN)
     rest = text[bound.end :]

@@ -45,8 +45,6 @@ class StepWork(NamedTuple):
 
 
 class SlowStep(NamedTuple):
-    """A step that took far longer than its baseline: its duration and the baseline."""
-
     took_ns: int
     baseline_ns: int
     told: str = ""  # what the baseline rests on, where that is more than the steps before it
@@ -57,8 +55,6 @@ class SlowStep(NamedTuple):
 
 
 class _Alike:
-    """Durations of steps that compute about as much."""
-
     __slots__ = ("_known_at", "_median_ns", "counts", "longest_ns", "num_steps")
 
     def __init__(self) -> None:
@@ -84,11 +80,7 @@ class _Alike:
 
 
 class Baseline:
-    """Collects the durations of steps, by their work. Only one thread may write.
-
-    Attributes:
-        num_steps: steps added so far.
-    """
+    """Collects the durations of steps, by their work. Only one thread may write."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -109,7 +101,6 @@ class Baseline:
         self.num_steps += 1
 
     def add_rows(self, steps: StepTable) -> None:
-        """Add the next steps of a session."""
         if not steps:
             return
         first = [steps.column(name)[0] for name in _COLUMNS]
@@ -119,7 +110,6 @@ class Baseline:
         self._ended_ns = steps.tokens_ns[-1]
 
     def knows(self, work: StepWork) -> bool:
-        """Whether there is a baseline for steps with this work."""
         return self._ns(_class_of(work)) is not None
 
     def slow_step(
@@ -127,8 +117,7 @@ class Baseline:
     ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; None if not, or if no baseline is known.
 
-        Args:
-            after_slow: whether the previous step was slow.
+        `after_slow`: whether the previous step was slow.
         """
         return self._slow_step(_class_of(work), ns, STILL_SLOW if after_slow else SLOW)
 
@@ -179,11 +168,7 @@ class Baseline:
 
 
 def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> StepWork | None:
-    """How much a step computed; None if its record has no batch.
-
-    Args:
-        prefills: the rows of the step that are not decodes.
-    """
+    """How much a step computed; None if its record has no batch."""
     if record.batch is None:
         return None
     return work_with(record, sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills))
@@ -209,8 +194,7 @@ def _measured(columns: StepTable, begin: int) -> list[tuple[StepWork, int] | Non
 def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
     """Work and duration of a step; None if the work is unknown.
 
-    Args:
-        values: its `_COLUMNS`, then the end of the previous step.
+    `values`: its `_COLUMNS`, then the end of the previous step.
     """
     prefill, attended, decode, padded, used, start_ns, end_ns, before_ns = values
     if attended < 0:
@@ -222,9 +206,8 @@ def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
 class FileBaseline:
     """The baseline from the steps of a file.
 
-    Attributes:
-        baseline: set once, when enough of the file was read, and never changed: what was explained
-            stays. None without a file.
+    `baseline`: set once, when enough of the file was read, and never changed: what was explained
+    stays. None without a file.
     """
 
     def __init__(self) -> None:
@@ -237,13 +220,7 @@ class MemoryBaseline:
     So an explanation stays as it is when later steps come or old ones are forgotten. A replay uses
     the baseline of the whole file instead, as soon as that covers as many steps.
 
-    Args:
-        lock: guards the columns.
-        of_file: the baseline of the file that is replayed.
-        columns: the steps in memory.
-
-    Attributes:
-        baseline: the latest one.
+    `baseline`: the latest one.
     """
 
     def __init__(self, lock: "threading.RLock", of_file: FileBaseline, columns: StepTable) -> None:

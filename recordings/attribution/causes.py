@@ -116,7 +116,6 @@ class Piece(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The cause in a short form, for narrow lines."""
         words, told = WORDS[self.cause], _OF_DETAIL.get((self.cause, self.detail))
         if self.request_id is not None:
             return f"{words.beside} {request_name(self.request_id)} {self.num_tokens} tok"
@@ -128,7 +127,6 @@ class Piece(NamedTuple):
 
     @property
     def whose(self) -> str:
-        """Whose prefill tokens these are, and how many."""
         if self.request_id is None:
             return "others"
         text = f"{self.num_tokens:,} prefill tokens of {self.owner}"
@@ -157,7 +155,6 @@ class Piece(NamedTuple):
 
     @property
     def usual(self) -> str:
-        """How long such steps usually take."""
         work = "its work" if self.num_steps == 1 else "their work"
         told = self.detail and f", {self.detail}"
         return f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms{told})"
@@ -171,20 +168,15 @@ class Piece(NamedTuple):
 class CauseWords(NamedTuple):
     """All words for a cause.
 
-    Attributes:
-        name: in tables of causes.
-        label: in legends and short lines.
-        text, short: of a piece, without its duration, as a format; `short` is empty if `label` is.
-        beside: before the request that had the time.
-        queue: what a request in the queue waited for meanwhile.
+    `text`, `short`: of a piece, without its duration, as a format; `short` is empty if `label` is.
     """
 
-    name: str
-    label: str
+    name: str  # in tables of causes
+    label: str  # in legends and short lines
     text: str
     short: str = ""
-    beside: str = "given to"
-    queue: str = ""
+    beside: str = "given to"  # before the request that had the time
+    queue: str = ""  # what a request in the queue waited for meanwhile
 
 
 WORDS: Mapping[Cause, CauseWords] = {
@@ -341,12 +333,10 @@ class Late(NamedTuple):
 
     @property
     def explanation(self) -> str:
-        """The shown pieces in words."""
         return "; ".join(f"{each.ns / 1e6:,.1f} ms {each.text}" for each in self.shown_pieces)
 
 
 def hold_up_text(kind: str, detail: str) -> str:
-    """What a `HoldUp` was, in words."""
     return Piece(HOLD_UPS[kind], 0, 0, 0, detail=detail).text if kind in HOLD_UPS else kind
 
 

@@ -11,39 +11,18 @@ Requests that decode in every step cost nothing here.
 import math
 from collections.abc import Sequence
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    BatchRow,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    Phase,
-    RowFlag,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.recordings.attribution import open_waits
 from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline, SlowStep, work_of
 from stepscope.recordings.attribution.causes import Late, Piece, merged
-from stepscope.recordings.attribution.open_waits import (
-    StepSpan,
-    Wait,
-    left_out,
-    loads_of,
-    own,
-    prefills_of,
-    span_of,
-    with_hold_ups,
-    without_step,
-)
 from stepscope.recordings.attribution.request_waits import RequestWaits
 from stepscope.recordings.state.clocks import known_since, leave_out
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
 
-_DECODE = int(Phase.DECODE)
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+_DECODE = int(wire.Phase.DECODE)
+_LAST_CHUNK = int(wire.RowFlag.LAST_CHUNK)
 
 
 class Explainer:
@@ -57,7 +36,6 @@ class Explainer:
             then. None: taken from `state` or the first snapshot.
         with_begun: do not leave out those waits.
         baseline: finds slow steps; None: no step counts as slow.
-        after_slow: whether the last step of `state` was slow.
         learns: a baseline to which each step is added after the step was judged. It may be
             `baseline` itself.
         with_queue: keep each wait in the queue that has ended in `waits.queued`.
@@ -115,34 +93,31 @@ class Explainer:
         self._needs_snapshot = True
         self._was_slow = False  # the last step
 
-    def take(self, message: Telemetry, lost: bool = False) -> Outcome | None:
+    def take(self, message: wire.Telemetry, lost: bool = False) -> Outcome | None:
         """Process the next message.
 
         Returns the outcome of a step. Its waits are without the operator's pauses, and without
         waits of unknown length. None for other messages, and for a step that is repeated.
-
-        Args:
-            lost: whether messages before it are missing.
         """
         if lost:
             self._is_lost = self._needs_snapshot = True
         outcome = None
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             if not self.is_repeated(message):
                 outcome = self._take_step(message)
                 self._is_lost = False
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             self._take_status(message)
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             self._take_snapshot(message)
         else:
-            if isinstance(message, EngineInfo):
+            if isinstance(message, wire.EngineInfo):
                 self._meet(message)
             self.state.apply(message)
         self.state.blocks = None
         return outcome
 
-    def is_repeated(self, record: StepRecord) -> bool:
+    def is_repeated(self, record: wire.StepRecord) -> bool:
         """Whether a step was taken already: a publisher may repeat it under a new number."""
         return self._last_record is not None and record.step <= self._last_record
 
@@ -150,14 +125,14 @@ class Explainer:
         if not self._with_begun:
             self.since_ns = time_ns
 
-    def _meet(self, info: EngineInfo) -> None:
+    def _meet(self, info: wire.EngineInfo) -> None:
         known = self.state.info
         if known is not None and info.engine_id != known.engine_id:
             self._begin()
 
     # Messages between steps
 
-    def _take_status(self, status: EngineStatus) -> None:
+    def _take_status(self, status: wire.EngineStatus) -> None:
         if self._step is None:  # an engine publishes its status between two steps
             self._step, self._end_ns = status.step, status.time_ns
         if status.events or status.held:
@@ -166,12 +141,12 @@ class Explainer:
             between = self._between(status.step + 1, time_ns, pauses)
             for event in status.events:
                 self.waits.take(event, time_ns, between, status.step + 1)
-                if isinstance(event, Finished):
+                if isinstance(event, wire.Finished):
                     self.waits.end(event.request_id)
             self.waits.hold(status.held or (), between, time_ns, status.step + 1)
         self.state.apply(status)
 
-    def _take_snapshot(self, snapshot: Snapshot) -> None:
+    def _take_snapshot(self, snapshot: wire.Snapshot) -> None:
         self._meet(snapshot.info)
         if not self._needs_snapshot:  # it holds nothing new
             self.state.pauses = self.state.pauses.after(snapshot)
@@ -185,7 +160,7 @@ class Explainer:
 
     # Steps
 
-    def _take_step(self, record: StepRecord) -> Outcome:
+    def _take_step(self, record: wire.StepRecord) -> Outcome:
         self.num_steps += 1
         if self.first_step_ns is None:
             self.first_step_ns = record.schedule_start_ns
@@ -194,20 +169,20 @@ class Explainer:
         if self.state.is_summed_up:  # what the engine did meanwhile is not known
             start_ns = end_ns
         between = self._between(record.step, start_ns, self.state.pauses.after(record))
-        between = with_hold_ups(between, record)
-        for load in loads_of(record, start_ns):
+        between = open_waits.with_hold_ups(between, record)
+        for load in open_waits.loads_of(record, start_ns):
             between.append(load)
             start_ns += load.ns
-        prefills = prefills_of(record)
+        prefills = open_waits.prefills_of(record)
         slow = self._slow_step(record, prefills, end_ns - start_ns)
         self._was_slow = slow is not None
-        span = span_of(record, prefills, slow, start_ns, end_ns)
+        span = open_waits.span_of(record, prefills, slow, start_ns, end_ns)
         rows = record.batch
         if rows is not None and self.only is not None:
             rows = [row for row in rows if row.request_id == self.only]
         for event in record.events:
             # A request may have come while the step ran.
-            time_ns = end_ns if isinstance(event, Arrived) else start_ns
+            time_ns = end_ns if isinstance(event, wire.Arrived) else start_ns
             self.waits.take(event, time_ns, between, record.step)
         if rows is not None:
             self.waits.seat(rows, between, start_ns, record.step)
@@ -218,7 +193,7 @@ class Explainer:
             self._take_rows(rows, outcome, span, between, prefills)
         self.waits.end_step(between, span)
         for event in record.events:
-            if isinstance(event, Finished):
+            if isinstance(event, wire.Finished):
                 self.waits.end(event.request_id)
         self._step = self._last_record = record.step
         self._end_ns = end_ns
@@ -230,7 +205,7 @@ class Explainer:
         return outcome
 
     def _slow_step(
-        self, record: StepRecord, prefills: Sequence[BatchRow], ns: int
+        self, record: wire.StepRecord, prefills: Sequence[wire.BatchRow], ns: int
     ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; else None."""
         if self._baseline is None and self._learns is None:
@@ -246,7 +221,6 @@ class Explainer:
         return slow
 
     def _between(self, step: int, start_ns: int, pauses: PauseTrail) -> list[Piece]:
-        """The time between the previous step and this one, divided into pieces by cause."""
         begin_ns = self._end_ns
         if begin_ns is None or begin_ns >= start_ns:
             return []
@@ -255,17 +229,16 @@ class Explainer:
         if self._is_lost or self._step is None or step != self._step + 1:
             return [Piece("unknown", begin_ns, start_ns - begin_ns, step)]
         had_work = self.state.num_running + self.state.num_waiting > 0
-        return without_step(pauses, begin_ns, start_ns, step, had_work=had_work)
+        return open_waits.without_step(pauses, begin_ns, start_ns, step, had_work=had_work)
 
     def _take_rows(
         self,
-        rows: Sequence[BatchRow],
+        rows: Sequence[wire.BatchRow],
         outcome: Outcome,
-        span: StepSpan,
+        span: open_waits.StepSpan,
         between: Sequence[Piece],
-        prefills: list[BatchRow],
+        prefills: list[wire.BatchRow],
     ) -> None:
-        """Explain the time of a step to those who waited for it."""
         record, start_ns, waits = span.record, span.start_ns, self.waits.open
         late = {each: ns for each, ns in outcome.late_gaps if ns > self.itl_bound_ns}
         late.update([each for each in outcome.ttft_ns if each[1] > self.ttft_bound_ns])
@@ -283,9 +256,9 @@ class Explainer:
                     continue
                 is_shared = wait is None
                 if wait is None or (began_ns is not None and wait.start_ns != began_ns):
-                    wait = Wait("running", began_ns)
+                    wait = open_waits.Wait("running", began_ns)
                 wait.fill(between, start_ns, record.step)
-                piece = own(row, record, prefills, span.load, start_ns)
+                piece = open_waits.own(row, record, prefills, span.load, start_ns)
                 if piece.cause == "recompute" and wait.preempted_for:
                     piece = piece._replace(detail=wait.preempted_for)
                 wait.add_step(piece, span)
@@ -303,14 +276,18 @@ class Explainer:
         if self.only is not None:
             running = running & {self.only}
         if len(rows) < len(running) or record.events:  # a request with a row may have ended
-            piece = left_out(record, prefills, start_ns)
+            piece = open_waits.left_out(record, prefills, start_ns)
             for request_id in running.difference([row.request_id for row in rows]):
                 wait = waits.get(request_id) or self.waits.wait(request_id)
                 wait.fill(between, start_ns, record.step)
                 wait.add_step(piece, span)
 
     def _add_late(
-        self, row: BatchRow, began_ns: int, span: StepSpan, pieces: tuple[Piece, ...]
+        self,
+        row: wire.BatchRow,
+        began_ns: int,
+        span: open_waits.StepSpan,
+        pieces: tuple[Piece, ...],
     ) -> None:
         """Keep a late wait that ended with the token of a row, unless its length is unknown."""
         if began_ns < self.since_ns:

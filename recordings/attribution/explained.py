@@ -5,24 +5,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Arrived,
-    EngineInfo,
-    EngineStatus,
-    RequestView,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-    Totals,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.errors import NotInRecording
-from stepscope.recordings.file.indexes import indexes
-from stepscope.recordings.file.messages import messages
+from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
@@ -44,8 +33,6 @@ class Bound(NamedTuple):
 
 
 class CauseShare(NamedTuple):
-    """How much one cause contributed to all late waits."""
-
     cause: Cause
     num_late: int  # late waits with this as the largest cause
     ns: int  # time of this cause in all late waits
@@ -75,7 +62,7 @@ class NeverServed(NamedTuple):
 class Explanation(NamedTuple):
     """What `explain_recording` found. `late` is in order of time."""
 
-    info: EngineInfo
+    info: wire.EngineInfo
     num_steps: int
     itl: Bound
     ttft: Bound
@@ -86,7 +73,7 @@ class Explanation(NamedTuple):
     waits: Mapping[LatencyKind, Distribution]  # all, late or not
     fronts: FrontSums
     request_id: int | None = None  # explains this one alone; None: all
-    view: RequestView | None = None  # that one, as it was last known
+    view: wire.RequestView | None = None  # that one, as it was last known
 
     def wall_ns(self, time_ns: int) -> int:
         """Wall-clock time (Unix) of an engine time."""
@@ -145,8 +132,7 @@ def explain_recording(
 def affected_by(late: Iterable[Late], num_requests: int) -> Affected:
     """Count the requests with late tokens.
 
-    Args:
-        late: all late tokens of a session with so many requests.
+    `late`: all late tokens of a session with so many requests.
     """
     counted = [each for each in late if not each.is_excused]
     all_late = {each.request_id for each in counted}
@@ -159,7 +145,6 @@ class _Read:
 
     Attributes:
         waits: all gaps and first tokens, without the operator's pauses.
-        live: requests that were live at some time.
         ended: requests seen as finished in a snapshot; they may have ended before the recording.
     """
 
@@ -169,38 +154,44 @@ class _Read:
             "itl": Distribution(explainer.itl_bound_ns),
             "ttft": Distribution(explainer.ttft_bound_ns),
         }
-        self.live: set[int] = set()
+        self.live: set[int] = set()  # requests that were live at some time
         self.ended: set[int] = set()
         self.fronts = FrontSums()
-        self.view: RequestView | None = None
+        self.view: wire.RequestView | None = None
         self._given_up_ns: list[int] = []  # the waits of requests that ended without a token
 
-    def take(self, message: Telemetry, lost: bool) -> None:
+    def take(self, message: wire.Telemetry, lost: bool) -> None:
         state = self.explainer.state
-        info = message.info if isinstance(message, Snapshot) else message
-        if isinstance(info, EngineInfo) and state.info and state.info.engine_id != info.engine_id:
+        info = message.info if isinstance(message, wire.Snapshot) else message
+        if (
+            isinstance(info, wire.EngineInfo)
+            and state.info
+            and state.info.engine_id != info.engine_id
+        ):
             self._given_up_ns += self._unserved(state.requests, state.time_ns)
-        if isinstance(message, Snapshot):
+        if isinstance(message, wire.Snapshot):
             for view in message.requests:
                 (self.ended if view.status == "finished" else self.live).add(view.request_id)
-        elif isinstance(message, StepRecord | EngineStatus):
+        elif isinstance(message, wire.StepRecord | wire.EngineStatus):
             events = message.events
-            self.live.update([each.request_id for each in events if isinstance(each, Arrived)])
-            if gone := [each.request_id for each in events if isinstance(each, Aborted)]:
-                now_ns = message.time_ns if isinstance(message, EngineStatus) else message.tokens_ns
+            self.live.update([each.request_id for each in events if isinstance(each, wire.Arrived)])
+            if gone := [each.request_id for each in events if isinstance(each, wire.Aborted)]:
+                now_ns = (
+                    message.time_ns if isinstance(message, wire.EngineStatus) else message.tokens_ns
+                )
                 self._given_up_ns += self._unserved(gone, now_ns)
         outcome = self.explainer.take(message, lost)
         only = self.explainer.only
         self.fronts.take(message, state.requests)
         if only is not None and only in state.requests:
             self.view = copy.copy(state.requests[only])
-        if outcome is not None and isinstance(message, StepRecord):
+        if outcome is not None and isinstance(message, wire.StepRecord):
             self.live.update([row.request_id for row in message.batch or ()])
             for gap_ns, number in outcome.gaps_ns.items():
                 self.waits["itl"].add(gap_ns, number)
             for _, ttft_ns in outcome.ttft_ns:
                 self.waits["ttft"].add(ttft_ns)
-            for kind, ns, number in estimates_in(message.totals or Totals()):
+            for kind, ns, number in estimates_in(message.totals or wire.Totals()):
                 if kind in self.waits:
                     self.waits[kind].add(ns, number)
 
@@ -211,7 +202,6 @@ class _Read:
         return NeverServed(len(waits), max(waits) / 1e6 if waits else None)
 
     def _unserved(self, request_ids: Iterable[int], now_ns: int) -> list[int]:
-        """How long those of these requests have waited that have no token yet."""
         views = self.explainer.state.requests
         known = [views[each] for each in request_ids if each in views]
         return [

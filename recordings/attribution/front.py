@@ -65,7 +65,6 @@ class FrontSums:
             self.add(views[each] for each in ids if each in views)
 
     def add(self, views: Iterable[RequestView]) -> None:
-        """Add requests, or what is new of them."""
         for view in views:
             if view.front is not None:
                 self._known[view.request_id] = view.front.number, shares_of(view)

@@ -5,45 +5,26 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    BatchRow,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    Phase,
-    Preempted,
-    RequestEvent,
-    RequestView,
-    RowFlag,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.attribution.preemptions import (
+from stepscope.recordings.attribution.queue import (
     Preemption,
     PreemptionStatus,
+    QueueWait,
     beneficiaries,
+    in_order,
     lost_between,
 )
-from stepscope.recordings.attribution.queue import QueueWait, in_order
 from stepscope.recordings.state.session import SessionState
 
 MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
-_DECODE, _RECOMPUTE = int(Phase.DECODE), int(Phase.RECOMPUTE)
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+_DECODE, _RECOMPUTE = int(wire.Phase.DECODE), int(wire.Phase.RECOMPUTE)
+_LAST_CHUNK = int(wire.RowFlag.LAST_CHUNK)
 
 
 class RecomputeTax(NamedTuple):
-    """How much of a session was spent on recomputing preempted requests. None is unknown.
-
-    Attributes:
-        num_tokens: all tokens that the session computed.
-        step_ns: the time of all steps.
-    """
+    """How much of a session was spent on recomputing preempted requests. None is unknown."""
 
     num_preemptions: int
     num_lost: int | None
@@ -72,16 +53,13 @@ class Ledger:
         state: the state right before the first message.
         baseline: finds slow steps; None: no step counts as slow.
 
-    Attributes:
-        preemptions: all preemptions, oldest first; some may precede the first message.
-        num_admitted: number of waits that ended in an admission.
-        publishes_requests: whether the engine publishes the batches of its steps.
+    `preemptions`: all preemptions, oldest first; some may precede the first message.
     """
 
     def __init__(self, state: SessionState, baseline: Baseline | None = None) -> None:
         self.preemptions: list[Preemption] = []
-        self.num_admitted = 0
-        self.publishes_requests = True
+        self.num_admitted = 0  # number of waits that ended in an admission
+        self.publishes_requests = True  # whether the engine publishes the batches of its steps
         before = None if state.info is None else state
         self._explainer = Explainer(
             math.inf, math.inf, state=before, baseline=baseline, with_queue=True
@@ -92,35 +70,31 @@ class Ledger:
         self._num_tokens = self._step_ns = 0
         self._adopt()
 
-    def take(self, message: Telemetry, after_gap: bool = False) -> None:
-        """Process the next message.
-
-        Args:
-            after_gap: whether messages before it are missing.
-        """
-        info = message.info if isinstance(message, Snapshot) else message
-        if isinstance(info, EngineInfo):
+    def take(self, message: wire.Telemetry, after_gap: bool = False) -> None:
+        """Process the next message."""
+        info = message.info if isinstance(message, wire.Snapshot) else message
+        if isinstance(info, wire.EngineInfo):
             if self.info is not None and self.info.engine_id != info.engine_id:
                 for preemptions in self._open.values():
                     _leave_as(preemptions, "unknown")
                 self._open = {}
-        elif isinstance(message, StepRecord):
+        elif isinstance(message, wire.StepRecord):
             if self._explainer.is_repeated(message):
                 return
             self._take_step(message)
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             self._take_events(message.events, message.time_ns, None, {})
         self._explainer.take(message, after_gap)
         for wait in self._explainer.waits.queued:
             self._keep(wait)
         self._explainer.waits.queued.clear()
-        if isinstance(info, EngineInfo):
+        if isinstance(info, wire.EngineInfo):
             self._adopt()
 
     # Results
 
     @property
-    def info(self) -> EngineInfo | None:
+    def info(self) -> wire.EngineInfo | None:
         return self._state.info
 
     @property
@@ -129,7 +103,6 @@ class Ledger:
 
     @property
     def first_ns(self) -> int | None:
-        """Start of the first step."""
         return self._explainer.first_step_ns
 
     @property
@@ -138,7 +111,6 @@ class Ledger:
 
     @property
     def now_ns(self) -> int:
-        """Engine time of the last message."""
         return self._state.time_ns
 
     def waiting(self) -> list[QueueWait]:
@@ -156,7 +128,6 @@ class Ledger:
         return [wait for _, _, wait in sorted(self._longest, reverse=True)]
 
     def _of(self, wait: QueueWait) -> QueueWait:
-        """The wait with what is known of its request."""
         view = self._state.requests.get(wait.request_id)
         if view is None:
             return wait
@@ -173,7 +144,6 @@ class Ledger:
                 heapq.heappushpop(self._longest, entry)
 
     def tax(self) -> RecomputeTax:
-        """The cost of the preemptions so far."""
         lost = [each.num_lost for each in self.preemptions if each.step is not None]
         knows = self.publishes_requests
         return RecomputeTax(
@@ -187,10 +157,10 @@ class Ledger:
 
     # Steps
 
-    def _take_step(self, record: StepRecord) -> None:
+    def _take_step(self, record: wire.StepRecord) -> None:
         start_ns = record.schedule_start_ns
         if record.events:
-            is_preempting = any(isinstance(event, Preempted) for event in record.events)
+            is_preempting = any(isinstance(event, wire.Preempted) for event in record.events)
             takers = beneficiaries(record, self._state) if is_preempting else {}
             self._take_events(record.events, start_ns, record.step, takers)
         num_tokens = record.num_prefill_tokens + record.num_decode_tokens
@@ -204,10 +174,10 @@ class Ledger:
                 if row.phase == _RECOMPUTE or row.request_id in self._open:
                     self._recompute(row, step_ns / max(1, num_tokens))
         for event in record.events:
-            if isinstance(event, Finished):
+            if isinstance(event, wire.Finished):
                 self._end(event.request_id)
 
-    def _recompute(self, row: BatchRow, token_ns: float) -> None:
+    def _recompute(self, row: wire.BatchRow, token_ns: float) -> None:
         preemptions = self._open.get(row.request_id)
         if preemptions is None:  # it was preempted before the first message
             view = self._state.requests.get(row.request_id)
@@ -224,11 +194,7 @@ class Ledger:
         self._note_computed(row.request_id, end, is_last=is_last)
 
     def _note_computed(self, request_id: int, end: int, *, is_last: bool) -> None:
-        """Update the status of a request's preemptions: its KV cache holds `end` tokens again.
-
-        Args:
-            is_last: whether these are all its tokens.
-        """
+        """Update the status of a request's preemptions: its KV cache holds `end` tokens again."""
         for each in self._open.get(request_id, ()):
             is_back = is_last if each.num_lost is None else end >= each.num_lost
             each.status = "back" if is_back else "recomputes"
@@ -239,25 +205,27 @@ class Ledger:
 
     def _take_events(
         self,
-        events: Iterable[RequestEvent],
+        events: Iterable[wire.RequestEvent],
         time_ns: int,
         step: int | None,
         takers: dict[int, int | None],
     ) -> None:
         for event in events:
             request_id = event.request_id
-            if isinstance(event, Preempted):
+            if isinstance(event, wire.Preempted):
                 self._preempt(event, time_ns, step, takers.get(request_id))
-            elif isinstance(event, Admitted):
+            elif isinstance(event, wire.Admitted):
                 self._resume(event, time_ns)
-            elif isinstance(event, Aborted) or (isinstance(event, Finished) and step is None):
+            elif isinstance(event, wire.Aborted) or (
+                isinstance(event, wire.Finished) and step is None
+            ):
                 self._end(request_id)
 
     def _end(self, request_id: int) -> None:
         _leave_as(self._open.pop(request_id, ()), "ended")
 
     def _preempt(
-        self, event: Preempted, time_ns: int, step: int | None, beneficiary: int | None
+        self, event: wire.Preempted, time_ns: int, step: int | None, beneficiary: int | None
     ) -> None:
         view = self._state.requests.get(event.request_id)
         preemption = Preemption(
@@ -275,7 +243,7 @@ class Ledger:
         _leave_as(before, "waits")
         before.append(preemption)
 
-    def _resume(self, event: Admitted, time_ns: int) -> None:
+    def _resume(self, event: wire.Admitted, time_ns: int) -> None:
         """Process the admission of a preempted request.
 
         Lost tokens that are still in the prefix cache need not be computed again.
@@ -291,7 +259,7 @@ class Ledger:
                 each.waited_ns = max(0, time_ns - each.time_ns)
         self._note_computed(event.request_id, num_cached, is_last=False)
 
-    def _unseen(self, view: RequestView | None, request_id: int) -> Preemption:
+    def _unseen(self, view: wire.RequestView | None, request_id: int) -> Preemption:
         """Add a preemption that happened before the first message, of which little is known."""
         client_id = "" if view is None else view.client_id
         preemption = Preemption(request_id, client_id)

@@ -4,21 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    BatchRow,
-    HoldUp,
-    Phase,
-    RequestView,
-    StepRecord,
-)
 from stepscope.recordings.attribution.baseline import STILL_SLOW, SlowStep
 from stepscope.recordings.attribution.causes import HELD_FOR, HOLD_UPS, Piece
 from stepscope.recordings.state.ranks import late_rank
 
-_DECODE = int(Phase.DECODE)
-_RECOMPUTE = int(Phase.RECOMPUTE)
+_DECODE = int(wire.Phase.DECODE)
+_RECOMPUTE = int(wire.Phase.RECOMPUTE)
 
 _OTHERS = frozenset({"queued", "between", "idle", "held_up", "rank"})
 
@@ -28,17 +21,17 @@ WaitStatus: TypeAlias = Literal["waiting", "out", "running"]
 class StepSpan(NamedTuple):
     """The time of a step: its work, then what held it up."""
 
-    record: StepRecord
+    record: wire.StepRecord
     start_ns: int
     work_end_ns: int
     excess: list[Piece]  # from there to `end_ns`, with one cause each
     end_ns: int
-    load: Admitted | None  # what it loaded, if that is more than its largest prefill
+    load: wire.Admitted | None  # what it loaded, if that is more than its largest prefill
 
 
 def span_of(
-    record: StepRecord,
-    prefills: Sequence[BatchRow],
+    record: wire.StepRecord,
+    prefills: Sequence[wire.BatchRow],
     slow: SlowStep | None,
     start_ns: int,
     end_ns: int,
@@ -79,7 +72,11 @@ def span_of(
 
 
 def _rest(
-    record: StepRecord, slow: SlowStep, load: Admitted | None, took_ns: int, excess_ns: int
+    record: wire.StepRecord,
+    slow: SlowStep,
+    load: wire.Admitted | None,
+    took_ns: int,
+    excess_ns: int,
 ) -> Piece:
     """What a step took too long for no reason that is known, or for loading within the step."""
     if load is not None:
@@ -91,7 +88,9 @@ def _rest(
     )
 
 
-def _hold_ups(record: StepRecord, begin_ns: int, end_ns: int) -> Iterator[tuple[int, int, HoldUp]]:
+def _hold_ups(
+    record: wire.StepRecord, begin_ns: int, end_ns: int
+) -> Iterator[tuple[int, int, wire.HoldUp]]:
     """Yield start and duration of what held up a part of the time, in order.
 
     They do not overlap, but for waits for a processor.
@@ -107,7 +106,7 @@ def _hold_ups(record: StepRecord, begin_ns: int, end_ns: int) -> Iterator[tuple[
                 last_ns = stop_ns
 
 
-def with_hold_ups(pieces: list[Piece], record: StepRecord) -> list[Piece]:
+def with_hold_ups(pieces: list[Piece], record: wire.StepRecord) -> list[Piece]:
     """Cut what held up the engine before a step out of the pieces of that time."""
     if not record.hold_ups:
         return pieces
@@ -133,7 +132,6 @@ class Wait:
 
     Attributes:
         queued_ns: since when the request was last in the queue; None if unknown.
-        num_before: number of pieces from before that.
         held: why the engine holds the request back; then it waits for nothing else.
         preempted_for: why the request was preempted; empty: its blocks were needed.
     """
@@ -146,7 +144,7 @@ class Wait:
     def __init__(self, status: WaitStatus, start_ns: int | None, num_output: int = 0) -> None:
         self.status: WaitStatus = status
         self.queued_ns = start_ns if status == "waiting" else None
-        self.num_before = 0
+        self.num_before = 0  # number of pieces from before that
         self.start_ns = start_ns  # None: unknown, because it was first seen while running
         self.covered_ns = 0 if start_ns is None else start_ns
         self.num_output = num_output  # tokens before this wait
@@ -194,18 +192,18 @@ class Wait:
             self.add(Piece("unknown", self.covered_ns, 0, step), until_ns)
 
 
-def prefills_of(record: StepRecord) -> list[BatchRow]:
+def prefills_of(record: wire.StepRecord) -> list[wire.BatchRow]:
     """The rows of a step that are not decodes, the largest first."""
     rows = [row for row in record.batch or () if row.phase != _DECODE]
     rows.sort(key=attrgetter("num_tokens"), reverse=True)
     return rows
 
 
-def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
+def loads_of(record: wire.StepRecord, start_ns: int) -> list[Piece]:
     """Pieces for the time in which a step copied in the KV blocks of handed-over requests."""
     pieces = []
     for event in record.events:
-        if isinstance(event, Admitted) and event.load_ns:
+        if isinstance(event, wire.Admitted) and event.load_ns:
             pieces.append(
                 Piece(
                     *("transfer", start_ns, event.load_ns, record.step, 1, "load"),
@@ -217,19 +215,19 @@ def loads_of(record: StepRecord, start_ns: int) -> list[Piece]:
     return pieces
 
 
-def _load_in(record: StepRecord) -> Admitted | None:
+def _load_in(record: wire.StepRecord) -> wire.Admitted | None:
     """The largest load of keys and values within a step; None: no such load is known."""
     loads = [
         event
         for event in record.events
-        if isinstance(event, Admitted)
+        if isinstance(event, wire.Admitted)
         and event.num_loaded_tokens
         and not (event.load_ns or event.is_loaded_early)
     ]
     return max(loads, key=lambda event: event.num_loaded_tokens, default=None)
 
 
-def _loaded(load: Admitted, record: StepRecord, start_ns: int) -> Piece:
+def _loaded(load: wire.Admitted, record: wire.StepRecord, start_ns: int) -> Piece:
     return Piece(
         *("transfer", start_ns, 0, record.step, 1, "load"),
         request_id=load.request_id,
@@ -238,16 +236,15 @@ def _loaded(load: Admitted, record: StepRecord, start_ns: int) -> Piece:
 
 
 def own(
-    row: BatchRow,
-    record: StepRecord,
-    prefills: list[BatchRow],
-    load: Admitted | None,
+    row: wire.BatchRow,
+    record: wire.StepRecord,
+    prefills: list[wire.BatchRow],
+    load: wire.Admitted | None,
     start_ns: int,
 ) -> Piece:
     """What a request with a row in a step had to wait for in that step, as a piece.
 
-    Args:
-        load: what the step loaded, if that is more than its largest prefill.
+    `load`: what the step loaded, if that is more than its largest prefill.
     """
     step = record.step
     if load is not None and (row.phase == _DECODE or row.request_id == load.request_id):
@@ -263,12 +260,11 @@ def own(
 
 def _beside(
     cause: Literal["prefill", "budget", "left_out"],
-    prefills: list[BatchRow],
+    prefills: list[wire.BatchRow],
     start_ns: int,
     step: int,
     detail: str = "",
 ) -> Piece:
-    """A piece that names the largest prefill in the step, beside which the request had to wait."""
     if not prefills:
         return Piece(cause, start_ns, 0, step, 1, detail)
     largest = prefills[0]
@@ -278,7 +274,7 @@ def _beside(
     )
 
 
-def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Piece:
+def left_out(record: wire.StepRecord, prefills: list[wire.BatchRow], start_ns: int) -> Piece:
     """Why a running request without a row in a step had to wait for that step, as a piece."""
     budget = record.token_budget
     spent = record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0)
@@ -290,7 +286,7 @@ def left_out(record: StepRecord, prefills: list[BatchRow], start_ns: int) -> Pie
     return _beside("left_out", prefills, start_ns, record.step, detail)
 
 
-def blocking_reason(record: StepRecord) -> str:
+def blocking_reason(record: wire.StepRecord) -> str:
     """What blocked the queue in a step; "" where the engine does not publish it.
 
     If the queue was empty when the step was scheduled, a later arrival waits for the step to end.
@@ -303,7 +299,7 @@ def blocking_reason(record: StepRecord) -> str:
     return max(blocking, key=blocking.__getitem__, default="queued" if common else "step")
 
 
-def wait_of(view: RequestView | None) -> Wait:
+def wait_of(view: wire.RequestView | None) -> Wait:
     """The current wait of a request. Its start is None if that is unknown."""
     if view is None or view.status == "finished":  # it was not seen to arrive
         return Wait("running", None)
@@ -319,11 +315,7 @@ def wait_of(view: RequestView | None) -> Wait:
 def without_step(
     pauses: PauseTrail, begin_ns: int, end_ns: int, step: int, *, had_work: bool
 ) -> list[Piece]:
-    """Pieces for the time before `step` in which no step ran.
-
-    Args:
-        had_work: whether there were requests to run.
-    """
+    """Pieces for the time before `step` in which no step ran."""
     cause: Literal["between", "idle"] = "between" if had_work else "idle"
     spans = []
     for pause_ns, resume_ns in pauses.parts(begin_ns, end_ns):

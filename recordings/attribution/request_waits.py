@@ -1,26 +1,143 @@
-"""`RequestWaits`: which requests wait for a token, and what they have waited for so far."""
+"""`RequestWaits`: which requests wait for a token, and what they have waited for so far.
+
+`QueueTime`: what held up the requests in the queue, as pieces of time with one cause each.
+"""
 
 import copy
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Collection, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    HeldRow,
-    Phase,
-    Preempted,
-    RequestEvent,
-)
-from stepscope.recordings.attribution.causes import Piece
-from stepscope.recordings.attribution.open_waits import StepSpan, Wait, wait_of
-from stepscope.recordings.attribution.preemptions import NO_BLOCKS
-from stepscope.recordings.attribution.queue import QueueWait, reasons_of
-from stepscope.recordings.attribution.queue_time import QueueTime
+from stepscope.engine.protocol import wire
+from stepscope.recordings.attribution.causes import Piece, merged
+from stepscope.recordings.attribution.open_waits import StepSpan, Wait, blocking_reason, wait_of
+from stepscope.recordings.attribution.queue import NO_BLOCKS, QueueWait, reasons_of
 from stepscope.recordings.state.session import SessionState
 
-_DECODE = int(Phase.DECODE)
+_PRUNE_AT = 4096
+_CHUNK_PIECES = 32
+# The engine publishes an arrival during a step with the next step, or with the one after it if the
+# next one was already prepared.
+_NUM_LAST = 2
+
+
+class _WaitChunk(NamedTuple):
+    """Consecutive pieces (parts of a wait), merged where they have the same cause and details."""
+
+    pieces: tuple[Piece, ...]
+    begin_ns: int
+    end_ns: int
+    is_whole: bool  # the pieces leave no hole
+
+
+class QueueTime:
+    """The pieces of time, in order.
+
+    Long waits share most of their time, so the pieces of that time are merged only once.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._num_forgotten = 0
+        self._prune_at = _PRUNE_AT
+        self._chunks: dict[int, _WaitChunk] = {}
+        # The last steps and the time before each, not yet turned into pieces.
+        self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
+
+    def restart(self, between: list[Piece], span: StepSpan) -> None:
+        """Drop all time before a step in which no request waited.
+
+        Keeps this step and the previous step, because arrivals during them are published later.
+        """
+        self._last.append((between, span))
+        if self._pieces and len(self._last) == _NUM_LAST:
+            self._pieces.clear()
+            self._chunks.clear()
+            self._num_forgotten = 0
+            self._prune_at = _PRUNE_AT
+
+    def add(self, between: list[Piece], span: StepSpan) -> bool:
+        """Add a step and the time before it. Returns whether old time should be pruned."""
+        self._begin()
+        self._pieces += between
+        self._pieces += _spent(span)
+        return len(self._pieces) >= self._prune_at
+
+    def since(self, time_ns: int) -> list[Piece]:
+        """The pieces of time (one cause each) from a time on. The first may begin earlier."""
+        self._begin()
+        return self._pieces[self._place(time_ns) :]
+
+    def cover(self, request: Wait) -> list[Piece]:
+        """Explain most of a request's wait with merged pieces of time.
+
+        Returns the pieces for the rest.
+        """
+        self._begin()
+        place = self._place(request.covered_ns)
+        first = -(-(place + self._num_forgotten) // _CHUNK_PIECES)
+        last = (len(self._pieces) + self._num_forgotten) // _CHUNK_PIECES
+        if first >= last:
+            return self._pieces[place:]
+        begin = first * _CHUNK_PIECES - self._num_forgotten
+        _add(request, self._pieces[place:begin])
+        for number in range(first, last):
+            begin = number * _CHUNK_PIECES - self._num_forgotten
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = _chunk(self._pieces[begin : begin + _CHUNK_PIECES])
+                self._chunks[number] = chunk
+            if chunk.is_whole and chunk.begin_ns == request.covered_ns:
+                request.pieces += chunk.pieces
+                request.covered_ns = chunk.end_ns
+            else:
+                _add(request, self._pieces[begin : begin + _CHUNK_PIECES])
+        return self._pieces[begin + _CHUNK_PIECES :]
+
+    def forget_before(self, time_ns: int) -> None:
+        place = self._place(time_ns)
+        del self._pieces[:place]
+        self._num_forgotten += place
+        self._prune_at = len(self._pieces) + _PRUNE_AT
+        first = -(-self._num_forgotten // _CHUNK_PIECES)
+        self._chunks = {at: chunk for at, chunk in self._chunks.items() if at >= first}
+
+    def _begin(self) -> None:
+        for between, span in self._last:
+            self._pieces += between
+            self._pieces += _spent(span)
+        self._last.clear()
+
+    def _place(self, time_ns: int) -> int:
+        first = bisect_right(self._pieces, time_ns, key=attrgetter("start_ns"))
+        return max(0, first - 1)
+
+
+def _spent(span: StepSpan) -> list[Piece]:
+    ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
+    queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
+    return [queued, *span.excess]
+
+
+def _chunk(pieces: list[Piece]) -> _WaitChunk:
+    ends_ns = [piece.start_ns + piece.ns for piece in pieces]
+    is_whole = all(
+        piece.ns > 0 and end_ns == after.start_ns
+        for piece, end_ns, after in zip(pieces, ends_ns, pieces[1:], strict=False)
+    )
+    return _WaitChunk(
+        merged(pieces), pieces[0].start_ns, ends_ns[-1], is_whole and pieces[-1].ns > 0
+    )
+
+
+def _add(request: Wait, pieces: list[Piece]) -> None:
+    for piece in pieces:
+        request.add(piece, piece.start_ns + piece.ns)
+
+
+_DECODE = int(wire.Phase.DECODE)
 
 
 class RequestWaits:
@@ -34,12 +151,11 @@ class RequestWaits:
     Attributes:
         open: the waits by request id.
         life: all time of the followed request, as pieces with one cause each.
-        has_ended: whether the followed request has ended.
     """
 
     def __init__(self, state: SessionState, only: int | None, *, with_queue: bool) -> None:
         self.life: list[Piece] = []
-        self.has_ended = False
+        self.has_ended = False  # whether the followed request has ended
         self.queued: list[QueueWait] = []
         self._state = state
         self._only = only
@@ -47,7 +163,6 @@ class RequestWaits:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all requests, because another engine begins."""
         self.open: dict[int, Wait] = {}
         self._waiting: set[int] = set()  # requests that are not admitted
         self._queue = QueueTime()
@@ -75,7 +190,7 @@ class RequestWaits:
                 self._waiting.add(request_id)
 
     def seat(
-        self, rows: Sequence[BatchRow], between: Sequence[Piece], start_ns: int, step: int
+        self, rows: Sequence[wire.BatchRow], between: Sequence[Piece], start_ns: int, step: int
     ) -> None:
         """Find the waits of requests with rows in a step, before the state applies the rows."""
         waits, running = self.open, self._state.table.running
@@ -90,36 +205,35 @@ class RequestWaits:
                 self._leave_queue(request_id, wait, between, start_ns, step)
 
     def wait(self, request_id: int) -> Wait:
-        """Follow the wait of a request from now on."""
         wait = self.open[request_id] = wait_of(self._state.requests.get(request_id))
         return wait
 
-    def take(self, event: RequestEvent, time_ns: int, between: Sequence[Piece], step: int) -> None:
+    def take(
+        self, event: wire.RequestEvent, time_ns: int, between: Sequence[Piece], step: int
+    ) -> None:
         """Apply an event, before the state does.
 
-        Args:
-            between: the time between the previous step and the event, as pieces with one cause
-                each.
+        `between`: the time between the previous step and the event, as pieces with one cause each.
         """
         request_id = event.request_id
         if self._only not in (None, request_id):
             return
         view = self._state.requests.get(request_id)
         is_known = request_id in self.open or (view is not None and view.status != "finished")
-        if isinstance(event, Arrived):
+        if isinstance(event, wire.Arrived):
             if not is_known:
                 self._arrive(event, time_ns, step)
         elif not is_known:
             return
-        elif isinstance(event, Aborted):
+        elif isinstance(event, wire.Aborted):
             if self._with_queue and request_id in self._waiting:
                 self._leave_queue(request_id, self.open[request_id], between, time_ns, None)
             self.end(request_id)
-        elif isinstance(event, Admitted):
+        elif isinstance(event, wire.Admitted):
             wait = self.open.get(request_id) or self.wait(request_id)
             if wait.status != "running":
                 self._leave_queue(request_id, wait, between, time_ns, step)
-        elif isinstance(event, Preempted):
+        elif isinstance(event, wire.Preempted):
             wait = self.open.get(request_id) or self.wait(request_id)
             wait.fill(between, time_ns, step)
             wait.status = "out"
@@ -128,9 +242,8 @@ class RequestWaits:
             self._waiting.add(request_id)
 
     def hold(
-        self, rows: Sequence[HeldRow], between: Sequence[Piece], time_ns: int, step: int
+        self, rows: Sequence[wire.HeldRow], between: Sequence[Piece], time_ns: int, step: int
     ) -> None:
-        """Note who is held back from `time_ns` on, and why."""
         for row in rows:
             wait = self.open.get(row.request_id)
             if wait is not None and wait.status != "running":
@@ -138,8 +251,7 @@ class RequestWaits:
                 wait.fill(spans, max(time_ns, wait.covered_ns), step)
                 wait.held = row.reason
 
-    def _arrive(self, event: Arrived, latest_ns: int, step: int) -> None:
-        """Follow the wait of a new request, which began by `latest_ns`."""
+    def _arrive(self, event: wire.Arrived, latest_ns: int, step: int) -> None:
         origin = event.origin
         self._waiting.add(event.request_id)
         if origin is None:
@@ -155,12 +267,7 @@ class RequestWaits:
         wait.num_before = len(wait.pieces)
 
     def _leave_queue(
-        self,
-        request_id: int,
-        wait: Wait,
-        between: Sequence[Piece],
-        end_ns: int,
-        step: int | None,
+        self, request_id: int, wait: Wait, between: Sequence[Piece], end_ns: int, step: int | None
     ) -> None:
         """End the wait of a request in the queue; it is admitted by `step` (None: it has ended)."""
         was_out = wait.status == "out"
@@ -175,7 +282,6 @@ class RequestWaits:
             self.queued.append(self._queue_wait(request_id, wait, was_out, end_ns, step))
 
     def waiting(self) -> dict[int, QueueWait]:
-        """The waits so far of the requests in the queue, by request id."""
         found, now_ns = {}, self._state.time_ns
         for request_id in self._waiting:
             wait = copy.copy(self.open[request_id])

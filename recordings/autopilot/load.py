@@ -14,8 +14,6 @@ _DECODE = int(Phase.DECODE)
 
 
 class _SeenStep(NamedTuple):
-    """What one step adds to the load."""
-
     step: int
     time_ns: int
     num_gaps: int
@@ -110,7 +108,6 @@ class Load:
 
     @property
     def num_decodes(self) -> int:
-        """The largest number of decodes in any step of the window."""
         return max((step.num_decodes for step in self._steps), default=0)
 
     def full_step(self, budget: int, num_decodes: int) -> StepShape:

@@ -23,22 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.wire import (
-    Audited,
-    EngineStatus,
-    KnobsChanged,
-    KnobSpec,
-    KnobValue,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.recordings.autopilot.load import Load
-from stepscope.recordings.history.journal import Journal
-from stepscope.recordings.simulation.fitting import seen_step
+from stepscope.recordings.history.history import Journal
+from stepscope.recordings.simulation.basis import seen_step
 
-_Message: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
+_Message: TypeAlias = wire.StepRecord | wire.EngineStatus | wire.KnobsChanged | wire.Audited
 _MAX_WAITING = 20_000  # beyond that, the oldest are dropped
 
 
@@ -59,9 +51,11 @@ class StepFeed(Journal):
         """
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
-    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+    def _take(self, sequence: int, message: wire.Telemetry, payload: bytes) -> None:
         super()._take(sequence, message, payload)
-        if isinstance(message, StepRecord | EngineStatus | KnobsChanged | Audited):
+        if isinstance(
+            message, wire.StepRecord | wire.EngineStatus | wire.KnobsChanged | wire.Audited
+        ):
             self._waiting.append(message)
 
 
@@ -131,7 +125,7 @@ class Autopilot:
     """
 
     def __init__(
-        self, itl_ms: float, specs: Sequence[KnobSpec], knobs: Mapping[str, KnobValue]
+        self, itl_ms: float, specs: Sequence[wire.KnobSpec], knobs: Mapping[str, wire.KnobValue]
     ) -> None:
         self._level_s = itl_ms / 1e3
         self._specs = {spec.name: spec for spec in specs if spec.name in (BUDGET, SEATS)}
@@ -141,7 +135,7 @@ class Autopilot:
         self._samples = StepSamples()
         self._model: FittedModel | None = None
         self._margin = 1.0
-        self._before: StepRecord | None = None
+        self._before: wire.StepRecord | None = None
         self._judged_from = 0  # the first step with the present knobs
         self._patience_s = _PATIENCE_S[0]
         self._decided_ns = self._moved_ns = self._tightened_ns = 0
@@ -151,17 +145,16 @@ class Autopilot:
         """Share of late gaps (longer than the level) between tokens so far; None without gaps."""
         return self._load.num_late / self._load.num_gaps if self._load.num_gaps else None
 
-    def apply_step(self, step: StepRecord) -> None:
+    def apply_step(self, step: wire.StepRecord) -> None:
         if step.batch:
             self._load.add(step)
             self._samples.add(seen_step(step, self._before))
         self._before = step
 
-    def apply_status(self, status: EngineStatus) -> None:
-        """Note whether an operator has paused the engine."""
+    def apply_status(self, status: wire.EngineStatus) -> None:
         self._load.pauses = self._load.pauses.after(status)
 
-    def apply_knobs(self, knobs: Mapping[str, KnobValue], effective_step: int) -> None:
+    def apply_knobs(self, knobs: Mapping[str, wire.KnobValue], effective_step: int) -> None:
         """Note new values of the knobs, whether set by the autopilot or by another client."""
         self._budget = _whole(knobs.get(BUDGET, self._budget))
         self._seats = _whole(knobs.get(SEATS, self._seats))
@@ -275,7 +268,7 @@ class Autopilot:
         return self._budget if high is None else math.floor(high)
 
 
-def _whole(value: KnobValue | None) -> int:
+def _whole(value: wire.KnobValue | None) -> int:
     return value if isinstance(value, int) else 0
 
 

@@ -15,23 +15,7 @@ A row begins where the one before it ended. The tokens that a request computed, 
 its prompt and its output: so output is what was accepted, however many drafts a step checked.
 """
 
-from stepscope.engine.protocol.wire import (
-    CACHED,
-    EMPTY,
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    BlockMove,
-    EngineStatus,
-    Finished,
-    GroupCounts,
-    KVCounts,
-    Preempted,
-    RequestEvent,
-    Snapshot,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.state.blocks import BlockMap
 
 
@@ -44,26 +28,25 @@ class TokenLedger:
         self.num_checked = 0  # requests whose output was compared
 
     def forget(self) -> None:
-        """Forget all requests, because messages are missing."""
         self._num_prompt.clear()
         self._ends.clear()
 
-    def open(self, snapshot: Snapshot) -> None:
+    def open(self, snapshot: wire.Snapshot) -> None:
         """Take over the prompts of requests that arrived before."""
         for view in snapshot.requests:
             if view.max_tokens and not view.is_partial:
                 self._num_prompt.setdefault(view.request_id, view.num_prompt_tokens)
 
-    def take(self, batch: list[BatchRow] | None, events: list[RequestEvent]) -> list[str]:
+    def take(self, batch: list[wire.BatchRow] | None, events: list[wire.RequestEvent]) -> list[str]:
         """Apply a step, or what happened between two steps."""
         for event in events:
-            if isinstance(event, Arrived) and event.max_tokens:  # else it has no output
+            if isinstance(event, wire.Arrived) and event.max_tokens:  # else it has no output
                 self._num_prompt[event.request_id] = event.num_prompt_tokens
-            elif isinstance(event, Admitted | Preempted):
+            elif isinstance(event, wire.Admitted | wire.Preempted):
                 self._ends.pop(event.request_id, None)
         problems = [problem for row in batch or () if (problem := self._take_row(row))]
         for event in events:
-            if isinstance(event, Finished):
+            if isinstance(event, wire.Finished):
                 end = self._ends.pop(event.request_id, None)
                 num_prompt = self._num_prompt.pop(event.request_id, None)
                 if end is None or num_prompt is None or event.handed_to is not None:
@@ -76,7 +59,7 @@ class TokenLedger:
                     )
         return problems
 
-    def _take_row(self, row: BatchRow) -> str | None:
+    def _take_row(self, row: wire.BatchRow) -> str | None:
         end = self._ends.get(row.request_id)
         self._ends[row.request_id] = row.start + row.num_tokens
         if end is None or end == row.start:
@@ -85,11 +68,7 @@ class TokenLedger:
 
 
 class BlockLedger:
-    """The block counts that an engine should publish. Each problem is one line of text.
-
-    Attributes:
-        is_open: whether the state of every block is known.
-    """
+    """The block counts that an engine should publish. Each problem is one line of text."""
 
     def __init__(self) -> None:
         self._blocks: BlockMap | None = None
@@ -107,21 +86,19 @@ class BlockLedger:
         """Stop checking after missed messages, until the next `open`."""
         self._blocks = None
 
-    def open_empty(self, kv: KVCounts, *, has_groups: bool) -> None:
+    def open_empty(self, kv: wire.KVCounts, *, has_groups: bool) -> None:
         """Start checking with empty blocks: the engine has not run a step yet."""
         num_blocks = kv.used + kv.cached + kv.empty
         self._take(BlockMap.empty(num_blocks, has_groups=has_groups), {}, set())
 
-    def open(self, snapshot: Snapshot) -> None:
-        """Start checking from the blocks of a snapshot."""
+    def open(self, snapshot: wire.Snapshot) -> None:
         if snapshot.blocks is None:
             self.close()
             return
         blocks = BlockMap.from_runs(snapshot.blocks, snapshot.block_groups)
         self._take(blocks, _held(snapshot), _uncounted(snapshot))
 
-    def compare(self, snapshot: Snapshot) -> list[str]:
-        """List the differences between a snapshot and the expected blocks and counts."""
+    def compare(self, snapshot: wire.Snapshot) -> list[str]:
         if self._blocks is None or snapshot.blocks is None:
             return []
         problems = _group_problems(snapshot.kv, snapshot.kv_groups)
@@ -142,10 +119,10 @@ class BlockLedger:
 
     def take(
         self,
-        moves: list[BlockMove],
+        moves: list[wire.BlockMove],
         groups: bytes | None,
-        batch: list[BatchRow] | None,
-        events: list[RequestEvent],
+        batch: list[wire.BatchRow] | None,
+        events: list[wire.RequestEvent],
     ) -> list[str]:
         """Apply the block moves and events of a step, or of a status between two steps.
 
@@ -161,13 +138,13 @@ class BlockLedger:
         for request_id in list(self._held) if batch is None else rows:
             self._hold(request_id, rows.get(request_id))
         for event in events:
-            if isinstance(event, Admitted):
+            if isinstance(event, wire.Admitted):
                 self._hold(event.request_id, rows.get(event.request_id))
-            elif isinstance(event, Finished | Preempted | Aborted):
+            elif isinstance(event, wire.Finished | wire.Preempted | wire.Aborted):
                 self._hold(event.request_id, 0)
         return problems
 
-    def check(self, message: StepRecord | EngineStatus) -> list[str]:
+    def check(self, message: wire.StepRecord | wire.EngineStatus) -> list[str]:
         """Compare the counts of a message with the expected counts, and check that they add up."""
         if self._blocks is None:
             return []
@@ -198,20 +175,20 @@ class BlockLedger:
         self._blocks = blocks
         if blocks is None:
             return
-        self._num_cached = blocks.owner.count(CACHED)
-        self._num_empty = blocks.owner.count(EMPTY)
+        self._num_cached = blocks.owner.count(wire.CACHED)
+        self._num_empty = blocks.owner.count(wire.EMPTY)
         self._num_used = len(blocks.owner) - self._num_cached - self._num_empty
         self._num_refs = sum(blocks.refs)
         self._held, self._uncounted = held, uncounted
         self._num_held = sum(held.values())
 
-    def _take_moves(self, blocks: BlockMap, moves: list[BlockMove]) -> list[str]:
+    def _take_moves(self, blocks: BlockMap, moves: list[wire.BlockMove]) -> list[str]:
         problems = []
         for block_id, owner, num_refs in ((m.block_id, m.owner, m.ref_count) for m in moves):
             if not 0 <= block_id < len(blocks.owner):
                 problems.append(f"block {block_id} moved, the pool has {len(blocks.owner)}")
                 continue
-            if owner < EMPTY or (num_refs > 0) != (owner >= 0):
+            if owner < wire.EMPTY or (num_refs > 0) != (owner >= 0):
                 problems.append(f"block {block_id} has owner {owner} and {num_refs} references")
             self._count(blocks.owner[block_id], -1)
             self._count(owner, 1)
@@ -221,9 +198,9 @@ class BlockLedger:
         return problems
 
     def _count(self, owner: int, change: int) -> None:
-        if owner == CACHED:
+        if owner == wire.CACHED:
             self._num_cached += change
-        elif owner == EMPTY:
+        elif owner == wire.EMPTY:
             self._num_empty += change
         else:
             self._num_used += change
@@ -239,7 +216,7 @@ class BlockLedger:
             self._uncounted.discard(request_id)
 
 
-def _group_problems(kv: KVCounts | None, groups: list[GroupCounts] | None) -> list[str]:
+def _group_problems(kv: wire.KVCounts | None, groups: list[wire.GroupCounts] | None) -> list[str]:
     """The used and the cached blocks of all groups must be those of the pool."""
     if kv is None or groups is None:
         return []
@@ -249,8 +226,7 @@ def _group_problems(kv: KVCounts | None, groups: list[GroupCounts] | None) -> li
     return [f"{kv.used} used and {kv.cached} cached blocks; by groups {sums[0]} and {sums[1]}"]
 
 
-def _held(snapshot: Snapshot) -> dict[int, int]:
-    """The blocks of requests, without those that wait for a connector."""
+def _held(snapshot: wire.Snapshot) -> dict[int, int]:
     return {
         view.request_id: view.num_blocks
         for view in snapshot.requests
@@ -258,7 +234,7 @@ def _held(snapshot: Snapshot) -> dict[int, int]:
     }
 
 
-def _uncounted(snapshot: Snapshot) -> set[int]:
+def _uncounted(snapshot: wire.Snapshot) -> set[int]:
     """Ids of running requests that hold an unknown number of blocks, in a snapshot."""
     return {
         view.request_id

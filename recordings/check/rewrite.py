@@ -10,7 +10,7 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.check.strip import STRIPPED, holds_tokens, stripped
-from stepscope.recordings.check.structure import structure_problems
+from stepscope.recordings.check.verify import structure_problems
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file import losses
 from stepscope.recordings.file.chunk_cache import LoadedChunk, step_of
@@ -29,8 +29,6 @@ Progress = Callable[[float], None]
 
 @dataclass(slots=True)
 class RewriteReport:
-    """What was kept of a recording, and what was lost."""
-
     num_chunks: int
     num_lost_bytes: int  # outside all chunks
     had_tokens: bool
@@ -90,9 +88,6 @@ def rewrite(
 
     Of a damaged chunk, everything up to its last good checkpoint is kept. The metadata of the new
     file tell which steps are missing.
-
-    Args:
-        without_tokens: leave out prompts and outputs.
 
     Raises RecordingError: nothing can be read, `path` is being written, or `output` exists or
     cannot be written.
@@ -184,7 +179,6 @@ def _copy(
 
 
 def _earlier(recording: Recording) -> list[Loss]:
-    """The losses of an earlier repair."""
     with contextlib.suppress(msgspec.DecodeError):  # damaged too
         return losses.losses_in(recording.index.metadata.get(LOSSES, {}))
     return []

@@ -8,16 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    DraftRow,
-    EngineInfo,
-    EngineStatus,
-    RequestEvent,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
 
 STRIPPED = "tokens_taken_out"  # key in the metadata
 
@@ -27,19 +18,18 @@ def was_stripped(metadata: Mapping[str, str]) -> bool:
     return metadata.get(STRIPPED) == "true"
 
 
-def holds_tokens(message: Telemetry) -> bool:
-    """Whether a message contains a prompt or an output, or a part of these."""
-    if isinstance(message, StepRecord) and (message.token_ids or message.texts):
+def holds_tokens(message: wire.Telemetry) -> bool:
+    if isinstance(message, wire.StepRecord) and (message.token_ids or message.texts):
         return True
-    if isinstance(message, StepRecord | EngineStatus):
+    if isinstance(message, wire.StepRecord | wire.EngineStatus):
         return any(_has_tokens(event) for event in message.events)
-    return isinstance(message, Snapshot) and bool(message.transcripts)
+    return isinstance(message, wire.Snapshot) and bool(message.transcripts)
 
 
-def stripped(message: Telemetry) -> Telemetry:
+def stripped(message: wire.Telemetry) -> wire.Telemetry:
     """The message as an engine without `--with-tokens` would send it."""
     replace = msgspec.structs.replace
-    if isinstance(message, StepRecord):
+    if isinstance(message, wire.StepRecord):
         return replace(
             message,
             token_ids=None,
@@ -47,31 +37,31 @@ def stripped(message: Telemetry) -> Telemetry:
             drafts=_drafts(message.drafts),
             events=_events(message.events),
         )
-    if isinstance(message, EngineStatus):
+    if isinstance(message, wire.EngineStatus):
         return replace(message, events=_events(message.events))
-    if isinstance(message, EngineInfo):
+    if isinstance(message, wire.EngineInfo):
         return replace(message, with_tokens=False)
-    if isinstance(message, Snapshot):
+    if isinstance(message, wire.Snapshot):
         return replace(message, transcripts=None, info=replace(message.info, with_tokens=False))
     return message
 
 
-def _has_tokens(event: RequestEvent) -> bool:
-    return isinstance(event, Arrived) and (
+def _has_tokens(event: wire.RequestEvent) -> bool:
+    return isinstance(event, wire.Arrived) and (
         event.prompt_token_ids is not None or event.prompt_text is not None
     )
 
 
-def _drafts(drafts: list[DraftRow] | None) -> list[DraftRow] | None:
+def _drafts(drafts: list[wire.DraftRow] | None) -> list[wire.DraftRow] | None:
     if drafts is None:
         return None
     return [msgspec.structs.replace(draft, token_ids=None) for draft in drafts]
 
 
-def _events(events: list[RequestEvent]) -> list[RequestEvent]:
+def _events(events: list[wire.RequestEvent]) -> list[wire.RequestEvent]:
     return [
         msgspec.structs.replace(event, prompt_token_ids=None, prompt_text=None)
-        if isinstance(event, Arrived)
+        if isinstance(event, wire.Arrived)
         else event
         for event in events
     ]

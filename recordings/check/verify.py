@@ -1,7 +1,8 @@
 """Checks a recording: its bytes, its sequence of messages, and the engine's block counts.
 
 An undamaged file may still have gaps: messages that the engine dropped or the recorder missed. A
-file without gaps may come from an engine that miscounts. So each is a check of its own.
+file without gaps may come from an engine that miscounts. So each is a check of its own. The checks
+of a file's structure are shared with `rewrite`, so that a repair mends whatever is reported.
 """
 
 import contextlib
@@ -12,24 +13,73 @@ from pathlib import Path
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    EngineStatus,
-    Mark,
-    Phase,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.recordings.check.ledgers import BlockLedger, TokenLedger
 from stepscope.recordings.check.strip import holds_tokens
-from stepscope.recordings.check.structure import structure_problems
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.losses import Loss, losses_in
-from stepscope.recordings.file.mcap.chunk import was_overwritten
+from stepscope.recordings.file.mcap.chunk import has_sound_head, was_overwritten
 from stepscope.recordings.file.mcap.format import LOSSES
+from stepscope.recordings.file.mcap.index import read_index
+from stepscope.recordings.file.mcap.sink import MAGIC
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_in
+
+
+def structure_problems(recording: Recording) -> list[str]:
+    """List the structural problems, one line each; empty for an intact file.
+
+    It does not look into chunks, only at the index behind each.
+    """
+    index = recording.index
+    found = []
+    if not index.is_being_written and index.why_incomplete is not None:
+        found.append(index.why_incomplete)
+    recording.stream.seek(0)
+    if recording.stream.read(len(MAGIC)) != MAGIC:
+        found.append("its first bytes are damaged")
+    if not recording.metadata:
+        found.append("its metadata cannot be read")
+    elif recording.metadata.get("engine_id") != recording.info.engine_id:
+        found.append("its metadata and its keyframes name different engines")
+    try:
+        if LOSSES in index.metadata:
+            losses_in(index.metadata[LOSSES])
+    except msgspec.DecodeError:
+        found.append("its list of repaired losses cannot be read")
+    # Without a valid summary, opening the file has walked all chunks.
+    walked = read_index(recording.stream, walk=True) if index.is_complete else index
+    assert walked is not None
+    if walked.num_lost_bytes:
+        found.append(f"{walked.num_lost_bytes:,} bytes belong to no record")
+    found += [
+        f"the index of chunk {number + 1} is damaged"
+        for number in range(recording.num_chunks)
+        if not _has_sound_index(recording, number)
+    ]
+    if index.is_complete:
+        found += _summary_problems(recording, len(walked.chunks))
+    return found
+
+
+def _has_sound_index(recording: Recording, number: int) -> bool:
+    try:
+        recording.stored_index(number)
+    except ValueError:
+        return False
+    return True
+
+
+def _summary_problems(recording: Recording, num_found: int) -> list[str]:
+    places = recording.index.chunks
+    found = [
+        f"the head of chunk {number} (byte {place.offset:,}) is damaged"
+        for number, place in enumerate(places, start=1)
+        if not has_sound_head(recording.stream, place)
+    ]
+    if num_found != len(places):
+        found.append(f"{num_found} chunks are found, its index has {len(places)}")
+    return found
+
 
 MAX_PROBLEMS = 10  # shown for each check; all are counted
 
@@ -38,8 +88,6 @@ Progress = Callable[[float], None]
 
 @dataclass(slots=True)
 class Check:
-    """One kind of check, and the problems it found."""
-
     name: str
     unit: str  # what was checked
     num_checked: int = 0
@@ -59,8 +107,6 @@ class Check:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """All checks of one file."""
-
     path: Path
     num_bytes: int = 0
     num_chunks: int = 0
@@ -157,8 +203,6 @@ def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> Non
 
 
 class _MessageChecks:
-    """Checks the messages of a file. Feed it all of them in order."""
-
     def __init__(self, report: VerifyReport) -> None:
         self._report = report
         self._sequence: int | None = None
@@ -185,28 +229,27 @@ class _MessageChecks:
                 f"{type(message).__name__}"
             )
         self._check_privacy(frame, message)
-        if not isinstance(message, Mark):
+        if not isinstance(message, wire.Mark):
             self._take_sequence(frame, message)
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             self._take_step(message)
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             self._take_changes(message, f"after step {message.step:,}", message.step < 0)
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             self._take_info(message.info)
             self._take_keyframe(message)
-        elif isinstance(message, EngineInfo):
+        elif isinstance(message, wire.EngineInfo):
             self._take_info(message)
 
     def end(self) -> None:
-        """Finish after the last message."""
         self._end_gap(None)
 
-    def _take_info(self, info: EngineInfo) -> None:
+    def _take_info(self, info: wire.EngineInfo) -> None:
         self._has_map = info.num_blocks is not None
         if not self._has_map:
             self._ledger.close()
 
-    def _check_privacy(self, frame: MessageFrame, message: Telemetry) -> None:
+    def _check_privacy(self, frame: MessageFrame, message: wire.Telemetry) -> None:
         check = self._report.privacy
         check.num_checked += 1
         if not self._report.with_tokens and holds_tokens(message):
@@ -215,11 +258,11 @@ class _MessageChecks:
                 "has none; 'stepscope verify --strip-tokens' takes them out"
             )
 
-    def _take_sequence(self, frame: MessageFrame, message: Telemetry) -> None:
+    def _take_sequence(self, frame: MessageFrame, message: wire.Telemetry) -> None:
         check = self._report.sequence
         check.num_checked += 1
         # A keyframe has the number of the message that led to it, and none of its own.
-        sequence = message.sequence if isinstance(message, Snapshot) else frame.sequence
+        sequence = message.sequence if isinstance(message, wire.Snapshot) else frame.sequence
         last = self._sequence
         if last is not None and frame.topic != KEYFRAME:
             if sequence <= last and self._step is not None:
@@ -249,7 +292,7 @@ class _MessageChecks:
             self._report.sequence.problem(f"{num_missing:,} messages {where} are missing")
         return num_missing > 0
 
-    def _take_step(self, record: StepRecord) -> None:
+    def _take_step(self, record: wire.StepRecord) -> None:
         report, step = self._report, record.step
         report.num_steps += 1
         report.steps.num_checked += 1
@@ -267,14 +310,16 @@ class _MessageChecks:
         if times != sorted(times) or record.tokens_ns < self._tokens_ns:
             report.times.problem(f"step {step:,}: its times are not in order")
         self._tokens_ns = max(self._tokens_ns, record.tokens_ns)
-        prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
+        prefills = [row for row in record.batch or () if row.phase != wire.Phase.DECODE]
         if record.held_prefills and any(row.num_tokens > 1 for row in prefills):
             report.tokens.problem(f"step {step:,} computed a prompt though it left prompts out")
         self._take_changes(record, f"step {step:,}", step == 0)
 
-    def _take_changes(self, message: StepRecord | EngineStatus, where: str, is_start: bool) -> None:
+    def _take_changes(
+        self, message: wire.StepRecord | wire.EngineStatus, where: str, is_start: bool
+    ) -> None:
         ledger, check = self._ledger, self._report.blocks
-        rows = message.batch if isinstance(message, StepRecord) else []
+        rows = message.batch if isinstance(message, wire.StepRecord) else []
         for problem in self._tokens.take(rows, message.events):
             self._report.tokens.problem(f"{where}: {problem}")
         self._report.tokens.num_checked = self._tokens.num_checked
@@ -285,13 +330,13 @@ class _MessageChecks:
             return
         problems = ledger.take(message.moves, message.move_groups, rows, message.events)
         problems += ledger.check(message)
-        check.num_checked += isinstance(message, StepRecord)
+        check.num_checked += isinstance(message, wire.StepRecord)
         for problem in problems:
             check.problem(f"{where}: {problem}")
         if problems:
             ledger.close()  # report a mistake once, not in each later step
 
-    def _take_keyframe(self, snapshot: Snapshot) -> None:
+    def _take_keyframe(self, snapshot: wire.Snapshot) -> None:
         check = self._report.keyframes
         check.num_checked += 1
         if self._ledger.is_open and snapshot.sequence == self._sequence:

@@ -3,6 +3,7 @@
 A side is one of the two runs.
 
 May import: engine.protocol, recordings.attribution, recordings.compare.side,
-  recordings.figures, recordings.file, recordings.session, recordings.state.series.
+  recordings.figures, recordings.file, recordings.session, recordings.state,
+  recordings.state.series.
 A new figure goes into `figures.py`, its sum into `session/sums.py`.
 """

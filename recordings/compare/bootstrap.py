@@ -16,7 +16,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from stepscope.recordings.session.wait_slices import Waits, bin_of, middle_of
+from stepscope.recordings.session.waits import Waits, bin_of, middle_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,9 +55,8 @@ class Resamples(NamedTuple):
 def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Resamples:
     """The sum of `parts` divided by the sum of `wholes`, with one of each per slice.
 
-    Args:
-        seed: if two runs had the same requests in the same slices, draw the same slices of both.
-            The effect of the requests then cancels out.
+    `seed`: if two runs had the same requests in the same slices, draw the same slices of both. The
+    effect of the requests then cancels out.
     """
     import numpy as np  # not at the start of the program
 
@@ -69,7 +68,6 @@ def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Resample
 
 
 def ratio_of(a: Resamples, b: Resamples) -> RatioInterval:
-    """The interval of B / A."""
     import numpy as np
 
     rank = _rank(a, b)

@@ -13,8 +13,7 @@ ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
 class Place(NamedTuple):
     """The chart points of one run, and the place of offset 0 on the common axis.
 
-    Attributes:
-        zero: nanoseconds or steps from the start of this run to offset 0.
+    `zero`: nanoseconds or steps from the start of this run to offset 0.
     """
 
     points: StepPoints
@@ -24,8 +23,7 @@ class Place(NamedTuple):
 class Axis(NamedTuple):
     """Two runs on one chart axis. Offsets are nanoseconds, or steps if `align` is "step".
 
-    Attributes:
-        start, end: range of the offsets at which either run has steps.
+    `start`, `end`: range of the offsets at which either run has steps.
     """
 
     align: Align
@@ -36,7 +34,6 @@ class Axis(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """The smallest width of a chart column, in the unit of the offsets."""
         return 1 if self.align == "step" else 1_000_000
 
     def column(self, place: Place, start: int, end: int) -> StepPoint | None:
@@ -53,7 +50,6 @@ class Axis(NamedTuple):
         return points.worst(points.index_ended(start) + 1, points.index_at(end - 1))
 
     def offset_of(self, place: Place, index: int) -> int:
-        """The offset at which the point with this index begins, for one of the runs."""
         points = place.points
         if self.align == "step":
             return points.step_of(index) - (points.first_step or 0) - place.zero
@@ -70,8 +66,7 @@ class Axis(NamedTuple):
 def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
     """Put two runs on one chart axis.
 
-    Args:
-        pair: the request to align by if `align` is "request"; None: align by time instead.
+    `pair`: the request to align by if `align` is "request"; None: align by time instead.
     """
     if align == "step":
         num_a, num_b = _num_steps(a.points), _num_steps(b.points)

@@ -20,15 +20,13 @@ _SHARE = 20
 class Comparer:
     """Reads and compares two runs. After `start`, a thread keeps the comparison up to date.
 
-    Attributes:
-        comparison: the newest comparison; None before something of both runs was read.
-        version: grows with every new comparison.
+    `comparison`: the newest comparison; None before something of both runs was read.
     """
 
     def __init__(self, a: Feed, b: Feed) -> None:
         self.feeds = (a, b)
         self.comparison: Comparison | None = None
-        self.version = 0
+        self.version = 0  # grows with every new comparison
         self.error: str | None = None
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None

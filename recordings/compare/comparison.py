@@ -33,18 +33,14 @@ class Paired(NamedTuple):
     must also be large enough to matter: a machine that is slightly slower for a while delays almost
     every request slightly.
 
-    Attributes:
-        what: the latency that is compared.
-        num_a, num_b: requests in which A (or B) was better.
-        factor: the median ratio, B / A.
-        is_sure: whether one run is surely better; `winner` names it.
+    `num_a`, `num_b`: requests in which A (or B) was better.
     """
 
     what: str
     num_a: int
     num_b: int
     factor: float
-    is_sure: bool
+    is_sure: bool  # whether one run is surely better; `winner` names it
 
     @property
     def winner(self) -> Literal["a", "b"] | None:
@@ -109,8 +105,7 @@ _CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs":
 class SettingDifference(NamedTuple):
     """A knob or an engine property in which two runs differ.
 
-    Attributes:
-        a, b: all values it had in that run, in order; empty if unknown.
+    `a`, `b`: all values it had in that run, in order; empty if unknown.
     """
 
     name: str
@@ -153,8 +148,6 @@ class ComparedCause(NamedTuple):
 
 
 class SideWork(NamedTuple):
-    """How much work a run did, and whether it was simulated."""
-
     num_steps: int  # of records, if `sums_up`
     seconds: float
     num_requests: int | None
@@ -172,11 +165,8 @@ class Comparison(NamedTuple):
     Attributes:
         causes: causes of waits longer than the service level, the most costly first.
         paired: TTFT and longest wait compared request by request, if both runs had the same load.
-        load: how the loads of the two runs differ.
         is_one_session: whether both runs are parts of one session, so that their lengths may
             differ. Two parts in which one engine was sent the same requests count as two sessions.
-        percentile_error: by which share of itself a percentile may be too small.
-        num_unlisted: number of requests beyond those that the `Side`s keep.
     """
 
     names: tuple[str, str]
@@ -186,10 +176,10 @@ class Comparison(NamedTuple):
     causes: list[ComparedCause]
     works: tuple[SideWork, SideWork]
     requests: Matched
-    percentile_error: float
-    num_unlisted: int
+    percentile_error: float  # by which share of itself a percentile may be too small
+    num_unlisted: int  # number of requests beyond those that the `Side`s keep
     is_one_session: bool
-    load: LoadDifference
+    load: LoadDifference  # how the loads of the two runs differ
     paired: list[Paired]
 
     @property

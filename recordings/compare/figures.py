@@ -10,7 +10,7 @@ from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES
-from stepscope.recordings.session.wait_slices import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
+from stepscope.recordings.session.waits import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
 from stepscope.recordings.state.series.limits import LIMITS, NAMED_WAITS
 
 ALIKE = 0.02  # relative; a smaller difference does not matter
@@ -58,20 +58,18 @@ class ComparedFigure(NamedTuple):
     """One figure of two runs. A is the baseline, and B is compared with it.
 
     Attributes:
-        key: name of the figure for programs.
         kind, rank: `kind` is set for latencies, `rank` for their percentiles.
         a, b: values in `unit`; None if unknown, or if nothing was measured.
-        better: whether lower or higher is better; None if neither is.
         num_a, num_b: number of samples; 0 for a figure without samples.
         interval: confidence interval of B / A (`bootstrap.py`); None if it is not judged.
     """
 
-    key: str
+    key: str  # name of the figure for programs
     label: str
     unit: FigureUnit
     a: float | None
     b: float | None
-    better: Better | None
+    better: Better | None  # whether lower or higher is better; None if neither is
     verdict: Verdict
     num_a: int = 0
     num_b: int = 0
@@ -180,9 +178,8 @@ def _has_queue(side: Side) -> bool:
 def _under(load: LoadDifference, verdict: Verdict, has_queue: tuple[bool, bool]) -> Verdict:
     """Return a verdict, without a winner if the difference in load may explain it.
 
-    Args:
-        has_queue: whether these waits include a queue, in A and in B. Near capacity, a little more
-            load makes the queue many times longer, and the whole run is in one queue.
+    `has_queue`: whether these waits include a queue, in A and in B. Near capacity, a little more
+    load makes the queue many times longer, and the whole run is in one queue.
     """
     if verdict not in ("a", "b") or load.is_same:
         return verdict
@@ -234,8 +231,7 @@ def judged(
 ) -> Verdict:
     """The verdict on two values of a figure.
 
-    Args:
-        is_sure: whether the difference is larger than chance explains.
+    `is_sure`: whether the difference is larger than chance explains.
     """
     if a is None or b is None:
         return "unknown"

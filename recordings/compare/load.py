@@ -34,17 +34,14 @@ class LoadDifference(NamedTuple):
     """How the loads of two runs compare.
 
     Attributes:
-        is_same: both had the same requests in the same time, or at the same concurrency.
-        difference: the difference in a few words; None if it is small.
-        is_chance: the difference may be chance, because requests arrived at random.
         more_a, more_b: the largest factor by which A (or B) had more of anything than the other
             run.
         is_known: whether both runs tell of their requests; else `difference` says which does not.
     """
 
-    is_same: bool
-    difference: str | None
-    is_chance: bool
+    is_same: bool  # both had the same requests in the same time, or at the same concurrency
+    difference: str | None  # the difference in a few words; None if it is small
+    is_chance: bool  # the difference may be chance, because requests arrived at random
     more_a: float
     more_b: float
     is_known: bool = True
@@ -65,8 +62,7 @@ class _Sum(NamedTuple):
 class _Offer:
     """The load of a run.
 
-    Args:
-        had_cache: whether its prefix cache may have held something at the beginning.
+    `had_cache`: whether its prefix cache may have held something at the beginning.
 
     Attributes:
         came: sums over the requests that arrived during the run; unknown ones are missing.
@@ -100,7 +96,6 @@ class _Offer:
 
     @property
     def cached_share(self) -> float | None:
-        """The share of the prompt tokens that a prefix cache saved."""
         if _COMPUTED not in self.came or not self.came[_PROMPT].total:
             return None
         return max(0.0, 1 - self.came[_COMPUTED].total / self.came[_PROMPT].total)
@@ -195,8 +190,7 @@ def _other_rates(a: _Offer, b: _Offer) -> tuple[list[str], bool]:
 def _spared(a: _Offer, b: _Offer, least: float = _ALIKE_SHARE) -> str | None:
     """Text for how much less prefill one run had because its cache was filled before; else None.
 
-    Args:
-        least: a smaller difference in the share of cached prompt tokens does not count.
+    `least`: a smaller difference in the share of cached prompt tokens does not count.
     """
     spared_a, spared_b = a.cached_share, b.cached_share
     if spared_a is None or spared_b is None or abs(spared_a - spared_b) <= least:
@@ -237,9 +231,6 @@ def _other_pace(a: _Offer, b: _Offer, shorter_s: float) -> str | None:
     """Text for the same requests arriving within different times; else None.
 
     None also if a slower engine explains it: clients that wait for answers then send later.
-
-    Args:
-        shorter_s: the length of the shorter run.
     """
     if abs(a.span_s - b.span_s) <= ALIKE * max(a.span_s, b.span_s, shorter_s):
         return None

@@ -46,8 +46,7 @@ def write_jsonl(moments: Iterable[Moment], stream: IO[bytes], *, with_tokens: bo
 
     Batch rows of a step are lists, in the order of the fields of `BatchRow`.
 
-    Args:
-        with_tokens: also write prompts and outputs, if the recording has them.
+    `with_tokens`: also write prompts and outputs, if the recording has them.
     """
     count = 0
     for moment in moments:
@@ -90,10 +89,8 @@ def export(
 
     If an error occurs, no file is left.
 
-    Args:
-        table: the table to write, for csv and parquet.
-        with_tokens: also write prompts and outputs, which only jsonl can contain. Then only the
-            owner may read the file.
+    `with_tokens`: also write prompts and outputs, which only jsonl can contain. Then only the owner
+    may read the file.
 
     Raises:
         RecordingError: `output` exists or cannot be written, or no step is in the range.

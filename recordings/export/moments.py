@@ -17,21 +17,17 @@ Progress = Callable[[float], None]
 class Moment(NamedTuple):
     """A message of a recording, and the state of the session right after it.
 
-    Attributes:
-        outcome: for a step, the tokens it gave and how long each was waited for, without the
-            operator's pauses and waits that began before `since_ns`; None for other messages.
-        offset_ns: wall-clock time minus engine time.
-        since_ns: engine time since when all pauses by the operator are known.
-        after_gap: whether messages were lost right before this message.
+    `outcome`: for a step, the tokens it gave and how long each was waited for, without the
+    operator's pauses and waits that began before `since_ns`; None for other messages.
     """
 
     message: Telemetry
     sequence: int
     state: SessionState
     outcome: Outcome | None
-    offset_ns: int
-    since_ns: int
-    after_gap: bool
+    offset_ns: int  # wall-clock time minus engine time
+    since_ns: int  # engine time since when all pauses by the operator are known
+    after_gap: bool  # whether messages were lost right before this message
 
 
 def moments(recording: Recording, steps: StepRange, progress: Progress) -> Iterator[Moment]:

@@ -25,17 +25,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.wire import (
-    EMPTY,
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    BlockMove,
-    EngineStatus,
-    Finished,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS
 from stepscope.recordings.export.moments import Moment
 
@@ -72,8 +62,7 @@ class PrefixBook:
         num_hits: prompts with a hit. What a request finds of its own after a preemption is none.
         num_unknown: hits that cannot be traced to a request.
 
-    Args:
-        id_tokens: number of tokens per id.
+    `id_tokens`: number of tokens per id.
     """
 
     def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:
@@ -89,7 +78,7 @@ class PrefixBook:
         return next(self._new_ids)
 
     def take(
-        self, moves: list[BlockMove], batch: list[BatchRow], admitted: list[Admitted]
+        self, moves: list[wire.BlockMove], batch: list[wire.BatchRow], admitted: list[wire.Admitted]
     ) -> dict[int, Chain]:
         """Process the moves, rows and admissions of a step.
 
@@ -99,7 +88,7 @@ class PrefixBook:
         by_owner: dict[int, list[int]] = {}
         shared = [move.block_id for move in moves if move.ref_count > 1]
         for move in moves:
-            if move.owner == EMPTY:
+            if move.owner == wire.EMPTY:
                 self._filled.pop(move.block_id, None)
             elif move.owner >= 0 and move.ref_count > 0:
                 by_owner.setdefault(move.owner, []).append(move.block_id)
@@ -114,13 +103,10 @@ class PrefixBook:
         return chains
 
     def leave(self, request_id: int) -> None:
-        """Note that a request has ended.
-
-        Later hits on these blocks are still found.
-        """
+        """Note that a request has ended. Later hits on these blocks are still found."""
         self._tables.pop(request_id, None)
 
-    def _admit(self, event: Admitted, moved: list[int], shared: list[int]) -> Chain:
+    def _admit(self, event: wire.Admitted, moved: list[int], shared: list[int]) -> Chain:
         num_hit = event.num_cached_tokens // self._block_size
         known = None
         if num_hit:
@@ -161,7 +147,7 @@ _encode = msgspec.json.Encoder().encode
 class _Line:
     """A request, to be written as one line once all requests that arrived earlier are written."""
 
-    arrived: Arrived
+    arrived: wire.Arrived
     hash_ids: list[int] | None = None
     num_output_tokens: int = 0
     is_done: bool = False
@@ -175,13 +161,12 @@ class MooncakeWriter:
         num_without_output: requests left out because they got no token.
         num_before: requests left out because they arrived before the range.
         num_unfinished: requests written with the tokens they had at the end of the range.
-        book: the prefix hits.
     """
 
     def __init__(self, stream: IO[bytes], block_size: int) -> None:
         self.num_lines = self.num_without_output = self.num_before = self.num_unfinished = 0
         self._stream = stream
-        self.book = PrefixBook(block_size)
+        self.book = PrefixBook(block_size)  # the prefix hits
         self._lines: dict[int, _Line] = {}
         self._order: deque[int] = deque()
         self._first_ns: int | None = None
@@ -189,16 +174,16 @@ class MooncakeWriter:
 
     def apply(self, moment: Moment) -> None:
         message = moment.message
-        if not isinstance(message, StepRecord | EngineStatus):
+        if not isinstance(message, wire.StepRecord | wire.EngineStatus):
             return
         admitted = []
         for event in message.events:
-            if isinstance(event, Arrived):
+            if isinstance(event, wire.Arrived):
                 self._lines[event.request_id] = _Line(event)
                 self._order.append(event.request_id)
-            elif isinstance(event, Admitted):
+            elif isinstance(event, wire.Admitted):
                 admitted.append(event)
-        batch = (message.batch or []) if isinstance(message, StepRecord) else []
+        batch = (message.batch or []) if isinstance(message, wire.StepRecord) else []
         # Blocks of several groups are no chain of the prompt's tokens.
         moves = message.moves if message.kv_groups is None else []
         for request_id, chain in self.book.take(moves, batch, admitted).items():
@@ -208,7 +193,7 @@ class MooncakeWriter:
                 self._before.add(row.request_id)
                 self.num_before += 1
         for event in message.events:
-            if isinstance(event, Finished | Aborted):
+            if isinstance(event, wire.Finished | wire.Aborted):
                 self._end(event, moment)
         self._write_ready()
 
@@ -231,14 +216,18 @@ class MooncakeWriter:
         if num_tokens % HASH_BLOCK_TOKENS:
             line.hash_ids.append(self.book.new_id())
 
-    def _end(self, event: Finished | Aborted, moment: Moment) -> None:
+    def _end(self, event: wire.Finished | wire.Aborted, moment: Moment) -> None:
         self.book.leave(event.request_id)
         self._before.discard(event.request_id)
         line = self._lines.get(event.request_id)
         if line is None:
             return
         line.is_done = True
-        told = event if isinstance(event, Finished) else moment.state.requests.get(event.request_id)
+        told = (
+            event
+            if isinstance(event, wire.Finished)
+            else moment.state.requests.get(event.request_id)
+        )
         line.num_output_tokens = 0 if told is None else told.num_output_tokens
 
     def _write_ready(self) -> None:

@@ -20,12 +20,9 @@ class MissingPackage(Exception):  # noqa: N818 - reads as what it is
 def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> Iterator[IO[bytes]]:
     """Yield a stream whose content becomes the file `path` if the block ends without an error.
 
-    Args:
-        replace: whether to replace an existing file.
-        is_private: whether only the owner may read the file, whatever the umask.
+    `is_private`: whether only the owner may read the file, whatever the umask.
 
-    Raises:
-        RecordingError: the file exists, or cannot be written.
+    Raises RecordingError: the file exists, or cannot be written.
     """
     if path.exists() and not replace:
         raise RecordingError(f"{path} is there already; remove it or choose another name")

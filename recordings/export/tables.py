@@ -5,18 +5,11 @@ from itertools import islice
 from operator import attrgetter
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.wire import (
-    BatchRow,
-    DraftRow,
-    Phase,
-    RequestView,
-    RowFlag,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire_events import Aborted, Finished
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.output import missing
-from stepscope.recordings.state.series.finished import RequestWatch
+from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, Limit, limit_of
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]
@@ -33,16 +26,16 @@ class ExportColumn(NamedTuple):
 
 
 class _Row(NamedTuple):
-    record: StepRecord
-    row: BatchRow
-    drafts: Sequence[DraftRow]
+    record: wire.StepRecord
+    row: wire.BatchRow
+    drafts: Sequence[wire.DraftRow]
 
-    def has(self, flag: RowFlag) -> bool:
+    def has(self, flag: wire.RowFlag) -> bool:
         return bool(self.row.flags & flag)
 
 
 class _Ended(NamedTuple):
-    view: RequestView
+    view: wire.RequestView
     moment: Moment
     longest_ns: int | None  # gap between two tokens; None if its first token was not seen
 
@@ -55,7 +48,7 @@ def _of(part: str, *names: str) -> Iterator[ExportColumn]:
     return (ExportColumn(name, attrgetter(f"{part}.{name}")) for name in names)
 
 
-def _sum(drafts: Sequence[DraftRow] | None, name: str) -> int | None:
+def _sum(drafts: Sequence[wire.DraftRow] | None, name: str) -> int | None:
     return sum(getattr(each, name) for each in drafts) if drafts else None
 
 
@@ -65,7 +58,7 @@ def _kv(name: str) -> ExportColumn:
 
 def _limited_by(step: Moment) -> Limit | None:
     record, outcome = step.message, step.outcome
-    assert isinstance(record, StepRecord)
+    assert isinstance(record, wire.StepRecord)
     assert outcome is not None
     place = limit_of(record, outcome, None if record.batch is None else len(record.batch))
     return None if place == UNKNOWN else LIMITS[place]
@@ -96,7 +89,7 @@ STEP_COLUMNS = (
     ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
     ExportColumn("limited_by", _limited_by, "text"),
 )
-_PHASES = {int(phase): phase.name.lower() for phase in Phase}
+_PHASES = {int(phase): phase.name.lower() for phase in wire.Phase}
 ROW_COLUMNS = (
     *_of("record", "step", "tokens_ns"),
     *_of("row", "request_id"),
@@ -104,9 +97,9 @@ ROW_COLUMNS = (
     *_of("row", "start", "num_tokens"),
     ExportColumn("num_cached_tokens", attrgetter("row.num_hit_tokens")),
     *_of("row", "num_blocks"),
-    ExportColumn("last_chunk", lambda it: it.has(RowFlag.LAST_CHUNK), "bool"),
-    ExportColumn("first_token", lambda it: it.has(RowFlag.FIRST_TOKEN), "bool"),
-    ExportColumn("resumed", lambda it: it.has(RowFlag.RESUMED), "bool"),
+    ExportColumn("last_chunk", lambda it: it.has(wire.RowFlag.LAST_CHUNK), "bool"),
+    ExportColumn("first_token", lambda it: it.has(wire.RowFlag.FIRST_TOKEN), "bool"),
+    ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
     ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
     ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
 )
@@ -200,12 +193,12 @@ def table_rows(table: Table, moments: Iterable[Moment]) -> Iterator[tuple[Any, .
 
 
 def _steps(moments: Iterable[Moment]) -> Iterable[Moment]:
-    return (moment for moment in moments if isinstance(moment.message, StepRecord))
+    return (moment for moment in moments if isinstance(moment.message, wire.StepRecord))
 
 
 def _rows(moments: Iterable[Moment]) -> Iterator[_Row]:
     for record in (moment.message for moment in moments):
-        if isinstance(record, StepRecord):
+        if isinstance(record, wire.StepRecord):
             drafts = {each.request_id: (each,) for each in record.drafts or ()}
             for row in record.batch or ():
                 yield _Row(record, row, drafts.get(row.request_id, ()))
@@ -219,7 +212,7 @@ def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
         if watch is None:
             watch = RequestWatch(0.0)
             watch.begin(moment.state)
-        if isinstance(moment.message, StepRecord) and moment.outcome is not None:
+        if isinstance(moment.message, wire.StepRecord) and moment.outcome is not None:
             watch.take(moment.outcome, moment.state, moment.message.tokens_ns)
             longest_ns |= dict.fromkeys((each for each, _ in moment.outcome.ttft_ns), 0)
             longest_ns |= {each: ns for each, ns in moment.outcome.longer if each in longest_ns}
@@ -240,8 +233,7 @@ ROW_GROUP = 64 * 1024
 def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
     """Write a table. Returns the number of rows.
 
-    Raises:
-        MissingPackage: pyarrow is not installed.
+    Raises MissingPackage: pyarrow is not installed.
     """
     try:
         import pyarrow

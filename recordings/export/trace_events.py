@@ -13,19 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import IO, Any, Literal, NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Arrived,
-    BatchRow,
-    EngineStatus,
-    Finished,
-    KnobsChanged,
-    Mark,
-    Phase,
-    Preempted,
-    RowFlag,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.output import missing
 from stepscope.recordings.state.session import SessionState, request_name
@@ -49,11 +37,7 @@ MARKER_NS = 1000  # length of the slices at the ends of arrows, the shortest tha
 class TraceEvent(NamedTuple):
     """One event on a track.
 
-    Attributes:
-        time_ns: engine time.
-        name: name of the slice, track or counter.
-        flow: id of the arrow that starts at this event, or ends here if `ends_flow`.
-        value: value of a counter; for a new track or counter, the id of its parent track.
+    `flow`: id of the arrow that starts at this event, or ends here if `ends_flow`.
     """
 
     kind: Kind
@@ -63,14 +47,12 @@ class TraceEvent(NamedTuple):
     args: dict[str, Any] | None = None
     flow: int | None = None
     ends_flow: bool = False
-    value: int = 0
+    value: int = 0  # value of a counter; for a new track or counter, the id of its parent track
     unit: str = ""
 
 
 @dataclass(slots=True)
 class _Stay:
-    """The time that a request spends in a slot."""
-
     slot: int
     is_decoding: bool = False
     decode_ends_ns: int = 0
@@ -95,29 +77,29 @@ class Tracer:
         last_ns = 0
         for moment in moments:
             message = moment.message
-            if isinstance(message, StepRecord):
+            if isinstance(message, wire.StepRecord):
                 yield from self._step(message, moment.state)
                 last_ns = message.tokens_ns
-            elif isinstance(message, EngineStatus):
+            elif isinstance(message, wire.EngineStatus):
                 yield from self._ends(message.events, message.time_ns)
                 yield from self._arrivals(message)
-            elif isinstance(message, KnobsChanged):
+            elif isinstance(message, wire.KnobsChanged):
                 changes = {
                     name: f"{message.old.get(name)} -> {v}" for name, v in message.new.items()
                 }
                 text = ", ".join(f"{name} {value}" for name, value in changes.items())
                 args = {**changes, "who": message.who, "effective_step": message.effective_step}
                 yield TraceEvent("instant", OPERATOR, message.time_ns, text or "knobs", args)
-            elif isinstance(message, Mark):
+            elif isinstance(message, wire.Mark):
                 yield TraceEvent("instant", OPERATOR, message.time_ns, message.text or "mark")
         for request_id in list(self._stays):
             yield from self._leave(request_id, last_ns)
 
-    def _step(self, record: StepRecord, state: SessionState) -> Iterator[TraceEvent]:
+    def _step(self, record: wire.StepRecord, state: SessionState) -> Iterator[TraceEvent]:
         start_ns, end_ns = record.schedule_start_ns, record.tokens_ns
         yield from self._arrivals(record)
         # Preempted requests leave their slots before the rows of this step get theirs.
-        preempted = [event for event in record.events if isinstance(event, Preempted)]
+        preempted = [event for event in record.events if isinstance(event, wire.Preempted)]
         yield from self._ends(preempted, start_ns)
         num_tokens = record.num_prefill_tokens + record.num_decode_tokens
         args = {
@@ -148,11 +130,11 @@ class Tracer:
                 record.num_waiting,
             ),
         )
-        ends = [event for event in record.events if not isinstance(event, Preempted)]
+        ends = [event for event in record.events if not isinstance(event, wire.Preempted)]
         yield from self._ends(ends, end_ns)
 
     def _row(
-        self, row: BatchRow, state: SessionState, start_ns: int, end_ns: int
+        self, row: wire.BatchRow, state: SessionState, start_ns: int, end_ns: int
     ) -> Iterator[TraceEvent]:
         stay = self._stays.get(row.request_id)
         if stay is None:
@@ -163,24 +145,26 @@ class Tracer:
             stay = self._stays[row.request_id] = _Stay(heappop(self._free))
             yield self._seated(row, state, stay, start_ns)
         track = FIRST_SLOT + stay.slot
-        if row.phase == Phase.DECODE:
+        if row.phase == wire.Phase.DECODE:
             if not stay.is_decoding:
                 stay.is_decoding = True
                 yield TraceEvent("begin", track, start_ns, "decode")
             stay.decode_ends_ns = end_ns
             return
         yield from self._stop_decoding(stay)
-        name = "recompute" if row.phase == Phase.RECOMPUTE else "prefill"
+        name = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
         args = {"start": row.start, "tokens": row.num_tokens, "cached": row.num_hit_tokens}
         yield TraceEvent("begin", track, start_ns, f"{name} {row.num_tokens}", args)
-        if row.flags & RowFlag.FIRST_TOKEN:
+        if row.flags & wire.RowFlag.FIRST_TOKEN:
             flow = row.request_id + 1
             begin_ns = max(start_ns, end_ns - MARKER_NS)
             yield TraceEvent("begin", track, begin_ns, "first token", flow=flow, ends_flow=True)
             yield TraceEvent("end", track, end_ns)
         yield TraceEvent("end", track, end_ns)
 
-    def _seated(self, row: BatchRow, state: SessionState, stay: _Stay, start_ns: int) -> TraceEvent:
+    def _seated(
+        self, row: wire.BatchRow, state: SessionState, stay: _Stay, start_ns: int
+    ) -> TraceEvent:
         view = state.requests.get(row.request_id)
         args: dict[str, Any] = {"request_id": row.request_id}
         name = request_name(row.request_id)
@@ -189,9 +173,9 @@ class Tracer:
             args |= {"client_id": view.client_id, "prompt_tokens": view.num_prompt_tokens}
         return TraceEvent("begin", FIRST_SLOT + stay.slot, start_ns, name, args)
 
-    def _arrivals(self, message: StepRecord | EngineStatus) -> Iterator[TraceEvent]:
+    def _arrivals(self, message: wire.StepRecord | wire.EngineStatus) -> Iterator[TraceEvent]:
         for event in message.events:
-            if isinstance(event, Arrived):
+            if isinstance(event, wire.Arrived):
                 name = f"{request_name(event.request_id)} {event.client_id}"
                 args = {"prompt_tokens": event.num_prompt_tokens, "max_tokens": event.max_tokens}
                 flow = event.request_id + 1
@@ -200,7 +184,7 @@ class Tracer:
 
     def _ends(self, events: Iterable[object], time_ns: int) -> Iterator[TraceEvent]:
         for event in events:
-            if isinstance(event, Finished | Aborted | Preempted):
+            if isinstance(event, wire.Finished | wire.Aborted | wire.Preempted):
                 yield from self._leave(event.request_id, time_ns)
 
     def _leave(self, request_id: int, time_ns: int) -> Iterator[TraceEvent]:
@@ -231,8 +215,7 @@ _CLOCK_MONOTONIC = 3
 def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
     """Write a trace. Returns the number of packets. Times are engine time (monotonic clock).
 
-    Raises:
-        MissingPackage: the package perfetto is not installed.
+    Raises MissingPackage: the package perfetto is not installed.
     """
     try:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (

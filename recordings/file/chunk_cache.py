@@ -41,8 +41,6 @@ _UNPACKABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError
 
 
 class MessageFrame(NamedTuple):
-    """One recorded message."""
-
     topic: bytes
     sequence: int
     log_ns: int  # wall time
@@ -169,10 +167,7 @@ _STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 
 
 class ChunkCache:
-    """Reads and caches the chunks of one file.
-
-    `stream`: seekable; the caller closes it.
-    """
+    """Reads and caches the chunks of one file. `stream`: seekable; the caller closes it."""
 
     def __init__(self, stream: IO[bytes], places: list[ChunkPlace]) -> None:
         self.places = places  # where each chunk lies in the file, in order
@@ -204,7 +199,6 @@ class ChunkCache:
             return chunk
 
     def stored_index(self, number: int) -> bytes | None:
-        """See `Recording.stored_index`."""
         with self._lock:
             return read_stored_index(self._stream, self.places[number])
 
@@ -259,7 +253,6 @@ def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
 
 
 def end_times(chunks: ChunkCache) -> tuple[int, int]:
-    """Wall time of the first and the last message."""
     first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
     return (
         first[0].log_ns if first else chunks.places[0].start_ns,

@@ -72,7 +72,6 @@ def incident_in(metadata: Mapping[str, str]) -> Incident | None:
 
 
 def incidents_in(folder: Path) -> list[tuple[Path, Incident]]:
-    """The recordings in a folder that were kept for incidents, the newest first."""
     found = []
     for path in folder.glob(f"{_PREFIX}*.mcap"):
         incident = incident_in(read_metadata(path) or {})

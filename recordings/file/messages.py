@@ -1,22 +1,23 @@
-"""`messages`: the one reader of a recording's messages, each once and in order."""
+"""`messages`: the one reader of a recording's messages, each once and in order.
 
-from collections.abc import Iterator
+`indexes`: its indexes, in order; made from its messages where it has none.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, Telemetry
-from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.reader import Position, Recording, whole_sequence
+from stepscope.recordings.session.index import Index, Open, decode_index
+from stepscope.recordings.session.indexer import Indexer
+from stepscope.recordings.state.session import SessionState
 
 
 class Told(NamedTuple):
-    """A message of a recording.
-
-    Attributes:
-        position: where the next message begins.
-        after_gap: whether messages right before it are missing.
-    """
+    """A message of a recording."""
 
     message: Telemetry
     sequence: int
@@ -33,8 +34,7 @@ def messages(
     reading begins with it, and the next one after messages that are missing. Messages that cannot
     be decoded are missing; 'stepscope verify' reports them.
 
-    Args:
-        sequence: number of the last message before that position; None if unknown.
+    `sequence`: number of the last message before that position; None if unknown.
     """
     engine_id: str | None = None
     last, needs_keyframe = sequence, sequence is None
@@ -65,3 +65,77 @@ def messages(
             needs_keyframe = needs_keyframe or after_gap
         last = max(last or 0, number)
         yield Told(message, number, after, after_gap)
+
+
+_MADE_STEPS = 4096  # at most in an index made from messages, give or take one chunk
+_TURN_MESSAGES = 64
+
+Turn = Callable[[], None]
+
+
+def indexes(recording: Recording, turn: Turn = lambda: None) -> Iterator[tuple[int, Index]]:
+    """Yield the indexes of all chunks, each with the number of the chunk after it.
+
+    `turn`: called after every few messages that were decoded; it may raise to end the reading.
+
+    Raises RecordingError: no keyframe can be read.
+    """
+    maker: _Maker | None = None
+    open: list[Open] = []  # at the end of the chunk before
+    for number in range(recording.num_chunks):
+        if (index := stored_index(recording, number)) is not None:
+            if maker is not None and maker.indexer.num_steps:
+                yield number, maker.indexer.cut()
+            maker, open = None, index.open
+            yield number + 1, index
+            continue
+        maker = maker or _Maker(recording, number, open)
+        maker.read(number, turn)
+        if maker.indexer.num_steps >= _MADE_STEPS:
+            yield number + 1, maker.indexer.cut()
+    if maker is not None:
+        yield recording.num_chunks, maker.indexer.cut()
+
+
+def stored_index(recording: Recording, number: int) -> Index | None:
+    """The stored index of a chunk; None if there is none or it is damaged."""
+    try:
+        payload = recording.stored_index(number)
+        return None if payload is None else decode_index(payload)
+    except (ValueError, LookupError):
+        return None
+
+
+class _Maker:
+    """Reads messages into an `Indexer`, from the begin of a chunk on.
+
+    `open`: the requests that are open there, as the index before tells.
+    """
+
+    def __init__(self, recording: Recording, number: int, open: list[Open]) -> None:
+        self._recording = recording
+        # The keyframe before the chunk; at the begin of the file, the first one.
+        snapshot, self._begin = recording.keyframe_before(Position(number, 0))
+        state, since_ns = SessionState.from_snapshot(snapshot), recording.known_since_ns
+        self.indexer = Indexer(state, snapshot.sequence, since_ns, open)
+        if self._begin.chunk < number:
+            for each in range(self._begin.chunk, number):
+                self.read(each, lambda: None)
+            self.indexer.cut()
+            self.indexer.follow(open)
+
+    def read(self, number: int, turn: Turn) -> None:
+        chunk, begin = self._recording.chunk(number), self._begin
+        first = begin.message if number == begin.chunk else 0
+        for place in range(first, len(chunk) if number >= begin.chunk else 0):
+            frame = chunk.frame(place)
+            if frame is None:
+                continue  # 'stepscope verify' reports what cannot be read
+            try:
+                message = wire.decode(frame.payload)
+            except msgspec.DecodeError:
+                continue
+            sequence = whole_sequence(frame.sequence, self.indexer.sequence or 0)
+            self.indexer.take(sequence, message)
+            if place % _TURN_MESSAGES == 0:
+                turn()

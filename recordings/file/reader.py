@@ -17,18 +17,7 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import access
-from stepscope.recordings.file.chunk_cache import (
-    KEYFRAME,
-    ChunkCache,
-    LoadedChunk,
-    MessageFrame,
-    end_step,
-    end_times,
-    mend_times,
-    missing_text,
-    step_of,
-)
+from stepscope.recordings.file import access, chunk_cache
 from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX, PROFILE
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
@@ -121,16 +110,16 @@ class Recording:
                 )
             self.metadata = index.metadata.get(PROFILE, {})
             check_metadata(self.metadata, self.path)
-            self._chunks = ChunkCache(self.stream, index.chunks)
+            self._chunks = chunk_cache.ChunkCache(self.stream, index.chunks)
             self.index: McapIndex = index
             if not index.is_complete:
-                mend_times(self._chunks)
+                chunk_cache.mend_times(self._chunks)
             self.info = self._find_info()  # the engine that was recorded
             # Both are None if the file has no step.
-            self.first_step = end_step(self._chunks, first=True)
-            self.last_step = end_step(self._chunks, first=False)
+            self.first_step = chunk_cache.end_step(self._chunks, first=True)
+            self.last_step = chunk_cache.end_step(self._chunks, first=False)
             # Wall time of the first and last message.
-            self.start_ns, self.end_ns = end_times(self._chunks)
+            self.start_ns, self.end_ns = chunk_cache.end_times(self._chunks)
         except RecordingError:
             self.stream.close()
             raise
@@ -155,7 +144,7 @@ class Recording:
     @property
     def message(self) -> str | None:
         """What is missing, in one line; None if nothing. Damage is known only once it was read."""
-        missing = missing_text(self.index, self._chunks, self.last_step)
+        missing = chunk_cache.missing_text(self.index, self._chunks, self.last_step)
         return None if missing is None else f"{self.path.name}: {missing}"
 
     @property
@@ -167,12 +156,10 @@ class Recording:
         """File size in bytes."""
         return os.fstat(self.stream.fileno()).st_size
 
-    def chunk(self, number: int) -> LoadedChunk:
-        """The readable messages of a chunk."""
+    def chunk(self, number: int) -> chunk_cache.LoadedChunk:
         return self._chunks.load(number)
 
     def steps_in(self, number: int) -> tuple[int, int] | None:
-        """The first and last readable step of a chunk."""
         chunk = self._chunks.load(number)
         if not chunk.step_places:
             return None
@@ -224,13 +211,12 @@ class Recording:
         return None
 
     def is_end(self, position: Position) -> bool:
-        """Whether no message follows this position."""
         last = len(self._chunks) - 1
         if position.chunk != last:
             return position.chunk > last
         return position.message >= len(self._chunks.load(last))
 
-    def frame_before(self, position: Position) -> MessageFrame | None:
+    def frame_before(self, position: Position) -> chunk_cache.MessageFrame | None:
         """The message right before a position; None if there is none, or if it is damaged."""
         for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
             chunk = self._chunks.load(number)
@@ -257,7 +243,7 @@ class Recording:
 
     def frames(
         self, position: Position | None = None, sequence: int = 0
-    ) -> Iterator[tuple[MessageFrame, Position]]:
+    ) -> Iterator[tuple[chunk_cache.MessageFrame, Position]]:
         """Yield messages in order from a position (None: all), each with the position after it.
 
         `sequence`: number of the message before the first one. It is needed because the file stores
@@ -302,11 +288,11 @@ class Recording:
     def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
         for number in range(len(self._chunks)):
             for place, frame in enumerate(self._chunks.load(number).frames):
-                if frame.topic == KEYFRAME:
+                if frame.topic == chunk_cache.KEYFRAME:
                     return self._snapshot(frame), Position(number, place + 1)
         return None
 
-    def _snapshot(self, frame: MessageFrame) -> Snapshot:
+    def _snapshot(self, frame: chunk_cache.MessageFrame) -> Snapshot:
         return decode_keyframe(frame.payload, self.path)
 
 
@@ -316,6 +302,6 @@ def whole_sequence(lower: int, before: int) -> int:
     return before + (ahead if ahead < 1 << 31 else ahead - (1 << 32))
 
 
-def _step_at(chunk: LoadedChunk, place: int) -> int:
-    step = step_of(chunk.frames[place].payload)
+def _step_at(chunk: chunk_cache.LoadedChunk, place: int) -> int:
+    step = chunk_cache.step_of(chunk.frames[place].payload)
     return -1 if step is None else step

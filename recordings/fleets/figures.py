@@ -49,12 +49,10 @@ class EngineFigures(NamedTuple):
 
     @property
     def is_up(self) -> bool:
-        """Whether the engine's telemetry is arriving."""
         return self.status not in ("starting", "connecting", "stale", "down")
 
     @property
     def load(self) -> int | None:
-        """Number of requests in the engine, running or waiting."""
         if self.num_running is None or self.num_waiting is None:
             return None
         return self.num_running + self.num_waiting
@@ -74,9 +72,9 @@ def measure(history: History) -> SlowFigures:
     last = history.last_step
     summary = None if last is None else history.summary(last)
     return SlowFigures(
-        history.latency(None, WINDOW_S, 1),
-        history.rates(None, WINDOW_S),
-        history.rates(None, RATE_WINDOW_S),
+        history.windows.latency(None, WINDOW_S, 1),
+        history.windows.rates(None, WINDOW_S),
+        history.windows.rates(None, RATE_WINDOW_S),
         summary is not None and summary.num_rows is not None,
     )
 

@@ -77,8 +77,6 @@ class FleetPicture(NamedTuple):
 
 
 class _FleetMember:
-    """One engine of the fleet: its source, and what was observed of it."""
-
     def __init__(self, source: Source, name: str, now_s: float, place: int) -> None:
         self.source = source
         self.name = name
@@ -133,7 +131,6 @@ class Fleet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the engines. No two are equal."""
         return tuple(member.name for member in self._members)
 
     def add(self, source: Source) -> None:

@@ -29,8 +29,6 @@ FleetFigure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", 
 
 
 class OutlierFigure(NamedTuple):
-    """A figure in which one engine stands out now."""
-
     engine: int  # index of the engine
     figure: FleetFigure
     weight: float  # how far beyond the others, relative to the bound
@@ -65,8 +63,6 @@ class _Rule(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A value that stands out, and those of the other engines."""
-
     value: float
     median: float
     total: float

@@ -12,8 +12,6 @@ from stepscope.recordings.state.session import SessionState
 
 
 class Followed(NamedTuple):
-    """A message that a `Follower` has read."""
-
     message: Telemetry
     after_gap: bool  # whether messages right before this message were lost or forgotten
 
@@ -68,7 +66,6 @@ class Follower:
         return payloads
 
     def sequences(self) -> dict[int, int]:
-        """The sequence number of the record of each step in memory, by step."""
         with self._lock:
             columns = self._timeline.columns
             return dict(zip(columns.steps, columns.column("sequence"), strict=True))
@@ -90,15 +87,12 @@ class Follower:
         return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
-        """How many messages this follower is behind `other`."""
         return max(0, other._number - self._number)
 
     @property
     def num_ahead(self) -> int:
-        """How many messages are ready to read."""
         with self._lock:
             return max(0, self._timeline.ring.end_number - self._number)
 
     def is_of(self, timeline: Timeline) -> bool:
-        """Whether this follower reads the given timeline."""
         return self._timeline is timeline

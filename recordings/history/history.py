@@ -11,19 +11,12 @@ from typing import Self
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
 from stepscope.recordings.attribution.baseline import Baseline
-from stepscope.recordings.file.service_levels import (
-    Levels,
-    levels_of,
-    levels_said,
-    own_text,
-    slo_of,
-)
+from stepscope.recordings.file import service_levels
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.state.clocks import back_by, goes_on, set_back
-from stepscope.recordings.state.number_bounds import check_numbers
+from stepscope.recordings.state.clocks import back_by, check_numbers, goes_on, set_back
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -45,14 +38,14 @@ class History(HistoryView):
 
     def __init__(
         self,
-        slo: SLO | Levels | None = None,
+        slo: SLO | service_levels.Levels | None = None,
         max_steps: int = MAX_STEPS,
         max_bytes: int = MAX_BYTES,
         known_since_ns: int = 0,
     ) -> None:
-        self.chosen = dict(levels_of(slo) if isinstance(slo, SLO) else slo or {})
+        self.chosen = dict(service_levels.levels_of(slo) if isinstance(slo, SLO) else slo or {})
         self.carried: Mapping[str, str] = {}  # metadata of the recording, which may hold levels
-        slo = slo_of(self.chosen)
+        slo = service_levels.slo_of(self.chosen)
         super().__init__(slo, Timeline(slo, max_steps, max_bytes, SessionState(), None))
         self.max_steps = max_steps
         self.max_bytes = max_bytes
@@ -129,7 +122,6 @@ class History(HistoryView):
         return self._timeline.state is state
 
     def remember(self, record: StepRecord) -> None:
-        """Cache the record of a step that was added."""
         self._cache.keep(record)
 
     def skip(self, sequence: int) -> None:
@@ -253,8 +245,10 @@ class History(HistoryView):
         A level that is as before is not chosen: it stays that of the engine or the recording.
         """
         with self._lock:
-            now = levels_of(self.slo)
-            self.chosen |= {name: ms for name, ms in levels_of(slo).items() if ms != now[name]}
+            now = service_levels.levels_of(self.slo)
+            self.chosen |= {
+                name: ms for name, ms in service_levels.levels_of(slo).items() if ms != now[name]
+            }
             self._judge()
             if self.previous is not None:
                 self.previous.set_slo(slo)
@@ -263,7 +257,9 @@ class History(HistoryView):
     @property
     def own_levels(self) -> str:
         """Says that levels are the viewer's choice against those of the engine; else empty."""
-        return own_text(self.chosen, levels_said(self.info, self.carried))
+        return service_levels.own_text(
+            self.chosen, service_levels.levels_said(self.info, self.carried)
+        )
 
     # Inside
 
@@ -273,7 +269,9 @@ class History(HistoryView):
 
     def _judge(self) -> None:
         """Judge by the levels that hold for the engine of the timeline."""
-        slo = slo_of(self.chosen, levels_said(self.info, self.carried))
+        slo = service_levels.slo_of(
+            self.chosen, service_levels.levels_said(self.info, self.carried)
+        )
         if slo != self.slo or slo != self._timeline.slo:
             self.slo = slo
             self._timeline.set_slo(slo)
@@ -350,5 +348,34 @@ class History(HistoryView):
         other = type(self)(self.slo, self.max_steps, self.max_bytes)
         other.version = self.version
         other._file_baseline = self._file_baseline
+        other._begin(self._timeline)
+        return other
+
+
+_JOURNAL_BYTES = 1024 * 1024
+
+
+class Journal(History):
+    """A `History` that knows only counts, gaps, engine and status, in a tenth of the time.
+
+    It is for recorders, which keep the steps in their file.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_bytes=_JOURNAL_BYTES)
+
+    def snapshot(self) -> Snapshot | None:
+        """Always None, because requests and blocks are unknown."""
+        return None
+
+    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+        if self.info is None or isinstance(message, EngineInfo | Snapshot):
+            super()._take(sequence, message, payload)
+        else:
+            self._timeline.pass_over(sequence, message)
+
+    def _detached(self) -> "Journal":
+        other = Journal()
+        other.version = self.version
         other._begin(self._timeline)
         return other

@@ -6,32 +6,22 @@ percentiles) happens outside the lock, on data that never changes.
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    KnobsChanged,
-    Mark,
-    RequestView,
-    Snapshot,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.history.follower import Follower
-from stepscope.recordings.history.lives import Life, LifeKeeper
-from stepscope.recordings.history.rates import Rates
+from stepscope.recordings.history.lives import LifeKeeper
 from stepscope.recordings.history.step_cache import StepCache
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.history.windows import Goodput, Stalls, Windows
+from stepscope.recordings.history.windows import Windows
 from stepscope.recordings.session.drafts import Speculation, with_records
 from stepscope.recordings.session.steps import Span, StepSummary
 from stepscope.recordings.state.series.events import Gap, SessionEvent
 from stepscope.recordings.state.series.lanes import LaneName
-from stepscope.recordings.state.series.latency import SLO, TREND_BUCKETS, LatencyReport
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 _DRAFT_STEPS = 256  # to count drafts by position and request in
@@ -72,7 +62,7 @@ class HistoryView:
     def _drop_caches(self) -> None:
         self._newest = None
         self._cache = StepCache(self._lock, self._timeline)
-        self._lives = LifeKeeper(self._lock, self._timeline, self._cache, self._baseline)
+        self.lives = LifeKeeper(self._lock, self._timeline, self._cache, self._baseline)
         self.windows = Windows(self._lock, self._timeline)
 
     # Now
@@ -92,14 +82,14 @@ class HistoryView:
             return Newest(self.first_step, self.last_step, self.state)
 
     @property
-    def info(self) -> EngineInfo | None:
+    def info(self) -> wire.EngineInfo | None:
         return self._timeline.state.info
 
     @property
     def last_sequence(self) -> int | None:
         return self._timeline.last_sequence
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> wire.Snapshot | None:
         """The newest state as a message; None before the engine is known."""
         with self._lock:
             sequence = self._timeline.last_sequence
@@ -132,7 +122,6 @@ class HistoryView:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps in memory."""
         return len(self._timeline.columns)
 
     def step_at(self, time_ns: int) -> int | None:
@@ -168,7 +157,7 @@ class HistoryView:
         with self._lock:
             return self._timeline.span(first, last)
 
-    def record(self, step: int) -> StepRecord | None:
+    def record(self, step: int) -> wire.StepRecord | None:
         """The decoded record of a step; None if the step is lost, forgotten or in the future."""
         return self._cache.record(step)
 
@@ -186,7 +175,6 @@ class HistoryView:
             return self._timeline.lanes.ids(first, last)
 
     def lane_names(self, request_ids: Iterable[int]) -> list[LaneName]:
-        """The names of these requests' lanes: request id and client."""
         with self._lock:
             return self._timeline.lanes.names(request_ids)
 
@@ -201,39 +189,10 @@ class HistoryView:
 
     # Windows of time
 
-    def latency(
-        self, end_ns: int | None = None, window_s: float | None = 60.0, buckets: int = TREND_BUCKETS
-    ) -> LatencyReport:
-        """Latencies over the window that ends at `end_ns` (None: now).
-
-        A `window_s` of None means all of memory.
-
-        The result is exact. It takes about 1 ms for a minute at 50 steps a second, so draw it only
-        once or twice a second.
-        """
-        return self.windows.latency(end_ns, window_s, buckets)
-
-    def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
-        """Throughput, hit rate and shares of time. The window is given as in `latency`."""
-        return self.windows.rates(end_ns, window_s)
-
-    def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
-        """How many requests met all service levels. The window is given as in `latency`."""
-        return self.windows.goodput(end_ns, window_s)
-
-    def limits(
-        self, end_ns: int | None = None, window_s: float | None = 60.0
-    ) -> dict[Limit, float]:
-        """For each limit, the share of the steps that had it.
-
-        The window is given as in `latency`.
-        """
-        return self.windows.limits(end_ns, window_s)
-
     def speculation(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> Speculation | None:
-        """What drafts did; None if there were none. The window is given as in `latency`.
+        """What drafts did; None if there were none. The window is given as in `Windows`.
 
         By position and request, only the last steps are counted.
         """
@@ -243,12 +202,6 @@ class HistoryView:
             return found
         last = [self.record(each) for each in range(step - _DRAFT_STEPS + 1, step + 1)]
         return with_records(found, [each for each in last if each is not None])
-
-    def figures(
-        self, end_ns: int | None = None, window_s: float | None = 60.0
-    ) -> dict[str, float | None]:
-        """All figures of `recordings/figures/table.py`. The window is given as in `latency`."""
-        return self.windows.figures(end_ns, window_s)
 
     def follow(self, first: int | None = None) -> Follower:
         """Return a reader of all messages from a step on (None: the oldest), then of new ones.
@@ -305,31 +258,11 @@ class HistoryView:
         None if it got no token in that step. The part of the wait that is no longer in memory gets
         the cause `unknown`.
         """
-        found = self._lives.wait(step, request_id)
+        found = self.lives.wait(step, request_id)
         if found is None:
             return None
         bound_ms = self.slo.itl_ms if found.token_idx else self.slo.ttft_ms
         return found._replace(bound_ns=round(bound_ms * 1e6))
-
-    def is_explained(self, step: int, request_id: int) -> bool:
-        """Whether the explanation of this wait is cached."""
-        return self._lives.is_known(step, request_id)
-
-    def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
-        """Explain many waits in one pass over the steps, and cache the results for `wait`.
-
-        Reads at most `max_steps` steps. Returns the step it reached; the next call continues there.
-        Returns None if single calls of `wait` are cheaper.
-        """
-        return self._lives.explain(waits, max_steps)
-
-    def life(self, view: RequestView, last: int | None = None) -> Life | None:
-        """All waits for tokens of a request, from its arrival to its end or to step `last`.
-
-        `last` is None for the newest step. A repeated call for the same request reads only newer
-        steps. Returns None if memory holds no step.
-        """
-        return self._lives.life(view, last)
 
     def stall(self, step: int) -> Late | None:
         """Explain the longest ITL wait that ended in `step`; None if there was none."""
@@ -342,15 +275,6 @@ class HistoryView:
         """The last wait above the ITL level, up to a step (None: the newest)."""
         found = self.windows.last_stall_step(step)
         return None if found is None else self.stall(found)
-
-    def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
-        """The longest waits above the ITL level up to a step (None: all), one per second.
-
-        These are the waits that `events` lists. If none exceeds the ITL level, the waits above the
-        TTFT level are returned instead. ITL comes first because a stall delays all decoding
-        requests, while a long TTFT delays only one.
-        """
-        return self.windows.stalls(step, limit)
 
     @property
     def gaps(self) -> list[Gap]:
@@ -369,13 +293,13 @@ class HistoryView:
         return self._timeline.gaps.needs_snapshot
 
     @property
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[wire.Mark]:
         """The marks (notes that people set at steps), in order of steps."""
         with self._lock:
             return list(self._timeline.marks)
 
     @property
-    def knob_changes(self) -> list[KnobsChanged]:
+    def knob_changes(self) -> list[wire.KnobsChanged]:
         """Knob changes, oldest first. `effective_step` is the first step with the new values."""
         with self._lock:
             return list(self._timeline.knob_changes)

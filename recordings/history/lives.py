@@ -73,11 +73,9 @@ class LifeKeeper:
         self._own_lock = threading.Lock()  # held while decoding, unlike `lock`
 
     def is_known(self, step: int, request_id: int) -> bool:
-        """Whether the explanation of a wait is cached; see `HistoryView.is_explained`."""
         return (step, request_id) in self._known
 
     def wait(self, step: int, request_id: int) -> Late | None:
-        """Explain one wait; see `HistoryView.wait`."""
         with self._own_lock:
             self._refresh()
             key = step, request_id
@@ -89,7 +87,11 @@ class LifeKeeper:
             return found
 
     def explain(self, waits: Sequence[LateWait], max_steps: int) -> int | None:
-        """Explain many waits in one pass; see `HistoryView.explain`."""
+        """Explain many waits in one pass over the steps, and cache the results for `wait`.
+
+        Reads at most `max_steps` steps. Returns the step it reached; the next call continues there.
+        Returns None if single calls of `wait` are cheaper.
+        """
         with self._own_lock:
             self._refresh()
             waits = [each for each in waits if each[:2] not in self._known]
@@ -166,8 +168,12 @@ class LifeKeeper:
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def life(self, view: RequestView, last: int | None) -> Life | None:
-        """Explain all waits of a request; see `HistoryView.life`."""
+    def life(self, view: RequestView, last: int | None = None) -> Life | None:
+        """All waits for tokens of a request, from its arrival to its end or to step `last`.
+
+        `last` is None for the newest step. A repeated call for the same request reads only newer
+        steps. Returns None if memory holds no step.
+        """
         with self._own_lock:
             self._refresh()
             follower = self._follower
@@ -223,7 +229,6 @@ class LifeKeeper:
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
     ) -> tuple[Explainer, int] | None:
-        """Return an explainer from before `start_ns` on, and the number of its first message."""
         with self._lock:
             steps = self._timeline.columns.steps
             end = len(steps) if last_step is None else bisect_right(steps, last_step)

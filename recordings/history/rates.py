@@ -34,9 +34,7 @@ class Rates(NamedTuple):
 def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> Rates:
     """The rates over a window. Preemptions are a count: one must never show as several a minute.
 
-    Args:
-        minute: the sums over the last minute up to the end of the window.
-        minute_s: how much of that minute is in memory.
+    `minute`: the sums over the last minute up to the end of the window.
     """
     num_preempted = minute.num_preempted if minute_s else None
     last_minute = num_preempted, minute_s, per(minute.recompute_ns, minute.busy_ns)

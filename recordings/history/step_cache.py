@@ -36,7 +36,6 @@ class StepCache:
         self._visited: list[_Visited] = []  # the last used one at the end
 
     def record(self, step: int) -> StepRecord | None:
-        """The decoded record of a step; see `HistoryView.record`."""
         with self._lock:
             known = self._records.get(step)
             if known is not None:
@@ -51,7 +50,6 @@ class StepCache:
         return record
 
     def keep(self, record: StepRecord) -> None:
-        """Cache a record."""
         with self._lock:
             self._records[record.step] = record
             while len(self._records) > MAX_RECORDS:
@@ -63,7 +61,6 @@ class StepCache:
             self.keep(record)
 
     def state_at(self, step: int) -> SessionState:
-        """The state right after a step; see `HistoryView.state_at`."""
         with self._lock:
             ring = self._timeline.ring
             found = ring.locate(step)
@@ -87,6 +84,5 @@ class StepCache:
         return state
 
     def _nearest(self, segment: Segment, place: int) -> _Visited | None:
-        """The nearest cached state at or before index `place` in a segment."""
         known = [e for e in self._visited if e.segment is segment and e.place <= place]
         return max(known, key=lambda each: each.place, default=None)

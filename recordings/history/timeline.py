@@ -7,31 +7,19 @@ dropped, too.
 
 from collections.abc import Sequence
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import (
-    Audited,
-    EngineInfo,
-    EngineStatus,
-    KnobsChanged,
-    Mark,
-    RequestEvent,
-    Snapshot,
-    StepInFlight,
-    StepRecord,
-    Telemetry,
-    Transcript,
-)
-from stepscope.recordings.history.gaps import Gaps
 from stepscope.recordings.history.ring.fast_forward import FastForward
 from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
 from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
+from stepscope.recordings.state.audit_text import in_flight_text
 from stepscope.recordings.state.clocks import BACK_NS, WallClock, leave_out
-from stepscope.recordings.state.in_flight import in_flight_text
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.events import (
     MAX_EVENTS,
     EventLog,
+    Gaps,
     SessionEvent,
     audit_event,
     gap_event,
@@ -39,9 +27,9 @@ from stepscope.recordings.state.series.events import (
     mark_event,
     request_event,
 )
-from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.series.latency import SLO, Latencies
+from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.session import SessionState
 
 _ABORT = frozenset({"abort"})
@@ -76,26 +64,24 @@ class Timeline:
         self.lanes = LaneBoard(state, state.step + 1)
         self.latencies = Latencies(slo)
         self.log = EventLog()
-        self.transcripts: dict[int, Transcript] = {}  # of the first state, if published
+        self.transcripts: dict[int, wire.Transcript] = {}  # of the first state, if published
         self.gaps = Gaps()
-        self.marks: list[Mark] = []
-        self.knob_changes: list[KnobsChanged] = []
+        self.marks: list[wire.Mark] = []
+        self.knob_changes: list[wire.KnobsChanged] = []
         self.knob_steps: set[int] = set()
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(state)
         self._mark_steps: set[int] = set()
 
-    def know_transcripts(self, snapshot: Snapshot) -> None:
-        """Store the prompts and outputs in the snapshot that the timeline begins with."""
+    def know_transcripts(self, snapshot: wire.Snapshot) -> None:
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
 
-    def take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
-        """Add the next message; see `History.append`."""
+    def take(self, sequence: int, message: wire.Telemetry, payload: bytes) -> None:
         true_after = self._true_after
         if not self._is_next(sequence, message):
             return
         state = self.state
-        step = message.step if isinstance(message, StepRecord) else None
+        step = message.step if isinstance(message, wire.StepRecord) else None
         if step is not None and self.columns.steps and step <= self.columns.steps[-1]:
             return  # the publisher repeats steps under new numbers
         if self.ring.append(payload, step, state, true_after):
@@ -107,10 +93,10 @@ class Timeline:
         outcome = state.apply(message)
         at, now_flying = max(state.step, 0), state.in_flight
         is_new = flying is None or now_flying is None or flying.step != now_flying.step
-        if now_flying is not None and isinstance(message, StepInFlight) and is_new:
+        if now_flying is not None and isinstance(message, wire.StepInFlight) and is_new:
             self._log_engine(at, message.time_ns, in_flight_text(message))
         self._note_pause(message, pauses)
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             assert outcome is not None
             self._note_step(message, outcome)
             num_rows = None if message.batch is None else len(message.batch)
@@ -118,16 +104,16 @@ class Timeline:
             applied = AppliedStep(sequence, message, outcome, num_rows, is_one_step)
             self.columns.append(applied)
             self.latencies.append(applied)
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             self._log_requests(message.events, max(message.step, 0), message.time_ns)
-        elif isinstance(message, KnobsChanged):
+        elif isinstance(message, wire.KnobsChanged):
             if (event := knobs_event(message)) is not None:
                 self.log.add(event)
                 self.knob_changes.append(message)
                 self.knob_steps.add(message.effective_step)
-        elif isinstance(message, Audited):
+        elif isinstance(message, wire.Audited):
             self.log.add(audit_event(message, at))
-        if isinstance(message, EngineInfo | Snapshot) and state.info is not None:
+        if isinstance(message, wire.EngineInfo | wire.Snapshot) and state.info is not None:
             self.wall_clock.add(state.info)
 
     def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
@@ -166,15 +152,15 @@ class Timeline:
             if has_forgotten:
                 self._forget_old()
 
-    def pass_over(self, sequence: int, message: Telemetry) -> None:
+    def pass_over(self, sequence: int, message: wire.Telemetry) -> None:
         """Count the next message and update the engine's status, but do not store it."""
         if not self._is_next(sequence, message):
             return
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             self.state.step = message.step
             self.state.time_ns = max(self.state.time_ns, message.tokens_ns)
             self.gaps.end(message.step)
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             self.state.state = message.state
             self.state.time_ns = max(self.state.time_ns, message.time_ns)
 
@@ -183,11 +169,11 @@ class Timeline:
         """The number of the message that led to `state`; None if a loss made `state` unsure."""
         return None if self.gaps.needs_snapshot else self.last_sequence
 
-    def _is_next(self, sequence: int, message: Telemetry) -> bool:
+    def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
         """Whether a message is new. If messages before it are missing, a gap is noted."""
         last = self.last_sequence
         if last is not None:
-            if isinstance(message, Snapshot):
+            if isinstance(message, wire.Snapshot):
                 if sequence < last or (sequence == last and not self.gaps.needs_snapshot):
                     return False
                 if sequence > last:  # it replaces messages that were never received
@@ -263,7 +249,7 @@ class Timeline:
         self.slo = self.latencies.slo = slo
         self._watch.set_floor(slo.itl_ms, self.state)
 
-    def add_mark(self, mark: Mark) -> None:
+    def add_mark(self, mark: wire.Mark) -> None:
         if mark in self.marks:
             return
         self.marks.append(mark)
@@ -300,7 +286,7 @@ class Timeline:
         self.log.add(gap_event(gap.num_messages, step, self.state.time_ns))
         self._watch.begin(self.state)
 
-    def _note_step(self, record: StepRecord, outcome: Outcome) -> None:
+    def _note_step(self, record: wire.StepRecord, outcome: Outcome) -> None:
         """Log the events of a step.
 
         Correct `outcome` for pauses and for waits of unknown length.
@@ -314,7 +300,7 @@ class Timeline:
         if record.events:
             self._log_requests(record.events, step, now_ns)
 
-    def _note_pause(self, message: Telemetry, before: PauseTrail) -> None:
+    def _note_pause(self, message: wire.Telemetry, before: PauseTrail) -> None:
         if self.state.pauses is before:
             return
         before_ns = before.since_ns
@@ -323,7 +309,7 @@ class Timeline:
             self._log_engine(step, since_ns, "the engine was paused")
         elif before_ns is not None and since_ns is None:
             now_ns = self.state.time_ns
-            if isinstance(message, StepRecord):
+            if isinstance(message, wire.StepRecord):
                 now_ns = message.schedule_start_ns
             text = f"the engine goes on after {(now_ns - before_ns) / 1e9:.1f} s of pause"
             self._log_engine(step, now_ns, text)
@@ -331,7 +317,7 @@ class Timeline:
     def _log_engine(self, step: int, time_ns: int, text: str) -> None:
         self.log.add(SessionEvent(step, time_ns, "engine", text))
 
-    def _log_requests(self, events: Sequence[RequestEvent], step: int, time_ns: int) -> None:
+    def _log_requests(self, events: Sequence[wire.RequestEvent], step: int, time_ns: int) -> None:
         for event in events:
             self.log.add(request_event(event, self.state, step, time_ns))
 

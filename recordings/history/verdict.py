@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history_view import HistoryView
-from stepscope.recordings.state.in_flight import seconds_of, work_text
+from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.series.latency import LatencyReport, Series
 from stepscope.recordings.state.series.limits import LIMIT_SPECS
 from stepscope.recordings.state.session import SessionState, request_name
@@ -40,8 +40,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(history: HistoryView) -> Verdict:
-    """Judge an engine as of its newest step."""
-    return verdict_at(history, history.state, None, history.latency())
+    return verdict_at(history, history.state, None, history.windows.latency())
 
 
 def verdict_at(
@@ -170,7 +169,7 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
     if grows and before is not None:
         ago = _seconds(state.time_ns - before.tokens_ns)
         text = f"the queue grows: {state.num_waiting:,} wait, {was:,} did {ago} ago"
-    limits = history.limits(state.time_ns, RECENT_S)
+    limits = history.windows.limits(state.time_ns, RECENT_S)
     held = max(
         (each for each in limits if LIMIT_SPECS[each].bound), key=limits.__getitem__, default=None
     )
@@ -184,7 +183,7 @@ def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
     if not number:
         return None
     times = "a request was preempted" if number == 1 else f"{number:,} preemptions"
-    has_run_out = history.limits(state.time_ns, RECENT_S).get("kv")
+    has_run_out = history.windows.limits(state.time_ns, RECENT_S).get("kv")
     why = ": the KV blocks run out" if has_run_out else ""
     return Verdict("caution", f"{times} in {RECENT_S:.0f} s{why}", "screen_kv")
 
@@ -201,7 +200,7 @@ def _broken_level(history: HistoryView, minute: LatencyReport, end_ns: int) -> V
             return Verdict(
                 "breach", f"{late:.0%} of {what} take over {bound_ms:,g} ms", "screen_latency"
             )
-    goodput = history.goodput(end_ns)
+    goodput = history.windows.goodput(end_ns)
     if goodput.is_low:  # few tokens are late, but most requests had one
         text = f"{goodput.share or 0:.0%} of requests kept every service level"
         return Verdict("caution", text, "screen_latency")

@@ -39,10 +39,7 @@ _Kind: TypeAlias = "Callable[[ClientRequest | ServedRequest], object]"
 class ServedRequest:
     """A request in a recording, seen from its arrival. Times are the engine's.
 
-    Attributes:
-        begun_ns: when the first step that computed it was scheduled.
-        times_ns, steps: when it got tokens, and in which steps.
-        is_whole: whether no message of it is missing.
+    `begun_ns`: when the first step that computed it was scheduled.
     """
 
     request_id: int
@@ -56,7 +53,6 @@ class ServedRequest:
     is_whole: bool = True
 
     def add(self, row: BatchRow, record: StepRecord) -> None:
-        """Add what a step computed for it."""
         self.begun_ns = self.begun_ns or record.schedule_start_ns
         if row.phase != Phase.DECODE and not row.flags & RowFlag.LAST_CHUNK:
             return
@@ -68,14 +64,11 @@ class ServedRequest:
 
 
 class ClientPair(NamedTuple):
-    """One request as its client and as its engine saw it."""
-
     client: ClientRequest
     engine: ServedRequest
 
     @property
     def has_same_chunks(self) -> bool:
-        """Whether each chunk of the client is of one step of the engine."""
         chunks = self.client.tokens_ns if self.client.has_gaps else ()
         return len(chunks) == len(self.engine.times_ns)
 
@@ -95,33 +88,24 @@ class ClientPair(NamedTuple):
 class ClientMatch(NamedTuple):
     """The requests of a client's result that were found in a recording.
 
-    Attributes:
-        num_requests: those of the result that got a token.
-        by: what they were found by.
-        num_unsure: pairs that a request of the same lengths at that time might replace.
-        num_unlike: pairs whose client counts other lengths than the engine.
-        num_unfit: pairs that contradict the clocks of the others.
-        offset_ns: engine time minus client time; None if the client does not tell its times.
-        error_ns: by how much it may be wrong; 0: both read one clock.
-        apart_ns: how far it is from where clocks would be that agree.
+    `offset_ns`: engine time minus client time; None if the client does not tell its times.
     """
 
     pairs: list[ClientPair]
-    num_requests: int
-    by: str
-    num_unsure: int
-    num_unlike: int
-    num_unfit: int
+    num_requests: int  # those of the result that got a token
+    by: str  # what they were found by
+    num_unsure: int  # pairs that a request of the same lengths at that time might replace
+    num_unlike: int  # pairs whose client counts other lengths than the engine
+    num_unfit: int  # pairs that contradict the clocks of the others
     offset_ns: int | None
-    error_ns: int
-    apart_ns: int
+    error_ns: int  # by how much it may be wrong; 0: both read one clock
+    apart_ns: int  # how far it is from where clocks would be that agree
 
 
 def served_requests(recording: Recording) -> list[ServedRequest]:
     """The requests of a recording that are whole and got a token, in order of arrival.
 
-    Raises:
-        RecordingError: it cannot be read, or does not tell its requests.
+    Raises RecordingError: it cannot be read, or does not tell its requests.
     """
     name, found = recording.path.name, []
     if recording.info.totals_every_s is not None:
@@ -144,8 +128,7 @@ def served_requests(recording: Recording) -> list[ServedRequest]:
 def client_match(session: ForeignSession, recording: Recording) -> ClientMatch:
     """Find the requests of a client's result in a recording.
 
-    Raises:
-        RecordingError: the recording cannot be read, or has fewer than half of the requests.
+    Raises RecordingError: the recording cannot be read, or has fewer than half of the requests.
     """
     served, info, client = served_requests(recording), recording.info, session.info
     nominal: Sequence[int] = ()  # offsets of clocks that agree: both monotonic, both wall clocks
@@ -253,7 +236,6 @@ def _usual_delay(
 
 
 def _bounds(pairs: Sequence[ClientPair]) -> tuple[int, int]:
-    """The offsets that contradict the fewest pairs."""
     edges = sorted(edge for each in pairs for edge in zip(each.offsets_ns, (0, 1), strict=True))
     best = number = low = high = 0
     for place, (at_ns, is_end) in enumerate(edges):

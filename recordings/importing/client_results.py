@@ -99,7 +99,6 @@ def _lists(file: ForeignFile, documents: _Documents) -> ForeignSession:
 
 
 def _likely_starts(told: _Lists) -> tuple[list[float], str]:
-    """Seconds at which requests may have begun, and how that was found."""
     lasted_s = [ttft + sum(itls) for ttft, itls in zip(told.ttfts, told.itls, strict=True)]
     if told.max_concurrency and str(told.request_rate) == "inf":
         starts_s, ends_s = list[float](), [0.0] * min(told.max_concurrency, len(lasted_s))

@@ -28,13 +28,10 @@ class ClientWait(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The step in which the engine had the token."""
         return self.pair.engine.steps[self.chunk]
 
 
 class ClientWaits(NamedTuple):
-    """All waits of one kind, the longest first."""
-
     kind: str
     names: tuple[str, ...]
     waits: list[ClientWait]
@@ -44,7 +41,6 @@ class ClientWaits(NamedTuple):
         return self.waits[-math.ceil(rank * len(self.waits) / 100)]
 
     def worst(self, number: int) -> list[ClientWait]:
-        """The longest waits, one of each step."""
         longest: dict[int, ClientWait] = {}
         for each in self.waits:
             longest.setdefault(each.step, each)
@@ -79,7 +75,6 @@ def client_waits(match: ClientMatch) -> tuple[ClientWaits, ClientWaits]:
 
 
 def worst_marks(match: ClientMatch, tool: str) -> list[Mark]:
-    """Marks at the steps where the client waited longest for a token."""
     found = []
     for kind, names, each in (
         (of.kind, of.names, each) for of in client_waits(match) for each in of.worst(_NUM_MARKS)

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.history.source import first_snapshot
 from stepscope.recordings.importing import client_results
-from stepscope.recordings.importing.log_lines import LOGS
+from stepscope.recordings.importing.log_session import LOGS
 from stepscope.recordings.importing.source import FOLDER_PREFIX, ForeignFile, ForeignSession
-from stepscope.recordings.live.numbered import first_snapshot
 from stepscope.recordings.simulation.writing import RecordingSink
 
 FORMATS = (*(each.read for each in LOGS), client_results.read)
@@ -18,8 +18,7 @@ FORMATS = (*(each.read for each in LOGS), client_results.read)
 def foreign_session(path: Path) -> ForeignSession | None:
     """The session that a foreign file tells; None if it is of no known format.
 
-    Raises:
-        OSError, RecordingError: it cannot be read, or not be used.
+    Raises OSError, RecordingError: it cannot be read, or not be used.
     """
     file = ForeignFile(path)
     try:
@@ -34,8 +33,7 @@ def imported(path: Path) -> tuple[Path, str | None] | None:
 
     Returns its path and a note for who reads it; None if the file is of no known format.
 
-    Raises:
-        RecordingError: the file is of a known format, and cannot be used.
+    Raises RecordingError: the file is of a known format, and cannot be used.
     """
     try:
         session = foreign_session(path)
@@ -55,8 +53,7 @@ def imported(path: Path) -> tuple[Path, str | None] | None:
 def client_result(path: Path) -> ForeignSession:
     """Read the result of a load generator.
 
-    Raises:
-        RecordingError: the file cannot be read, or is none.
+    Raises RecordingError: the file cannot be read, or is none.
     """
     try:
         session = foreign_session(path)

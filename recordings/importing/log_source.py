@@ -9,11 +9,9 @@ from typing import IO
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap, SourceStatus
-from stepscope.recordings.importing.log_lines import LOGS
-from stepscope.recordings.importing.log_session import LogClock, LogEntry, LogFormat
+from stepscope.recordings.history.source import FrameTap, Numbered, SourceStatus
+from stepscope.recordings.importing.log_session import LOGS, LogClock, LogEntry, LogFormat
 from stepscope.recordings.importing.source import COLOURS, ForeignFile
-from stepscope.recordings.live.numbered import Numbered
 
 _SILENT_S = 1.1  # stamps are whole seconds: after this time, a second has ended
 _BEGIN_S = 1.5  # lines of this time tell how often there is one
@@ -23,8 +21,7 @@ _MAX_WAITING = 10_000  # lines
 class LogSource:
     """Fills `history` with what one rank prints; implements `Source`.
 
-    Attributes:
-        later: lines after those with which it began; None: there will be no more.
+    `later`: lines after those with which it began; None: there will be no more.
     """
 
     is_live = True
@@ -77,8 +74,7 @@ class LogSource:
 class LogPipe:
     """Reads a log, and gives the lines of each rank to its `LogSource`.
 
-    Attributes:
-        error: the last line that could not be read, if there was one.
+    `error`: the last line that could not be read, if there was one.
     """
 
     def __init__(self, stream: IO[str], new_history: Callable[[], History]) -> None:
@@ -95,8 +91,7 @@ class LogPipe:
     def begin(self) -> list[LogSource]:
         """Wait for the first lines with figures; return a source, not yet started, of each rank.
 
-        Raises:
-            RecordingError: the log ends without such a line.
+        Raises RecordingError: the log ends without such a line.
         """
         self._has_begun.wait()
         self._has_ended.wait(_BEGIN_S)

@@ -30,36 +30,27 @@ _T = TypeVar("_T")
 class ClientRequest:
     """One request of a client's result. Times are nanoseconds of one clock.
 
-    Attributes:
-        client_id: the id that the client gave it; empty if the file does not tell.
-        tokens_ns: when its chunks came; empty if the file does not tell.
-        has_gaps: whether those are all its chunks, so that times in between are gaps.
-        error: why it failed; None: it finished.
+    `tokens_ns`: when its chunks came; empty if the file does not tell.
     """
 
-    client_id: str = ""
+    client_id: str = ""  # the id that the client gave it; empty if the file does not tell
     start_ns: int
     end_ns: int
     num_prompt: int
     num_output: int
     tokens_ns: list[int] = field(default_factory=list)
-    has_gaps: bool = True
-    error: str | None = None
+    has_gaps: bool = True  # whether those are all its chunks, so that times in between are gaps
+    error: str | None = None  # why it failed; None: it finished
 
 
 class ForeignSession(NamedTuple):
-    """What a file tells: the engine, its messages in order of time, and a note for its reader.
-
-    Attributes:
-        requests: of a client's result, in the order of the file.
-        has_starts: whether it tells when requests began.
-    """
+    """What a file tells: the engine, its messages in order of time, and a note for its reader."""
 
     info: EngineInfo
     messages: Iterable[Telemetry]
     note: str | None = None
-    requests: Sequence[ClientRequest] = ()
-    has_starts: bool = True
+    requests: Sequence[ClientRequest] = ()  # of a client's result, in the order of the file
+    has_starts: bool = True  # whether it tells when requests began
 
 
 class ForeignFile:
@@ -129,7 +120,6 @@ class ForeignFile:
         )
 
     def error(self, place: int | str, expected: str, got: str) -> RecordingError:
-        """The error that a line, or a line and its field, is not as expected."""
         return RecordingError(f"{self.path}, line {place}: expected {expected}, got {got.strip()}")
 
     def part(self, line: int | str, values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 
@@ -52,17 +52,13 @@ _SKIPPED = (b'"python_function"', b'"ac2g"')  # most of a trace
 class ProfiledStep(NamedTuple):
     """A step in a trace, in nanoseconds.
 
-    Attributes:
-        batch: its prefilling requests, their tokens, its decoding requests, their tokens.
-        start_ns: when its worker began it, by the trace's clock.
-        kernel_ns: how long kernels of each kind ran.
-        busy_ns: how long any ran: less than their sum if some ran side by side.
+    `batch`: its prefilling requests, their tokens, its decoding requests, their tokens.
     """
 
     batch: tuple[int, int, int, int]
-    start_ns: int
-    kernel_ns: dict[KernelKind, int]
-    busy_ns: int
+    start_ns: int  # when its worker began it, by the trace's clock
+    kernel_ns: dict[KernelKind, int]  # how long kernels of each kind ran
+    busy_ns: int  # how long any ran: less than their sum if some ran side by side
 
 
 class TorchTrace(NamedTuple):
@@ -95,10 +91,8 @@ class KernelTimes(NamedTuple):
 class ProfileMatch(NamedTuple):
     """The steps of a trace that were found in a recording.
 
-    Attributes:
-        num_profiled: all steps of the trace.
-        clock_ns: how long after its schedule the trace has a step begin, at the median, by wall
-            clocks; None if the trace does not tell them.
+    `clock_ns`: how long after its schedule the trace has a step begin, at the median, by wall
+    clocks; None if the trace does not tell them.
     """
 
     steps: list[KernelTimes]
@@ -140,15 +134,13 @@ class _Ran:
 
 
 def kind_of(name: str) -> KernelKind:
-    """The kind of a kernel or of an operator, by its name."""
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), "other")
 
 
 def read_trace(path: Path) -> TorchTrace:
     """Read a trace as torch writes it, compressed or not.
 
-    Raises:
-        RecordingError: it cannot be read, or names no step.
+    Raises RecordingError: it cannot be read, or names no step.
     """
     file, by_category = _events(path)
     begun = [
@@ -226,7 +218,6 @@ def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
 
 
 def _events(path: Path) -> tuple[_File, dict[str, list[_Event]]]:
-    """A trace, and its complete events that matter, by category."""
     found, decoder = defaultdict[str, list[_Event]](list), msgspec.json.Decoder(_Event)
     try:
         payload = path.read_bytes()
@@ -273,7 +264,6 @@ def _operators(events: Iterable[_Event]) -> list[_Ran]:
 def _divided(
     begun: list[tuple[int, tuple[int, int, int, int]]], ran: Iterable[_Ran]
 ) -> tuple[list[ProfiledStep], "Counter[tuple[KernelKind, str]]"]:
-    """Put what ran into the steps that launched it."""
     starts = [start_ns for start_ns, _ in begun]
     of_step: dict[int, list[_Ran]] = defaultdict(list)
     for each in ran:

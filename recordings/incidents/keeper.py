@@ -18,21 +18,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.recordings.alerts.judge import Judge, RuleWatch
-from stepscope.recordings.alerts.meter import Meter
+from stepscope.recordings.alerts.judge import Judge, Meter, RuleWatch
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import affected_by
 from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.figures.bounds import value_text
+from stepscope.recordings.figures.table import value_text
 from stepscope.recordings.file.incident import FiredRule, Incident, incidents_in
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.history.verdict import verdict_of
-from stepscope.recordings.state.in_flight import in_flight_text
+from stepscope.recordings.state.audit_text import in_flight_text
 
 log = logging.getLogger("stepscope.recordings")
 
@@ -57,7 +56,6 @@ class IncidentFolder:
             raise RecordingError(f"{path}: {error.strerror or error}") from error
 
     def new_path(self, incident: Incident) -> Path:
-        """A path in the folder that does not exist yet."""
         path = self.path / incident.file_name
         number = 1
         while path.exists():
@@ -193,7 +191,6 @@ class IncidentKeeper:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is an incident that is not written yet."""
         return self._open is not None
 
     def look(self) -> KeptIncident | None:

@@ -19,8 +19,7 @@ from stepscope.engine.adapters.sglang.forward_passes import (
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, sequence_of
 from stepscope.engine.transport.sockets import client_socket
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap, SourceStatus
-from stepscope.recordings.live.numbered import Numbered
+from stepscope.recordings.history.source import FrameTap, Numbered, SourceStatus
 
 _POLL_MS = 100
 _STALE_S = 3.0  # SGLang sends a heartbeat every second while it is idle

@@ -20,7 +20,7 @@ from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
-from stepscope.recordings.live.snapshot_asking import ASK_AGAIN_S, ask_for_earlier, ask_for_snapshot
+from stepscope.recordings.live.backfill import ASK_AGAIN_S, ask_for_earlier, ask_for_snapshot
 
 log = logging.getLogger("stepscope.recordings")
 
@@ -136,7 +136,6 @@ class GapRecovery:
             self._accept(*self._buffered.pop())
 
     def is_of(self, engine_id: str) -> bool:
-        """Whether this is the id of the joined engine."""
         return engine_id == self._engine_id
 
     def check(self, client: ControlClient) -> None:
@@ -147,12 +146,10 @@ class GapRecovery:
             raise JoinAgain
 
     def note_bad(self, error: Exception) -> None:
-        """Count a message that could not be read."""
         self.num_bad += 1
         self.bad = f"{self.num_bad:,} messages could not be read, the last one: {error}"
 
     def snapshot(self, client: ControlClient) -> Snapshot:
-        """Return a current snapshot of the engine, asked for with `ask_for_snapshot`."""
         known = self._history.info
         return ask_for_snapshot(client, self._stopping, None if known is None else known.engine_id)
 

@@ -14,8 +14,7 @@ from stepscope.engine.adapters.metrics.fetch import FetchError, MetricsAddress, 
 from stepscope.engine.adapters.metrics.reading import Reading, has_restarted, totals
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap, SourceStatus
-from stepscope.recordings.live.numbered import Numbered
+from stepscope.recordings.history.source import FrameTap, Numbered, SourceStatus
 
 log = logging.getLogger("stepscope.recordings")
 

@@ -90,7 +90,6 @@ class Subscriber:
 
     @property
     def num_recovered(self) -> int:
-        """Number of missing messages that were recovered."""
         return self._recovery.num_recovered
 
     @property
@@ -222,7 +221,6 @@ class Subscriber:
             self._receive(socket, client)  # a replacement engine cannot have sent any yet
 
     def _read(self, frames: list[bytes]) -> Received | None:
-        """Decode a live message; None if it cannot be read."""
         try:
             topic, number, payload = frames
             sequence = wire.sequence_of(number)

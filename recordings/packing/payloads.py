@@ -50,8 +50,6 @@ def compressed(whole: bytes) -> bytes:
 
 
 class OpenPayloads:
-    """The messages of a segment that is still growing."""
-
     __slots__ = ("_before", "_packed", "_payloads")
 
     def __init__(self, payloads: list[bytes]) -> None:
@@ -64,7 +62,6 @@ class OpenPayloads:
 
     @property
     def is_packed(self) -> bool:
-        """Whether any of the messages are packed."""
         return bool(self._packed)
 
     def append(self, payload: bytes) -> None:

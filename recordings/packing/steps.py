@@ -97,7 +97,6 @@ class StepUnpacker:
         self._before = before
 
     def take(self, payload: bytes) -> None:
-        """Feed a step that was not packed."""
         self._before = _decode(payload).get("batch")
 
     def unpack(self, payload: bytes) -> bytes:

@@ -8,10 +8,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.plot.axes import PlotGrid
+from stepscope.recordings.plot import axes
 from stepscope.recordings.plot.panels import PANELS, kv_cache
 from stepscope.recordings.plot.series import EventKind, PlotEvent, PlotSeries
-from stepscope.recordings.plot.style import COLOURS, DPI, FigureColours, FigureTheme, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +35,7 @@ class Label(NamedTuple):
 def draw_events(
     drawing: "Figure",
     series: PlotSeries,
-    colours: FigureColours,
+    colours: axes.FigureColours,
     across: tuple[float, float],
     down: tuple[float, float, float],
 ) -> int:
@@ -141,8 +140,7 @@ _STRIP = 0.16  # height of a row of labels
 
 
 def num_columns(width: float) -> int:
-    """Number of pixel columns in the panels of a plot of this width in inches."""
-    return max(50, round((width - _LEFT - _RIGHT) * DPI))
+    return max(50, round((width - _LEFT - _RIGHT) * axes.DPI))
 
 
 def figure(
@@ -151,22 +149,19 @@ def figure(
     details: Sequence[str],
     target: str,
     size: tuple[float, float],
-    theme: FigureTheme,
+    theme: axes.FigureTheme,
 ) -> bytes:
     """Draw the plot and return the bytes of the file.
 
-    Args:
-        heading, details: the lines of text above the panels.
-        target: "svg", "png" or "pdf".
-        size: width and height in inches.
-
     Raises MissingPackage: matplotlib is not installed.
     """
-    grid = PlotGrid(series, COLOURS[theme])
-    return rendered(lambda drawing: _paint(drawing, grid, heading, details), target, size, theme)
+    grid = axes.PlotGrid(series, axes.COLOURS[theme])
+    return axes.rendered(
+        lambda drawing: _paint(drawing, grid, heading, details), target, size, theme
+    )
 
 
-def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: Sequence[str]) -> None:
+def _paint(drawing: "Figure", grid: axes.PlotGrid, heading: str, details: Sequence[str]) -> None:
     width, height = drawing.get_size_inches()
     at_x = _LEFT / width
     num_characters = int((width - _LEFT - 0.1) / _INCHES_PER_CHARACTER)
@@ -191,7 +186,7 @@ def _paint(drawing: "Figure", grid: PlotGrid, heading: str, details: Sequence[st
     _step_numbers(panels[-1], grid, height * panels[-1].get_position().height)
 
 
-def _panels(drawing: "Figure", grid: PlotGrid, head: float) -> "list[Axes]":
+def _panels(drawing: "Figure", grid: axes.PlotGrid, head: float) -> "list[Axes]":
     """Draw all panels from top to bottom, with the labels of events above them."""
     width, height = drawing.get_size_inches()
     left, inner = _LEFT / width, (width - _LEFT - _RIGHT) / width
@@ -225,9 +220,8 @@ def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple
     Instead, the axis is divided into `_NUM_TICKS` equal parts, and each part gets at most one tick,
     at a round step number.
 
-    Args:
-        columns: (number of the first step, position) of each pixel column in which a step begins,
-            in order.
+    `columns`: (number of the first step, position) of each pixel column in which a step begins, in
+    order.
 
     Returns (step number, position) of each tick.
     """
@@ -254,7 +248,7 @@ def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple
     return ticks
 
 
-def _step_numbers(panel: "Axes", grid: PlotGrid, height: float) -> None:
+def _step_numbers(panel: "Axes", grid: axes.PlotGrid, height: float) -> None:
     """Draw an axis of step numbers below the time axis, to find a step in a replay."""
     from matplotlib.ticker import FixedLocator
 

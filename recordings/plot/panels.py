@@ -7,15 +7,7 @@ pale shape (or a point) their maximum, because an average alone would hide a sta
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepscope.recordings.plot.axes import (
-    PlotGrid,
-    area,
-    figures,
-    finish,
-    set_scale,
-    steps,
-    unit_of,
-)
+from stepscope.recordings.plot import axes
 from stepscope.recordings.plot.series import PlotColumn
 from stepscope.recordings.state.series.distribution import Distribution
 
@@ -25,12 +17,12 @@ if TYPE_CHECKING:
 _MANY_LATE = 150  # with more late points, their marks are smaller
 
 
-def budget(panel: "Axes", grid: PlotGrid) -> None:
+def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
     """Draw the tokens of a step, by prefill, decode and so on, against the token budget."""
     colours, series, np = grid.colours, grid.series, grid.np
     if any(column.num_steps > 1 for column in series.columns):
         fullest = grid.values(lambda column: column.max_spent_tokens)
-        area(panel, grid, fullest, facecolor=(colours.prefill, 0.3), label="fullest step")
+        axes.area(panel, grid, fullest, facecolor=(colours.prefill, 0.3), label="fullest step")
     base = np.zeros(len(series.columns))
     for name, colour, hatch, label in (
         ("num_decode_tokens", colours.decode, None, "decode"),
@@ -42,10 +34,12 @@ def budget(panel: "Axes", grid: PlotGrid) -> None:
             continue
         top = base + grid.values(_mean_of(name))
         face = (colour, 0.3) if hatch else colour
-        area(panel, grid, base, top, facecolor=face, edgecolor=colour, hatch=hatch, label=label)
+        axes.area(
+            panel, grid, base, top, facecolor=face, edgecolor=colour, hatch=hatch, label=label
+        )
         base = top
     budgets = grid.values(lambda column: column.token_budget)
-    steps(panel, grid, grid.filled(budgets), color=colours.ink, linewidth=1.3, label="budget")
+    axes.steps(panel, grid, grid.filled(budgets), color=colours.ink, linewidth=1.3, label="budget")
     panel.set_ylim(0, None)
     lines = [f"{series.num_steps:,} steps"]
     known = budgets[~np.isnan(budgets)]
@@ -55,27 +49,27 @@ def budget(panel: "Axes", grid: PlotGrid) -> None:
     num_tokens = series.sums.num_out_tokens
     if num_tokens is not None:
         lines.append(f"out {num_tokens / series.duration_ns * 1e9:,.0f} tok/s")
-    finish(panel, grid, "Tokens", "tokens a step", lines)
+    axes.finish(panel, grid, "Tokens", "tokens a step", lines)
 
 
-def step_time(panel: "Axes", grid: PlotGrid) -> None:
+def step_time(panel: "Axes", grid: axes.PlotGrid) -> None:
     measured = grid.series.waits.of["step"]
-    unit, unit_ns = unit_of(measured)
+    unit, unit_ns = axes.unit_of(measured)
     longest, median = (each / unit_ns for each in grid.spread("step"))
     shade = (grid.colours.muted, 0.5)
-    area(panel, grid, grid.np.nan_to_num(longest), facecolor=shade, label="longest")
-    steps(panel, grid, median, color=grid.colours.ink, linewidth=0.9, label="median")
-    set_scale(panel, measured, unit_ns)
-    finish(panel, grid, "Step time", unit, figures(measured))
+    axes.area(panel, grid, grid.np.nan_to_num(longest), facecolor=shade, label="longest")
+    axes.steps(panel, grid, median, color=grid.colours.ink, linewidth=0.9, label="median")
+    axes.set_scale(panel, measured, unit_ns)
+    axes.finish(panel, grid, "Step time", unit, axes.figures(measured))
 
 
-def itl(panel: "Axes", grid: PlotGrid) -> None:
+def itl(panel: "Axes", grid: axes.PlotGrid) -> None:
     longest, median = grid.spread("itl")
     measured, bound_ms = grid.series.waits.of["itl"], grid.series.slo.itl_ms
     _latency(panel, grid, "Inter-token latency (ITL)", measured, bound_ms, longest, median)
 
 
-def ttft(panel: "Axes", grid: PlotGrid) -> None:
+def ttft(panel: "Axes", grid: axes.PlotGrid) -> None:
     longest = grid.values(lambda column: column.max_ttft_ns)
     measured, bound_ms = grid.series.waits.of["ttft"], grid.series.slo.ttft_ms
     _latency(panel, grid, "Time to first token (TTFT)", measured, bound_ms, longest)
@@ -83,7 +77,7 @@ def ttft(panel: "Axes", grid: PlotGrid) -> None:
 
 def _latency(
     panel: "Axes",
-    grid: PlotGrid,
+    grid: axes.PlotGrid,
     title: str,
     measured: Distribution,
     slo_ms: float,
@@ -92,7 +86,7 @@ def _latency(
 ) -> None:
     """Draw the longest latency of each column, with another marker beyond the level."""
     np, colours = grid.np, grid.colours
-    unit, unit_ns = unit_of(measured)
+    unit, unit_ns = axes.unit_of(measured)
     longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns
     is_late = np.nan_to_num(longest) > bound
     is_kept = ~np.isnan(longest) & ~is_late
@@ -121,7 +115,7 @@ def _latency(
         label="beyond",
         **marks,
     )
-    set_scale(panel, measured, unit_ns, bound)
+    axes.set_scale(panel, measured, unit_ns, bound)
     panel.axhline(
         bound,
         color=colours.breach,
@@ -129,31 +123,31 @@ def _latency(
         linestyle=(0, (4, 2)),
         label=f"SLO {bound:,g} {unit}",
     )
-    finish(panel, grid, title, unit, figures(measured))
+    axes.finish(panel, grid, title, unit, axes.figures(measured))
 
 
-def requests(panel: "Axes", grid: PlotGrid) -> None:
+def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
     from matplotlib.ticker import MaxNLocator
 
     np = grid.np
     waiting = grid.filled(grid.values(lambda column: column.max_waiting))
     running = grid.filled(grid.values(lambda column: column.max_running))
     colours = grid.colours
-    area(panel, grid, np.nan_to_num(waiting), facecolor=colours.waiting, label="waiting")
-    steps(panel, grid, running, color=colours.running, linewidth=1.1, label="running")
+    axes.area(panel, grid, np.nan_to_num(waiting), facecolor=colours.waiting, label="waiting")
+    axes.steps(panel, grid, running, color=colours.running, linewidth=1.1, label="running")
     panel.set_ylim(0, None)
     panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     lines = [f"running max {np.nanmax(running):,.0f}", f"waiting max {np.nanmax(waiting):,.0f}"]
-    finish(panel, grid, "Requests", "count", lines)
+    axes.finish(panel, grid, "Requests", "count", lines)
 
 
-def kv_cache(panel: "Axes", grid: PlotGrid) -> None:
+def kv_cache(panel: "Axes", grid: axes.PlotGrid) -> None:
     np, series, colours = grid.np, grid.series, grid.colours
     held = 100 * grid.filled(grid.values(lambda column: column.max_kv_used))
     cached = 100 * grid.filled(grid.values(lambda column: column.kv_cached))
-    area(panel, grid, held, facecolor=colours.held, label="held by requests")
+    axes.area(panel, grid, held, facecolor=colours.held, label="held by requests")
     pale: dict[str, Any] = {"facecolor": (colours.cached, 0.2), "edgecolor": colours.cached}
-    area(panel, grid, held, held + cached, hatch="//////", label="cached, free", **pale)
+    axes.area(panel, grid, held, held + cached, hatch="//////", label="cached, free", **pale)
     lines = [f"held max {np.nanmax(held):.0f}%"]
     if num_preempted := series.sums.num_preempted:
         is_out = np.array([column.num_preempted > 0 for column in series.columns])
@@ -171,11 +165,11 @@ def kv_cache(panel: "Axes", grid: PlotGrid) -> None:
         lines.append(f"{num_preempted:,} {word}")
     panel.set_ylim(0, 116)
     panel.set_yticks((0, 50, 100))
-    finish(panel, grid, "KV cache", "% blocks", lines)
+    axes.finish(panel, grid, "KV cache", "% blocks", lines)
 
 
 # Panel -> its share of the height.
-PANELS: Mapping[Callable[["Axes", PlotGrid], None], float] = {
+PANELS: Mapping[Callable[["Axes", axes.PlotGrid], None], float] = {
     budget: 2.6,
     step_time: 1.4,
     itl: 1.7,

@@ -13,7 +13,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Progress
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.session.index import KINDS, Index, IndexRows
@@ -95,7 +95,6 @@ class PlotSeries:
         return self.end_ns - self.start_ns
 
     def add(self, index: Index, first: int, last: int) -> None:
-        """Add the steps from `first` to `last` that are in an index, and its events."""
         rows = IndexRows(index)
         table = rows.steps()
         begin, end = table.num_before(first), table.num_before(last + 1)

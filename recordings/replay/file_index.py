@@ -2,24 +2,26 @@
 
 Its thread reads the indexes of the file with a handle of its own. A file without indexes has its
 messages read for them, a third of the time and a millisecond or two at once, so that this delays
-nothing else.
+nothing else. `EventSteps`: its steps with a certain request event. `WorstWaits`: the longest ITL
+(or TTFT) of each of its seconds, in a few bytes each.
 """
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from stepscope.engine.protocol.wire import Aborted, Audited, KnobsChanged, Mark, Preempted, Rejected
 from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline
+from stepscope.recordings.attribution.late_sweep import Breach, worst_of_seconds
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
-from stepscope.recordings.replay.event_steps import EventSteps
-from stepscope.recordings.replay.worst_waits import WorstWaits
 from stepscope.recordings.session.index import Index, IndexRows
 from stepscope.recordings.state.series.events import (
     AuditedStep,
@@ -30,8 +32,120 @@ from stepscope.recordings.state.series.events import (
     gap_event,
     knobs_event,
     mark_event,
+    request_event,
 )
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.recordings.state.session import SessionState
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class WorstWaits:
+    """The longest wait of each second of engine time; of equal ones the first.
+
+    Late tokens come in swarms, so one per second is enough for a list from which people jump to
+    steps. The longest wait of a second serves for all service levels. One thread adds, any number
+    read: what they read is replaced, never changed. `num_tokens` of a breach is the tokens of its
+    step with exactly this wait.
+    """
+
+    def __init__(self, kind: LatencyKind) -> None:
+        self._kind = kind
+        self._rows: NDArray[np.int64] | None = None  # step, time, ns, request, tokens
+
+    def __len__(self) -> int:
+        return 0 if self._rows is None else self._rows.shape[1]
+
+    def add(self, rows: IndexRows) -> None:
+        import numpy as np
+
+        places, *waits = rows.longest(self._kind)
+        steps = [rows.column("steps", name)[places] for name in ("step", "tokens_ns")]
+        fresh = np.array([*steps, *waits])
+        known = self._rows
+        found = fresh if known is None else np.concatenate((known[:, -1:], fresh), axis=1)
+        found = found[:, found[2] > 0]
+        found = found[:, worst_of_seconds(found[1], found[2])]
+        self._rows = found if known is None else np.concatenate((known[:, :-1], found), axis=1)
+
+    def next(self, step: int, direction: int, bound_ns: float) -> Breach | None:
+        """The nearest wait above a bound in a later step (direction 1) or an earlier one (-1)."""
+        if (rows := self._rows) is None:
+            return None
+        steps, late = rows[0], rows[2] > bound_ns
+        if direction > 0:
+            begin = bisect_right(steps, step)
+            places = late[begin:].nonzero()[0][:1] + begin
+        else:
+            places = late[: bisect_left(steps, step)].nonzero()[0][-1:]
+        return self._breach(rows[:, places[0]].tolist()) if len(places) else None
+
+    def longest(self, limit: int, bound_ns: float) -> list[Breach]:
+        if (rows := self._rows) is None:
+            return []
+        late = rows[:, rows[2] > bound_ns]
+        order = (-late[2]).argsort(kind="stable")[:limit]
+        return [self._breach(each) for each in late[:, order].T.tolist()]
+
+    def num_above(self, bound_ns: float) -> int:
+        return 0 if self._rows is None else int((self._rows[2] > bound_ns).sum())
+
+    def _breach(self, row: list[int]) -> Breach:
+        step, time_ns, ns, request_id, num_tokens = row
+        return Breach(step, time_ns, self._kind.upper(), ns, request_id, num_tokens)
+
+
+Noted: TypeAlias = Preempted | Aborted | Rejected
+
+_NO_STATE = SessionState()  # the texts of these events need no state
+
+
+class EventSteps:
+    """Request events of one kind, such as preemptions; only the first in each step is stored.
+
+    One thread writes, any number read.
+    """
+
+    def __init__(self) -> None:
+        self._steps = array("q")
+        self._times_ns = array("q")
+        self._events: list[Noted] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(self, step: int, time_ns: int, event: Noted) -> None:
+        """Add the next event in file order."""
+        if self._steps and step <= self._steps[-1]:
+            return  # the same step, or a repeated one
+        # Steps are added last: a reader that finds a step finds the rest.
+        self._times_ns.append(time_ns)
+        self._events.append(event)
+        self._steps.append(step)
+
+    def next(self, step: int, direction: int) -> SessionEvent | None:
+        """The nearest event in a later step (direction 1) or an earlier one (-1)."""
+        steps = self._steps
+        at = bisect_right(steps, step) if direction > 0 else bisect_left(steps, step) - 1
+        return self._event(at) if 0 <= at < len(steps) else None
+
+    def spread(self, most: int) -> list[SessionEvent]:
+        """All events; if more than `most`, one from each of `most` equal ranges of steps."""
+        steps, number = self._steps, len(self._steps)
+        if number <= most:
+            return self._told(range(number))
+        first, extent = steps[0], steps[-1] - steps[0] + 1
+        places = {bisect_left(steps, first + extent * each // most) for each in range(most)}
+        return self._told(at for at in sorted(places) if at < number)
+
+    def _told(self, places: Iterable[int]) -> list[SessionEvent]:
+        return [event for at in places if (event := self._event(at)) is not None]
+
+    def _event(self, at: int) -> SessionEvent | None:
+        return request_event(self._events[at], _NO_STATE, self._steps[at], self._times_ns[at])
+
 
 if TYPE_CHECKING:
     import msgspec
@@ -58,15 +172,11 @@ class FileIndex:
     Lists are replaced, so that readers see all events of a chunk or none.
 
     Args:
-        path: the recording.
         is_busy: returns whether the replay has more urgent work, for which the reading waits.
         learnt: called once with the baseline (usual step durations), when enough steps are known
             or the file is read.
 
-    Attributes:
-        found: marks and knob changes, by step.
-        changes: knob changes, oldest first.
-        audited: other commands, accepted or refused, oldest first.
+    `audited`: other commands, accepted or refused, oldest first.
     """
 
     def __init__(
@@ -75,8 +185,8 @@ class FileIndex:
         is_busy: Callable[[], bool] = lambda: False,
         learnt: Callable[[Baseline], None] = lambda baseline: None,
     ) -> None:
-        self.found: Sequence[SessionEvent] = ()
-        self.changes: Sequence[KnobsChanged] = ()
+        self.found: Sequence[SessionEvent] = ()  # marks and knob changes, by step
+        self.changes: Sequence[KnobsChanged] = ()  # knob changes, oldest first
         self.audited: Sequence[AuditedStep] = ()
         self._share = 0.0
         self._of_engine: Sequence[SessionEvent] = ()
@@ -129,9 +239,8 @@ class FileIndex:
     ) -> SessionEvent | None:
         """The nearest event read so far in a later step (direction 1) or an earlier one (-1).
 
-        Args:
-            slo: service levels that define late tokens. Only the longest late ITL and the longest
-                late TTFT of each second count.
+        `slo`: service levels that define late tokens. Only the longest late ITL and the longest
+        late TTFT of each second count.
         """
         told = [e for e in (*self.found, *self._of_engine, *self._lost) if e.kind in kinds]
         found = [each for each in told if (each.step - step) * direction > 0]

@@ -15,8 +15,7 @@ MIN_SPEED, MAX_SPEED = 0.1, 64.0
 class Tempo:
     """Tells when to play each message. Belongs to the playing thread, except `restart`.
 
-    Args:
-        speed: recorded seconds per second, clamped to 0.1..64.
+    `speed`: recorded seconds per second, clamped to 0.1..64.
     """
 
     def __init__(self, speed: float) -> None:
@@ -37,7 +36,6 @@ class Tempo:
         self._origin = None
 
     def due_s(self, log_ns: int) -> float:
-        """Seconds until a message of this recorded time is due."""
         origin = self._origin  # another thread may call `restart`
         if origin is None:
             origin = self._origin = (time.monotonic(), log_ns)
@@ -53,10 +51,6 @@ class Playhead:
     """The position of a replay in its file. It reads nothing until `peek` or `take`.
 
     Belongs to one thread.
-
-    Attributes:
-        position: the position before the next message.
-        next: the next message if `peek` has read it, else None.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -67,11 +61,7 @@ class Playhead:
         self._reader: Iterator[tuple[MessageFrame, Position]] = iter(())
 
     def put(self, position: Position, sequence: int) -> None:
-        """Move to `position`, so that the message after it is the next.
-
-        Args:
-            sequence: number of the message before `position`.
-        """
+        """Move to `position`, so that the message after it is the next."""
         self.position = position
         self.next = None
         self._reader = self._recording.frames(position, sequence)
@@ -84,8 +74,7 @@ class Playhead:
     def peek(self) -> MessageFrame | None:
         """Read the next message without moving; None at the end.
 
-        Raises:
-            OSError: the file cannot be read.
+        Raises OSError: the file cannot be read.
         """
         if self.next is None:
             self.next, self._after = next(self._reader, (None, self.position))
@@ -98,5 +87,4 @@ class Playhead:
         return frame
 
     def is_before(self, position: Position) -> bool:
-        """Whether the next message lies before `position`."""
         return self.peek() is not None and self._after <= position

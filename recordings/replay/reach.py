@@ -8,12 +8,7 @@ from collections.abc import Callable
 
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.seek import (
-    MAX_WINDOW_STEPS,
-    WINDOW_S,
-    WINDOW_STEPS,
-    windows,
-)
+from stepscope.recordings.replay.seek import MAX_WINDOW_STEPS, WINDOW_S, WINDOW_STEPS, windows
 
 # Sleep after every few messages, so that the drawing thread can run every millisecond or two.
 _YIELD_S = 0.001
@@ -24,15 +19,11 @@ class Reach:
     """Extends the history of a replay backwards, as far as the screen needs.
 
     Belongs to the replay's thread, except `note_shown`, `note_look` and `has_room`.
-
-    Attributes:
-        is_short: whether the history may not reach as far back as it should.
-        num_shown: number of steps on the screen.
     """
 
     def __init__(self, recording: Recording, history: History) -> None:
-        self.is_short = False
-        self.num_shown = WINDOW_STEPS
+        self.is_short = False  # whether the history may not reach as far back as it should
+        self.num_shown = WINDOW_STEPS  # number of steps on the screen
         self._recording = recording
         self._history = history
         self._shown_before: History | None = None  # held until there is time to free it
@@ -89,7 +80,6 @@ class Reach:
         return looked_at.tokens_ns - first.tokens_ns >= WINDOW_S * 1e9
 
     def show(self, fresh: History, *, is_short: bool) -> None:
-        """Swap the contents of a new history into the history that is shown."""
         self._history.is_short = self.is_short = is_short
         self._history.adopt(fresh)
         self._shown_before = fresh
@@ -100,10 +90,8 @@ class Reach:
         It inserts steps that the screen needs at the newest step, or at the step that the user
         looks at if memory has room for both.
 
-        Args:
-            end: the position of the replay.
-            is_wanted_elsewhere: called now and then. If it returns true, this stops and changes
-                nothing.
+        `is_wanted_elsewhere`: called now and then. If it returns true, this stops and changes
+        nothing.
         """
         self._shown_before = None
 

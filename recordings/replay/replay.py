@@ -36,10 +36,8 @@ class ReplaySource:
 
     Args:
         recording: the recording. `stop` closes it.
-        history: the history to fill; a new one by default.
         speed: recorded seconds per second, clamped to 0.1..64.
         playing: whether to play at once, instead of standing at the first step.
-        marks: to show beside those in the file.
 
     Attributes:
         file_index: the events, late tokens and lost messages of the whole file.
@@ -133,7 +131,6 @@ class ReplaySource:
         return step_in(self.recording, step, ns)
 
     def play(self, speed: float | None = None) -> None:
-        """Play, and change the speed if one is given."""
         with self._wake:
             self._tempo.restart(speed)
             self._playing = True
@@ -238,7 +235,6 @@ class ReplaySource:
                 self._at_end = True
 
     def _due_s(self) -> float:
-        """Seconds until the next message must be played."""
         frame = self._head.next
         return 0.0 if frame is None else self._tempo.due_s(frame.log_ns)
 

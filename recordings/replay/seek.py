@@ -58,8 +58,7 @@ class Filler:
 
         The history is consistent only after the iterator has ended.
 
-        Raises:
-            One of `DAMAGE`: do not use this history; append message by message to a new one.
+        Raises One of `DAMAGE`: do not use this history; append message by message to a new one.
         """
         recording = self._recording
         num_taken = 0
@@ -120,8 +119,7 @@ def state_at(recording: Recording, position: Position) -> tuple[SessionState, in
 
     For a position before the first keyframe, it is the state of the first keyframe.
 
-    Raises:
-        RecordingError: no keyframe can be read.
+    Raises RecordingError: no keyframe can be read.
     """
     try:
         forward, sequence = forwarded(recording, position)
@@ -183,11 +181,7 @@ def step_in(recording: Recording, step: int, ns: int) -> int | None:
 
 
 def window_start(recording: Recording, step: int, num_shown: int) -> tuple[Snapshot, Position]:
-    """The keyframe to read from for all that a screen at `step` needs, and the position after it.
-
-    Args:
-        num_shown: number of steps in the lanes and charts.
-    """
+    """The keyframe to read from for all that a screen at `step` needs; the position after it."""
     start = recording.find_step(step - max(num_shown, WINDOW_STEPS)) or Position(0, 0)
     frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
     if frame is not None:
@@ -211,8 +205,7 @@ def excerpt(
 ) -> History | None:
     """A new history of the messages between two positions; None if `turn` ended the reading.
 
-    Args:
-        like: the history to take service levels and limits from.
+    `like`: the history to take service levels and limits from.
 
     Raises:
         RecordingError: no keyframe can be read.
@@ -232,19 +225,11 @@ def excerpt(
 
 
 def windows(
-    recording: Recording,
-    like: History,
-    step: int,
-    num_shown: int,
-    end: Position,
-    turn: Turn,
+    recording: Recording, like: History, step: int, num_shown: int, end: Position, turn: Turn
 ) -> History | None:
     """A new history of all steps that the charts and latencies of a screen need at `step`.
 
     None if `turn` ended the reading (see `excerpt`), or if `like` has these steps already.
-
-    Args:
-        num_shown: number of steps that the lanes and charts show.
     """
     snapshot, begin = window_start(recording, step, num_shown)
     first_step = like.first_step
@@ -278,7 +263,6 @@ def _one_by_one(
     end: Position,
     turn: Turn,
 ) -> History | None:
-    """Append message by message, without those that cannot be read."""
     for number, (frame, after) in enumerate(recording.frames(begin, sequence)):
         if after > end:
             break

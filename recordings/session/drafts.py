@@ -20,8 +20,6 @@ _NAMES = ("num_decode_rows", "num_drafted_tokens", "num_accepted_tokens", "num_p
 
 
 class DraftCount(NamedTuple):
-    """Drafts that were checked, and those of them that were accepted."""
-
     drafted: int
     accepted: int
 
@@ -33,18 +31,15 @@ class DraftCount(NamedTuple):
 class SpeculationGroup(NamedTuple):
     """The steps in which `low` to `high` requests decoded, and nothing else was computed.
 
-    Attributes:
-        tokens_per_decode: what a request got in a step, on average.
-        extra: the time for the drafts, as a share of the step without them; None if unknown.
-        gain: tokens a second, divided by those without drafts; None if unknown.
+    `extra`: the time for the drafts, as a share of the step without them; None if unknown.
     """
 
     low: int
     high: int
     num_steps: int
-    tokens_per_decode: float
+    tokens_per_decode: float  # what a request got in a step, on average
     extra: float | None
-    gain: float | None
+    gain: float | None  # tokens a second, divided by those without drafts; None if unknown
 
 
 class Speculation(NamedTuple):
@@ -53,14 +48,13 @@ class Speculation(NamedTuple):
     Attributes:
         trend: the share that was accepted, in equal parts of that time; None where none was.
         positions: of the first, second... draft of a request in a step; of the last steps alone.
-        requests: by request id, of these steps.
     """
 
     total: DraftCount
     groups: list[SpeculationGroup]
     trend: list[float | None]
     positions: Sequence[DraftCount] = ()
-    requests: Mapping[int, DraftCount] = MappingProxyType({})
+    requests: Mapping[int, DraftCount] = MappingProxyType({})  # by request id, of these steps
 
     @property
     def pays_up_to(self) -> int | None:

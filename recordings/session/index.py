@@ -1,6 +1,10 @@
 """`Index`: the rows of a stretch of a session, which a recording keeps beside its messages.
 
-With them a whole file is searched and summed up without decoding its messages.
+With them a whole file is searched and summed up without decoding its messages. `PackedColumn`: a
+column of whole numbers in few bytes. Numbers are stored as differences: to the number before, to
+the number of another column in the same row, or to the least number. Of these, the one is taken
+that compresses best. The bytes are stored by place: first the lowest byte of every number, then the
+next one, so that alike bytes are neighbours.
 """
 
 from array import array
@@ -11,15 +15,79 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import msgspec
 import zstandard
 
-from stepscope.engine.protocol.wire import (
-    Audited,
-    KnobsChanged,
-    Mark,
-    RequestEvent,
-)
-from stepscope.recordings.session.packed import PackedColumn, unpack
+from stepscope.engine.protocol import wire
 from stepscope.recordings.session.steps import COLUMNS, UNKNOWN, StepTable
 from stepscope.recordings.state.series.latency import LatencyKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MASK = (1 << 64) - 1
+
+
+class PackedColumn(msgspec.Struct, array_like=True, frozen=True):
+    """A column: number i is `base` plus unsigned number i of `planes`, plus what it differs from.
+
+    All sums are modulo 2^64, and the result is a signed number.
+
+    `start`: if given, each number is a difference to the number before it, and this is the one
+    before the first.
+    """
+
+    base: int
+    width: int  # bytes of each number in `planes`, 0 to 8, lowest byte first
+    planes: bytes
+    start: int | None = None
+    beside: str = ""  # the column that each number is a difference to; "" for none
+
+
+def pack(values: "NDArray[np.int64]", near: "Mapping[str, NDArray[np.int64]]") -> PackedColumn:
+    """Pack a column.
+
+    `near`: columns that its numbers may be close to, by name.
+    """
+    import numpy as np
+
+    packed = [_packed(values), *(_packed(values - near[name], beside=name) for name in near)]
+    if len(values) > 1:
+        steps = np.diff(values)
+        least = int(steps.min())
+        start = (int(values[0]) - least) & _MASK
+        packed.append(_packed(np.concatenate(([least], steps)), start=start))
+    return min(packed, key=lambda each: len(zstandard.compress(each.planes, 1)))
+
+
+def unpack(
+    column: PackedColumn, number: int, near: "Mapping[str, NDArray[np.int64]]"
+) -> "NDArray[np.int64]":
+    """The numbers of a column.
+
+    Raises ValueError, LookupError: it was not packed from so many numbers, or from such columns.
+    """
+    import numpy as np
+
+    planes = np.frombuffer(column.planes, dtype=np.uint8).reshape(column.width, number)
+    wide = np.zeros((number, 8), dtype=np.uint8)
+    wide[:, : column.width] = planes.T
+    values = wide.view("<u8").reshape(number) + np.uint64(column.base & _MASK)
+    if column.start is not None:
+        values = np.cumsum(values, dtype=np.uint64) + np.uint64(column.start)
+    found = values.view(np.int64)
+    return found + near[column.beside] if column.beside else found
+
+
+def _packed(
+    values: "NDArray[np.int64]", start: int | None = None, beside: str = ""
+) -> PackedColumn:
+    import numpy as np
+
+    base = int(values.min()) if len(values) else 0
+    above = values.view(np.uint64) - np.uint64(base & _MASK)
+    width = (int(above.max()).bit_length() + 7) // 8 if len(values) else 0
+    planes = above.astype("<u8").view(np.uint8).reshape(len(values), 8)[:, :width].T.tobytes()
+    return PackedColumn(base, width, planes, start, beside)
+
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,8 +121,6 @@ _NONE_KNOWN = PackedColumn(UNKNOWN, 0, b"")
 
 
 class Lost(NamedTuple):
-    """Messages that were lost and could not be requested again."""
-
     num_messages: int
     after_step: int  # the last step before them; -1 if there was none
     time_ns: int  # of the engine
@@ -76,16 +142,14 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         noted: step, engine time and event: of preempted, aborted and rejected requests, the first
             of each kind in each step.
         said: marks, changes of knobs and other commands, each with the step before it.
-        lost: messages that are missing.
         pauses: begin and end of the operator's pauses that ended, in engine time.
-        open: requests that had not ended at its end.
         between: how many requests arrived, finished and were preempted after its last step.
     """
 
     version: int = INDEX_VERSION
     tables: dict[str, tuple[int, dict[str, PackedColumn]]] = {}
-    noted: list[tuple[int, int, RequestEvent]] = []
-    said: list[tuple[int, Mark | KnobsChanged | Audited]] = []
+    noted: list[tuple[int, int, wire.RequestEvent]] = []
+    said: list[tuple[int, wire.Mark | wire.KnobsChanged | wire.Audited]] = []
     lost: list[Lost] = []
     pauses: list[tuple[int, int]] = []
     open: list[Open] = []
@@ -102,8 +166,7 @@ _decoder = msgspec.msgpack.Decoder(Index)
 def decode_index(payload: bytes) -> Index:
     """Decode an index.
 
-    Raises:
-        ValueError: it is damaged, or has other columns than this version.
+    Raises ValueError: it is damaged, or has other columns than this version.
     """
     try:
         if zstandard.frame_content_size(payload) > MAX_INDEX_BYTES:
@@ -118,8 +181,6 @@ def decode_index(payload: bytes) -> Index:
 
 
 class LongestWaits(NamedTuple):
-    """The longest waits of steps, in columns."""
-
     places: "NDArray[np.int64]"  # of the steps
     ns: "NDArray[np.int64]"
     request_ids: "NDArray[np.int64]"
@@ -189,7 +250,6 @@ class IndexRows:
         return LongestWaits(places, ns[longest], request_id[longest], numbers.astype(np.int64))
 
     def steps(self) -> StepTable:
-        """The table of steps."""
         import numpy as np
 
         if self._steps is not None:
@@ -209,7 +269,6 @@ class IndexRows:
 
 
 def intervals(tokens_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """The time from each step's tokens to the next ones."""
     import numpy as np
 
     return np.diff(tokens_ns, prepend=tokens_ns[:1])

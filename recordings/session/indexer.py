@@ -1,27 +1,89 @@
-"""`Indexer`: makes indexes from the messages of one engine, and knows its state on the way."""
+"""`Indexer`: makes indexes from the messages of one engine, and knows its state on the way.
 
+`NewRows`: the rows of steps as they come, in the tables of an index.
+"""
+
+from array import array
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Audited,
-    EngineStatus,
-    KnobsChanged,
-    Mark,
-    Preempted,
-    Rejected,
-    RequestEvent,
-    Snapshot,
-    StepRecord,
-    Telemetry,
+from stepscope.engine.protocol import wire
+from stepscope.recordings.session.index import (
+    FINISHED_COLUMNS,
+    KINDS,
+    STORED_COLUMNS,
+    WAIT_COLUMNS,
+    Index,
+    IndexRows,
+    Lost,
+    Open,
+    intervals,
+    pack,
 )
-from stepscope.recordings.session.index import Index, Lost, Open, intervals
-from stepscope.recordings.session.new_rows import NewRows
-from stepscope.recordings.session.packed import pack
+from stepscope.recordings.session.steps import UNKNOWN, StepTable
 from stepscope.recordings.state.clocks import back_by, known_since, leave_out, set_back
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.finished import RequestWatch
+from stepscope.recordings.state.series.latency import waits_in
+from stepscope.recordings.state.series.latency_samples import RequestWatch, bounded
 from stepscope.recordings.state.session import SessionState
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class NewRows:
+    def __init__(self) -> None:
+        self._steps = StepTable()
+        self._waits = [array("q") for _ in WAIT_COLUMNS]
+        self._finished = [array("q") for _ in FINISHED_COLUMNS]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def append(self, applied: AppliedStep) -> None:
+        """Add a step, the waits and the requests that ended in it.
+
+        Its waits are without the operator's pauses, and `RequestWatch` added the requests.
+        """
+        place = len(self._steps)
+        for kind, ns, number, request_id in waits_in(applied):
+            of = UNKNOWN if request_id is None else bounded(request_id)
+            values = place, KINDS.index(kind), bounded(ns), number, of
+            for column, value in zip(self._waits, values, strict=True):
+                column.append(value)
+        for each in applied.outcome.finished:
+            for column, value in zip(
+                self._finished, (place, each.ttft_ns, each.worst_itl_ns), strict=True
+            ):
+                column.append(bounded(value))
+        self._steps.append(applied)
+
+    def tables(self) -> "dict[str, dict[str, NDArray[np.int64]]]":
+        """Table -> name -> column. Append no more steps while they are in use."""
+        import numpy as np
+
+        steps = [self._steps.column(name) for name in STORED_COLUMNS]
+        tables = {
+            "steps": zip(STORED_COLUMNS, steps, strict=True),
+            "waits": zip(WAIT_COLUMNS, self._waits, strict=True),
+            "finished": zip(FINISHED_COLUMNS, self._finished, strict=True),
+        }
+        return {
+            table: {name: np.frombuffer(column, dtype=np.int64) for name, column in columns}
+            for table, columns in tables.items()
+        }
+
+    def rows(self) -> IndexRows:
+        """The tables as those of an index. Append no more steps."""
+        tables = self.tables()
+        known: dict[tuple[str, str], NDArray[np.int64]] = {}
+        for table, columns in tables.items():
+            known |= {(table, name): column for name, column in columns.items()}
+        numbers = {table: len(next(iter(columns.values()))) for table, columns in tables.items()}
+        index = Index(tables={table: (number, {}) for table, number in numbers.items()})
+        return IndexRows(index, known, self._steps)
+
 
 # Columns, and those that each is likely to be close to.
 _NEAR: Mapping[str, tuple[str, ...]] = {
@@ -34,7 +96,7 @@ _NEAR: Mapping[str, tuple[str, ...]] = {
     "num_decode_rows": ("num_decode_tokens",),
     "num_running": ("num_rows",),
 }
-_NOTED = Preempted | Aborted | Rejected
+_NOTED = wire.Preempted | wire.Aborted | wire.Rejected
 
 
 class Indexer:
@@ -43,14 +105,11 @@ class Indexer:
     Belongs to one thread.
 
     Args:
-        state: the state before the first message.
         sequence: the number of the message that led to this state; None if there was none.
         since_ns: engine time since when pauses are known; None: since the first snapshot.
         open: the requests of which all is known, from the index before.
 
-    Attributes:
-        state: the state after the last message. Only the indexer may change it.
-        sequence: the number of the last message; None before the first.
+    `sequence`: the number of the last message; None before the first.
     """
 
     def __init__(
@@ -72,8 +131,8 @@ class Indexer:
 
     def _begin(self) -> None:
         self._rows = NewRows()
-        self._noted: list[tuple[int, int, RequestEvent]] = []
-        self._said: list[tuple[int, Mark | KnobsChanged | Audited]] = []
+        self._noted: list[tuple[int, int, wire.RequestEvent]] = []
+        self._said: list[tuple[int, wire.Mark | wire.KnobsChanged | wire.Audited]] = []
         self._lost: list[Lost] = []
         self._pauses: list[tuple[int, int]] = []
 
@@ -84,17 +143,16 @@ class Indexer:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps in the next index."""
         return len(self._rows)
 
-    def take(self, sequence: int, message: Telemetry) -> None:
+    def take(self, sequence: int, message: wire.Telemetry) -> None:
         """Follow the next message; one that was told before changes nothing."""
-        if isinstance(message, Mark):
+        if isinstance(message, wire.Mark):
             self._said.append((max(self.state.step, 0), message))
             return
         if not self._is_next(sequence, message):
             return
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             if message.step > self._last_step:
                 self._take_step(sequence, message)
         else:
@@ -109,18 +167,18 @@ class Indexer:
             if span.end_ns is not None and span.start_ns not in known:
                 self._pauses.append((span.start_ns, span.end_ns))
 
-    def _take_other(self, message: Telemetry) -> None:
+    def _take_other(self, message: wire.Telemetry) -> None:
         self.state.apply(message)
-        if isinstance(message, EngineStatus):
+        if isinstance(message, wire.EngineStatus):
             self._note(message.events, max(message.step, 0), message.time_ns)
-        elif isinstance(message, KnobsChanged | Audited):
+        elif isinstance(message, wire.KnobsChanged | wire.Audited):
             self._said.append((max(self.state.step, 0), message))
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             self._last_step = max(self._last_step, message.step)
             if self._since_ns is None:
                 self._since_ns = known_since(message)
 
-    def _take_step(self, sequence: int, record: StepRecord) -> None:
+    def _take_step(self, sequence: int, record: wire.StepRecord) -> None:
         if back_ns := back_by(self._last_ns, record):
             self.state = set_back(self.state, back_ns)
             self._watch.begin(self.state)
@@ -134,19 +192,18 @@ class Indexer:
         num_rows = None if record.batch is None else len(record.batch)
         self._rows.append(AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up))
 
-    def _note(self, events: list[RequestEvent], step: int, time_ns: int) -> None:
+    def _note(self, events: list[wire.RequestEvent], step: int, time_ns: int) -> None:
         for event in events:
             if isinstance(event, _NOTED) and not any(
                 at == step and type(other) is type(event) for at, _, other in self._noted[-3:]
             ):
                 self._noted.append((step, time_ns, event))
 
-    def _is_next(self, sequence: int, message: Telemetry) -> bool:
-        """Whether a message is new. Notes those that are missing before it."""
+    def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
         last, self.sequence = self.sequence, max(sequence, self.sequence or 0)
         if last is None:
             return True
-        if isinstance(message, Snapshot):
+        if isinstance(message, wire.Snapshot):
             is_new = sequence > last or (sequence == last and self._needs_snapshot)
             num_lost = sequence - last  # it stands for messages that never came
             self._needs_snapshot = self._needs_snapshot and not is_new

@@ -134,7 +134,6 @@ class StepTable:
         return len(self.steps)
 
     def column(self, name: str) -> "array[int]":
-        """The values of a column, `UNKNOWN` where the value is unknown."""
         return self._columns[_PLACES[name]]
 
     def append(self, applied: AppliedStep) -> None:
@@ -143,7 +142,6 @@ class StepTable:
             column.append(value)
 
     def prepend(self, earlier: "StepTable") -> None:
-        """Insert the steps of `earlier` before these."""
         for column, before in zip(self._columns, earlier._columns, strict=True):
             column[:0] = before
 
@@ -158,7 +156,6 @@ class StepTable:
             del column[num_kept:]
 
     def num_before(self, step: int) -> int:
-        """Number of steps before a step."""
         return bisect_left(self.steps, step)
 
     def index(self, step: int) -> int | None:
@@ -213,7 +210,6 @@ class StepTable:
 
 
 def _row(applied: AppliedStep) -> tuple[int, ...]:
-    """The numbers of a step, in the order of `COLUMNS`."""
     sequence, record, outcome, num_rows, is_one_step = applied
     # Without rows, what was in them is unknown, and a lack of events does not mean that nothing
     # happened to requests.

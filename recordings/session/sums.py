@@ -23,18 +23,12 @@ class Sums:
     """Sums over steps. None is unknown, because it is so of some of the steps.
 
     Attributes:
-        span_ns: the time that the steps span, and what lies between them.
         num_records: rows of the table: steps, or intervals of which the engine tells totals alone.
-        num_waiting: summed up over steps, as are KV blocks and budgets.
-        kv_peak: the largest share of the KV cache in use.
         num_spent_tokens: what the steps took from their token budgets, padding included.
-        recompute_ns: the part of `busy_ns` that went into tokens computed again.
-        ranked_ns: time in steps whose ranks are known.
-        rank_waits_ns: of that, how long the others waited for each rank.
         num_limited: steps with each of `LIMITS`; steps whose limit is unknown are left out.
     """
 
-    span_ns: int = 0
+    span_ns: int = 0  # the time that the steps span, and what lies between them
     num_records: int = 0
     num_steps: int | None = 0
     num_arrived: int | None = 0
@@ -55,24 +49,23 @@ class Sums:
     num_diverged_tokens: int | None = 0
     num_more_hits_1_5x: int | None = 0
     num_more_hits_2x: int | None = 0
-    num_waiting: int | None = 0
+    num_waiting: int | None = 0  # summed up over steps, as are KV blocks and budgets
     num_evicted: int | None = 0
     num_kv_used: int | None = 0
     num_kv_blocks: int | None = 0
-    kv_peak: float | None = 0.0
+    kv_peak: float | None = 0.0  # the largest share of the KV cache in use
     num_budget_tokens: int | None = 0
     num_mixed: int | None = 0
     busy_ns: int | None = 0
     model_ns: int | None = 0  # from the launch of the model to its tokens
     device_ns: int | None = 0  # in which a device ran the model
     schedule_ns: int | None = 0
-    recompute_ns: int | None = 0
-    ranked_ns: int = 0
-    rank_waits_ns: tuple[int, ...] = ()
+    recompute_ns: int | None = 0  # the part of `busy_ns` that went into tokens computed again
+    ranked_ns: int = 0  # time in steps whose ranks are known
+    rank_waits_ns: tuple[int, ...] = ()  # of that, how long the others waited for each rank
     num_limited: tuple[int, ...] = (0,) * len(LIMITS)
 
     def __add__(self, other: Self) -> "Sums":
-        """The sums over both parts."""
         both = {name: (getattr(self, name), getattr(other, name)) for name in _ADDED}
         added: dict[str, Any] = {
             name: None if None in parts else sum(parts) for name, parts in both.items()
@@ -110,7 +103,6 @@ class Sums:
 
     @property
     def num_known_limits(self) -> int:
-        """Number of steps whose limit is known."""
         return sum(self.num_limited)
 
 
@@ -176,8 +168,6 @@ def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> M
 
 
 class _Rows:
-    """Some rows of a table, for vectorised sums."""
-
     def __init__(self, table: StepTable, first: int, last: int) -> None:
         # Not before the first picture: the import takes a sixth of the time of a start.
         import numpy as np
@@ -188,7 +178,6 @@ class _Rows:
         self._chosen: slice | NDArray[np.bool_] = self._span
 
     def where(self, limit: int) -> "_Rows":
-        """Those of all rows that had a limit."""
         rows = _Rows(self._table, 0, 0)
         limits = self._np.frombuffer(self._table.column("limit"), dtype=self._np.int64)
         rows._chosen = self._np.zeros(len(limits), dtype=bool)

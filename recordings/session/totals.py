@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stepscope.recordings.session.index import KINDS, IndexRows
 from stepscope.recordings.session.sums import Sums, limited_sums, sums_of
-from stepscope.recordings.session.wait_slices import (
+from stepscope.recordings.session.waits import (
     BESIDE_PREFILL,
     DECODE_ONLY,
     NUM_BINS,
+    STEP_TIMES,
+    WaitSums,
     bins_of,
 )
-from stepscope.recordings.session.waits import STEP_TIMES, WaitSums
-from stepscope.recordings.state.series.finished import KeptLevels
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency_samples import KeptLevels
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ class TimeSlices(Generic[_Key]):
         return self._merged(num_groups, lambda place: place * num_groups // number)
 
     def seconds(self, num_groups: int) -> list[float]:
-        """The length of each of these groups."""
         number = len(self._slices)
         num_groups = min(num_groups, number)
         ends = [-(-each * number // num_groups) for each in range(1, num_groups + 1)]
@@ -97,31 +97,23 @@ class StepTimes(NamedTuple):
 class RunTotals:
     """What a run adds up to. Only one thread may use it at a time.
 
-    Args:
-        slo: the service levels that requests are judged by.
+    `slo`: the service levels that requests are judged by.
 
     Attributes:
         start_ns: engine time at which the first step began; None before it.
-        sums: over all steps, and over the time from the first to the last.
         limited: for each limit, the sums over the steps that had it.
-        waits: all latencies.
-        kept: of the requests that finished, how many kept their levels.
     """
 
     def __init__(self, slo: SLO) -> None:
         self.start_ns: int | None = None
-        self.sums = Sums()
+        self.sums = Sums()  # over all steps, and over the time from the first to the last
         self.limited: dict[Limit, Sums] = dict.fromkeys(LIMITS, Sums())
-        self.waits = WaitSums({"ttft": slo.ttft_ms * 1e6, "itl": slo.itl_ms * 1e6})
-        self.kept = KeptLevels(0, 0)
+        self.waits = WaitSums({"ttft": slo.ttft_ms * 1e6, "itl": slo.itl_ms * 1e6})  # all latencies
+        self.kept = KeptLevels(0, 0)  # of the requests that finished, how many kept their levels
         self._slo = slo
 
     def add(self, rows: IndexRows, first: int = 0, *, is_one_step: bool) -> StepTimes:
-        """Add the steps of an index from the place `first` on, of which there must be one.
-
-        Args:
-            is_one_step: whether a row is of one step, not of an interval.
-        """
+        """Add the steps of an index from the place `first` on, of which there must be one."""
         import numpy as np
 
         steps = rows.steps()
@@ -155,11 +147,9 @@ def judged(rows: IndexRows, first: int, slo: SLO) -> "tuple[NDArray[np.int64], N
 class RunSlices:
     """How a run varies over time. Only one thread may use it at a time.
 
-    Args:
-        slo: the service levels that requests are judged by.
+    `slo`: the service levels that requests are judged by.
 
-    Attributes:
-        waits: for each slice of the run, kind and bin of a wait -> number of waits.
+    `waits`: for each slice of the run, kind and bin of a wait -> number of waits.
     """
 
     def __init__(self, slo: SLO) -> None:
@@ -185,9 +175,7 @@ class RunSlices:
     def add(self, rows: IndexRows, ends_ns: "NDArray[np.int64]", *, is_one_step: bool) -> None:
         """Add steps.
 
-        Args:
-            ends_ns: when each ended, since the beginning of the run, in order.
-            is_one_step: whether a row is of one step, not of an interval.
+        `ends_ns`: when each ended, since the beginning of the run, in order.
         """
         import numpy as np
 

@@ -1,6 +1,11 @@
-"""`WaitSums`: how long the waits of a session were, in bounded memory."""
+"""`WaitSums`: how long the waits of a session were, in bounded memory.
 
-from collections.abc import Mapping
+`Waits`: one latency of a run, counted in bins, in equal slices of the run's time.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.session.index import KINDS, IndexRows
@@ -16,8 +21,7 @@ STEP_TIMES = ("schedule_start_ns", "tokens_ns")
 class WaitSums:
     """The latencies of a session, summed up index by index. Only one thread may write.
 
-    Args:
-        levels: latency -> nanoseconds: a longer wait breaks the service level.
+    `levels`: latency -> nanoseconds: a longer wait breaks the service level.
     """
 
     def __init__(self, levels: Mapping[LatencyKind, float]) -> None:
@@ -52,3 +56,80 @@ class WaitSums:
     def error(self) -> float:
         """By which share of itself a percentile may be too small; 0 while all are exact."""
         return max(waits.error for waits in self.of.values())
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# ITL is also counted apart, by whether the engine computed prompt tokens during the wait.
+DECODE_ONLY, BESIDE_PREFILL = "itl_decode", "itl_prefill"
+_BINS_PER_OCTAVE = 64  # about 1 % wide
+_NUM_EXACT_BITS = _BINS_PER_OCTAVE.bit_length()
+NUM_BINS = _BINS_PER_OCTAVE * 64  # of numbers of 64 bits
+
+
+class Waits:
+    """One kind of waits, in slices of the run in which they ended.
+
+    `upto`: shape [slices, bins]: number of waits up to the end of each bin.
+    """
+
+    def __init__(self, slices: Sequence[Counter[tuple[str, int]]], kind: str) -> None:
+        import numpy as np  # not at the start of the program
+
+        self.bins = sorted({at for each in slices for name, at in each if name == kind})
+        places = {at: place for place, at in enumerate(self.bins)}
+        counts = np.zeros((len(slices), len(self.bins)))
+        for row, each in zip(counts, slices, strict=True):
+            for (name, at), number in each.items():
+                if name == kind:
+                    row[places[at]] = number
+        self.upto = counts.cumsum(1)
+        self.totals: list[float] = counts.sum(1).tolist()
+        self.count = int(counts.sum())
+
+    def percentile(self, rank: int) -> int | None:
+        """The bin of the nearest-rank percentile; None without waits."""
+        place = int((self.upto.sum(0) < self.count * rank / 100 - 1e-9).sum())
+        return self.bins[place] if self.bins else None
+
+    def percentile_ms(self, rank: int) -> float | None:
+        """A percentile, exact to about 1 %; None without waits."""
+        at = self.percentile(rank)
+        return None if at is None else middle_of(at) / 1e6
+
+    def within(self, at: int) -> list[float]:
+        """For each slice, the number of waits up to the end of a bin."""
+        place = bisect_right(self.bins, at)
+        found: list[float] = self.upto[:, place - 1].tolist() if place else [0.0] * len(self.upto)
+        return found
+
+
+def bin_of(wait_ns: int) -> int:
+    """The histogram bin of a wait. Bins grow with the wait and are about 1 % of it wide."""
+    octave = wait_ns.bit_length() - _NUM_EXACT_BITS
+    if wait_ns <= 0 or octave <= 0:
+        return max(0, wait_ns)
+    return octave * _BINS_PER_OCTAVE + (wait_ns >> octave)
+
+
+def bins_of(waits_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
+    import numpy as np
+
+    waits_ns = np.maximum(waits_ns, 0)
+    num_bits = np.frexp(waits_ns.astype(float))[1]  # one more just below 2^n if huge: same bin
+    octaves = np.maximum(num_bits - _NUM_EXACT_BITS, 0)
+    bins: NDArray[np.int64] = octaves * _BINS_PER_OCTAVE + (waits_ns >> octaves)
+    return bins
+
+
+def middle_of(at: int) -> float:
+    """The middle of a bin, in nanoseconds; at least 1."""
+    return max(1.0, (start_of(at) + start_of(at + 1)) / 2)
+
+
+def start_of(at: int) -> int:
+    """The shortest wait that belongs to a bin, in nanoseconds."""
+    octave = max(0, at // _BINS_PER_OCTAVE - 1)
+    return (at - octave * _BINS_PER_OCTAVE) << octave

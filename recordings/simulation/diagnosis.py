@@ -149,7 +149,6 @@ def _kept(found: Forecast) -> float:
 
 
 def _kept_in(run: Mapping[str, float | None]) -> float:
-    """Share of the requests of one run that kept the service level."""
     return (run["goodput_0_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
 
 

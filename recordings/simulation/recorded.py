@@ -9,17 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    Arrived,
-    EngineStatus,
-    Finished,
-    KnobsChanged,
-    RequestView,
-    StepRecord,
-)
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.engine.simulation.virtual.session import TimedKnobs
 from stepscope.recordings.errors import RecordingError
@@ -28,8 +20,8 @@ from stepscope.recordings.export.mooncake import Chain, PrefixBook
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
-from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency_samples import RequestWatch
 
 _ONE_BEGINNING = 1 << 40  # first of the ids for an assumed common prefix; no chain has these
 _DEFAULT_LEN = 131_072  # for an engine that does not publish its own
@@ -115,7 +107,7 @@ class _WorkReader:
         self.num_unfinished = 0
         self._block_size = block_size
         self._knobs = knobs
-        self._arrived: dict[int, Arrived] = {}  # in order
+        self._arrived: dict[int, wire.Arrived] = {}  # in order
         self._prefixes: dict[int, tuple[int, ...]] = {}
         self._num_hit_blocks: dict[int, int] = {}
         self._num_outputs: dict[int, int] = {}  # of requests that ended
@@ -129,22 +121,22 @@ class _WorkReader:
         if self._watch is None:
             self._watch = RequestWatch(0.0)
             self._watch.begin(moment.state)
-        if isinstance(message, KnobsChanged):
+        if isinstance(message, wire.KnobsChanged):
             self._knobs = _known_knobs({**self._knobs.as_dict(), **message.new})
             self._changes.append(TimedKnobs(message.time_ns, self._knobs))
-        if not isinstance(message, StepRecord | EngineStatus):
+        if not isinstance(message, wire.StepRecord | wire.EngineStatus):
             return
-        if isinstance(message, StepRecord) and moment.outcome is not None:
+        if isinstance(message, wire.StepRecord) and moment.outcome is not None:
             self._watch.take(moment.outcome, moment.state, message.tokens_ns)
             self._worst_ns.update(moment.outcome.longer)
         for event in message.events:
-            if isinstance(event, Arrived):
+            if isinstance(event, wire.Arrived):
                 self._arrived[event.request_id] = event
                 self.has_hashes |= event.prefix_hashes is not None
-            elif isinstance(event, Finished):
+            elif isinstance(event, wire.Finished):
                 self._end(event, moment.state.requests.get(event.request_id), moment.state.pauses)
         self._apply_prefixes(message)
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             self._apply_step(message, moment)
 
     def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[TimedKnobs]]:
@@ -171,7 +163,7 @@ class _WorkReader:
         changes = [each._replace(time_ns=each.time_ns - begin_ns) for each in self._changes]
         return work, changes
 
-    def _prefix(self, arrived: Arrived) -> tuple[int, ...]:
+    def _prefix(self, arrived: wire.Arrived) -> tuple[int, ...]:
         """Return the prefix ids of a request. Equal ids mean equal blocks of tokens.
 
         If no hit of the session can be traced, all requests with hits are assumed to share one
@@ -185,24 +177,24 @@ class _WorkReader:
             return tuple(range(_ONE_BEGINNING, _ONE_BEGINNING + num_blocks))
         return self._prefixes.get(request_id, ())
 
-    def _num_output(self, request_id: int, view: RequestView | None) -> int:
+    def _num_output(self, request_id: int, view: wire.RequestView | None) -> int:
         if request_id in self._num_outputs:
             return self._num_outputs[request_id]
         self.num_unfinished += 1
         return 0 if view is None else view.num_output_tokens
 
-    def _apply_prefixes(self, message: StepRecord | EngineStatus) -> None:
+    def _apply_prefixes(self, message: wire.StepRecord | wire.EngineStatus) -> None:
         admitted = []
         for event in message.events:
-            if isinstance(event, Admitted):
+            if isinstance(event, wire.Admitted):
                 admitted.append(event)
                 num_blocks = event.num_cached_tokens // self._block_size
                 self._num_hit_blocks.setdefault(event.request_id, num_blocks)
-        batch = (message.batch or []) if isinstance(message, StepRecord) else []
+        batch = (message.batch or []) if isinstance(message, wire.StepRecord) else []
         for request_id, chain in self.book.take(message.moves, batch, admitted).items():
             self._admit(request_id, chain)
         for event in message.events:
-            if event.request_id in self._arrived and isinstance(event, Finished):
+            if event.request_id in self._arrived and isinstance(event, wire.Finished):
                 self.book.leave(event.request_id)
 
     def _admit(self, request_id: int, chain: Chain) -> None:
@@ -211,7 +203,7 @@ class _WorkReader:
             ids = chain.first(arrived.num_prompt_tokens // self._block_size)
             self._prefixes[request_id] = tuple(ids)
 
-    def _apply_step(self, step: StepRecord, moment: Moment) -> None:
+    def _apply_step(self, step: wire.StepRecord, moment: Moment) -> None:
         figures, outcome = self.figures, moment.outcome
         figures.add_step(step.num_prefill_tokens, step.num_decode_tokens, 1)
         for row in step.batch or ():
@@ -227,7 +219,7 @@ class _WorkReader:
         for _ in range(outcome.num_preempted):
             figures.add_preemption()
 
-    def _end(self, event: Finished, view: RequestView | None, pauses: PauseTrail) -> None:
+    def _end(self, event: wire.Finished, view: wire.RequestView | None, pauses: PauseTrail) -> None:
         self._num_outputs[event.request_id] = event.num_output_tokens
         if event.prefix_hashes:
             self._output_hashes[event.request_id] = event.prefix_hashes
@@ -238,7 +230,7 @@ class _WorkReader:
             self.figures.add_finished(_without_pauses(view, pauses), worst_ns)
 
 
-def _without_pauses(view: RequestView, pauses: PauseTrail) -> RequestView:
+def _without_pauses(view: wire.RequestView, pauses: PauseTrail) -> wire.RequestView:
     """Return the view of a finished request with its times as if its pauses had come before it."""
     first_ns, last_ns = view.first_token_ns, view.last_token_ns
     if first_ns is None or last_ns is None or not pauses.within(view.arrival_ns, last_ns):

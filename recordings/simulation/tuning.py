@@ -59,8 +59,6 @@ class Candidate(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What a search has found."""
-
     candidates: list[Candidate]  # the best first, including the recorded knobs
     promising: Candidate | None  # seems better, but too many of its steps are unlike recorded ones
     load_per_s: float  # recorded requests per second
@@ -138,7 +136,6 @@ class Tuning:
     def _forecasts(
         self, what: str, wanted: Sequence[Changes], num_runs: int = _SEARCH_RUNS
     ) -> list[Candidate]:
-        """Return a candidate for the recorded knobs and each wanted change, none run twice."""
         cases: list[Changes] = [{}, *wanted]
         found = []
         for number, changes in enumerate(cases):

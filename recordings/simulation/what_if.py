@@ -76,7 +76,6 @@ def predicted(
 
 
 def _of(values: Sequence[float], times: float) -> Predicted:
-    """Predict one figure from its values in the runs, given in ascending order."""
     median = statistics.median(values)
     if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
         last = len(values) - 1
@@ -120,9 +119,8 @@ def what_if(
 ) -> WhatIf | None:
     """Forecast a recorded session with its own knobs and with each variant of them.
 
-    Args:
-        on_run: called before each run with the share of all runs done. If it returns True, the
-            result is None.
+    `on_run`: called before each run with the share of all runs done. If it returns True, the result
+    is None.
 
     Raises ConfigError: the knobs of a variant are incompatible.
     """

@@ -2,7 +2,7 @@
 
 Merges knob changes from three sources: the history, the audit entries, and the whole file.
 
-Texts of knobs and their values, the same wherever they are shown.
+Texts of knobs and their values, and of a step in flight, the same wherever they are shown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.commands import Asker, SetKnobs
 from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD
-from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, StepInFlight
+from stepscope.recordings.state.session import request_name
 
 # Short names for narrow lines, the same as in key figures and screens.
 _SHORT = {
@@ -61,8 +62,6 @@ def changes_text(
 
 
 class _Words(NamedTuple):
-    """How texts call a command."""
-
     done: str
     refused: str
     expected: tuple[str, ...] = ()  # states in which it is usual; the text mentions any other state
@@ -194,3 +193,28 @@ def known_changes(
     versions |= {change.version for change in told}
     others = [change for change in in_file if change.version not in versions]
     return sorted([*others, *told, *in_memory], key=lambda change: change.version)
+
+
+_NAMED = 2  # most requests that are named
+
+
+def in_flight_text(message: StepInFlight) -> str:
+    """A line such as `step 1,234 in flight 7.3 s: 8,192 prefill of r17 beside 63 decodes`."""
+    return f"step {message.step:,} in flight {seconds_of(message):.1f} s: {work_text(message)}"
+
+
+def seconds_of(message: StepInFlight) -> float:
+    """Seconds from the start of the step until this message was sent."""
+    return (message.time_ns - message.since_ns) / 1e9
+
+
+def work_text(message: StepInFlight) -> str:
+    """What the step computes, such as `8,192 prefill of r17 beside 63 decodes`."""
+    decodes = f"{message.num_decodes:,} decode" + ("" if message.num_decodes == 1 else "s")
+    if not message.num_prefill_tokens:
+        return decodes
+    named = [request_name(part.request_id) for part in message.prefills[:_NAMED]]
+    num_others = len(message.prefills) - len(named)
+    whose = " and ".join(named) if not num_others else f"{', '.join(named)} and others"
+    text = f"{message.num_prefill_tokens:,} prefill of {whose}"
+    return f"{text} beside {decodes}" if message.num_decodes else text

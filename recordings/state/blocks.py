@@ -70,8 +70,7 @@ class BlockMap:
 
         A run is a number of consecutive blocks with the same owner and reference count.
 
-        Args:
-            groups: see `Snapshot.block_groups`.
+        `groups`: see `Snapshot.block_groups`.
         """
         counts = [run.count for run in runs]
         if min(counts, default=0) < 0:
@@ -120,8 +119,7 @@ class BlockMap:
 
         Unknown blocks and impossible owners are skipped.
 
-        Args:
-            groups: see `StepRecord.move_groups`.
+        `groups`: see `StepRecord.move_groups`.
         """
         owner, refs = self.owner, self.refs
         if self.groups is not None and groups is not None:

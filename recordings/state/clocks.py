@@ -11,19 +11,19 @@ from collections.abc import Sequence
 
 import msgspec
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import MAX_SPANS
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
 
 
-def known_since(told: Snapshot | SessionState) -> int:
+def known_since(told: wire.Snapshot | SessionState) -> int:
     """Engine time from which on all pauses are known, from a snapshot or state and later messages.
 
     If the snapshot or state lists pauses, it is assumed to list all of them, at most the last
     MAX_SPANS. For engines that publish no pauses, a file or history has its own `known_since_ns`.
     """
-    spans = told.pauses if isinstance(told, Snapshot) else told.pauses.spans
+    spans = told.pauses if isinstance(told, wire.Snapshot) else told.pauses.spans
     if spans is None:
         return told.time_ns
     return spans[0].start_ns if len(spans) >= MAX_SPANS else 0
@@ -79,7 +79,7 @@ class WallClock:
         self._since_ns: list[int] = []  # engine time from which each offset holds
         self._offsets_ns: list[int] = []
 
-    def add(self, info: EngineInfo) -> None:
+    def add(self, info: wire.EngineInfo) -> None:
         """Add a pair of engine time and wall time. It applies to engine times from then on."""
         offset_ns = info.wall_ns - info.monotonic_ns
         has_changed = not self._offsets_ns or (
@@ -107,7 +107,7 @@ class WallClock:
         return engine_ns + self._offsets_ns[at]
 
 
-def back_by(last_ns: int, record: StepRecord) -> int:
+def back_by(last_ns: int, record: wire.StepRecord) -> int:
     """How far, in ns, the monotonic clock went back since the last step; 0 if it did not.
 
     Only the times of steps are compared, because other messages may be timed by other processes.
@@ -116,7 +116,7 @@ def back_by(last_ns: int, record: StepRecord) -> int:
     return back_ns if back_ns > BACK_NS else 0
 
 
-def goes_on(step: int, tokens_ns: int, record: StepRecord) -> bool:
+def goes_on(step: int, tokens_ns: int, record: wire.StepRecord) -> bool:
     """Whether a record continues a history that ends with `step`.
 
     It must have a later step, and the engine's clock must not have gone back. If it does not
@@ -149,3 +149,30 @@ def set_back(state: SessionState, back_ns: int) -> SessionState:
             if time_ns is not None:
                 setattr(view, name, time_ns - back_ns)
     return moved
+
+
+MAX_NUMBER = 2**62
+
+
+def check_numbers(sequence: int, message: wire.Telemetry) -> None:
+    """Raise msgspec.ValidationError if a number is outside the bounds."""
+    if isinstance(message, wire.StepRecord):
+        start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
+        lowest = min(sequence, message.step, start_ns, end_ns)
+        if lowest >= 0 and max(sequence, message.step, start_ns, end_ns) < MAX_NUMBER:
+            return  # nearly always
+        numbers = {
+            "sequence": sequence,
+            "step": message.step,
+            "schedule_start_ns": start_ns,
+            "tokens_ns": end_ns,
+        }
+    elif isinstance(message, wire.Snapshot | wire.EngineStatus):
+        numbers = {"step": message.step + 1, "time_ns": message.time_ns}
+    elif isinstance(message, wire.StepInFlight):
+        numbers = {"step": message.step, "since_ns": message.since_ns, "time_ns": message.time_ns}
+    else:
+        return
+    for name, number in numbers.items():
+        if not 0 <= number < MAX_NUMBER:
+            raise msgspec.ValidationError(f"{number} is out of range - at `$.{name}`")

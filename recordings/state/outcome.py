@@ -87,8 +87,6 @@ class Outcome:
 
 
 class AppliedStep(NamedTuple):
-    """A step that was applied to the state, and what came of it."""
-
     sequence: int  # number of its message
     record: StepRecord
     outcome: Outcome

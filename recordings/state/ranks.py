@@ -35,7 +35,6 @@ def late_rank(record: StepRecord) -> tuple[str, int] | None:
 
 
 def names(ranks: Sequence[RankTimes]) -> list[str]:
-    """Return the name of each rank."""
     num_stages = len({each.stage for each in ranks})
     size = len(ranks) // max(1, num_stages)
     return [_name(number, size, num_stages) for number in range(len(ranks))]

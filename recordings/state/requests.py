@@ -10,31 +10,16 @@ from operator import add
 
 from msgspec.structs import astuple, replace
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    Finished,
-    FirstToken,
-    FrontEnd,
-    FrontTimes,
-    HeldRow,
-    Phase,
-    Preempted,
-    RequestEvent,
-    RequestView,
-    RowFlag,
-)
 from stepscope.recordings.state.outcome import Outcome, coarse
 
 KEEP_FINISHED_STEPS = 256  # how many steps a finished request stays in the table
 
-_OF_KNOWN = (Admitted, FirstToken, Finished, Preempted, Aborted)
-_DECODE = int(Phase.DECODE)
-_RECOMPUTE = int(Phase.RECOMPUTE)
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+_OF_KNOWN = (wire.Admitted, wire.FirstToken, wire.Finished, wire.Preempted, wire.Aborted)
+_DECODE = int(wire.Phase.DECODE)
+_RECOMPUTE = int(wire.Phase.RECOMPUTE)
+_LAST_CHUNK = int(wire.RowFlag.LAST_CHUNK)
 
 
 class RequestTable:
@@ -42,7 +27,7 @@ class RequestTable:
 
     __slots__ = ("_finished", "late_ns", "running", "views")
 
-    def __init__(self, views: Iterable[RequestView] = ()) -> None:
+    def __init__(self, views: Iterable[wire.RequestView] = ()) -> None:
         self.late_ns: int | None = None  # outcomes list longer gaps; None: they do not
         self.views = {view.request_id: _copied(view) for view in views}
         # The ids of those whose status is "running".
@@ -66,7 +51,7 @@ class RequestTable:
     def num_with_status(self, *statuses: str) -> int:
         return sum(view.status in statuses for view in self.views.values())
 
-    def take_rows(self, batch: list[BatchRow], now_ns: int, outcome: Outcome) -> None:
+    def take_rows(self, batch: list[wire.BatchRow], now_ns: int, outcome: Outcome) -> None:
         """Apply the batch rows of a step to the views, and add their latencies to `outcome`."""
         views = self.views
         num_decode_rows = num_output_tokens = 0
@@ -122,7 +107,7 @@ class RequestTable:
         outcome.num_decode_rows += num_decode_rows
         outcome.num_output_tokens += num_output_tokens
 
-    def hold(self, rows: Iterable[HeldRow]) -> None:
+    def hold(self, rows: Iterable[wire.HeldRow]) -> None:
         """Note who is held back while it waits, and why."""
         for row in rows:
             view = self.views.get(row.request_id)
@@ -130,7 +115,7 @@ class RequestTable:
                 self.views[row.request_id] = held = _copied(view)
                 held.held, held.num_blocks = row.reason, row.num_blocks
 
-    def serve(self, fronts: Iterable[FrontEnd], pauses: PauseTrail, outcome: Outcome) -> None:
+    def serve(self, fronts: Iterable[wire.FrontEnd], pauses: PauseTrail, outcome: Outcome) -> None:
         """Note what front ends did, and add the waits of their clients to `outcome`.
 
         Waits are without the operator's pauses.
@@ -140,7 +125,7 @@ class RequestTable:
         for front in fronts:
             for row in front.taken:
                 if row.request_id in views:
-                    times = FrontTimes(front.number, row.http_ns, row.sent_ns, row.is_streamed)
+                    times = wire.FrontTimes(front.number, row.http_ns, row.sent_ns, row.is_streamed)
                     self._set_front(row.request_id, times)
             for request_id, came_ns, out_ns in front.chunks():
                 view = views.get(request_id)
@@ -165,13 +150,13 @@ class RequestTable:
                 )
         outcome.served_ttft_ns, outcome.served_itl_ns = first, gaps
 
-    def _set_front(self, request_id: int, times: FrontTimes) -> None:
+    def _set_front(self, request_id: int, times: wire.FrontTimes) -> None:
         view = self.views[request_id]
         if view.status != "running":
             view = self.views[request_id] = _copied(view)
         view.front = times
 
-    def _seat(self, row: BatchRow) -> RequestView:
+    def _seat(self, row: wire.BatchRow) -> wire.RequestView:
         """Return a running view that may be changed in place, for a request in the batch.
 
         Used if no event told that the request was admitted: the request is unknown, or seemed to
@@ -191,9 +176,10 @@ class RequestTable:
         self.running.add(row.request_id)
         return view
 
-    def take_event(self, event: RequestEvent, step: int, time_ns: int, outcome: Outcome) -> None:
-        """Apply an event that happened in or after `step`."""
-        if isinstance(event, Arrived):
+    def take_event(
+        self, event: wire.RequestEvent, step: int, time_ns: int, outcome: Outcome
+    ) -> None:
+        if isinstance(event, wire.Arrived):
             self._take_arrival(event, outcome)
             return
         if not isinstance(event, _OF_KNOWN):
@@ -201,11 +187,15 @@ class RequestTable:
         known = self.views.get(event.request_id)
         if known is not None and known.status == "finished":
             return
-        if isinstance(event, FirstToken) and known is not None and known.first_token_ns is not None:
+        if (
+            isinstance(event, wire.FirstToken)
+            and known is not None
+            and known.first_token_ns is not None
+        ):
             return  # its row was applied already
         view = _copied(known) if known is not None else _partial(event.request_id)
         self.views[event.request_id] = view
-        if isinstance(event, Admitted):
+        if isinstance(event, wire.Admitted):
             view.status, view.held = "running", ""
             self.running.add(view.request_id)
             view.num_computed_tokens = event.num_cached_tokens
@@ -217,11 +207,11 @@ class RequestTable:
                 told = () if event.misses is None else astuple(event.misses)[:4]
                 added = tuple(map(add, outcome.num_missed_tokens or (), told))
                 outcome.num_missed_tokens = added or None
-        elif isinstance(event, FirstToken):
+        elif isinstance(event, wire.FirstToken):
             view.first_token_ns = view.last_token_ns = time_ns
             if not view.is_partial:
                 outcome.ttft_ns.append((view.request_id, time_ns - view.arrival_ns))
-        elif isinstance(event, Preempted):
+        elif isinstance(event, wire.Preempted):
             outcome.num_preempted += 1
             view.status = "preempted"
             self.running.discard(view.request_id)
@@ -236,7 +226,7 @@ class RequestTable:
             view.finish_ns = time_ns
             view.num_blocks = 0
             self._finished.append(view.request_id)
-            if isinstance(event, Aborted):
+            if isinstance(event, wire.Aborted):
                 view.finish_reason = "abort"
                 return
             view.finish_reason, view.handed_to = event.reason, event.handed_to
@@ -257,7 +247,7 @@ class RequestTable:
                     (view.request_id, round(decode_ns / (view.num_output_tokens - 1)))
                 )
 
-    def _take_arrival(self, event: Arrived, outcome: Outcome) -> None:
+    def _take_arrival(self, event: wire.Arrived, outcome: Outcome) -> None:
         known = self.views.get(event.request_id)
         if event.origin is None:
             outcome.num_arrived += 1
@@ -301,25 +291,25 @@ class RequestTable:
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
 
-def comes_back(view: RequestView) -> bool:
+def comes_back(view: wire.RequestView) -> bool:
     """Whether a request that is admitted ran before, so that its prompt is counted already."""
     return view.num_preemptions > 0 or view.num_output_tokens > 0
 
 
-def _num_again(row: BatchRow, view: RequestView) -> int:
+def _num_again(row: wire.BatchRow, view: wire.RequestView) -> int:
     """Number of tokens of a prefill row that are no new prompt tokens."""
     if view.num_output_tokens or (row.phase == _RECOMPUTE and not view.high_water):
         return row.num_tokens
     return min(row.num_tokens, max(0, view.high_water - row.start))
 
 
-def _copied(view: RequestView) -> RequestView:
+def _copied(view: wire.RequestView) -> wire.RequestView:
     """Copy a view like `copy.copy`, in half the time."""
-    copied: RequestView = view.__copy__()  # type: ignore[attr-defined]
+    copied: wire.RequestView = view.__copy__()  # type: ignore[attr-defined]
     return copied
 
 
-def _in_order_of_finish(views: Iterable[RequestView]) -> list[int]:
+def _in_order_of_finish(views: Iterable[wire.RequestView]) -> list[int]:
     finished = [
         (-1 if view.finish_step is None else view.finish_step, view.request_id)
         for view in views
@@ -328,8 +318,8 @@ def _in_order_of_finish(views: Iterable[RequestView]) -> list[int]:
     return [request_id for _, request_id in sorted(finished)]
 
 
-def _partial(request_id: int) -> RequestView:
-    return RequestView(
+def _partial(request_id: int) -> wire.RequestView:
+    return wire.RequestView(
         request_id=request_id,
         client_id="",
         status="waiting",
@@ -340,7 +330,7 @@ def _partial(request_id: int) -> RequestView:
     )
 
 
-def _arrived(event: Arrived, known: RequestView | None) -> RequestView:
+def _arrived(event: wire.Arrived, known: wire.RequestView | None) -> wire.RequestView:
     view = _copied(known) if known is not None else _partial(event.request_id)
     view.client_id = event.client_id
     view.arrival_ns = event.time_ns

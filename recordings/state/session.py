@@ -10,32 +10,9 @@ import copy
 from array import array
 from dataclasses import dataclass, field
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.audit_fold import latest
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    Audited,
-    BatchRow,
-    ControlCounts,
-    EngineInfo,
-    EngineState,
-    EngineStatus,
-    Finished,
-    FirstToken,
-    GroupCounts,
-    KnobsChanged,
-    KnobValue,
-    KVCounts,
-    KVTransfers,
-    LeasedKnobs,
-    RequestEvent,
-    RequestView,
-    Snapshot,
-    StepInFlight,
-    StepRecord,
-    Telemetry,
-    Totals,
-)
 from stepscope.recordings.state.blocks import BlockMap
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.requests import RequestTable, comes_back
@@ -43,7 +20,7 @@ from stepscope.recordings.state.requests import RequestTable, comes_back
 SIMULATED = "simulated"
 
 
-def model_text(info: EngineInfo) -> str:
+def model_text(info: wire.EngineInfo) -> str:
     """The model name, marked as simulated if the steps were simulated."""
     return info.model if info.simulated is None else f"{info.model}, {SIMULATED}"
 
@@ -51,7 +28,7 @@ def model_text(info: EngineInfo) -> str:
 MAX_AUDIT = 20
 _SILENT_NS = 1_000_000_000  # in this time an engine sends several messages of a step in flight
 
-_ENDS = (Finished, FirstToken)
+_ENDS = (wire.Finished, wire.FirstToken)
 # Fields that a state and a snapshot have in common.
 _AS_IN_SNAPSHOTS = (
     "step", "time_ns", "info", "knobs", "knobs_version", "state", "kv", "num_dropped", "workload",
@@ -67,36 +44,37 @@ class SessionState:
     `blocks` is None if the engine does not publish blocks. Readers must not change anything.
     """
 
-    info: EngineInfo | None = None
-    knobs: dict[str, KnobValue] = field(default_factory=dict)
+    info: wire.EngineInfo | None = None
+    knobs: dict[str, wire.KnobValue] = field(default_factory=dict)
     knobs_version: int = 0
-    state: EngineState = "idle"
+    state: wire.EngineState = "idle"
     step: int = -1
     time_ns: int = 0  # engine time of the last message
     table: RequestTable = field(default_factory=RequestTable)
     blocks: BlockMap | None = None
-    kv: KVCounts | None = None
-    kv_groups: list[GroupCounts] | None = None  # replaced, not changed
-    kv_transfers: KVTransfers | None = None
+    kv: wire.KVCounts | None = None
+    kv_groups: list[wire.GroupCounts] | None = None  # replaced, not changed
+    kv_transfers: wire.KVTransfers | None = None
     num_running: int = 0
     num_waiting: int = 0
     waiting_reasons: dict[str, int] | None = None
     num_dropped: int = 0
     workload: str | None = None
-    workload_spec: dict[str, KnobValue] | None = None  # replaced, not changed
-    control: ControlCounts | None = None  # what the engine's control socket dropped
-    audit: list[Audited] = field(default_factory=list)  # the last MAX_AUDIT; replaced, not changed
+    workload_spec: dict[str, wire.KnobValue] | None = None  # replaced, not changed
+    control: wire.ControlCounts | None = None  # what the engine's control socket dropped
+    audit: list[wire.Audited] = field(
+        default_factory=list
+    )  # the last MAX_AUDIT; replaced, not changed
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
-    in_flight: StepInFlight | None = None  # a step that takes long and has not ended yet
-    totals: Totals | None = None  # of the last record, if the engine publishes only totals
-    leased: LeasedKnobs | None = None  # knobs that a client moves until it falls silent
+    in_flight: wire.StepInFlight | None = None  # a step that takes long and has not ended yet
+    totals: wire.Totals | None = None  # of the last record, if the engine publishes only totals
+    leased: wire.LeasedKnobs | None = None  # knobs that a client moves until it falls silent
     # Of events since the last step; the next step's outcome begins with it.
     between: Outcome | None = field(default=None, compare=False)
 
     # Copies
 
     def copy(self) -> "SessionState":
-        """A copy that later messages do not change."""
         other = copy.copy(self)
         other.table = self.table.copy()
         if self.blocks is not None:
@@ -111,8 +89,7 @@ class SessionState:
         return other.copy()
 
     @property
-    def requests(self) -> dict[int, RequestView]:
-        """Live and recently finished requests, by id."""
+    def requests(self) -> dict[int, wire.RequestView]:
         return self.table.views
 
     @property
@@ -127,17 +104,16 @@ class SessionState:
 
     @property
     def block_refs(self) -> "array[int] | None":
-        """Reference count of each block."""
         return None if self.blocks is None else self.blocks.refs
 
-    def snapshot(self, sequence: int) -> Snapshot | None:
+    def snapshot(self, sequence: int) -> wire.Snapshot | None:
         """This state as a `Snapshot` message with the sequence number after `sequence`.
 
         None if no `EngineInfo` is known yet.
         """
         if self.info is None:
             return None
-        return Snapshot(
+        return wire.Snapshot(
             sequence=sequence,
             requests=[copy.copy(view) for view in self.requests.values()],
             blocks=None if self.blocks is None else self.blocks.runs(),
@@ -152,7 +128,7 @@ class SessionState:
         )
 
     @classmethod
-    def from_snapshot(cls, snapshot: Snapshot) -> "SessionState":
+    def from_snapshot(cls, snapshot: wire.Snapshot) -> "SessionState":
         """Build the state that a `Snapshot` message describes. The inverse of `snapshot`."""
         table = RequestTable(snapshot.requests)
         num_running = snapshot.num_running
@@ -190,36 +166,36 @@ class SessionState:
 
     # Messages
 
-    def apply(self, message: Telemetry) -> Outcome | None:
+    def apply(self, message: wire.Telemetry) -> Outcome | None:
         """Apply one message. Returns the outcome of a step, None for other messages."""
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             return self.take_step(message, message.batch)
-        if isinstance(message, EngineStatus):
+        if isinstance(message, wire.EngineStatus):
             self._apply_status(message)
-        elif isinstance(message, StepInFlight):
+        elif isinstance(message, wire.StepInFlight):
             if message.step > self.step:  # otherwise its step has already ended
                 self.in_flight = message
                 self.time_ns = max(self.time_ns, message.time_ns)
-        elif isinstance(message, EngineInfo):
+        elif isinstance(message, wire.EngineInfo):
             self._apply_info(message)
-        elif isinstance(message, KnobsChanged):
+        elif isinstance(message, wire.KnobsChanged):
             self.knobs = {**self.knobs, **message.new}
             self.knobs_version = message.version
             self.time_ns = max(self.time_ns, message.time_ns)
-        elif isinstance(message, Audited):
+        elif isinstance(message, wire.Audited):
             self.audit = latest(reversed([*self.audit, message]), MAX_AUDIT)
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             self._resync(message)
         return None
 
-    def _apply_info(self, info: EngineInfo) -> None:
+    def _apply_info(self, info: wire.EngineInfo) -> None:
         if self.info is not None and self.info.engine_id != info.engine_id:
             self._become(SessionState())
         self.info = info
         if info.num_blocks is None:
             self.blocks = None
 
-    def _apply_status(self, status: EngineStatus) -> None:
+    def _apply_status(self, status: wire.EngineStatus) -> None:
         # An attached engine sends statuses during a step, too.
         flying = self.in_flight
         if flying is not None and (
@@ -252,7 +228,7 @@ class SessionState:
         self.leased = status.leased
         self.control = status.control
 
-    def take_step(self, record: StepRecord, rows: list[BatchRow] | None) -> Outcome:
+    def take_step(self, record: wire.StepRecord, rows: list[wire.BatchRow] | None) -> Outcome:
         """Apply a step with only the given rows of its batch. Returns the outcome of these rows."""
         outcome, self.between = self.between or Outcome(), None
         table = self.table
@@ -263,7 +239,7 @@ class SessionState:
             self.state = "running"
         self.pauses = self.pauses.after(record)
         outcome.paused_ns = self.pauses.last_since(last_ns)
-        ends: list[RequestEvent] = []
+        ends: list[wire.RequestEvent] = []
         for event in record.events:
             # These events follow from the tokens that the rows below compute.
             if isinstance(event, _ENDS):
@@ -289,15 +265,15 @@ class SessionState:
         table.forget_finished(record.step)
         return outcome
 
-    def _count_lookups(self, record: StepRecord, outcome: Outcome) -> None:
+    def _count_lookups(self, record: wire.StepRecord, outcome: Outcome) -> None:
         """Set the tokens looked up in the prefix cache. Call it before the rows are applied."""
         if (kv := record.kv) is None:
-            totals = record.totals or Totals()
+            totals = record.totals or wire.Totals()
             outcome.num_queried_tokens = totals.num_queried_tokens
             outcome.num_hit_tokens = totals.num_cached_tokens
             return
         outcome.num_queried_tokens, outcome.num_hit_tokens = kv.queried_tokens, kv.hit_tokens
-        admitted = [each for each in record.events if isinstance(each, Admitted)]
+        admitted = [each for each in record.events if isinstance(each, wire.Admitted)]
         views = [self.requests[each.request_id] for each in admitted]
         if any(map(comes_back, views)) and not any(view.is_partial for view in views):
             # An older engine counts requests that come back, too.
@@ -307,7 +283,7 @@ class SessionState:
             num_hit = sum(view.num_cached_tokens for view in new)
             outcome.num_hit_tokens = min(kv.hit_tokens, num_hit)
 
-    def _apply_moves(self, message: StepRecord | EngineStatus, *, is_start: bool) -> None:
+    def _apply_moves(self, message: wire.StepRecord | wire.EngineStatus, *, is_start: bool) -> None:
         kv = message.kv
         has_map = self.info is None or self.info.num_blocks is not None
         if self.blocks is None and is_start and kv is not None and has_map:
@@ -318,7 +294,7 @@ class SessionState:
         if self.blocks is not None:
             self.blocks.apply(message.moves, message.move_groups)
 
-    def _resync(self, snapshot: Snapshot) -> None:
+    def _resync(self, snapshot: wire.Snapshot) -> None:
         """Replace the state by a snapshot, but keep requests that ended shortly before it."""
         fresh = SessionState.from_snapshot(snapshot)
         if self.info is not None and self.info.engine_id == snapshot.info.engine_id:

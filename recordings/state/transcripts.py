@@ -2,14 +2,7 @@
 
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    EngineStatus,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-    Transcript,
-)
+from stepscope.engine.protocol import wire
 
 
 class Said(NamedTuple):
@@ -31,14 +24,13 @@ class KnownText(NamedTuple):
     said: tuple[Said, ...]
 
     def output_text(self, last_step: float) -> str:
-        """The output text up to a step."""
         return "".join(each.text or "" for each in self.said if each.step <= last_step)
 
 
 class TranscriptReader:
     """Collects the prompt and output of one request from the messages of a session, in order."""
 
-    def __init__(self, request_id: int, known: Transcript | None) -> None:
+    def __init__(self, request_id: int, known: wire.Transcript | None) -> None:
         self._request_id = request_id
         self._prompt_token_ids: tuple[int, ...] | None = None
         self._prompt_text: str | None = None
@@ -46,16 +38,16 @@ class TranscriptReader:
         if known is not None:
             self._begin_from(known, -1)
 
-    def take(self, message: Telemetry) -> None:
-        if isinstance(message, StepRecord | EngineStatus):
+    def take(self, message: wire.Telemetry) -> None:
+        if isinstance(message, wire.StepRecord | wire.EngineStatus):
             for event in message.events:
-                if isinstance(event, Arrived) and event.request_id == self._request_id:
+                if isinstance(event, wire.Arrived) and event.request_id == self._request_id:
                     if event.prompt_token_ids is not None:
                         self._prompt_token_ids = tuple(event.prompt_token_ids)
                     self._prompt_text = event.prompt_text
-            if isinstance(message, StepRecord) and message.token_ids is not None:
+            if isinstance(message, wire.StepRecord) and message.token_ids is not None:
                 self._take_row(message, message.token_ids)
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             for known in message.transcripts or ():
                 if known.request_id == self._request_id:
                     self._begin_from(known, message.step)
@@ -66,7 +58,7 @@ class TranscriptReader:
             return None
         return KnownText(self._prompt_token_ids, self._prompt_text, tuple(self._said))
 
-    def _take_row(self, record: StepRecord, token_ids: list[int | None]) -> None:
+    def _take_row(self, record: wire.StepRecord, token_ids: list[int | None]) -> None:
         for place, row in enumerate(record.batch or ()):
             if row.request_id == self._request_id:
                 token_id = token_ids[place] if place < len(token_ids) else None
@@ -77,14 +69,14 @@ class TranscriptReader:
                     self._said.append(Said(record.step, said, text))
                 return
 
-    def _accepted(self, record: StepRecord) -> list[int]:
+    def _accepted(self, record: wire.StepRecord) -> list[int]:
         """Draft tokens that were accepted in a step. They precede the last token of that step."""
         for draft in record.drafts or ():
             if draft.request_id == self._request_id:
                 return draft.token_ids or []
         return []
 
-    def _begin_from(self, known: Transcript, step: int) -> None:
+    def _begin_from(self, known: wire.Transcript, step: int) -> None:
         """Restart from a snapshot.
 
         It holds the whole text, also tokens whose messages were missed.

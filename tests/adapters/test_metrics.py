@@ -258,15 +258,15 @@ def test_counter_increases_are_shown_and_figures_without_a_counter_are_unknown()
     with metrics_server(engine.text) as url, scraped(url) as source:
         until(lambda: num_records(source) > 0)
         engine.prompt, engine.output, engine.gaps = 1800, 900, [240, 460, 460]
-        until(lambda: source.history.latency(None, 60, 1).itl.num_samples > 0)
+        until(lambda: source.history.windows.latency(None, 60, 1).itl.num_samples > 0)
         state = source.history.state
         assert (state.num_running, state.num_waiting, state.kv_share) == (3, 1, 0.5)
         assert state.waiting_reasons == {"capacity": 1}
         columns = [source.history.summary(step) for step in range(num_records(source))]
         assert sum(each.num_output_tokens or 0 for each in columns if each is not None) == 400
         assert sum(each.num_prefill_tokens for each in columns if each is not None) == 800
-        assert source.history.latency(None, 60, 1).itl.num_samples == 400
-        assert source.history.rates().steps_per_s is None
+        assert source.history.windows.latency(None, 60, 1).itl.num_samples == 400
+        assert source.history.windows.rates().steps_per_s is None
         frame = FrameBuilder(source.history).build(View(), 80, 10, 8)
         assert frame.lanes == []
         figures = _drawn(key_figures.draw(frame, 200, 1, 0))

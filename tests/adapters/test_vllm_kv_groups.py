@@ -213,7 +213,7 @@ def test_without_a_block_map_kv_usage_and_prefix_hits_are_vllms_own(attach: Atta
     assert [step.totals and step.totals.kv_used for step in steps] == told
     for sequence, message in messages:
         history.append(sequence, message)
-    figures = history.figures(None, None)
+    figures = history.windows.figures(None, None)
     num_hit = sum(e.num_cached_tokens for s in steps for e in s.events if isinstance(e, Admitted))
     num_prompt = sum(line["prompt"] for line in scheduler.calls if line["call"] == "add")
     assert num_hit > 0

@@ -22,7 +22,7 @@ from stepscope.recordings.fleets.figures import figures, measure
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.ranks import late_rank, names, waited_for
 from stepscope.tui.views.charts.fleet_columns import COLUMNS
-from stepscope.tui.views.panels import rank_line
+from stepscope.tui.views.panels import inspector
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.support.engines.fake_engine import info as fake_info
@@ -349,7 +349,7 @@ def test_an_output_without_tokens_may_end_while_a_later_step_runs(attach: Attach
 
 
 def lines_of(info: EngineInfo, record: StepRecord, width: int = 100) -> list[str]:
-    return ["".join(text for text, _ in line) for line in rank_line.draw(record, info, width)]
+    return ["".join(text for text, _ in line) for line in inspector.rank_lines(record, info, width)]
 
 
 def test_the_steps_panel_says_who_was_waited_for_and_what_is_unknown(attach: Attach) -> None:

@@ -11,7 +11,7 @@ import pytest
 from stepscope.engine.adapters.vllm import waits
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
-from stepscope.recordings.alerts.meter import waiting_figures
+from stepscope.recordings.alerts.judge import waiting_figures
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.session import SessionState
@@ -50,7 +50,7 @@ def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(atta
     for sequence, message in played.messages:
         history.append(sequence, message)
     num_lora = sum(bool(names) for names in expected)
-    assert history.limits(None, None)["lora"] == num_lora / len(played.steps)
+    assert history.windows.limits(None, None)["lora"] == num_lora / len(played.steps)
 
 
 def test_the_step_screen_says_for_which_slot_each_request_of_the_queue_waits(

@@ -105,9 +105,9 @@ def test_explain_names_the_slow_step_in_json_and_table(
     for late in found["late"]:
         assert (late["step"], late["cause"]) == (step, "held_up")
         (slow,) = [piece for piece in late["pieces"] if piece["cause"] == "held_up"]
-        assert slow["ms"] == pytest.approx(slow["took_ms"] - slow["usual_ms"])
+        assert slow["ms"] == pytest.approx(slow["took_ms"] - slow["baseline_ms"])
         others = [piece for piece in late["pieces"] if piece is not slow]
-        assert all(piece["took_ms"] is piece["usual_ms"] is None for piece in others)
+        assert all(piece["took_ms"] == piece["baseline_ms"] == 0 for piece in others)
     table = stepscope(*options).stdout
     assert re.search(r"^machine or engine held up +\d+ +[\d,]+ ms +\d\d\.\d%$", table, re.MULTILINE)
 
@@ -170,7 +170,7 @@ def test_a_slow_step_gets_the_same_explanation_from_memory_and_from_its_recordin
     for mine, other in zip(late.pieces, told.pieces, strict=True):
         assert mine.ns == pytest.approx(other.ns, rel=0.1)
     view = history.state.requests[late.request_id]
-    life = history.life(view)
+    life = history.lives.life(view)
     assert life is not None
     assert [wait.pieces for wait in life.waits if wait.step == step] == [late.pieces]
 
@@ -308,7 +308,7 @@ def test_a_new_baseline_alone_does_not_reread_the_steps_of_a_request(
             continue
         request_id = min(history.state.requests) if request_id is None else request_id
         view, learnt = history.state.requests[request_id], history._baseline.baseline.num_steps
-        read = num_read(monkeypatch, lambda view=view: history.life(view))
+        read = num_read(monkeypatch, lambda view=view: history.lives.life(view))
         assert read <= sequence + 1 - before
         before = sequence + 1
         num_anew += history._baseline.baseline.num_steps > learnt
@@ -324,7 +324,7 @@ def test_the_waits_of_a_request_are_explained_again_once_one_of_its_steps_is_fou
             assert message.batch is not None
             view = history.state.requests[message.batch[0].request_id]
         if view is not None and sequence % 10 == 0:
-            life = history.life(view)
+            life = history.lives.life(view)
             assert life is not None
             told.append([piece.step for piece in slow_pieces(life.waits)])
             assert sum(piece.ns for piece in life.pieces) == sum(w.gap_ns for w in life.waits)

@@ -24,13 +24,15 @@ from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.attribution.causes import CAUSES, Late, by_cause
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.attribution.explained import explain_recording
+from stepscope.recordings.attribution.explained import Affected, explain_recording
 from stepscope.recordings.attribution.late_sweep import LateWait
+from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate, simulated_info
+from tests.support.sessions.seek_sessions import record
 
 MS = 1_000_000
 # A step of decodes alone takes 8 ms and 40 us a token; every prefill token adds 40 us.
@@ -145,7 +147,7 @@ def test_prefills_that_wait_for_their_step_name_the_cadence_in_the_queue_and_whi
     for sequence, message in script.messages:
         history.append(sequence, message)
     held = [m.held_prefills for _, m in script.messages if isinstance(m, StepRecord)]
-    assert history.limits(None, None)["cadence"] == sum(held) / len(held)
+    assert history.windows.limits(None, None)["cadence"] == sum(held) / len(held)
     assert sum(held) == 6
 
 
@@ -417,38 +419,6 @@ def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
     return engine.messages
 
 
-@settings(max_examples=20)
-@given(sessions())
-def test_the_times_of_all_causes_of_a_wait_add_up_to_its_length(
-    messages: list[tuple[int, Telemetry]],
-) -> None:
-    waits = explained(messages, itl_ms=-1, ttft_ms=-1)
-    assert not any(piece.cause == "unknown" for late in waits for piece in late.pieces)
-    state, gaps, firsts = SessionState(), 0, 0
-    for _, message in messages:
-        outcome = state.apply(message)
-        if outcome is not None:
-            gaps += sum(gap_ns * count for gap_ns, count in outcome.gaps_ns.items())
-            firsts += sum(ns for _, ns in outcome.ttft_ns)
-    assert gaps == sum(late.gap_ns for late in waits if late.token_idx)
-    assert firsts == sum(late.gap_ns for late in waits if not late.token_idx)
-
-
-@settings(max_examples=12)
-@given(sessions(), st.integers(0, 2**16))
-def test_with_lost_messages_the_times_of_all_causes_still_add_up_to_the_wait(
-    messages: list[tuple[int, Telemetry]], seed: int
-) -> None:
-    rng = random.Random(seed)
-    explainer, last = Explainer(-1, -1), -1
-    for number, message in messages:
-        if rng.random() < 0.05:
-            continue
-        explainer.take(message, lost=number > last + 1)
-        last = number
-    assert_adds_up(explainer.late)
-
-
 @settings(max_examples=15)
 @given(sessions())
 def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
@@ -461,7 +431,7 @@ def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
     for late in waits[:: max(1, len(waits) // 25)]:
         assert history.wait(late.step, late.request_id) == late
     for view in list(history.state.requests.values())[:5]:
-        life = history.life(view)
+        life = history.lives.life(view)
         assert life is not None
         mine = [late for late in waits if late.request_id == view.request_id]
         assert [w.pieces for w in life.waits] == [late.pieces for late in mine]
@@ -482,7 +452,7 @@ def test_late_tokens_explained_together_get_the_same_causes_as_one_by_one(
             continue
         breaches = together.windows.breaches(None, 40)
         waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
-        together.explain(waits, max_steps)
+        together.lives.explain(waits, max_steps)
         for breach in breaches:
             expected = alone.wait(breach.step, breach.request_id)
             assert together.wait(breach.step, breach.request_id) == expected
@@ -496,13 +466,13 @@ def test_many_late_tokens_are_explained_in_one_pass_that_can_pause_and_go_on() -
         history.append(sequence, message)
     breaches = history.windows.breaches(None, 100)
     waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
-    reached = history.explain(waits, 20)
+    reached = history.lives.explain(waits, 20)
     while reached is not None and reached < waits[-1].step:
-        assert not history.is_explained(waits[-1].step, waits[-1].request_id)
-        before, reached = reached, history.explain(waits, 20)
+        assert not history.lives.is_known(waits[-1].step, waits[-1].request_id)
+        before, reached = reached, history.lives.explain(waits, 20)
         assert reached is not None
         assert before < reached <= before + 20
-    assert all(history.is_explained(wait.step, wait.request_id) for wait in waits)
+    assert all(history.lives.is_known(wait.step, wait.request_id) for wait in waits)
 
 
 def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:
@@ -513,7 +483,7 @@ def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:
         history.append(sequence, message)
         view = history.state.requests.get(0)
         if view is not None and isinstance(message, StepRecord):
-            life = history.life(view)
+            life = history.lives.life(view)
             assert life is not None
             lengths.append(len(life.waits))
             assert len(life.waits) == view.num_output_tokens
@@ -706,3 +676,33 @@ def test_a_request_that_arrives_during_a_step_is_explained_as_waiting_for_it(
     # Then for the step that was in flight behind it, or for a seat.
     assert late.pieces[0].ns == 3 * MS or ((overlap or others_wait) and late.pieces[0].ns > 3 * MS)
     assert "unknown" not in causes(late)
+
+
+def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None) -> Affected:
+    with Recording(path) as recording:
+        return explain_recording(recording, itl_ms, ttft_ms, only).affected
+
+
+def test_waits_during_an_operators_pause_do_not_count_as_late(tmp_path: Path) -> None:
+    path = record(tmp_path / "paused.mcap", paused_session())
+    assert affected(path, 50, 500) == Affected(1, 0, 0)
+
+
+def test_a_request_that_ended_before_the_recording_is_known_but_not_counted(tmp_path: Path) -> None:
+    engine = Script()
+    for _ in range(4):
+        engine.submit(16, 3)
+    engine.run(6)
+    engine.submit(16, 40)
+    engine.run(30)
+    state = SessionState()
+    begin = next(n for n, (_, m) in enumerate(engine.messages) if getattr(m, "step", 0) == 12)
+    for _, message in engine.messages[:begin]:
+        state.apply(message)
+    snapshot = state.snapshot(begin - 1)
+    assert [view.status for view in snapshot.requests].count("finished") == 4
+    path = record(tmp_path / "later.mcap", [(begin - 1, snapshot), *engine.messages[begin:]])
+    assert affected(path, 1, 1) == Affected(1, 1, 0)
+    assert affected(path, 1, 1, only=0) == Affected(1, 0, 0)
+    with pytest.raises(NotInRecording, match=r"\(r0 to r4\)"):
+        affected(path, 1, 1, only=5)

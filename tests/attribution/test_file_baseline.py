@@ -145,10 +145,10 @@ def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
     assert "held_up" not in causes(first)  # too few steps are in memory
     assert first is not None
     view, version = history.state.requests[first.request_id], history.version
-    history.life(view)
+    history.lives.life(view)
     history.know_baseline(baseline)
     assert history.version > version  # so that it is drawn anew
-    second, life = history.stall(step), history.life(view)
+    second, life = history.stall(step), history.lives.life(view)
     assert second is not None
     assert len(slow_pieces([second])) == 1
     assert f"by {baseline.num_steps:,} steps of the file" in second.explanation

@@ -5,17 +5,7 @@ import random
 
 import pytest
 
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    Arrived,
-    BatchRow,
-    EngineState,
-    EngineStatus,
-    Finished,
-    Preempted,
-    RequestEvent,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.distribution import percentiles
 from stepscope.recordings.state.series.latency import SLO, series_of
@@ -24,9 +14,9 @@ from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFIL
 
 
 def record(
-    step: int, start_ms: int, end_ms: int, rows: list[BatchRow], *events: RequestEvent
-) -> StepRecord:
-    return StepRecord(
+    step: int, start_ms: int, end_ms: int, rows: list[wire.BatchRow], *events: wire.RequestEvent
+) -> wire.StepRecord:
+    return wire.StepRecord(
         step=step,
         schedule_start_ns=start_ms * MS,
         schedule_end_ns=(start_ms + 1) * MS,
@@ -41,8 +31,8 @@ def record(
     )
 
 
-def arrived(request_id: int, time_ms: int, num_prompt_tokens: int) -> Arrived:
-    return Arrived(
+def arrived(request_id: int, time_ms: int, num_prompt_tokens: int) -> wire.Arrived:
+    return wire.Arrived(
         request_id=request_id,
         client_id="",
         num_prompt_tokens=num_prompt_tokens,
@@ -58,31 +48,6 @@ def test_percentiles_are_nearest_rank() -> None:
     assert percentiles(ordered, 5, (5, 30, 40, 50, 95, 100)) == [15, 20, 20, 35, 50, 50]
 
 
-def test_a_weighted_sample_counts_like_as_many_single_samples() -> None:
-    rng = random.Random(0)
-    samples = Samples()
-    values: list[int] = []
-    for time_ns in range(500):
-        value, weight = rng.randrange(40), rng.randrange(1, 9)
-        samples.add(time_ns, value, weight)
-        values += [value] * weight
-    values.sort()
-    series = series_of(samples, -1, 1000)
-    assert series.num_samples == len(values)
-    for rank, found in ((50, series.p50_ms), (95, series.p95_ms), (99, series.p99_ms)):
-        assert found == values[math.ceil(rank * len(values) / 100) - 1] / 1e6
-    assert series.max_ms == values[-1] / 1e6
-
-
-def test_a_latency_window_excludes_its_start_time_and_includes_its_end_time() -> None:
-    samples = Samples()
-    for time_ns in (10, 20, 30):
-        samples.add(time_ns, time_ns * MS)
-    assert series_of(samples, 10, 30).num_samples == 2
-    assert series_of(samples, 9, 29).max_ms == 20.0
-    assert series_of(samples, 30, 40).p50_ms is None
-
-
 def test_a_latency_trend_keeps_the_worst_of_each_time_slice_and_no_value_for_empty_ones() -> None:
     samples = Samples()
     for time_ns, value_ms in ((1, 5), (9, 7), (31, 4), (40, 6)):
@@ -90,15 +55,6 @@ def test_a_latency_trend_keeps_the_worst_of_each_time_slice_and_no_value_for_emp
     assert series_of(samples, 0, 40, buckets=4).trend_ms == (7.0, None, None, 6.0)
     # Slices stand still as time goes on: at 35 they still end at multiples of 10.
     assert series_of(samples, -5, 35, buckets=4).trend_ms == (7.0, None, None, 4.0)
-
-
-def test_latency_samples_before_or_after_a_time_can_be_forgotten() -> None:
-    samples = Samples()
-    for time_ns in range(10):
-        samples.add(time_ns, time_ns * MS)
-    samples.forget_before(3)
-    samples.forget_after(6)
-    assert series_of(samples, -1, 100).num_samples == len(samples) == 4
 
 
 def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
@@ -143,72 +99,24 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
             assert series.within_slo == sum(value <= 1_000_000 for value in values) / len(values)
 
 
-def test_ttft_itl_tpot_and_step_time_equal_those_worked_out_by_hand() -> None:
-    """Two requests; the second one's prompt makes the first wait 100 ms for its third token."""
-    history = History(SLO(ttft_ms=100, itl_ms=50))
-    records = [
-        record(
-            0,
-            10,
-            20,
-            [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
-            arrived(1, 5, 8),
-            Admitted(1, 0),
-        ),
-        record(1, 30, 40, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]),
-        record(
-            2,
-            50,
-            140,
-            [BatchRow(1, DECODE, 9, 1, 0, 1, LAST), BatchRow(2, PREFILL, 0, 900, 0, 57, FIRST)],
-            arrived(2, 15, 900),
-            Admitted(2, 0),
-        ),
-        record(
-            3,
-            140,
-            150,
-            [BatchRow(1, DECODE, 10, 1, 0, 1, LAST), BatchRow(2, DECODE, 900, 1, 0, 57, LAST)],
-            Finished(1, "length", 4),
-        ),
-    ]
-    for sequence, message in enumerate(records):
-        history.append(sequence, message)
-    report = history.latency()
-
-    # TTFT: 20 - 5 = 15 ms and 140 - 15 = 125 ms.
-    assert (report.ttft.num_samples, report.ttft.p50_ms, report.ttft.max_ms) == (2, 15.0, 125.0)
-    assert report.ttft.within_slo == 0.5
-    # ITL: 20, 100 and 10 ms of the first, 10 ms of the second: sorted 10, 10, 20, 100.
-    assert report.itl.num_samples == 4
-    assert (report.itl.p50_ms, report.itl.p95_ms, report.itl.max_ms) == (10.0, 100.0, 100.0)
-    assert report.itl.within_slo == 0.75
-    # TPOT of the first: (150 - 20) / 3 tokens.
-    assert report.tpot.num_samples == 1
-    assert report.tpot.p50_ms == pytest.approx(130 / 3, abs=1e-5)
-    assert (report.step.num_samples, report.step.p50_ms, report.step.max_ms) == (4, 10.0, 90.0)
-
-    stall = history.last_stall()
-    assert stall is not None
-    assert (stall.step, stall.request_id, stall.gap_ns) == (2, 1, 100 * MS)
-    assert stall.main is not None
-    assert (stall.cause, stall.main.request_id, stall.main.num_tokens) == ("prefill", 2, 900)
-    assert stall.text == "step 2 prefill r2 900 tok → ITL 100 ms"
-
-
 def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause() -> None:
     history = History()
     records = [
         record(
-            0, 0, 10, [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)], arrived(1, 0, 8), Admitted(1, 0)
+            0,
+            0,
+            10,
+            [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+            arrived(1, 0, 8),
+            wire.Admitted(1, 0),
         ),
-        record(1, 10, 20, [], Preempted(1, 1, "KV full")),
-        record(2, 20, 80, [BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)], Admitted(1, 0)),
+        record(1, 10, 20, [], wire.Preempted(1, 1, "KV full")),
+        record(2, 20, 80, [wire.BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)], wire.Admitted(1, 0)),
     ]
     for sequence, message in enumerate(records):
         history.append(sequence, message)
-    assert history.latency().itl.max_ms == 70.0
-    assert history.latency().ttft.num_samples == 1
+    assert history.windows.latency().itl.max_ms == 70.0
+    assert history.windows.latency().ttft.num_samples == 1
     stall = history.stall(2)
     assert stall is not None
     assert stall.cause == "preempted"
@@ -218,8 +126,10 @@ def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause(
     ]
 
 
-def status(time_ms: int, state: EngineState) -> EngineStatus:
-    return EngineStatus(time_ns=time_ms * MS, state=state, step=0, num_running=1, num_waiting=0)
+def status(time_ms: int, state: wire.EngineState) -> wire.EngineStatus:
+    return wire.EngineStatus(
+        time_ns=time_ms * MS, state=state, step=0, num_running=1, num_waiting=0
+    )
 
 
 def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
@@ -231,9 +141,9 @@ def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
                 0,
                 0,
                 10,
-                [BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
+                [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
                 arrived(1, 0, 8),
-                Admitted(1, 0),
+                wire.Admitted(1, 0),
             ),
             status(15, "paused"),
             status(1015, "paused"),
@@ -241,19 +151,22 @@ def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
                 1,
                 5015,
                 5030,
-                [BatchRow(1, DECODE, 8, 1, 0, 1, LAST), BatchRow(2, PREFILL, 0, 8, 0, 1, FIRST)],
+                [
+                    wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST),
+                    wire.BatchRow(2, PREFILL, 0, 8, 0, 1, FIRST),
+                ],
                 arrived(2, 12, 8),
-                Admitted(2, 0),
-                Finished(1, "length", 2),
+                wire.Admitted(2, 0),
+                wire.Finished(1, "length", 2),
             ),
-            record(2, 5030, 5090, [BatchRow(2, DECODE, 8, 1, 0, 1, LAST)]),
+            record(2, 5030, 5090, [wire.BatchRow(2, DECODE, 8, 1, 0, 1, LAST)]),
         ]
     ):
         history.append(sequence, message)
         if sequence == 3:
             assert history.last_stall() is None
             assert not history.events(kinds=frozenset({"slo"}))
-    report = history.latency()
+    report = history.windows.latency()
     assert (report.itl.num_samples, report.itl.p50_ms, report.itl.max_ms) == (2, 20.0, 60.0)
     assert report.itl.within_slo == 0.5
     assert (report.ttft.num_samples, report.ttft.max_ms, report.ttft.within_slo) == (2, 18.0, 1.0)
@@ -278,11 +191,11 @@ def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:
     history = History()
     for step in range(10):
         rows = [
-            BatchRow(1, DECODE, 8 + step, 1, 0, 1, LAST),
-            BatchRow(2, PREFILL, 9 * step, 9, 0, 1, 0),
+            wire.BatchRow(1, DECODE, 8 + step, 1, 0, 1, LAST),
+            wire.BatchRow(2, PREFILL, 9 * step, 9, 0, 1, 0),
         ]
         history.append(step, record(step, step * 100, step * 100 + 80, rows))
-    rates = history.rates(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
+    rates = history.windows.rates(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
     assert (rates.num_steps, rates.mixed_share) == (5, 1.0)
     assert rates.steps_per_s == pytest.approx(10.0)
     assert rates.in_tokens_per_s == pytest.approx(90.0)
@@ -296,13 +209,13 @@ def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:
 
 def test_preemptions_are_counted_over_the_last_minute_whatever_the_window() -> None:
     history = History()
-    history.append(0, record(0, 0, 5, [BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]))
-    history.append(1, record(1, 5000, 5008, [], Preempted(1, 1, "KV full")))
+    history.append(0, record(0, 0, 5, [wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]))
+    history.append(1, record(1, 5000, 5008, [], wire.Preempted(1, 1, "KV full")))
     for step in range(2, 90):
-        rows = [BatchRow(2, DECODE, 8 + step, 1, 0, 1, LAST)]
+        rows = [wire.BatchRow(2, DECODE, 8 + step, 1, 0, 1, LAST)]
         history.append(step, record(step, 5000 + step * 1000, 5008 + step * 1000, rows))
     for end_s in (9, 14, 30, 64):
         for window_s in (1.0, 10.0, 60.0):
-            rates = history.rates(end_s * 1000 * MS, window_s)
+            rates = history.windows.rates(end_s * 1000 * MS, window_s)
             assert (rates.num_preempted, rates.preempted_s) == (1, min(60.0, end_s))
-    assert history.rates(66_000 * MS, 10.0).num_preempted == 0
+    assert history.windows.rates(66_000 * MS, 10.0).num_preempted == 0

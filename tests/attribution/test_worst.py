@@ -19,7 +19,7 @@ from stepscope.tui.views.format import clock, with_ms
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.notices import Notices
-from stepscope.tui.views.pages import breach_list
+from stepscope.tui.views.pages import latency_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.view import View
@@ -74,7 +74,7 @@ async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describ
     source: Any,
 ) -> None:
     history = source.history
-    stalls = history.stalls(None, 1000).longest
+    stalls = history.windows.stalls(None, 1000).longest
     steps = [each.step for each in stalls]
     assert len(steps) > 3
     app = dashboard(source)
@@ -96,7 +96,7 @@ async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describ
 async def test_after_another_cursor_move_the_worst_stall_key_begins_with_the_longest_again(
     source: Any,
 ) -> None:
-    steps = [each.step for each in source.history.stalls(None, 1000).longest]
+    steps = [each.step for each in source.history.windows.stalls(None, 1000).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         for away in ("left", "L", "left_curly_bracket"):
@@ -197,7 +197,7 @@ def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -
     history = History(SLO(1e9, 12.0))
     for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
         history.append(sequence, message)
-    worst_step = history.stalls().longest[0].step
+    worst_step = history.windows.stalls().longest[0].step
 
     class Seeking:
         """A replay with room for one step only, and the view that moves through it."""
@@ -221,7 +221,7 @@ def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -
     worst.next()
     assert history.last_step == worst_step
     worst.next()
-    assert seeking.sought == [each.step for each in history.stalls(None, 2).longest]
+    assert seeking.sought == [each.step for each in history.windows.stalls(None, 2).longest]
 
 
 # The panel of the main screen
@@ -232,7 +232,7 @@ def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
     source: Any, width: int
 ) -> None:
     history = source.history
-    stalls = history.stalls(None, 1000)
+    stalls = history.windows.stalls(None, 1000)
     worst, frame = stalls.longest[0], frame_of(history)
     assert frame.stall is not None
     assert frame.stall.step != worst.step
@@ -248,7 +248,7 @@ def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
 
 def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
     history = source.history
-    worst = history.stalls().longest[0]
+    worst = history.windows.stalls().longest[0]
     frame = frame_of(history, cursor=worst.step)
     shown = "\n".join(line_texts(latency_panel.draw(frame, 60, 10, 14)))
     assert "the worst in memory" in shown
@@ -261,13 +261,11 @@ def test_the_last_stall_is_marked_as_the_worst_if_it_is(source: Any) -> None:
 # The list of breaches
 
 
-async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(
-    source: Any,
-) -> None:
+async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(source: Any) -> None:
     history = source.history
     history.set_slo(SLO(500.0, 5.0))
     breaches = history.windows.breaches(None, 10_000)
-    assert len(breaches) > breach_list.MAX_BREACHES
+    assert len(breaches) > latency_page.MAX_BREACHES
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5")
@@ -275,7 +273,7 @@ async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(
         await pilot.press("i")
         assert "longest ITL first (i: newest)" in main_text(app)
         itl = [each for each in breaches if each.kind == "ITL"]
-        in_order = sorted(itl, key=lambda each: (-each.ns, each.step))[: breach_list.MAX_BREACHES]
+        in_order = sorted(itl, key=lambda each: (-each.ns, each.step))[: latency_page.MAX_BREACHES]
         assert [each.step for each in targets(app.main.frame)] == [each.step for each in in_order]
         await pilot.press("o")  # the other kind of latency
         assert "longest TTFT first (i: newest)" in main_text(app)
@@ -291,7 +289,7 @@ def test_the_heading_of_the_breach_list_says_when_it_covers_only_a_part(
         frame = FrameBuilder(replay.history, extent, lambda: 0.0).build(
             View(page="latency", **view), 80, 10, 8
         )
-        return "".join(run for run, _ in breach_list.heading(frame, width - 6))
+        return "".join(run for run, _ in latency_page.heading(frame, width - 6))
 
     replay.history.set_slo(SLO(100.0, 15.0))
     first, last = replay.history.first_step, replay.history.last_step
@@ -319,6 +317,6 @@ async def test_a_selected_breach_stays_selected_when_the_order_changes_and_enter
         await pilot.press("1", "5")
         assert "longest ITL first" in main_text(app), "as it was left"
         assert app.main.view.row == 0
-        worst = source.history.stalls().longest[0]
+        worst = source.history.windows.stalls().longest[0]
         await pilot.press("enter")
         assert (app.main.view.page, app.main.view.cursor) == ("step", worst.step)

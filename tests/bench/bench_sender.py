@@ -98,9 +98,7 @@ def main() -> None:
 
     runner = load_runner(config, lambda what, share: None)
     limits = Limits(
-        max_num_batched_tokens=8192,
-        max_num_seqs=args.requests,
-        max_model_len=runner.max_model_len,
+        max_num_batched_tokens=8192, max_num_seqs=args.requests, max_model_len=runner.max_model_len
     )
     core = engine(runner, runner.num_blocks, limits, args.rounds * 2)
     measure(core, args.subscribers, args.rounds, "the demo model")

@@ -22,15 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from public_runs import (
-    METRICS,
-    WHOLE,
-    PublicRun,
-    arrivals_of,
-    figures,
-    percentile,
-    read_runs,
-)
+from public_runs import METRICS, WHOLE, PublicRun, arrivals_of, figures, percentile, read_runs
 from virtual_engine import Served, serve
 
 from stepscope.engine.protocol.settings.knobs import Knobs

@@ -27,7 +27,7 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import Corpus, PromptWriter, synthetic
 from stepscope.engine.workload.load import LoadGenerator
-from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.history.history import Journal
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 

@@ -348,10 +348,7 @@ class Streams:
 
     def rates(self) -> dict[str, float]:
         num_tokens = sum(len(each.times_ns) for each in (*self.streams, *self.late))
-        return {
-            "num_output_tokens": num_tokens,
-            "output_tokens_per_s": num_tokens / self.seconds,
-        }
+        return {"num_output_tokens": num_tokens, "output_tokens_per_s": num_tokens / self.seconds}
 
 
 def whole_run(bench: Bench, engine: EngineSide, submits: Sequence[Submit]) -> Streams:

@@ -39,10 +39,7 @@ def test_each_chat_answer_ends_with_its_figures_and_is_part_of_the_next_turn(
     done = stepscope("chat", live_engine.endpoint.control, "--max-tokens", "5")
     assert done.exit_code == 0
     assert len(re.findall(FIGURES, done.stdout)) == 2
-    assert asked == [
-        [("user", "hello")],
-        [("user", "hello"), ("assistant", ""), ("user", "again")],
-    ]
+    assert asked == [[("user", "hello")], [("user", "hello"), ("assistant", ""), ("user", "again")]]
 
 
 def test_without_a_chat_template_the_refusal_is_shown_in_one_line(

@@ -126,10 +126,7 @@ def test_doctor_says_whether_the_compiled_telemetry_encoder_is_used(
     ],
 )
 def test_doctor_says_which_knobs_of_the_installed_vllm_can_be_changed(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    release: str,
-    said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], release: str, said: str
 ) -> None:
     def version_of(package: str) -> str:
         return release if package == "vllm" else version(package)

@@ -89,9 +89,7 @@ def test_service_levels_have_one_name_and_may_have_a_unit_in_every_command(
     assert "--slo-itl-ms" not in told
 
 
-def test_a_service_level_without_a_unit_is_in_milliseconds(
-    stepscope: Callable[..., Any],
-) -> None:
+def test_a_service_level_without_a_unit_is_in_milliseconds(stepscope: Callable[..., Any]) -> None:
     def level(*options: str) -> str:
         lines = stepscope("config", "dashboard", *options).stdout.splitlines()
         return next(line.partition("#")[0].strip() for line in lines if "slo_itl_ms" in line)

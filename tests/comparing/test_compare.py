@@ -5,7 +5,6 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +18,6 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    Mark,
-    Preempted,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.bootstrap import draw, ratio_of
 from stepscope.recordings.compare.columns import axis_of
@@ -48,7 +40,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from stepscope.recordings.session.new_rows import NewRows
+from stepscope.recordings.session.indexer import NewRows
 from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.totals import MAX_SLICES, TimeSlices
 from stepscope.recordings.state.clocks import known_since
@@ -59,13 +51,14 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.compare_text import load as load_text
 from stepscope.tui.views.frame.compare_text import outcome, setting_text
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.history_steps import step as step_of
 from tests.support.sessions.paused import paused
 from tests.support.waiting import wait_for
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
-Messages = list[tuple[int, Telemetry]]
+Messages = list[tuple[int, wire.Telemetry]]
 
 
 def run_of(budget: int, num_steps: int = 300, seed: int = 3, **options: Any) -> Messages:
@@ -87,13 +80,6 @@ def side_of(messages: Messages, name: str = "run", **knobs: Any) -> Side:
     return side
 
 
-def history_of(messages: Messages) -> History:
-    history = History(SLO_)
-    for sequence, message in messages:
-        history.append(sequence, message)
-    return history
-
-
 @pytest.fixture(scope="module")
 def small_and_large() -> tuple[Messages, Messages]:
     """The same arrivals under two budgets."""
@@ -111,7 +97,7 @@ def test_each_request_of_a_compared_run_has_its_longest_itl(
     views = history.state.requests
     checked = 0
     for request_id, run in side.requests.items():
-        life = history.life(views[request_id]) if request_id in views else None
+        life = history.lives.life(views[request_id]) if request_id in views else None
         waits = [] if life is None else [w for w in life.waits if w.token_idx > 0]
         if not waits:
             continue
@@ -235,23 +221,6 @@ def is_sure(a: list[int], b: list[int], whole: int = 1) -> bool:
     return ratio_of(draw(a, [whole] * len(a), 0), draw(b, [whole] * len(b), 1)).is_sure
 
 
-def test_a_difference_that_may_be_chance_is_not_significant() -> None:
-    rng = random.Random(1)
-    wrong = 0
-    for _ in range(300):
-        a, b = ([rng.expovariate(1) for _ in range(400)] for _ in range(2))
-        late_a, late_b = ([sum(x > 2 for x in xs[at::20]) for at in range(20)] for xs in (a, b))
-        wrong += is_sure(late_a, late_b, 20)
-    assert wrong <= 0.02 * 300
-
-
-def test_a_difference_that_can_hardly_be_chance_is_significant() -> None:
-    low, high = [10, 11, 10, 9, 10, 11], [20, 21, 19, 20, 20, 22]
-    assert is_sure(low, high)
-    assert not is_sure(low, low)
-    assert not is_sure([10, 11], high)
-
-
 def test_correlated_requests_count_as_fewer_independent_samples() -> None:
     def signs(rng: random.Random, shift: float) -> list[int]:
         level, found = 0.0, []
@@ -273,7 +242,7 @@ def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
         side = Side("run", SLO_, SessionState())
         for tick in range(2000):
             ns = tick * 20_000_000
-            events = [Preempted(request_id=0, num_blocks=1, reason="kv")] * bursts.get(tick, 0)
+            events = [wire.Preempted(request_id=0, num_blocks=1, reason="kv")] * bursts.get(tick, 0)
             side.apply(step_of(tick, [], schedule_start_ns=ns, tokens_ns=ns, events=events))
         return side
 
@@ -339,10 +308,11 @@ def test_step_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() ->
     messages = run_of(1024, 20)
 
     def told(overlap: bool | None) -> Side:
-        return side_of([
-            (n, msgspec.structs.replace(m, overlap=overlap) if isinstance(m, EngineInfo) else m)
-            for n, m in messages
-        ])  # fmt: skip
+        def with_overlap(message: Any) -> Any:
+            is_info = isinstance(message, wire.EngineInfo)
+            return msgspec.structs.replace(message, overlap=overlap) if is_info else message
+
+        return side_of([(n, with_overlap(m)) for n, m in messages])
 
     found = compare(told(True), told(False)).settings
     assert [(each.name, each.a, each.b) for each in found] == [("overlap", (True,), (False,))]
@@ -354,7 +324,12 @@ def test_step_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() ->
 def another(messages: Messages, engine_id: str = "another") -> Messages:
     """The same run, published by another engine."""
     return [
-        (n, msgspec.structs.replace(m, engine_id=engine_id) if isinstance(m, EngineInfo) else m)
+        (
+            n,
+            msgspec.structs.replace(m, engine_id=engine_id)
+            if isinstance(m, wire.EngineInfo)
+            else m,
+        )
         for n, m in messages
     ]
 
@@ -388,7 +363,7 @@ def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(
 ) -> None:
     bare = [
         (n, msgspec.structs.replace(m, batch=None, kv=None, moves=[], token_budget=None))
-        if isinstance(m, StepRecord)
+        if isinstance(m, wire.StepRecord)
         else (n, m)
         for n, m in small_and_large[0]
     ]
@@ -469,18 +444,18 @@ def test_compared_runs_are_aligned_by_time_by_step_or_by_a_request(
     whole = [by_time.column(by_time.a, s, s + 10**8) for s in range(0, by_time.end, 10**8)]
     shown = [each for each in whole if each is not None]
     assert max(p.num_prefill_tokens for p in shown) == max(
-        m.num_prefill_tokens for _, m in small_and_large[0] if isinstance(m, StepRecord)
+        m.num_prefill_tokens for _, m in small_and_large[0] if isinstance(m, wire.StepRecord)
     )
     assert all(p.first <= q.first for p, q in pairwise(shown))
 
 
 def test_knob_changes_marks_and_preemptions_are_kept_at_their_steps() -> None:
     messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 512}})
-    messages.append((len(messages), Mark(step=50, time_ns=0, text="here", who="me")))
+    messages.append((len(messages), wire.Mark(step=50, time_ns=0, text="here", who="me")))
     points = side_of(messages).points
     found = {flag: points.next_flagged(-1, 1, flag) for flag in (KNOB, MARKED)}
     assert found == {KNOB: 90, MARKED: 50}
-    preempted = [m.step for _, m in messages if isinstance(m, StepRecord)
+    preempted = [m.step for _, m in messages if isinstance(m, wire.StepRecord)
                  and any(isinstance(e, wire.Preempted) for e in m.events)]  # fmt: skip
     assert points.next_flagged(-1, 1, PREEMPTED) == (preempted[0] if preempted else None)
 
@@ -521,7 +496,7 @@ def test_a_live_session_compared_before_and_after_a_step_adds_new_steps_to_the_s
     assert right.points.first_step == 90
     budgets = [each for each in found.settings if each.name == "max_num_batched_tokens"]
     assert budgets == []  # of a session that never published its initial budget
-    other = EngineInfo(
+    other = wire.EngineInfo(
         engine_id="another", name="x", software_version="0", model="m", monotonic_ns=0, wall_ns=0
     )
     history.append((history.last_sequence or 0) + 1, other)
@@ -598,49 +573,6 @@ def read_whole(*feeds: Any) -> list[Side]:
     return [feed.side for feed in feeds]
 
 
-def test_a_pause_before_a_compared_run_begins_is_in_none_of_its_latencies(
-    tmp_path: Path, recorded_to: Callable[..., Any]
-) -> None:
-    """Prompts in prefill during the pause get their first token after the division."""
-    messages = paused(run_of(256))
-    history = history_of(messages)
-    stretches = (StepRange(None, 120), StepRange(121, None))
-    report = history.latency(None, None, 1)
-    a, b = read_whole(*(HistoryFeed(history, "x", SLO_, each) for each in stretches))
-    for kind in ("ttft", "itl", "tpot"):
-        spreads = [side.totals.waits.of[kind].spread() for side in (a, b)]
-        series = getattr(report, kind)
-        assert sum(spread.num_samples for spread in spreads) == series.num_samples
-        assert max(spread.at(100) or 0 for spread in spreads) / 1e6 == series.max_ms
-    assert ("TTFT", "unknown") not in b.cause_ns
-    assert b.cause_ns["TTFT", "paused"] > 0
-    path = tmp_path / "paused.mcap"
-    with recorded_to(path) as source:
-        for sequence, message in messages:
-            source.take(sequence, message)
-    [same] = read_whole(RecordingFeed(Recording(path), "x", SLO_, stretches[1]))
-    assert same.cause_ns == b.cause_ns
-    assert [same.totals.waits.of[kind].spread().at(100) for kind in same.totals.waits.of] == [
-        b.totals.waits.of[kind].spread().at(100) for kind in b.totals.waits.of
-    ]
-
-
-def test_waits_that_began_before_the_first_known_message_are_left_out() -> None:
-    """The engine may have been paused when they began."""
-    history = history_of(paused(run_of(256)))
-    state = history.state_at(120)
-    waiting = [view.request_id for view in state.requests.values() if view.first_token_ns is None]
-    assert waiting
-    side = Side("recorded from here on", SLO_, state.copy())
-    for message, after_gap in history.follow(121).read(10_000):
-        side.apply(message, after_gap)
-    assert all(side.requests[each].ttft_ns is None for each in waiting)
-    assert (side.totals.waits.of["ttft"].spread().at(100) or 0) <= max(
-        run.ttft_ns or 0 for run in side.requests.values()
-    )
-    assert ("TTFT", "unknown") not in side.cause_ns
-
-
 def measured(side: Side) -> list[Any]:
     """The number of waits of each kind, the longest, and the explained late first tokens."""
     spreads = [side.totals.waits.of[kind].spread() for kind in ("ttft", "itl", "tpot")]
@@ -661,7 +593,7 @@ def test_a_compared_run_that_begins_with_a_queue_includes_the_waits_of_its_reque
     whole, state = history_of(messages), history_of(messages).state_at(125)
     assert sum(view.status == "waiting" for view in state.requests.values()) > 2
     [expected] = read_whole(HistoryFeed(whole, "x", SLO_, StepRange(126, None)))
-    number = next(n for n, m in messages if isinstance(m, StepRecord) and m.step == 125)
+    number = next(n for n, m in messages if isinstance(m, wire.StepRecord) and m.step == 125)
     snapshot = state.snapshot(number)
     assert snapshot is not None
     pauses = (snapshot.pauses or []) if are_told else None

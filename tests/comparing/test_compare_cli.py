@@ -25,10 +25,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[...,
         seed=3,
         num_steps=400,
         knobs=Knobs(max_num_batched_tokens=2048, max_num_seqs=16),
-        changes={
-            200: {"max_num_batched_tokens": 256},
-            320: {"max_num_batched_tokens": 2048},
-        },
+        changes={200: {"max_num_batched_tokens": 256}, 320: {"max_num_batched_tokens": 2048}},
         workload=SimulatedWorkload(rate=8.0, document_tokens=2500, output_tokens=60),
         num_blocks=512,
     )

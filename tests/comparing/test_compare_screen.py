@@ -23,9 +23,13 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.what_if import WhatIfRun
-from stepscope.tui.views.frame.compare_choices import Origin, file_origin, session_origin
-from stepscope.tui.views.frame.compare_picture import ComparePage
-from stepscope.tui.views.frame.compare_sides import sizes
+from stepscope.tui.views.frame.compare_choices import (
+    ComparePage,
+    Origin,
+    file_origin,
+    session_origin,
+    sizes,
+)
 from stepscope.tui.views.frame.compare_text import outcome, unclear, verdict
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, KVCounts, Snapshot, StepRecord
 from stepscope.recordings.fleets.figures import EngineFigures, figures, measure
-from stepscope.recordings.fleets.fleet import (
-    FLEET_STEPS,
-    LOOK_S,
-    NUM_LOADS,
-    Fleet,
-    shared_bytes,
-)
+from stepscope.recordings.fleets.fleet import FLEET_STEPS, LOOK_S, NUM_LOADS, Fleet, shared_bytes
 from stepscope.recordings.fleets.imbalance import (
     HOLD_S,
     LAPSE_S,
@@ -118,7 +112,7 @@ def test_fleet_figures_of_a_busy_engine_equal_those_of_its_history(
 ) -> None:
     source = still_source()
     found = figures("busy", source, measure(source.history))
-    state, latency = source.history.state, source.history.latency()
+    state, latency = source.history.state, source.history.windows.latency()
     assert found.num_running == state.num_running
     assert found.num_seats == 32  # the knob, not the capacity
     assert found.ttft_p95_ms == latency.ttft.p95_ms

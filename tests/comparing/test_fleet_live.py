@@ -83,15 +83,7 @@ def test_an_engine_that_dies_and_its_replacement_are_reported(
     engines.wait(a)
     engines.wait(b)
     screen = terminal(
-        *(
-            sys.executable,
-            "-m",
-            "stepscope.tui.cli",
-            "top",
-            b,
-            a,
-            f"{runtime_folder}/engine-c",
-        ),
+        *(sys.executable, "-m", "stepscope.tui.cli", "top", b, a, f"{runtime_folder}/engine-c"),
         STEPSCOPE_CONFIG="none",
     )
     screen.wait_for("2/3 up  1 DOWN")

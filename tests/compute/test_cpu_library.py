@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,12 +31,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 def at_level(level: str) -> Iterator[str]:
     with highest_level(level):
         yield level
-
-
-def without_library(run: Callable[[], object]) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "default_library", lambda: None)
-        return run()
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:

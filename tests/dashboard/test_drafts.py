@@ -89,7 +89,7 @@ def test_drafts_of_our_engine_are_counted_by_position_request_and_batch_size(
     copying = found.groups[0]  # at the end one copy runs on alone
     assert copying.high == 1
     assert copying.tokens_per_decode > 3
-    assert history.figures(None, None)["draft_acceptance"] == found.total.share
+    assert history.windows.figures(None, None)["draft_acceptance"] == found.total.share
 
 
 @pytest.mark.parametrize("case", ["speculation", "speculation_ahead"])
@@ -176,5 +176,5 @@ def test_a_session_without_drafts_has_no_speculation_and_one_token_for_each_deco
         for frame, _ in recording.frames():
             history.append(frame.sequence, wire.decode(frame.payload))
     assert history.speculation(None, None) is None
-    figures = history.figures(None, None)
+    figures = history.windows.figures(None, None)
     assert (figures["draft_acceptance"], figures["tokens_per_decode"]) == (None, 1.0)

@@ -390,9 +390,7 @@ def config(
 
 
 def test_the_config_command_says_where_each_value_comes_from(
-    config: Callable[..., tuple[int, str, str]],
-    config_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    config: Callable[..., tuple[int, str, str]], config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard = '[dashboard]\nfps = 4\ntheme = "light"\nsort = "state"\n'
     write(config_file, f'{dashboard}[keys]\npause="f7"\n')

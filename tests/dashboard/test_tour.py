@@ -14,7 +14,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter
 from stepscope.tui.session.tour.tour import Tour, bookmark, keep_bookmark
 from stepscope.tui.settings.actions import ACTIONS
-from stepscope.tui.views.panels import tour_strip
+from stepscope.tui.views.panels import footer
 
 KEYS = {action.id: action.key for action in ACTIONS}
 
@@ -23,7 +23,7 @@ KEYS = {action.id: action.key for action in ACTIONS}
 def test_each_tour_text_fits_the_smallest_screen_and_names_existing_keys(chapter: Chapter) -> None:
     for text in (chapter.before, chapter.question, chapter.answer):
         lines = textwrap.wrap(text.format_map(KEYS), 80 - 2)
-        assert len(lines) < tour_strip.HEIGHT, text
+        assert len(lines) < footer.TOUR_HEIGHT, text
     assert "Next: " in chapter.before
     assert "Question: " in chapter.question
     assert "Try: " in chapter.answer

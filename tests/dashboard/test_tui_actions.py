@@ -46,9 +46,7 @@ def test_actions_that_change_the_engine_or_write_a_file_have_upper_case_keys() -
             assert action.group == "act"
 
 
-async def test_every_action_has_a_handler(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_every_action_has_a_handler(still_source: Callable[..., Any]) -> None:
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)):
         here = set(app.main.handlers.by_action)

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,12 @@ import pytest
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.control.workload_text import EXAMPLE
-from stepscope.tui.settings.log_file import logged_to_file, see_log
+from stepscope.tui.settings.terminal import logged_to_file, see_log
 from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 
 NUM_STEPS = 400
-
-
-@pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
-    return still_source(NUM_STEPS)
 
 
 def append_step(source: Any) -> int:

@@ -10,6 +10,7 @@ from textual.geometry import Region
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.drawing import canvas
 from stepscope.tui.views import layout
+from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
 from tests.support.screens.still_dashboard import dashboard
 
 SIZES = [(120, 40), (200, 60), (90, 24), (100, 20), (160, 45), (159, 50), (80, 20), (300, 100)]
@@ -41,41 +42,6 @@ def test_every_terminal_size_has_a_layout(width: int) -> None:
     for height in range(1, 90):
         places = layout.plan(width, height)
         assert all(region.width > 0 and region.height > 0 for region in places.values())
-
-
-def test_each_terminal_size_shows_its_own_views() -> None:
-    assert {"chart", "lanes", "kv", "latency", "events"} <= set(layout.plan(120, 40))
-    assert "inspector" not in layout.plan(159, 60)
-    assert {"inspector", "latency", "knobs", "events"} <= set(layout.plan(200, 60))
-    narrow = layout.plan(90, 24)
-    assert {"header", "figures", "lanes", "latency_line"} <= set(narrow)
-    assert not {"kv", "latency"} & set(narrow)
-    assert "chart" in layout.plan(80, 24)
-    assert "chart" not in layout.plan(80, 20)
-    few = layout.plan(200, 60, few_lanes=True)
-    assert few["chart"].height > layout.plan(200, 60)["chart"].height
-    assert (few["itl"].x, few["itl"].width) == (few["chart"].x, few["chart"].width)
-    assert narrow["figures"].height == 2
-    assert set(layout.plan(79, 40)) == set(layout.plan(120, 19)) == {"too_small"}
-
-
-@pytest.mark.parametrize("size", SIZES)
-async def test_at_usual_sizes_the_picture_fills_the_screen(
-    still_source: Callable[..., Any], size: tuple[int, int]
-) -> None:
-    app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
-    async with app.run_test(size=size):
-        lines = screen_text(app)
-        assert len(lines) == size[1]
-        assert all(len(line) == size[0] for line in lines)
-        assert "▐LIVE▌" in lines[0]
-        assert "the queue grows" in lines[1]
-        assert "BUDGET" in lines[2]
-        everything = "\n".join(lines)
-        assert "requests × steps" in everything
-        assert "━" in everything
-        assert ("token budget" in everything) == (size[0] >= 100 or size[1] >= 23)
-        assert ("follows cursor" in everything) == (size[0] >= 160)
 
 
 @pytest.mark.parametrize("size", TINY)
@@ -152,3 +118,24 @@ async def test_an_engine_without_a_step_yet_is_drawn() -> None:
         lines = "\n".join(screen_text(app))
         assert "▐CONNECTING▌" in lines
         assert "no step yet" in lines
+
+
+COLUMNS = (Column("step", 6, True), Column("what", 0))
+
+
+@pytest.mark.parametrize(
+    ("selected", "first_row", "first"), [(None, 0, 0), (None, 4_000, 4_000), (2_500, 0, 2_496)]
+)
+def test_only_visible_rows_of_a_long_list_are_built(
+    selected: int | None, first_row: int, first: int
+) -> None:
+    made: list[int] = []
+
+    def row(at: int) -> list[Cell]:
+        made.append(at)
+        return [(f"{at}", "text"), ("a change", "text")]
+
+    lines = table(COLUMNS, Rows(5_000, row), 40, 10, selected, 7, first_row)
+    assert made == list(range(first, first + 9))
+    every = [[(f"{at}", "text"), ("a change", "text")] for at in range(5_000)]
+    assert lines == table(COLUMNS, every, 40, 10, selected, 7, first_row)

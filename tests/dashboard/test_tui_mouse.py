@@ -1,6 +1,5 @@
 """Everything that looks like a row, a column or a key can be clicked, and the wheel scrolls."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +13,6 @@ from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
-
-
-@pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
-    return still_source(400)
 
 
 def dashboard(source: Any, **options: Any) -> Dashboard:

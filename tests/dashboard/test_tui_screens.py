@@ -1,7 +1,7 @@
 """The screens beyond the main one show what the records say, and how keys lead to them."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual import events
 
-from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Phase, Preempted, StepRecord
+from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Preempted
 from stepscope.recordings.attribution.causes import CAUSES, WORDS, Piece
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
@@ -34,11 +34,6 @@ from tests.support.screens.still_dashboard import dashboard
 NUM_STEPS = 400
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
 BEYOND: list[Page] = [page for page in PAGES if page != "live"]
-
-
-@pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
-    return still_source(NUM_STEPS)
 
 
 def key_of(page: Page) -> str:
@@ -88,33 +83,6 @@ async def test_time_travel_works_on_every_screen(source: Any) -> None:
             assert "PAUSED" in screen_text(app)
 
 
-@pytest.mark.parametrize("page", BEYOND)
-async def test_every_screen_fills_every_terminal_size(source: Any, page: Page) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=SIZES[-1]) as pilot:
-        await pilot.press(key_of(page), "down", "down")
-        badge, first = {
-            "fleet": ("▐FLEET▌", "engines"),
-            "compare": ("▐COMPARE▌", "compare"),
-        }.get(page, ("▐LIVE▌", "BUDGET"))
-        for size in SIZES:
-            await pilot.resize_terminal(*size)
-            await pilot.pause()
-            lines = screen_text(app).splitlines()
-            assert [len(line) for line in lines] == [size[0]] * size[1]
-            assert badge in lines[0]
-            assert first in lines[1 if page in ("fleet", "compare") else 2]
-            assert "drawing failed" not in "\n".join(lines)
-            place = app.main.canvas.places["page"]
-            body = PAGE_VIEWS[page].draw(app.main.frame, place.width, place.height)
-            assert len(body) == place.height
-            assert all(len(line) == place.width for line in line_texts(body))
-        for odd in [(60, 15), (1, 1), (300, 90), (80, 24)]:
-            await pilot.resize_terminal(*odd)
-            await pilot.pause()
-            assert "drawing failed" not in screen_text(app)
-
-
 async def test_the_selected_row_stays_with_its_request_from_step_to_step(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -143,55 +111,7 @@ def test_help_describes_the_screen_and_lists_only_keys_that_work_on_it(page: Pag
     assert "This is the " in lines
 
 
-async def test_help_text_wraps_to_the_terminal_width(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(80, 24)) as pilot:
-        for size in [(80, 24), (120, 40), (200, 60)]:
-            await pilot.resize_terminal(*size)
-            await pilot.press("question_mark", *["pagedown"] * 6)
-            assert "Errors are written to" in screen_text(app)
-            await pilot.press("escape")
-
-
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_help_switches_to_the_glossary_and_back(source: Any, size: tuple[int, int]) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=size) as pilot:
-        await pilot.press("question_mark")
-        assert "g glossary," in screen_text(app)
-        await pilot.press("g")
-        assert "g help," in screen_text(app)
-        assert "time to first token" in screen_text(app)
-        await pilot.press(*["pagedown"] * 6)
-        assert "the selected line" in screen_text(app)
-        await pilot.press("g")
-        assert "This is the main screen" in screen_text(app)
-        await pilot.press("x")
-        assert app.screen is app.main
-
-
 # What they say
-
-
-def test_the_step_inspector_has_a_line_for_every_row_with_its_figures(source: Any) -> None:
-    history = source.history
-    step = next(
-        s
-        for s in range(100, NUM_STEPS)
-        if history.summary(s).num_prefill_tokens and history.summary(s).num_decode_tokens > 5
-    )
-    record = history.record(step)
-    page = drawn(history, "step", (160, 60), cursor=step, right=step)
-    for row in record.batch:
-        line = next(x for x in page.splitlines() if re.match(rf"│[▶ ]r{row.request_id} ", x))
-        phase = Phase(row.phase).name.lower()
-        assert phase in line
-        assert f"{row.start:,}→{row.start + row.num_tokens:,}" in line
-        assert f" {row.num_blocks:,}" in line
-    spent = record.num_prefill_tokens + record.num_decode_tokens
-    assert f"{spent:,} of {record.token_budget:,}" in page
-    rows = targets(frame_of(history, View(page="step", cursor=step, right=step)))
-    assert {target.request_id for target in rows} == {row.request_id for row in record.batch}
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
@@ -229,7 +149,7 @@ def test_the_request_inspector_names_the_cause_of_each_late_token(source: Any) -
         if isinstance(event, Preempted)
     )
     frame = frame_of(history, View(page="request", selected=victim))
-    life = history.life(history.state_at(step).requests[victim])
+    life = history.lives.life(history.state_at(step).requests[victim])
     wait = next(w for w in life.waits if any(p.cause == "preempted" for p in w.pieces))
     view = View(page="request", selected=victim, cursor=wait.step, right=wait.step)
     frame = frame_of(history, view)
@@ -277,23 +197,11 @@ def test_the_kv_map_names_the_owner_of_every_block(source: Any) -> None:
         assert cells == "".join(named), (width, height)
 
 
-def test_the_kv_map_counts_references_and_fragmentation(source: Any) -> None:
-    history = source.history
-    refs = list(history.state.block_refs)
-    shared = sum(count > 1 for count in refs)
-    saved = sum(count - 1 for count in refs if count > 1)
-    page = drawn(history, "kv")
-    assert re.search(rf"shared +{shared} +blocks, saves {saved}\b", page)
-    held = [v for v in history.state.requests.values() if v.num_blocks]
-    filled = sum(v.num_computed_tokens for v in held) / sum(v.num_blocks * 16 for v in held)
-    assert re.search(rf"fragmentation +{(1 - filled) * 100:.0f}%", page)
-
-
 def test_the_latency_page_has_three_windows_and_every_breach_with_its_cause(source: Any) -> None:
     history = source.history
     page = drawn(history, "latency", (200, 55))
     for window in (10.0, 60.0, None):
-        itl = history.latency(window_s=window).itl
+        itl = history.windows.latency(window_s=window).itl
         assert re.search(rf"{itl.p50_ms:.1f} +{itl.p95_ms:.1f}", page)
     late = [
         s
@@ -324,7 +232,7 @@ def test_late_tokens_too_many_to_explain_at_once_are_explained_while_paused(
     assert last is not None
     breaches = history.windows.breaches(None, 50)
     # One of them is explained: the last stall, which the key figures show.
-    assert sum(history.is_explained(each.step, each.request_id) for each in breaches) <= 1
+    assert sum(history.lives.is_known(each.step, each.request_id) for each in breaches) <= 1
     # While the picture stands still there is time: explaining continues from frame to frame.
     monkeypatch.setattr(latency_page, "_READ_ROWS", 5_000)
     for _ in range(20):
@@ -375,7 +283,7 @@ def test_the_latency_report_of_a_long_session_is_computed_in_the_background(
     windows.reports(end_ns)  # the cursor rests: now it is computed
     assert windows._thread is not None
     windows._thread.join()
-    assert windows.reports(end_ns)["all"] == history.latency(end_ns, None)
+    assert windows.reports(end_ns)["all"] == history.windows.latency(end_ns, None)
     assert not windows.is_busy
     assert "all" not in windows.reports(history.summary(100).tokens_ns)
 
@@ -418,7 +326,7 @@ def test_the_knob_page_shows_who_changed_a_knob_and_the_effect(source: Any) -> N
     row = next(line for line in page.splitlines() if "1024→512" in line)
     assert f"{change.effective_step}" in row
     assert "simulated" in row
-    before = history.latency(change.time_ns, 10.0, 1).itl
+    before = history.windows.latency(change.time_ns, 10.0, 1).itl
     assert f"{before.p50_ms:.1f}→" in row
     for spec in history.info.knobs:
         assert spec.name in page
@@ -440,47 +348,6 @@ async def test_enter_on_a_knob_edits_it_if_there_is_an_engine(source: Any) -> No
 
 
 # What is not known
-
-
-def bare(history: History) -> History:
-    """The same session of an engine that publishes only the mandatory fields."""
-    other = History(SLO(500, 30))
-    for step in range(60):
-        record = history.record(step)
-        assert record is not None
-        other.append(
-            step,
-            StepRecord(
-                step=record.step,
-                schedule_start_ns=record.schedule_start_ns,
-                tokens_ns=record.tokens_ns,
-                num_prefill_tokens=record.num_prefill_tokens,
-                num_decode_tokens=record.num_decode_tokens,
-                num_running=record.num_running,
-                num_waiting=record.num_waiting,
-            ),
-        )
-    return other
-
-
-@pytest.mark.parametrize("page", BEYOND)
-@pytest.mark.parametrize("size", SIZES)
-def test_unreported_values_are_unknown_and_never_zero(
-    source: Any, page: Page, size: tuple[int, int]
-) -> None:
-    history = bare(source.history)
-    shown = drawn(history, page, size)
-    assert not re.search(r"(KV|blocks|hit rate|fragmentation|evictions)\s+0\b", shown)
-    if page == "step":
-        assert "does not report the requests of a step" in shown
-        assert "does not report its blocks" in shown
-        assert "of —" in shown
-    if page == "kv":
-        assert "does not report its blocks" in shown
-        assert "—" in shown
-    if page == "knobs":
-        assert "does not report its knobs" in shown
-    assert drawn(History(), page, size)
 
 
 # Causes and glyphs

@@ -146,33 +146,6 @@ def test_every_glyph_has_an_ascii_form() -> None:
     assert without == set()
 
 
-@pytest.mark.parametrize("size", [(120, 40), (200, 60), (90, 24), (60, 10)])
-async def test_with_the_ascii_option_every_view_is_ascii(
-    still_source: Callable[..., Any], size: tuple[int, int]
-) -> None:
-    source = still_source()
-    app = Dashboard(
-        source,
-        source.history,
-        ascii_only=True,
-        control_endpoint="ipc:///nobody/engine-0",
-        any_terminal=True,
-        fps=1.0,
-    )
-    async with app.run_test(size=size) as pilot:
-        for keys in (
-            ["space"],
-            ["left_curly_bracket", "x", "x"],
-            ["K", "enter"],
-            ["question_mark"],
-        ):
-            await pilot.press(*keys)
-            for strip in app.screen._compositor.render_strips():
-                assert strip.text.isascii(), strip.text
-            if app.screen is not app.main:
-                await pilot.press("escape")
-
-
 async def test_glyphs_and_theme_can_be_changed_while_the_dashboard_runs(
     still_source: Callable[..., Any],
 ) -> None:

@@ -7,16 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.wire import (
-    BatchRow,
-    EngineInfo,
-    HoldUp,
-    KVCounts,
-    Phase,
-    RequestView,
-    Snapshot,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.state.series.latency import SLO
@@ -59,23 +50,23 @@ OPTIONAL: dict[str, Any] = {
     "max_num_seqs": lambda start: 32,
     "num_padded_tokens": lambda start: 3,
     "batch": lambda start: [
-        BatchRow(1, Phase.DECODE, 300 + start // 21_000_000, 1, 0, 20, 1),
-        BatchRow(2, Phase.PREFILL, 16 * (start // 21_000_000), 16, 4, 30, 0),
+        wire.BatchRow(1, wire.Phase.DECODE, 300 + start // 21_000_000, 1, 0, 20, 1),
+        wire.BatchRow(2, wire.Phase.PREFILL, 16 * (start // 21_000_000), 16, 4, 30, 0),
     ],
-    "kv": lambda start: KVCounts(50, 20, 30, 2, 40, 10),
+    "kv": lambda start: wire.KVCounts(50, 20, 30, 2, 40, 10),
     "waiting_reasons": lambda start: {"kv": 3},
     "hidden_ns": lambda start: 400_000,
     "num_wasted_tokens": lambda start: 2,
     "token_limit": lambda start: 256,
     "cuda_graph": lambda start: "piecewise",
-    "hold_ups": lambda start: [HoldUp("gc", start, 1_500_000, "generation 2")],
+    "hold_ups": lambda start: [wire.HoldUp("gc", start, 1_500_000, "generation 2")],
 }
 
 
 def session(told: set[str], with_snapshot: bool = False) -> History:
     """A session whose steps leave out every optional field but those in `told`."""
     history = History(SLO(500, 30))
-    info = EngineInfo(
+    info = wire.EngineInfo(
         engine_id="attached",
         name="vllm",
         software_version="0.32",
@@ -85,7 +76,7 @@ def session(told: set[str], with_snapshot: bool = False) -> History:
     )
     history.append(0, info)
     if with_snapshot:
-        view = RequestView(
+        view = wire.RequestView(
             request_id=7,
             client_id="",
             status="running",
@@ -98,7 +89,7 @@ def session(told: set[str], with_snapshot: bool = False) -> History:
         )
         history.append(
             1,
-            Snapshot(
+            wire.Snapshot(
                 sequence=1,
                 step=FIRST - 1,
                 time_ns=10**9,
@@ -113,7 +104,7 @@ def session(told: set[str], with_snapshot: bool = False) -> History:
         )
     for number in range(NUM_STEPS):
         start = 10**9 + 21_000_000 * number
-        record = StepRecord(
+        record = wire.StepRecord(
             step=FIRST + number,
             schedule_start_ns=start,
             tokens_ns=start + 20_000_000,

@@ -3,7 +3,6 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
@@ -11,20 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.wire import (
-    CACHED,
-    EMPTY,
-    Finished,
-    Phase,
-    Preempted,
-    PrefillPart,
-    StepInFlight,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import add_mark
-from stepscope.recordings.state.in_flight import work_text
+from stepscope.recordings.state.audit_text import work_text
 from stepscope.recordings.state.series.events import EventLog, SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO
@@ -38,14 +28,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.frame.lane_rows import FilterError, lane_filter
 from stepscope.tui.views.lines import clean, fitted, framed
 from stepscope.tui.views.pages import step_page
-from stepscope.tui.views.panels import (
-    event_list,
-    header,
-    inspector,
-    key_figures,
-    knob_panel,
-    latency_panel,
-)
+from stepscope.tui.views.panels import event_list, header, inspector, key_figures, knob_panel
 from stepscope.tui.views.theme import LIMIT_LETTERS
 from stepscope.tui.views.view import ZOOMS, View
 from tests.support.screens.screen_text import line_texts
@@ -53,11 +36,6 @@ from tests.support.screens.screen_text import line_texts
 GUTTER = 14
 COLUMNS = 80
 WIDTH = COLUMNS + GUTTER + 2
-
-
-@pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
-    return still_source()
 
 
 def frame_of(source: Any, view: View | None = None, num_lanes: int = 40) -> Frame:
@@ -79,23 +57,7 @@ def paused(step: int) -> View:
 # Budget chart
 
 
-def test_the_budget_chart_draws_prefill_under_the_budget_line_and_decodes_below(
-    source: Any,
-) -> None:
-    frame = frame_of(source)
-    rows = chart_rows(frame)
-    prefill, seats = rows[:-2], rows[-2]
-    last = source.history.last_step
-    for x in range(COLUMNS):
-        summary = source.history.summary(last - COLUMNS + 1 + x)
-        column = "".join(row[x] for row in prefill)
-        assert bool(set(column) & set("▓▁▂▃▄▅▆▇")) == (summary.num_prefill_tokens > 0)
-        assert (seats[x] != " ") == (summary.num_decode_tokens > 0)
-
-
-def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(
-    source: Any,
-) -> None:
+def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(source: Any) -> None:
     history = source.history
     last = history.last_step
     strip = line_texts(budget_chart.draw(frame_of(source), WIDTH, 13, GUTTER))[-3]
@@ -119,30 +81,6 @@ def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(
     assert not any("limit" in line for line in low)
 
 
-def test_a_full_step_reaches_the_budget_line_and_an_idle_step_shows_only_dots(source: Any) -> None:
-    history = source.history
-    full = next(s for s in range(400) if history.summary(s).num_prefill_tokens >= 1000)
-    rows = chart_rows(frame_of(source, paused(full)))
-    column = [row[-1] for row in rows[:-2]]
-    assert column[0] in "▓▆▇"
-    assert set(column[1:]) == {"▓"}
-    idle = next(s for s in range(50, 400) if history.summary(s).num_prefill_tokens == 0)
-    rows = chart_rows(frame_of(source, paused(idle)))
-    assert [row[-1] for row in rows[:-2]] == ["·"] + [" "] * (len(rows) - 3)
-
-
-def test_a_change_of_budget_is_marked_at_its_step_and_moves_the_line(source: Any) -> None:
-    change = source.history.knob_changes[-1]
-    assert change.new == {"max_num_batched_tokens": 512}
-    rows = chart_rows(frame_of(source))
-    x = change.effective_step - (source.history.last_step - COLUMNS + 1)
-    column = [row[x] for row in rows]
-    assert column[-1] == "◆"
-    assert column.index("◆") == len(rows[:-2]) // 2  # half the budget, half the height
-    assert rows[0][x - 1] == "·"
-    assert rows[0][x + 1] == " "
-
-
 def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
     history = source.history
     last = history.record(399)
@@ -158,18 +96,18 @@ def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
     assert f"{128 + last.num_decode_tokens + 256}/512" in figures
 
 
-def in_flight(source: Any) -> StepInFlight:
+def in_flight(source: Any) -> wire.StepInFlight:
     """A step in flight that spends half its budget on a prompt."""
     history = source.history
     budget = history.summary(history.last_step).token_budget
-    flying = StepInFlight(
+    flying = wire.StepInFlight(
         step=history.last_step + 1,
         since_ns=history.state.time_ns,
         time_ns=history.state.time_ns + 7_300_000_000,
         num_prefill_tokens=budget // 2,
         num_decode_tokens=63,
         num_decodes=63,
-        prefills=[PrefillPart(17, 0, budget // 2)],
+        prefills=[wire.PrefillPart(17, 0, budget // 2)],
         token_budget=budget,
     )
     history.append(history.last_sequence + 1, flying)
@@ -207,14 +145,6 @@ def test_a_silent_engines_step_is_not_shown_as_in_flight(source: Any) -> None:
     line = line_texts(header.draw(frame, connection, 120))[0]
     assert f"silent since 7.3 s into step {step:,}" in line
     assert "IN FLIGHT" not in line
-
-
-def test_preemptions_and_marks_are_drawn_on_the_axis(source: Any) -> None:
-    history = source.history
-    step = history.next_event(10**9, -1, frozenset({"preempt"})).step
-    add_mark(source, "look here", "ops", step - 1)
-    axis = chart_rows(frame_of(source, paused(step)))[-1]
-    assert axis[-2:] == "▼✗"
 
 
 def test_a_column_of_several_steps_shows_the_worst_of_them(source: Any) -> None:
@@ -265,13 +195,14 @@ def test_lanes_and_budget_chart_share_their_columns(source: Any) -> None:
             record = source.history.record(last - COLUMNS + 1 + x)
             mine = [r for r in record.batch if r.request_id == row.request_id]
             ended = any(
-                isinstance(e, Finished) and e.request_id == row.request_id for e in record.events
+                isinstance(e, wire.Finished) and e.request_id == row.request_id
+                for e in record.events
             )
             if ended:
                 assert cells[x] == "●"
             elif not mine:
                 assert cells[x] in " ·✗"
-            elif mine[0].phase == Phase.DECODE:
+            elif mine[0].phase == wire.Phase.DECODE:
                 assert cells[x] == ("!" if frame.columns[x].is_slow else "━")
             else:
                 assert cells[x] in "▓▒░"
@@ -280,7 +211,7 @@ def test_lanes_and_budget_chart_share_their_columns(source: Any) -> None:
 def test_the_lane_of_a_preempted_request_shows_the_preemption_and_the_wait(source: Any) -> None:
     history = source.history
     step = history.next_event(10**9, -1, frozenset({"preempt"})).step
-    victim = next(e for e in history.record(step).events if isinstance(e, Preempted))
+    victim = next(e for e in history.record(step).events if isinstance(e, wire.Preempted))
     view = View(cursor=step, right=min(step + 20, history.last_step))
     frame = frame_of(source, view, num_lanes=60)
     row = next(row for row in frame.lanes if row.request_id == victim.request_id)
@@ -298,14 +229,12 @@ def test_if_not_all_lanes_fit_running_requests_are_kept_and_the_rest_counted(sou
     assert f"(8 of {frame.num_lanes})" in title
 
 
-def test_a_prompt_that_stalled_streams_keeps_its_lane_while_its_step_is_shown(
-    source: Any,
-) -> None:
+def test_a_prompt_that_stalled_streams_keeps_its_lane_while_its_step_is_shown(source: Any) -> None:
     source.history.set_slo(SLO(ttft_ms=500.0, itl_ms=5.0))
     frame = frame_of(source, num_lanes=8)
     late = [c for c in frame.columns if c is not None and c.has_breach and c.num_prefill_tokens]
     record = source.history.record(late[-1].last)
-    prompts = {row.request_id for row in record.batch if row.phase != Phase.DECODE}
+    prompts = {row.request_id for row in record.batch if row.phase != wire.Phase.DECODE}
     assert prompts
     assert prompts <= {row.request_id for row in frame.lanes}
     assert len(frame.lanes) == 8
@@ -444,7 +373,7 @@ def test_the_kv_map_has_a_cell_for_each_state(source: Any) -> None:
     cells = "".join(line[2:82] for line in body)
     assert len(owner) == 512
     for cell, who, count in zip(cells, owner, refs, strict=False):
-        expected = {EMPTY: "·", CACHED: "░"}.get(who, "█" if count > 1 else "▓")
+        expected = {wire.EMPTY: "·", wire.CACHED: "░"}.get(who, "█" if count > 1 else "▓")
         assert cell == expected
     assert cells[512:].strip() == ""
 
@@ -452,17 +381,6 @@ def test_the_kv_map_has_a_cell_for_each_state(source: Any) -> None:
 def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
     body = line_texts(kv_map.draw(frame_of(source), 24, 5, GUTTER))[1:-2]
     assert all(line[2:22].strip() and " " not in line[2:22] for line in body)
-
-
-def test_the_latency_panel_shows_percentiles_of_the_window_and_marks_breaches(source: Any) -> None:
-    report = source.history.latency(window_s=60.0)
-    lines = line_texts(latency_panel.draw(frame_of(source), 60, 10, GUTTER))
-    ttft = next(line for line in lines if "TTFT" in line)
-    assert report.ttft.p95_ms > 500
-    assert f"{report.ttft.p95_ms:.0f}!" in ttft
-    itl = next(line for line in lines if " ITL " in line)
-    assert f"{report.itl.p50_ms:.1f} " in itl
-    assert re.search(r"last stall[^:]*:[ │\n]+step \d+ .+ → ITL \d+ ms", "\n".join(lines))
 
 
 def test_the_step_inspectors_token_counts_add_up(source: Any) -> None:
@@ -487,20 +405,11 @@ def test_the_step_inspector_counts_rows_that_have_no_room(source: Any) -> None:
     history = source.history
     step = max(
         range(400),
-        key=lambda s: sum(row.phase != Phase.DECODE for row in history.record(s).batch),
+        key=lambda s: sum(row.phase != wire.Phase.DECODE for row in history.record(s).batch),
     )
     lines = line_texts(inspector.draw(frame_of(source, paused(step)), 60, 10, GUTTER))
     assert len(lines) == 10
     assert any("prefill of" in line and "more" in line for line in lines)
-
-
-def test_the_key_figures_are_those_of_the_cursors_step(source: Any) -> None:
-    summary = source.history.summary(300)
-    line = line_texts(key_figures.draw(frame_of(source, paused(300)), 200, 1, GUTTER))[0]
-    assert f"{summary.num_tokens}/1024" in line
-    assert f"RUN {summary.num_running}/32" in line
-    assert f"WAIT {summary.num_waiting}" in line
-    assert "PREEMPT" in line
 
 
 @pytest.mark.parametrize(
@@ -635,27 +544,6 @@ def test_the_knob_panel_shows_values_bounds_and_the_last_change(source: Any) -> 
     assert any("pending: none" in line and "by simulated" in line for line in lines)
 
 
-def test_values_an_engine_does_not_report_are_drawn_as_unknown() -> None:
-    from stepscope.recordings.history.history import History
-
-    frame = FrameBuilder(History(), clock=lambda: 0.0).build(View(), 40, 10, 5)
-    for draw in (
-        key_figures.draw,
-        budget_chart.draw,
-        lanes.draw,
-        kv_map.draw,
-        latency_panel.draw,
-        latency_panel.one_line,
-        inspector.draw,
-        event_list.draw,
-        scrub_bar.draw,
-    ):
-        assert draw(frame, 60, 10, GUTTER)
-    figures = line_texts(key_figures.draw(frame, 200, 1, GUTTER))[0]
-    assert "BUDGET —" in figures
-    assert "TTFT p95 —" in figures
-
-
 # Lines
 
 
@@ -678,9 +566,7 @@ def test_lines_are_cut_or_filled_to_their_exact_width() -> None:
 # Time axis
 
 
-def test_on_the_time_axis_a_token_is_drawn_when_it_was_produced(
-    source: Any,
-) -> None:
+def test_on_the_time_axis_a_token_is_drawn_when_it_was_produced(source: Any) -> None:
     history = source.history
     slowest = max(
         range(300, 400),

@@ -10,11 +10,10 @@ import pytest
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
 from stepscope.engine.telemetry.heartbeat import anchored
-from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 from tests.support.screens.still_dashboard import dashboard
+from tests.support.sessions.history_steps import history_of
 
 HOUR_NS = 3600 * 10**9
 NUM_STEPS, JUMP_AT = 300, 200
@@ -59,17 +58,8 @@ def _moved(message: Any, by_ns: int) -> Any:
     return msgspec.structs.replace(message, **times)
 
 
-def history_of(messages: list[tuple[int, Telemetry]]) -> History:
-    history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
-    for sequence, message in messages:
-        history.append(sequence, message)
-    return history
-
-
 @pytest.mark.parametrize("back_ns", [5 * 10**9, HOUR_NS])
-def test_a_clock_set_back_begins_a_new_history_with_unchanged_latencies(
-    back_ns: int,
-) -> None:
+def test_a_clock_set_back_begins_a_new_history_with_unchanged_latencies(back_ns: int) -> None:
     steady, jumped = (history_of(session(2 * HOUR_NS, jump)) for jump in (0, -back_ns))
     assert jumped.last_step == NUM_STEPS - 1
     assert jumped.first_step == JUMP_AT
@@ -80,13 +70,15 @@ def test_a_clock_set_back_begins_a_new_history_with_unchanged_latencies(
     assert jumped.state.requests.keys() == steady.state.requests.keys()
     end_ns = steady.state.time_ns
     window_s = (end_ns - steady.summary(JUMP_AT).tokens_ns) / 1e9  # type: ignore[union-attr]
-    before, after = (each.latency(None, window_s - 0.001) for each in (steady, jumped))
+    before, after = (each.windows.latency(None, window_s - 0.001) for each in (steady, jumped))
     for kind in ("ttft", "itl", "step"):
         mine, others = getattr(after, kind), getattr(before, kind)
         assert mine.num_samples == pytest.approx(others.num_samples, abs=12)
         assert mine.p50_ms == pytest.approx(others.p50_ms, rel=0.05)
         assert 0 <= mine.max_ms < 60_000
-    assert jumped.rates().steps_per_s == pytest.approx(steady.rates().steps_per_s, rel=0.05)
+    assert jumped.windows.rates().steps_per_s == pytest.approx(
+        steady.windows.rates().steps_per_s, rel=0.05
+    )
 
 
 def test_times_of_day_stay_monotonic_when_the_engine_clock_is_set_back() -> None:
@@ -106,14 +98,16 @@ def test_a_clock_that_jumps_forward_shows_as_one_long_itl_and_nothing_else() -> 
     assert history.previous is None
     assert history.num_steps == NUM_STEPS
     steady = history_of(session(0, 0))
-    assert history.latency().itl.p50_ms == pytest.approx(steady.latency(None, 1).itl.p50_ms, rel=1)
+    assert history.windows.latency().itl.p50_ms == pytest.approx(
+        steady.windows.latency(None, 1).itl.p50_ms, rel=1
+    )
     assert history.summary(JUMP_AT).max_itl_ns > HOUR_NS * 0.9  # type: ignore[operator,union-attr]
 
 
 def test_small_backward_clock_steps_are_jitter_and_give_no_negative_wait() -> None:
     history = history_of(session(0, -200_000_000))
     assert history.previous is None
-    report = history.latency(None, None)
+    report = history.windows.latency(None, None)
     for kind in (report.ttft, report.itl, report.tpot):
         assert (kind.p50_ms or 0) >= 0
 

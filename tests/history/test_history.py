@@ -15,30 +15,23 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    BlockMove,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    KnobsChanged,
-    KVCounts,
-    Mark,
-    Preempted,
-    Rejected,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.copied import copied
-from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.sessions.history_steps import (
+    DECODE,
+    FIRST,
+    LAST,
+    MS,
+    PREFILL,
+    RECOMPUTE,
+    arrived,
+    info,
+    step,
+)
 from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.later import Later
 
@@ -59,10 +52,10 @@ MESSAGES = Later(
 @cache
 def sequence_of() -> dict[int, int]:
     """The sequence number of each step of `MESSAGES`."""
-    return {m.step: number for number, m in MESSAGES if isinstance(m, StepRecord)}
+    return {m.step: number for number, m in MESSAGES if isinstance(m, wire.StepRecord)}
 
 
-def fed(messages: Sequence[tuple[int, Telemetry]], **limits: Any) -> History:
+def fed(messages: Sequence[tuple[int, wire.Telemetry]], **limits: Any) -> History:
     history = History(**limits)
     for sequence, message in messages:
         history.append(sequence, message)
@@ -86,24 +79,12 @@ def states() -> dict[int, SessionState]:
     states = {}
     for _, message in MESSAGES:
         state.apply(message)
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             states[message.step] = state.copy()
     return states
 
 
-def info(engine_id: str = "one") -> EngineInfo:
-    return EngineInfo(
-        engine_id=engine_id,
-        name="engine-0",
-        software_version="0",
-        model="none",
-        num_blocks=8,
-        monotonic_ns=5 * MS,
-        wall_ns=1_700_000_000_000_000_000,
-    )
-
-
-def status(step: int, **changes: Any) -> EngineStatus:
+def status(step: int, **changes: Any) -> wire.EngineStatus:
     fields: dict[str, Any] = {
         "time_ns": step * 10 * MS + 11 * MS,
         "state": "idle",
@@ -111,18 +92,7 @@ def status(step: int, **changes: Any) -> EngineStatus:
         "num_running": 0,
         "num_waiting": 0,
     }
-    return EngineStatus(**(fields | changes))
-
-
-def arrived(request_id: int) -> Arrived:
-    return Arrived(
-        request_id=request_id,
-        client_id=f"chat-{request_id}",
-        num_prompt_tokens=20,
-        max_tokens=9,
-        priority=0,
-        time_ns=0,
-    )
+    return wire.EngineStatus(**(fields | changes))
 
 
 # Any step again
@@ -154,7 +124,7 @@ def test_step_summaries_agree_with_their_records(history: History) -> None:
         assert summary.num_rows == len(record.batch)
         assert summary.num_tokens == sum(row.num_tokens for row in record.batch)
         assert summary.num_output_tokens == sum(bool(row.flags & LAST) for row in record.batch)
-        assert summary.num_preempted == sum(isinstance(e, Preempted) for e in record.events)
+        assert summary.num_preempted == sum(isinstance(e, wire.Preempted) for e in record.events)
         assert summary.sequence == sequence_of()[number]
     assert history.record(1200) is None
     assert history.summaries(1199, 1200)[1] is None
@@ -204,13 +174,13 @@ def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
             assert history.state_at(number) == states[number]
         assert history.record(first - 1) is None
         assert all(event.step >= first for event in history.events(limit=10_000))
-        assert history.latency(window_s=None).step.num_samples == history.num_steps
+        assert history.windows.latency(window_s=None).step.num_samples == history.num_steps
         assert not any(Cell.UNKNOWN in lane.cells for lane in lanes_of(history, first - 50, 1199))
         assert lanes_of(history, first, 1199) == lanes_of(whole_session(), first, 1199)
 
 
-def sign_of_life(state: SessionState) -> EngineStatus:
-    return EngineStatus(
+def sign_of_life(state: SessionState) -> wire.EngineStatus:
+    return wire.EngineStatus(
         step=state.step, time_ns=state.time_ns, state="running", num_running=0, num_waiting=0
     )
 
@@ -218,7 +188,7 @@ def sign_of_life(state: SessionState) -> EngineStatus:
 def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
     """A segment may begin with a message that is no step, and all steps before it be forgotten."""
     history, state = History(max_bytes=1), SessionState()
-    messages = list[Telemetry]()
+    messages = list[wire.Telemetry]()
     for _, message in MESSAGES[:400]:
         state.apply(message)
         messages += [message, sign_of_life(state)]
@@ -239,7 +209,7 @@ def test_a_rewound_history_equals_one_without_the_later_steps() -> None:
         assert history.state == expected.state
         assert history.last_step == number
         assert history.last_sequence == expected.last_sequence
-        assert history.latency(window_s=None) == expected.latency(window_s=None)
+        assert history.windows.latency(window_s=None) == expected.windows.latency(window_s=None)
         assert history.knob_changes == expected.knob_changes
         assert history.last_stall() == expected.last_stall()
         assert lanes_of(history, number - 99, number) == lanes_of(expected, number - 99, number)
@@ -373,16 +343,30 @@ def test_events_name_the_request_and_can_be_stepped_through() -> None:
     history = History(SLO(ttft_ms=500, itl_ms=15))
     messages = [
         info(),
-        step(0, [BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)], events=[arrived(1), Admitted(1, 0)]),
-        step(1, [BatchRow(1, DECODE, 20, 1, 0, 2, LAST)], events=[Rejected(9, "ops", "too long")]),
-        step(2, [], events=[Preempted(1, 2, "KV full")]),
-        KnobsChanged(version=1, effective_step=3, who="ops", old={"a": 1}, new={"a": 2}, time_ns=0),
-        step(3, [BatchRow(1, RECOMPUTE, 0, 22, 0, 2, LAST)], events=[Finished(1, "length", 3)]),
-        status(3, events=[arrived(2), Aborted(2, "client gone")]),
+        step(
+            0,
+            [wire.BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)],
+            events=[arrived(1), wire.Admitted(1, 0)],
+        ),
+        step(
+            1,
+            [wire.BatchRow(1, DECODE, 20, 1, 0, 2, LAST)],
+            events=[wire.Rejected(9, "ops", "too long")],
+        ),
+        step(2, [], events=[wire.Preempted(1, 2, "KV full")]),
+        wire.KnobsChanged(
+            version=1, effective_step=3, who="ops", old={"a": 1}, new={"a": 2}, time_ns=0
+        ),
+        step(
+            3,
+            [wire.BatchRow(1, RECOMPUTE, 0, 22, 0, 2, LAST)],
+            events=[wire.Finished(1, "length", 3)],
+        ),
+        status(3, events=[arrived(2), wire.Aborted(2, "client gone")]),
     ]
     for sequence, message in enumerate(messages):
         history.append(sequence, message)
-    history.add_mark(Mark(step=1, time_ns=20 * MS, text="look", who="me"))
+    history.add_mark(wire.Mark(step=1, time_ns=20 * MS, text="look", who="me"))
     assert [(e.step, e.kind, e.text) for e in history.events()] == [
         (1, "reject", "rejected ops: too long"),
         (1, "mark", "look (me)"),
@@ -404,7 +388,7 @@ def test_events_name_the_request_and_can_be_stepped_through() -> None:
 
 def test_a_mark_added_twice_is_kept_once_and_survives_rewind_and_reset() -> None:
     history = fed(MESSAGES[:300])
-    mark = Mark(step=150, time_ns=0, text="here", who="me")
+    mark = wire.Mark(step=150, time_ns=0, text="here", who="me")
     history.add_mark(mark)
     history.add_mark(mark)
     history.rewind(100)
@@ -419,7 +403,7 @@ def test_a_mark_added_twice_is_kept_once_and_survives_rewind_and_reset() -> None
 def test_engine_time_converts_to_wall_time() -> None:
     history = History()
     assert history.wall_ns(0) is None
-    history.append(0, info())
+    history.append(0, info(monotonic_ns=5 * MS))
     assert history.wall_ns(7 * MS) == 1_700_000_000_002_000_000
 
 
@@ -460,21 +444,30 @@ def cells(text: str) -> bytes:
 
 def test_lanes_show_what_each_request_did_in_every_step() -> None:
     history = History()
-    messages: list[Telemetry] = [
-        step(0, [BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1), Admitted(1, 0)]),
-        step(1, [BatchRow(1, PREFILL, 8, 12, 0, 2, FIRST)], events=[arrived(2)]),
-        step(2, [BatchRow(1, DECODE, 20, 1, 0, 2, LAST)]),
+    messages: list[wire.Telemetry] = [
+        step(
+            0, [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1), wire.Admitted(1, 0)]
+        ),
+        step(1, [wire.BatchRow(1, PREFILL, 8, 12, 0, 2, FIRST)], events=[arrived(2)]),
+        step(2, [wire.BatchRow(1, DECODE, 20, 1, 0, 2, LAST)]),
         status(2, events=[arrived(3)]),
-        step(3, [BatchRow(2, PREFILL, 16, 4, 16, 2, FIRST)], events=[Admitted(2, 16)]),
-        step(4, [BatchRow(1, DECODE, 21, 1, 0, 2, LAST)], events=[Preempted(2, 2, "KV full")]),
-        step(5, [BatchRow(2, RECOMPUTE, 0, 21, 0, 2, LAST)], events=[Admitted(2, 0)]),
-        status(5, events=[Aborted(3, "client gone")]),
+        step(3, [wire.BatchRow(2, PREFILL, 16, 4, 16, 2, FIRST)], events=[wire.Admitted(2, 16)]),
+        step(
+            4,
+            [wire.BatchRow(1, DECODE, 21, 1, 0, 2, LAST)],
+            events=[wire.Preempted(2, 2, "KV full")],
+        ),
+        step(5, [wire.BatchRow(2, RECOMPUTE, 0, 21, 0, 2, LAST)], events=[wire.Admitted(2, 0)]),
+        status(5, events=[wire.Aborted(3, "client gone")]),
         step(
             6,
-            [BatchRow(1, DECODE, 22, 1, 0, 2, LAST), BatchRow(2, DECODE, 21, 1, 0, 2, LAST)],
-            events=[Finished(1, "stop", 4)],
+            [
+                wire.BatchRow(1, DECODE, 22, 1, 0, 2, LAST),
+                wire.BatchRow(2, DECODE, 21, 1, 0, 2, LAST),
+            ],
+            events=[wire.Finished(1, "stop", 4)],
         ),
-        step(9, [BatchRow(2, DECODE, 24, 1, 0, 2, LAST)]),
+        step(9, [wire.BatchRow(2, DECODE, 24, 1, 0, 2, LAST)]),
     ]
     for sequence, message in enumerate(messages):
         history.append(sequence, message)
@@ -491,7 +484,7 @@ def test_request_lanes_extended_step_by_step_equal_lanes_made_at_once() -> None:
     growing = History()
     for sequence, message in MESSAGES:
         growing.append(sequence, message)
-        if isinstance(message, StepRecord) and message.step % 7 == 0:
+        if isinstance(message, wire.StepRecord) and message.step % 7 == 0:
             lanes_of(growing, max(0, message.step - 120), message.step)
     at_once = whole_session()
     assert lanes_of(growing, 1080, 1199) == lanes_of(at_once, 1080, 1199)
@@ -511,7 +504,7 @@ def test_lanes_match_the_step_records(history: History) -> None:
             elif row.phase == RECOMPUTE:
                 assert cell in (Cell.RECOMPUTE, Cell.RECOMPUTE_ALT, Cell.CACHED, Cell.FINISHED)
         for event in record.events:
-            if isinstance(event, Preempted):
+            if isinstance(event, wire.Preempted):
                 assert lanes[event.request_id][number - 400] == Cell.PREEMPTED
 
 
@@ -547,7 +540,7 @@ number = st.one_of(st.integers(-2, 40), st.sampled_from([-(2**63), 2**62, 2**63,
 count = st.one_of(st.none(), number)
 events = st.one_of(
     st.builds(
-        Arrived,
+        wire.Arrived,
         request_id=number,
         client_id=st.just("x"),
         num_prompt_tokens=number,
@@ -555,13 +548,13 @@ events = st.one_of(
         priority=number,
         time_ns=number,
     ),
-    st.builds(Admitted, number, number),
-    st.builds(Finished, number, st.just("stop"), number),
-    st.builds(Preempted, number, number, st.just("why")),
-    st.builds(Aborted, number, st.just("why")),
+    st.builds(wire.Admitted, number, number),
+    st.builds(wire.Finished, number, st.just("stop"), number),
+    st.builds(wire.Preempted, number, number, st.just("why")),
+    st.builds(wire.Aborted, number, st.just("why")),
 )
 strange_steps = st.builds(
-    StepRecord,
+    wire.StepRecord,
     step=st.one_of(st.integers(0, 60), number),
     schedule_start_ns=st.one_of(st.integers(0, 2**40), number),
     tokens_ns=st.one_of(st.integers(0, 2**40), number),
@@ -572,14 +565,17 @@ strange_steps = st.builds(
     batch=st.one_of(
         st.none(),
         st.lists(
-            st.builds(BatchRow, number, st.integers(0, 3), number, number, number, number, number),
+            st.builds(
+                wire.BatchRow, number, st.integers(0, 3), number, number, number, number, number
+            ),
             max_size=4,
         ),
     ),
     kv=st.one_of(
-        st.none(), st.builds(KVCounts, st.integers(0, 9), st.integers(0, 9), st.just(1), number)
+        st.none(),
+        st.builds(wire.KVCounts, st.integers(0, 9), st.integers(0, 9), st.just(1), number),
     ),
-    moves=st.lists(st.builds(BlockMove, number, number, number), max_size=3),
+    moves=st.lists(st.builds(wire.BlockMove, number, number, number), max_size=3),
     num_running=number,
     num_waiting=number,
     events=st.lists(events, max_size=3),
@@ -590,7 +586,7 @@ strange_steps = st.builds(
 @settings(max_examples=30)
 @given(st.lists(strange_steps, min_size=1, max_size=12))
 def test_valid_but_senseless_messages_never_break_the_history(
-    messages: list[StepRecord],
+    messages: list[wire.StepRecord],
 ) -> None:
     history = History()
     for sequence, message in enumerate(messages):
@@ -602,8 +598,8 @@ def test_valid_but_senseless_messages_never_break_the_history(
     assert history.state_at(last) == history.state
     history.summaries(max(0, last - 50), last)
     lanes_of(history, max(0, last - 50), last)
-    history.latency(window_s=None)
-    history.rates(window_s=None)
+    history.windows.latency(window_s=None)
+    history.windows.rates(window_s=None)
     history.last_stall()
     history.events()
 
@@ -631,8 +627,8 @@ def test_readers_never_see_a_half_written_state_while_messages_arrive() -> None:
             record = history.record(number)
             assert record is None or record.step == number
             lanes_of(history, last - 50, last)
-            history.latency()
-            history.rates()
+            history.windows.latency()
+            history.windows.rates()
             history.events(limit=20)
             history.last_stall()
             num_rounds += 1

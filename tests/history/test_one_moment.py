@@ -20,7 +20,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.charts import budget_chart, kv_map
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.panels import header, latency_panel, verdict_line
+from stepscope.tui.views.panels import header, latency_panel
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
@@ -177,7 +177,7 @@ def test_the_badge_of_a_starved_observer_says_that_it_is_behind() -> None:
     session.now_s += 12.0  # nothing ran here; then the messages are worked off slowly
     frame = session.drawn(late_s=10.0)
     assert badge_of(frame) == "▐LIVE 10 s behind▌"
-    assert "figures are 1" in line_texts(verdict_line.draw(frame, 80, 1, 0))[0]
+    assert "figures are 1" in line_texts(header.verdict(frame, 80, 1, 0))[0]
     session.now_s += 0.5
     assert badge_of(session.drawn(late_s=4.0)) == "▐LIVE 4.0 s behind▌"
     session.now_s += 0.5

@@ -150,9 +150,7 @@ def test_steps_after_the_viewed_step_stay_in_memory(file: Path) -> None:
         assert frame.first_step < first
 
 
-def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(
-    file: Path,
-) -> None:
+def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(file: Path) -> None:
     with opened(file, History(max_steps=1_500)) as replay:
         way = Way(replay)
         way.navigator.go(NUM_STEPS - 1)

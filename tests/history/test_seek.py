@@ -191,7 +191,7 @@ def test_waits_that_began_before_the_file_are_in_no_figure_and_no_explanation(
                 assert source.wait()
             history = source.history
             assert history.first_step == 150
-            latencies = history.latency(None, None)
+            latencies = history.windows.latency(None, None)
             assert latencies.ttft.num_samples == explained.ttft.num_waits
             assert latencies.itl.num_samples == explained.itl.num_waits
             known_ns = {

@@ -12,14 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    BlockMove,
-    BlockRun,
-    EngineStatus,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.ring.fast_forward import FastForward, has_no_request
@@ -76,9 +68,9 @@ def test_block_moves_applied_during_decoding_have_the_same_effect_as_afterwards(
     payload = msgspec.msgpack.encode(told_moves)
     expected = BlockMap(array("q", [-2] * 16), array("q", [0] * 16))
     found = expected.copy()
-    expected.apply(msgspec.msgpack.decode(payload, type=list[BlockMove]))
+    expected.apply(msgspec.msgpack.decode(payload, type=list[wire.BlockMove]))
     try:
-        sound: Sequence[BlockMove] = msgspec.msgpack.decode(payload, type=list[SoundMove])
+        sound: Sequence[wire.BlockMove] = msgspec.msgpack.decode(payload, type=list[SoundMove])
     except msgspec.ValidationError:
         limit = 1 << 62
         assert any(b < 0 or abs(o) >= limit or abs(n) >= limit for b, o, n in told_moves)
@@ -91,7 +83,7 @@ def test_block_moves_applied_during_decoding_have_the_same_effect_as_afterwards(
 def test_a_block_map_is_expanded_from_runs_of_equal_blocks(
     runs: list[tuple[int, int, int]],
 ) -> None:
-    found = BlockMap.from_runs([BlockRun(*run) for run in runs])
+    found = BlockMap.from_runs([wire.BlockRun(*run) for run in runs])
     assert found is not None
     assert list(found.owner) == [owner for count, owner, _ in runs for _ in range(count)]
     assert list(found.refs) == [refs for count, _, refs in runs for _ in range(count)]
@@ -116,11 +108,11 @@ def test_a_kv_map_cell_of_several_blocks_shows_the_most_frequent_state(
 # Whole stretches with something unusual in them
 
 
-def with_a_gap(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+def with_a_gap(messages: list[wire.Telemetry]) -> list[tuple[int, wire.Telemetry]]:
     return [each for each in enumerate(messages) if each[0] not in range(700, 709)]
 
 
-def with_a_clock_set_back(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+def with_a_clock_set_back(messages: list[wire.Telemetry]) -> list[tuple[int, wire.Telemetry]]:
     back_ns = 5_000_000_000
     return [
         (number, _earlier(message, back_ns) if number > 700 else message)
@@ -128,35 +120,35 @@ def with_a_clock_set_back(messages: list[Telemetry]) -> list[tuple[int, Telemetr
     ]
 
 
-def _earlier(message: Telemetry, by_ns: int) -> Telemetry:
+def _earlier(message: wire.Telemetry, by_ns: int) -> wire.Telemetry:
     names = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "time_ns")
     known = {name: getattr(message, name, None) for name in names}
     times = {name: max(0, ns - by_ns) for name, ns in known.items() if ns is not None}
     return msgspec.structs.replace(message, **times) if times else message
 
 
-def with_steps_told_twice(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+def with_steps_told_twice(messages: list[wire.Telemetry]) -> list[tuple[int, wire.Telemetry]]:
     return list(enumerate([*messages[:710], *messages[690:]]))
 
 
-def with_moves_that_cannot_be(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+def with_moves_that_cannot_be(messages: list[wire.Telemetry]) -> list[tuple[int, wire.Telemetry]]:
     told = list(messages)
-    for number, move in ((650, BlockMove(10**6, 3, 1)), (720, BlockMove(3, 2**62, 1))):
-        at = next(n for n in range(number, len(told)) if isinstance(told[n], StepRecord))
+    for number, move in ((650, wire.BlockMove(10**6, 3, 1)), (720, wire.BlockMove(3, 2**62, 1))):
+        at = next(n for n in range(number, len(told)) if isinstance(told[n], wire.StepRecord))
         record_ = told[at]
-        assert isinstance(record_, StepRecord)
+        assert isinstance(record_, wire.StepRecord)
         told[at] = msgspec.structs.replace(record_, moves=[*record_.moves, move])
     return list(enumerate(told))
 
 
-def with_signs_of_life(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]:
+def with_signs_of_life(messages: list[wire.Telemetry]) -> list[tuple[int, wire.Telemetry]]:
     """Adds heartbeats; some report a request as aborted although it continues."""
-    told: list[Telemetry] = []
+    told: list[wire.Telemetry] = []
     for number, message in enumerate(messages):
         told.append(message)
-        if isinstance(message, StepRecord) and number % 20 == 0:
-            ended = [Aborted(message.batch[0].request_id, "client")] if message.batch else []
-            status = EngineStatus(
+        if isinstance(message, wire.StepRecord) and number % 20 == 0:
+            ended = [wire.Aborted(message.batch[0].request_id, "client")] if message.batch else []
+            status = wire.EngineStatus(
                 time_ns=message.tokens_ns + 1,
                 state="running",
                 step=message.step,
@@ -169,7 +161,7 @@ def with_signs_of_life(messages: list[Telemetry]) -> list[tuple[int, Telemetry]]
     return list(enumerate(told))
 
 
-Change = Callable[[list[Telemetry]], list[tuple[int, Telemetry]]]
+Change = Callable[[list[wire.Telemetry]], list[tuple[int, wire.Telemetry]]]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +216,7 @@ def test_a_status_message_without_requests_leaves_pending_batch_rows_unapplied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = with_signs_of_life(MESSAGES)
-    told = [message for _, message in messages if isinstance(message, EngineStatus)]
+    told = [message for _, message in messages if isinstance(message, wire.EngineStatus)]
     quiet = [message for message in told if has_no_request(message)]
     assert 10 < len(quiet) < len(told)
     num_settled: list[int] = []
@@ -266,9 +258,7 @@ def test_messages_read_together_from_a_chunk_equal_those_read_frame_by_frame(
             place = end + 1
 
 
-def test_loading_a_range_of_steps_can_be_stopped_every_few_messages(
-    recorded: Path,
-) -> None:
+def test_loading_a_range_of_steps_can_be_stopped_every_few_messages(recorded: Path) -> None:
     with Recording(recorded) as recording:
         begin, end = recording.find_step(100), recording.find_step(800)
         assert begin is not None
@@ -306,5 +296,5 @@ def test_a_step_from_a_file_is_decoded_like_one_from_an_engine(recorded: Path) -
         found = excerpt(recording, History(), begin, end, lambda: True)
         assert found is not None
         at_hand = found.record(400)
-        expected = next(m for m in MESSAGES if isinstance(m, StepRecord) and m.step == 400)
+        expected = next(m for m in MESSAGES if isinstance(m, wire.StepRecord) and m.step == 400)
         assert at_hand == wire.decode(wire.encode(expected))

@@ -1,35 +1,21 @@
 """The state after each message: one reducer serves live view, replay and exports."""
 
-import random
-from typing import Any
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    CACHED,
-    EMPTY,
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    BlockMove,
-    EngineInfo,
-    EngineStatus,
-    Finished,
-    FirstToken,
-    KnobsChanged,
-    KVCounts,
-    Preempted,
-    Snapshot,
-    Telemetry,
-)
 from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
-from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE, step
+from tests.support.sessions.history_steps import (
+    DECODE,
+    FIRST,
+    LAST,
+    MS,
+    PREFILL,
+    RECOMPUTE,
+    arrived,
+    info,
+    step,
+)
 from tests.support.sessions.later import Later
 
 # Little memory, many requests: prefix hits, evictions and preemptions in a few hundred steps.
@@ -47,32 +33,7 @@ MESSAGES = Later(
 )
 
 
-def info(engine_id: str = "one", **changes: Any) -> EngineInfo:
-    fields: dict[str, Any] = {
-        "engine_id": engine_id,
-        "name": "engine-0",
-        "software_version": "0",
-        "model": "none",
-        "num_blocks": 8,
-        "block_size": 16,
-        "monotonic_ns": 0,
-        "wall_ns": 1_700_000_000_000_000_000,
-    }
-    return EngineInfo(**(fields | changes))
-
-
-def arrived(request_id: int, num_prompt_tokens: int = 20, time_ns: int = 0) -> Arrived:
-    return Arrived(
-        request_id=request_id,
-        client_id=f"chat-{request_id}",
-        num_prompt_tokens=num_prompt_tokens,
-        max_tokens=5,
-        priority=0,
-        time_ns=time_ns,
-    )
-
-
-def reduced(messages: list[Telemetry]) -> SessionState:
+def reduced(messages: list[wire.Telemetry]) -> SessionState:
     state = SessionState()
     for message in messages:
         state.apply(message)
@@ -85,8 +46,8 @@ def test_a_request_is_followed_from_arrival_to_its_last_token() -> None:
             info(),
             step(
                 0,
-                [BatchRow(7, PREFILL, 4, 10, 4, 1, 0)],
-                events=[arrived(7, time_ns=MS), Admitted(7, 4)],
+                [wire.BatchRow(7, PREFILL, 4, 10, 4, 1, 0)],
+                events=[arrived(7, time_ns=MS), wire.Admitted(7, 4)],
             ),
         ]
     )
@@ -94,14 +55,18 @@ def test_a_request_is_followed_from_arrival_to_its_last_token() -> None:
     assert (view.status, view.num_computed_tokens, view.num_output_tokens) == ("running", 14, 0)
     assert (view.num_cached_tokens, view.num_blocks, view.first_token_ns) == (4, 1, None)
 
-    state.apply(step(1, [BatchRow(7, PREFILL, 14, 6, 0, 2, FIRST)], events=[FirstToken(7)]))
-    state.apply(step(2, [BatchRow(7, DECODE, 20, 1, 0, 2, LAST)]))
+    state.apply(
+        step(1, [wire.BatchRow(7, PREFILL, 14, 6, 0, 2, FIRST)], events=[wire.FirstToken(7)])
+    )
+    state.apply(step(2, [wire.BatchRow(7, DECODE, 20, 1, 0, 2, LAST)]))
     view = state.requests[7]
     assert (view.num_computed_tokens, view.num_output_tokens) == (21, 2)
     assert (view.first_token_ns, view.last_token_ns) == (20 * MS, 30 * MS)
 
     state.apply(
-        step(3, [BatchRow(7, DECODE, 21, 1, 0, 2, LAST)], events=[Finished(7, "length", 3)])
+        step(
+            3, [wire.BatchRow(7, DECODE, 21, 1, 0, 2, LAST)], events=[wire.Finished(7, "length", 3)]
+        )
     )
     view = state.requests[7]
     assert (view.status, view.finish_reason, view.num_output_tokens) == ("finished", "length", 3)
@@ -113,30 +78,34 @@ def test_a_preempted_request_frees_its_blocks_and_keeps_its_output_count() -> No
     state = reduced(
         [
             step(
-                0, [BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)], events=[arrived(1), Admitted(1, 0)]
+                0,
+                [wire.BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)],
+                events=[arrived(1), wire.Admitted(1, 0)],
             ),
-            step(1, [BatchRow(1, DECODE, 20, 1, 0, 2, LAST)]),
-            step(2, [], events=[Preempted(1, 2, "KV full")]),
+            step(1, [wire.BatchRow(1, DECODE, 20, 1, 0, 2, LAST)]),
+            step(2, [], events=[wire.Preempted(1, 2, "KV full")]),
         ]
     )
     view = state.requests[1]
     assert (view.status, view.num_blocks, view.num_computed_tokens) == ("preempted", 0, 0)
-    state.apply(step(3, [BatchRow(1, RECOMPUTE, 0, 22, 0, 2, LAST)], events=[Admitted(1, 0)]))
+    state.apply(
+        step(3, [wire.BatchRow(1, RECOMPUTE, 0, 22, 0, 2, LAST)], events=[wire.Admitted(1, 0)])
+    )
     view = state.requests[1]
     assert (view.status, view.num_output_tokens, view.num_preemptions) == ("running", 3, 1)
     assert (view.first_token_ns, view.last_token_ns) == (10 * MS, 40 * MS)
 
 
 def test_an_abort_between_steps_ends_the_request() -> None:
-    state = reduced([step(0, [BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1)])])
+    state = reduced([step(0, [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1)])])
     state.apply(
-        EngineStatus(
+        wire.EngineStatus(
             time_ns=11 * MS,
             state="idle",
             step=0,
             num_running=0,
             num_waiting=0,
-            events=[Aborted(1, "client gone")],
+            events=[wire.Aborted(1, "client gone")],
         )
     )
     view = state.requests[1]
@@ -145,12 +114,21 @@ def test_an_abort_between_steps_ends_the_request() -> None:
 
 
 def test_block_owners_are_known_from_the_first_step_and_never_guessed() -> None:
-    kv = KVCounts(used=2, cached=1, empty=5, evicted=0)
-    moves = [BlockMove(0, 1, 2), BlockMove(3, CACHED, 0), BlockMove(99, 1, 1)]
+    kv = wire.KVCounts(used=2, cached=1, empty=5, evicted=0)
+    moves = [wire.BlockMove(0, 1, 2), wire.BlockMove(3, wire.CACHED, 0), wire.BlockMove(99, 1, 1)]
     state = reduced([info(), step(0, [], kv=kv, moves=moves)])
     assert state.block_owner is not None
     assert state.block_refs is not None
-    assert list(state.block_owner) == [1, EMPTY, EMPTY, CACHED, EMPTY, EMPTY, EMPTY, EMPTY]
+    assert list(state.block_owner) == [
+        1,
+        wire.EMPTY,
+        wire.EMPTY,
+        wire.CACHED,
+        wire.EMPTY,
+        wire.EMPTY,
+        wire.EMPTY,
+        wire.EMPTY,
+    ]
     assert list(state.block_refs) == [2, 0, 0, 0, 0, 0, 0, 0]
 
     late = reduced([info(), step(5, [], kv=kv, moves=moves)])
@@ -158,43 +136,49 @@ def test_block_owners_are_known_from_the_first_step_and_never_guessed() -> None:
 
 
 def test_what_an_engine_does_not_publish_stays_unknown() -> None:
-    state = reduced([info(num_blocks=None), step(0, None, events=[arrived(1), FirstToken(1)])])
+    state = reduced([info(num_blocks=None), step(0, None, events=[arrived(1), wire.FirstToken(1)])])
     assert state.kv is None
     assert state.blocks is None
     assert state.requests[1].first_token_ns == 10 * MS
 
 
 def test_kv_counts_of_an_engine_without_a_block_map_name_no_block_owner() -> None:
-    kv = KVCounts(used=2, cached=1, empty=5, evicted=0)
+    kv = wire.KVCounts(used=2, cached=1, empty=5, evicted=0)
     state = reduced([info(num_blocks=None), step(0, [], kv=kv)])
     assert state.kv == kv
     assert state.block_owner is None
 
 
 def test_a_batch_row_of_an_unknown_request_makes_a_partial_request_view() -> None:
-    state = reduced([step(9, [BatchRow(4, DECODE, 33, 1, 0, 3, LAST)])])
+    state = reduced([step(9, [wire.BatchRow(4, DECODE, 33, 1, 0, 3, LAST)])])
     view = state.requests[4]
     assert view.is_partial
     assert (view.status, view.num_computed_tokens, view.num_blocks) == ("running", 34, 3)
-    outcome = state.apply(step(10, [BatchRow(4, DECODE, 34, 1, 0, 3, LAST)]))
+    outcome = state.apply(step(10, [wire.BatchRow(4, DECODE, 34, 1, 0, 3, LAST)]))
     assert outcome is not None
     assert outcome.gaps_ns == {10 * MS: 1}
-    state.apply(step(11, [], events=[Finished(4, "stop", 17)]))
+    state.apply(step(11, [], events=[wire.Finished(4, "stop", 17)]))
     assert state.requests[4].num_output_tokens == 17
 
 
 def test_after_lost_steps_counts_are_corrected_and_no_latency_is_made_up() -> None:
     state = reduced(
-        [step(0, [BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)], events=[arrived(1), Admitted(1, 0)])]
+        [
+            step(
+                0,
+                [wire.BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)],
+                events=[arrived(1), wire.Admitted(1, 0)],
+            )
+        ]
     )
-    outcome = state.apply(step(5, [BatchRow(1, DECODE, 24, 1, 0, 2, LAST)]))
+    outcome = state.apply(step(5, [wire.BatchRow(1, DECODE, 24, 1, 0, 2, LAST)]))
     assert outcome is not None
     assert outcome.gaps_ns == {}
     assert state.requests[1].num_output_tokens == 6
 
 
 def test_finished_requests_are_kept_for_a_while_and_then_forgotten() -> None:
-    state = reduced([step(0, [], events=[arrived(1), Finished(1, "stop", 1)])])
+    state = reduced([step(0, [], events=[arrived(1), wire.Finished(1, "stop", 1)])])
     state.apply(step(KEEP_FINISHED_STEPS - 1, []))
     assert 1 in state.requests
     state.apply(step(KEEP_FINISHED_STEPS, []))
@@ -202,7 +186,7 @@ def test_finished_requests_are_kept_for_a_while_and_then_forgotten() -> None:
 
 
 def test_knob_changes_are_merged_and_another_engine_id_resets_the_state() -> None:
-    changed = KnobsChanged(
+    changed = wire.KnobsChanged(
         version=1, effective_step=3, who="ops", old={"a": 1}, new={"a": 2}, time_ns=0
     )
     state = reduced([info(), step(0, [], events=[arrived(1)])])
@@ -228,7 +212,7 @@ def test_a_state_restored_from_any_snapshot_continues_like_the_original() -> Non
             snapshot = state.snapshot(sequence)
             assert snapshot is not None
             restored = wire.decode(wire.encode(snapshot))
-            assert isinstance(restored, Snapshot)
+            assert isinstance(restored, wire.Snapshot)
             continued = SessionState.from_snapshot(restored)
             assert continued == state
             assert continued.snapshot(sequence) == snapshot
@@ -264,20 +248,3 @@ def test_a_snapshot_after_lost_messages_corrects_the_state() -> None:
     assert {i: v for i, v in lossy.requests.items() if v.status != "finished"} == live
     assert lossy.blocks == whole.blocks
     assert lossy.kv == whole.kv
-
-
-@settings(max_examples=15)
-@given(seed=st.integers(0, 2**32), keep=st.floats(0.2, 1.0), shuffled=st.booleans())
-def test_lost_repeated_and_shuffled_messages_never_break_the_state(
-    seed: int, keep: float, shuffled: bool
-) -> None:
-    rng = random.Random(seed)
-    messages = [m for _, m in MESSAGES[:400] if rng.random() < keep]
-    messages += rng.choices(messages, k=40)
-    if shuffled:
-        rng.shuffle(messages)
-    state = reduced(messages)
-    snapshot = state.snapshot(0)
-    if snapshot is not None:
-        assert SessionState.from_snapshot(snapshot) == state
-    assert len(state.copy().requests) == len(state.requests)

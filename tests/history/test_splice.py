@@ -68,8 +68,8 @@ def assert_like(history: History, whole: History, steps: range | None = None) ->
     assert steps_of(history) == steps
     assert history.summaries(first, last) == whole.summaries(first, last)
     assert lanes_of(history, first, last) == lanes_of(whole, first, last)
-    assert history.latency(None, None) == whole.latency(None, None)
-    assert history.rates(None, None) == whole.rates(None, None)
+    assert history.windows.latency(None, None) == whole.windows.latency(None, None)
+    assert history.windows.rates(None, None) == whole.windows.rates(None, None)
     assert history.knob_changes == whole.knob_changes
     assert history.windows.breaches(None, 10_000) == whole.windows.breaches(None, 10_000)
     rare = frozenset({"preempt", "finish", "abort", "knobs", "engine", "gap", "mark"})
@@ -138,7 +138,7 @@ def test_after_prepending_a_full_memory_forgets_its_oldest_steps_first() -> None
     assert later.num_steps <= 300 + 128
     assert lanes_of(later, first, last) == lanes_of(whole, first, last)
     assert later.state_at(first).requests == whole.state_at(first).requests
-    assert later.latency(None, 1.0) == whole.latency(None, 1.0)
+    assert later.windows.latency(None, 1.0) == whole.windows.latency(None, 1.0)
 
 
 def test_changed_service_levels_apply_to_prepended_steps() -> None:

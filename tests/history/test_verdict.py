@@ -7,14 +7,8 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    Audited,
-    EngineStatus,
-    StepInFlight,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
@@ -23,7 +17,7 @@ from stepscope.recordings.history.verdict import Verdict, verdict_of
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
-Messages: TypeAlias = list[tuple[int, Telemetry]]
+Messages: TypeAlias = list[tuple[int, wire.Telemetry]]
 USUAL = SLO(500, 50)
 FAST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
 QUIET = SimulatedWorkload(rate=1.0, document_share=0.0, output_tokens=200)
@@ -44,7 +38,7 @@ def simulated(
     )
 
 
-def judged(messages: Iterable[tuple[int, Telemetry]], slo: SLO = USUAL) -> Verdict:
+def judged(messages: Iterable[tuple[int, wire.Telemetry]], slo: SLO = USUAL) -> Verdict:
     history = History(slo)
     for sequence, message in messages:
         history.append(sequence, message)
@@ -64,17 +58,21 @@ def out_of_blocks() -> Messages:
     return simulated(700, workload, num_blocks=512, max_num_batched_tokens=1024)
 
 
-def more(messages: Messages, make: Callable[[StepRecord, int], list[Telemetry]]) -> Messages:
+def more(
+    messages: Messages, make: Callable[[wire.StepRecord, int], list[wire.Telemetry]]
+) -> Messages:
     """The session, and further messages made from its last step and that step's time."""
-    sequence, last = next(each for each in reversed(messages) if isinstance(each[1], StepRecord))
-    assert isinstance(last, StepRecord)
+    sequence, last = next(
+        each for each in reversed(messages) if isinstance(each[1], wire.StepRecord)
+    )
+    assert isinstance(last, wire.StepRecord)
     kept = [each for each in messages if each[0] <= sequence]
     added = make(last, last.tokens_ns)
     return [*kept, *enumerate(added, sequence + 1)]
 
 
-def status(state: str, step: StepRecord, time_ns: int) -> EngineStatus:
-    return EngineStatus(
+def status(state: str, step: wire.StepRecord, time_ns: int) -> wire.EngineStatus:
+    return wire.EngineStatus(
         state=state,
         step=step.step,
         time_ns=time_ns,
@@ -87,8 +85,10 @@ def status(state: str, step: StepRecord, time_ns: int) -> EngineStatus:
 
 
 def paused() -> Messages:
-    def make(step: StepRecord, now_ns: int) -> list[Telemetry]:
-        asked = Audited(number=1, command="Pause", who="ops@host", time_ns=now_ns, effective_step=1)
+    def make(step: wire.StepRecord, now_ns: int) -> list[wire.Telemetry]:
+        asked = wire.Audited(
+            number=1, command="Pause", who="ops@host", time_ns=now_ns, effective_step=1
+        )
         return [
             asked,
             status("paused", step, now_ns + 1_000_000),
@@ -99,16 +99,16 @@ def paused() -> Messages:
 
 
 def idle() -> Messages:
-    def make(step: StepRecord, now_ns: int) -> list[Telemetry]:
+    def make(step: wire.StepRecord, now_ns: int) -> list[wire.Telemetry]:
         return [msgspec.structs.replace(status("idle", step, now_ns), num_running=0)]
 
     return more(healthy(), make)
 
 
 def in_flight() -> Messages:
-    def make(step: StepRecord, now_ns: int) -> list[Telemetry]:
+    def make(step: wire.StepRecord, now_ns: int) -> list[wire.Telemetry]:
         return [
-            StepInFlight(
+            wire.StepInFlight(
                 step=step.step + 1,
                 time_ns=now_ns + 7_300_000_000,
                 since_ns=now_ns,
@@ -143,7 +143,7 @@ def test_it_is_not_healthy_where_few_tokens_were_late_but_most_requests_had_one(
     history = History(SLO(500, 50))
     for sequence, payload in messages:
         history.append(sequence, payload)
-    assert (history.latency().itl.within_slo or 0) > 0.97
+    assert (history.windows.latency().itl.within_slo or 0) > 0.97
     verdict = verdict_of(history)
     assert verdict.text == "38% of requests kept every service level"
     assert (verdict.tone, verdict.look) == ("caution", "screen_latency")
@@ -185,7 +185,7 @@ def test_what_holds_an_engine_back_is_said_with_the_key_to_its_evidence(
 
 
 def test_a_stall_is_no_news_ten_seconds_later() -> None:
-    def later(step: StepRecord, now_ns: int) -> list[Telemetry]:
+    def later(step: wire.StepRecord, now_ns: int) -> list[wire.Telemetry]:
         return [status("running", step, now_ns + 11_000_000_000)]
 
     history = History(SLO(3000, 9))
@@ -195,22 +195,24 @@ def test_a_stall_is_no_news_ten_seconds_later() -> None:
 
 
 def test_without_a_step_nothing_is_called_healthy() -> None:
-    first = [each for each in healthy() if not isinstance(each[1], StepRecord)][:1]
+    first = [each for each in healthy() if not isinstance(each[1], wire.StepRecord)][:1]
     assert judged(first).tone == "muted"
 
 
 def test_a_queue_is_not_said_to_grow_in_the_first_seconds_of_an_engine() -> None:
     messages = queue()
-    steps = [n for n, (_, message) in enumerate(messages) if isinstance(message, StepRecord)]
+    steps = [n for n, (_, message) in enumerate(messages) if isinstance(message, wire.StepRecord)]
     assert "grows" not in judged(messages[: steps[60]], SLO(9e9, 9e9)).text
 
 
 def test_a_queue_that_ebbs_away_does_not_grow() -> None:
     messages = queue()
-    last = next(message for _, message in reversed(messages) if isinstance(message, StepRecord))
+    last = next(
+        message for _, message in reversed(messages) if isinstance(message, wire.StepRecord)
+    )
 
-    def ebbed(message: Telemetry) -> Telemetry:
-        if not isinstance(message, StepRecord) or message.step < last.step - 5:
+    def ebbed(message: wire.Telemetry) -> wire.Telemetry:
+        if not isinstance(message, wire.StepRecord) or message.step < last.step - 5:
             return message
         return msgspec.structs.replace(message, num_waiting=6, waiting_reasons={"seats": 6})
 

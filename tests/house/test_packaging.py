@@ -17,11 +17,7 @@ from stepscope.kernels.cpu.library import LEVELS
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine", "kernels", "recordings", "tui")
 # The folders that run models. What is torch-free in them may be imported without torch, too.
-TORCH_SIDE = (
-    "stepscope.engine.execution",
-    "stepscope.engine.models",
-    "stepscope.kernels",
-)
+TORCH_SIDE = ("stepscope.engine.execution", "stepscope.engine.models", "stepscope.kernels")
 SHIPPED_SUFFIXES = {".py", ".typed", ".mcap", ".md", ".json", ".c", ".cpp", ".h", ".pyi"}
 
 

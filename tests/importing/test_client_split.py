@@ -216,9 +216,7 @@ def test_ranks_are_those_of_single_waits(recording: Recording, result: ForeignSe
     ]  # fmt: skip
 
 
-def test_event_keys_go_to_the_steps_where_the_client_waited_longest(
-    result: ForeignSession,
-) -> None:
+def test_event_keys_go_to_the_steps_where_the_client_waited_longest(result: ForeignSession) -> None:
     recording = Recording(SERVED)
     match = client_match(result, recording)
     marks = worst_marks(match, "vllm bench serve")

@@ -285,10 +285,7 @@ def test_the_last_of_several_results_is_shown(
         ({"itls": []}, "line 1, itls: expected 101 entries (--save-detailed), got none"),
         ({"input_lens": []}, "input_lens: expected an entry a request (--save-detailed)"),
         ({"ttfts": [0.1]}, "line 1, ttfts: expected 101 entries (--save-detailed), got 1"),
-        (
-            {"start_times": [0.1]},
-            "start_times: expected 101 entries (--save-detailed), got 1",
-        ),
+        ({"start_times": [0.1]}, "start_times: expected 101 entries (--save-detailed), got 1"),
         ({"ttfts": [float("nan")] * 101}, "line 1, ttfts[0]: expected `float` >= 0.0"),
         ({"ttfts": [-1.0] * 101}, "line 1, ttfts[0]: expected `float` >= 0.0"),
         ({"input_lens": ["many"] * 101}, "line 1, input_lens[0]: expected `int`, got `str`"),

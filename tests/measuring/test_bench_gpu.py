@@ -4,34 +4,24 @@ The tests check laws (shares follow from the samples, both sides do the same wor
 of processes that fail, never a time.
 """
 
-import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from stepscope.engine.models import loader, random_model
-from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.random_model import PREFIX
 from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.engine.simulation.measured import read_points
 from stepscope.engine.simulation.model_shape import model_shape
-from stepscope.kernels.paged_attention import PagedBatch
-from stepscope.kernels.reference import ReferenceAttention
 from stepscope.recordings.file.reader import Recording
-from tests.support.cpu_levels import linear_layouts
 
 BENCH = Path(__file__).parents[1] / "bench"
 sys.path.append(str(BENCH))
@@ -75,58 +65,6 @@ def test_the_computed_operations_of_a_step_equal_those_counted_by_torch(name: st
     unseen_flops = gpu_engine.attention_flops(unseen, shape.num_heads, shape.head_dim)
     found = gpu_engine.step_flops(shape, [(0, count)], count) + unseen_flops * shape.num_layers
     assert found == counter.get_total_flops()
-
-
-@pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("name", TINY)
-def test_the_decoder_skips_the_end_of_the_last_layer_for_tokens_without_logits(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert [*linear_layouts(torch.float32, monkeypatch)][-1] == "plain"  # torch counts only these
-    folder = random_model.ensure(PREFIX + name)
-    config = loader.load_config(folder, name)
-    cpu = torch.device("cpu")
-    model = loader.load_model(
-        folder, name, config, "lean", 64, torch.float32, cpu, lambda what, share: None
-    )
-    count = 24
-    size = (2, 16, model.kv_shape.num_kv_heads, model.kv_shape.head_dim)
-    keys, values = ([torch.zeros(size)] * model.kv_shape.num_layers for _ in range(2))
-    counted = []
-    for num_logits in (1, count):
-        batch = PagedBatch(
-            query_starts=np.array([0, count]),
-            context_lens=np.array([count]),
-            block_tables=np.arange(2)[None],
-            slot_mapping=torch.arange(count),
-            block_size=16,
-            device=cpu,
-        )
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model.forward(
-                torch.zeros(count, dtype=torch.int64),
-                torch.arange(count),
-                StepContext(batch, keys, values, ReferenceAttention()),
-                torch.arange(count - num_logits, count),
-            )
-        counted.append(counter.get_total_flops())
-    shape = model_shape(PREFIX + name)
-    one, every = (gpu_engine.step_flops(shape, [(0, count)], number) for number in (1, count))
-    assert counted[1] - counted[0] == every - one
-    assert counted[0] >= one > 0
-
-
-@given(st.integers(0, 500), st.lists(st.integers(1, 60), min_size=1, max_size=6))
-def test_a_prompt_costs_the_same_operations_in_chunks_of_any_size(
-    before: int, chunks: list[int]
-) -> None:
-    shape = model_shape("random:qwen3-8b")
-    whole = gpu_engine.step_flops(shape, [(before, sum(chunks))], 1)
-    sliced = sum(
-        gpu_engine.step_flops(shape, [(before + sum(chunks[:i]), count)], 0)
-        for i, count in enumerate(chunks)
-    )
-    assert whole == sliced + gpu_engine.step_flops(shape, [], 1)
 
 
 # The aims
@@ -182,40 +120,6 @@ def test_performance_aims_are_judged_by_the_measured_samples() -> None:
     assert judged["decode, batch 1, context 512"].found == pytest.approx(14 / 8 * 2 / 4)
     assert judged["p99 ITL, continuous / chunked"].found == 10
     assert judged["time with telemetry / without"].found == 1.004
-
-
-def test_an_aim_is_not_judged_without_samples_or_on_a_cpu_or_a_tiny_model() -> None:
-    made = judged_report()
-    for outcome in made.outcomes:
-        outcome.points = []
-    assert {aim.held for aim in gpu_report.judge(made)} == {None}
-    for field in ("is_gpu", "is_quick"):
-        made = judged_report(**{field: field == "is_quick"})
-        assert made.aims == []
-        assert any(word in "\n".join(gpu_report.table(made)) for word in ("NOT A GPU", "QUICK"))
-
-
-def test_show_prints_every_figure_and_two_reports_beside_one_another(tmp_path: Path) -> None:
-    slower = judged_report()
-    for point in slower.outcomes[1].points:
-        point.samples = [2 * each for each in point.samples]
-    slower.outcomes.append(Outcome(part="e", why="its process ended by signal 9"))
-    for made, name in ((judged_report(), "one"), (slower, "two")):
-        made.write(tmp_path / name)
-        assert gpu_report.read(tmp_path / name) == made
-
-    def shown(*names: str) -> str:
-        command = [sys.executable, str(BENCH / "bench_gpu.py"), "--show", *names]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-        return done.stdout
-
-    text = shown("one")
-    for words in ("4 ms, 88% of the floor's rate", "70 GiB were asked for", "aim not held"):
-        assert words in text
-    text = shown("one", "two")
-    assert "512: 4 ms, 88% of the floor's rate, 95% of the host's work hidden  |  8 ms, 44%" in text
-    assert "(2.00 times)" in text
-    assert "incomplete: its process ended by signal 9" in text
 
 
 # Which process measures what, and processes that fail
@@ -277,54 +181,6 @@ def test_a_bench_process_that_dies_or_hangs_is_reported_and_the_next_one_runs(
     assert "its process was ended: it took longer than" in why["h"]
     assert "its process was ended" in why["i"]
     assert [point.what for point in made.outcomes[1].points] == ["some"], "what it told is kept"
-
-
-def test_bench_parts_without_time_left_are_reported_as_skipped(tmp_path: Path) -> None:
-    made = run_jobs(("ab",), tmp_path / "out.json", 0.0)
-    assert {each.why for each in made.outcomes} == {"no time was left for it (see --time-limit)"}
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_bench_leaves_a_complete_report_and_no_process(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    file, script = tmp_path / "out.json", tmp_path / "worker.py"
-    script.write_text(WORKER)
-    code = (
-        f"import sys; sys.path.append({str(BENCH)!r}); import bench_gpu\n"
-        f"sys.argv[1:] = ['--device', 'cpu', '--only', 'a,h', '-o', {str(file)!r}]\n"
-        "conduct = bench_gpu.conduct\n"
-        f"worker = [sys.executable, {str(script)!r}]\n"
-        "bench_gpu.conduct = lambda *args: conduct(*args[:-1], worker)\n"
-        "sys.exit(bench_gpu.main())\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("hangs"):
-            break
-    process.send_signal(number)
-    process.communicate(timeout=30)
-    assert process.returncode == 130
-    made = gpu_report.read(file)
-    assert made.is_interrupted
-    assert {o.part: o.why for o in made.outcomes} == {"a": None, "h": "it was interrupted"}
-    pid = int(Path(f"{file}.pid").read_text())
-    until_s = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < until_s:
-        time.sleep(0.05)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_a_measuring_process_ends_with_its_parent(tmp_path: Path) -> None:
-    report(is_gpu=False).write(tmp_path / "out.json")
-    job = '{"parts": "bcdh", "model": "llama-tiny", "device": "cpu", "is_quick": true}'
-    command = [sys.executable, str(BENCH / "bench_gpu.py"), "--worker", job, "out.json"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path)
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(timeout=30) == 1
 
 
 def test_a_bench_without_a_gpu_or_with_an_unknown_part_says_what_there_is() -> None:
@@ -408,55 +264,6 @@ def test_every_part_is_measured_and_its_steps_are_readable_by_simulate(
     assert len(read_points(folder / "out.json", MODEL)) == steps
 
 
-def test_shares_of_the_floor_follow_from_the_ceilings_and_the_samples(
-    measured: tuple[Report, Path],
-) -> None:
-    made, _ = measured
-    copy, gemm = of(measured, "a").points
-    assert copy.facts["bytes"] == 2 * QUICK.copy_bytes
-    assert gemm.facts["flops"] == 2 * QUICK.product_side**3
-    assert len(copy.samples) == len(gemm.samples) == QUICK.num_samples
-    bytes_per_s = made.rate("copy", "bytes") or 0
-    shape = model_shape(PREFIX + MODEL)
-    for point in of(measured, "b").points:
-        batch, context = point.facts["batch"], point.facts["context"]
-        assert point.facts["floor_bytes"] == gpu_engine.decode_bytes(shape, batch, context)
-        floor_ms = point.facts["floor_bytes"] / bytes_per_s * 1e3
-        assert made.share_of_floor(point) == pytest.approx(floor_ms / (point.median or 0))
-    for count, point in zip(QUICK.prefills, of(measured, "c").points, strict=True):
-        assert point.facts["floor_flops"] == gpu_engine.step_flops(shape, [(0, count)], 1)
-    assert [point.facts["tokens"] for point in of(measured, "d").points] == list(QUICK.curve)
-    for point in (point for part in "bcd" for point in of(measured, part).points):
-        assert len(point.samples) == QUICK.num_samples
-        assert (len(point.facts["alone_ms"]), point.facts["device_ms"]) == (3, [])
-
-
-def test_each_kernel_is_measured_on_each_case_it_supports(measured: tuple[Report, Path]) -> None:
-    cases: dict[str, set[str]] = {}
-    for point in of(measured, "e").points:
-        cases.setdefault(point.facts["case"], set()).add(point.facts["contender"])
-    attention = {name: who for name, who in cases.items() if "heads" in name}
-    assert len(attention) == 12
-    assert all("torch" in who and "reference" not in who for who in attention.values())
-    assert {"SDPA, dense" in who for name, who in attention.items() if "x" in name} == {True}
-    others = [who for name, who in cases.items() if name not in attention]
-    assert others == [{"ours", "plain torch"}] * 3
-
-
-def test_stepscope_runs_the_requests_that_transformers_ran(measured: tuple[Report, Path]) -> None:
-    (whole,) = of(measured, "f").points
-    assert whole.what == f"{QUICK.yardstick_requests} requests"
-    assert whole.facts["is_partial"] is False
-    ((theirs, ours),) = gpu_report.peers(of(measured, "g"))
-    assert ours is not None
-    assert theirs.facts["work"] == "4 requests, outputs up to 24"
-    assert "sdpa" in theirs.facts["attention"]
-    for point in (whole, theirs, ours):
-        rate = point.facts["num_output_tokens"] / (point.median or 1) * 1e3
-        assert point.facts["output_tokens_per_s"] == pytest.approx(rate)
-    assert theirs.facts["num_output_tokens"] == ours.facts["num_output_tokens"]
-
-
 def test_long_prompts_are_served_in_every_batching_mode_and_recorded(
     measured: tuple[Report, Path],
 ) -> None:
@@ -474,20 +281,6 @@ def test_long_prompts_are_served_in_every_batching_mode_and_recorded(
         assert recording.message is None
         num_steps = (recording.last_step or 0) - (recording.first_step or 0) + 1
     assert QUICK.stream_output <= num_steps < most
-
-
-def test_telemetry_cost_is_measured_in_pairs_of_runs_with_and_without_telemetry(
-    measured: tuple[Report, Path],
-) -> None:
-    (point,) = of(measured, "i").points
-    with_ms, without_ms = point.samples, point.facts["without_ms"]
-    assert len(with_ms) == len(without_ms) == QUICK.telemetry_pairs
-    ratios = [a / b for a, b in zip(with_ms, without_ms, strict=True)]
-    assert point.facts["ratios"] == pytest.approx(ratios)
-    # One record a step of half of the runs, the warm-up and signs of life beside.
-    num_steps = (QUICK.telemetry_pairs + 1) * QUICK.telemetry_output
-    assert point.facts["num_received"] >= num_steps
-    assert point.facts["num_gaps"] == 0
 
 
 def test_tokens_equal_those_of_transformers_and_logits_are_near_those_of_transformers(

@@ -19,7 +19,6 @@ from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import EngineStatus, KVCounts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
@@ -27,10 +26,6 @@ from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
 from tests.support.engines.simulated_run import simulated_info
-
-STATUS = EngineStatus(
-    time_ns=0, state="idle", step=-1, num_running=0, num_waiting=0, kv=KVCounts(0, 0, 1, 0)
-)
 
 
 def engine(
@@ -165,16 +160,6 @@ def test_warm_up_requests_are_neither_counted_nor_left_in_the_prefix_cache() -> 
     assert warm.seconds == pytest.approx(alone.seconds)
 
 
-def test_a_second_measurement_of_an_engine_equals_the_first() -> None:
-    core, intake = engine()
-    first, _ = measure(core, intake, some(5))
-    second, _ = measure(core, intake, some(5))
-    assert second.num_finished == 5
-    assert second.num_cached_tokens == 0
-    assert second.seconds == pytest.approx(first.seconds)
-    assert not core.scheduler.has_work()
-
-
 def test_without_telemetry_tokens_are_still_counted() -> None:
     result, _ = measure(*engine(telemetry=False), some(5))
     assert (result.num_finished, result.steps) == (5, None)
@@ -224,16 +209,6 @@ def test_an_interrupted_run_reports_what_it_measured_so_far() -> None:
     assert result.num_output_tokens == sum(each.num_output_tokens for each in requests)
     assert result.steps is not None
     assert result.steps.num_steps == runner.num_steps <= 31
-
-
-def test_a_run_interrupted_while_it_warms_up_has_measured_nothing() -> None:
-    runner = StoppedAt(3)
-    core, intake = engine(runner=runner)
-    runner.core = core
-    result, _ = measure(core, intake, some(10), warmup=some(2, seed=1))
-    assert result.is_partial
-    assert (result.num_requests, result.num_output_tokens, result.seconds) == (10, 0, 0.0)
-    assert (result.output_tokens_per_s, result.steps, result.ttft_ms) == (0.0, None, None)
 
 
 class FailingAt(SimulatedRunner):

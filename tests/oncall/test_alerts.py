@@ -13,10 +13,9 @@ import pytest
 from stepscope.engine.http.settings import Address
 from stepscope.engine.protocol.wire import RequestStatus, RequestView
 from stepscope.recordings import samples
-from stepscope.recordings.alerts.judge import CALM_S, Judge
-from stepscope.recordings.alerts.meter import Meter, num_stalled, queue_age_s
+from stepscope.recordings.alerts.judge import CALM_S, Judge, Meter, num_stalled, queue_age_s
 from stepscope.recordings.alerts.rule import parse_rule
-from stepscope.recordings.figures.bounds import BoundError
+from stepscope.recordings.figures.table import BoundError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
@@ -223,7 +222,7 @@ def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(
 def test_watch_once_reports_unknown_if_nothing_can_be_measured() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
     out = watch._MessagePrinter(Subscriber("engine-0"), as_json=True)
-    assert watch._verdict(judge, out) == watch.TOO_LITTLE_DATA
+    assert watch._verdict(judge, out) == watch.cli_errors.TOO_LITTLE_DATA
 
 
 async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(

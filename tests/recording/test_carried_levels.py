@@ -2,22 +2,32 @@
 
 import json
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.recordings import samples
 from stepscope.recordings.check.rewrite import rewrite
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import as_metadata, levels_in, levels_of
+from stepscope.recordings.file.service_levels import as_metadata, levels_in, levels_of, slo_of
 from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.record_switch import RecordSwitch
+from stepscope.tui.settings.preferences import Preferences
+from stepscope.tui.settings.setting_values import parse_levels
+from stepscope.tui.views.frame.chart_columns import ChartColumns
+from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate
+from tests.support.screens.screen_text import screen_text
 
 
 @pytest.fixture
@@ -173,3 +183,152 @@ def test_explain_uses_the_files_service_levels_or_twice_the_median_on_request(
     assert "(twice the median)" in asked[1]
     given = stepscope("explain", path, "--slo-itl", "30ms").stdout.splitlines()
     assert "longer than 30.0 ms (--slo-itl)" in given[1]
+
+
+ENGINE = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
+
+
+def messages(**levels: float) -> list[tuple[int, Any]]:
+    """A session whose engine says these levels."""
+    found = list(simulate(seed=3, num_steps=60))
+    return [
+        (number, msgspec.structs.replace(each, **levels) if each.topic == b"info" else each)
+        for number, each in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "carried", "slo", "own"),
+    [
+        ({}, {}, SLO(3000, 150), ""),
+        ({"slo_itl_ms": 33.0}, {}, SLO(3000, 33), "your own, not ITL 150 ms"),
+        ({"slo_itl_ms": 150.0}, {}, SLO(3000, 150), ""),
+        ({}, {"slo_itl_ms": "70"}, SLO(3000, 70), ""),
+        ({"slo_itl_ms": 33.0}, {"slo_itl_ms": "70"}, SLO(3000, 33), "your own, not ITL 70 ms"),
+    ],
+)
+def test_the_viewers_choice_comes_before_the_recording_and_that_before_the_engine(
+    chosen: dict[str, float], carried: dict[str, str], slo: SLO, own: str
+) -> None:
+    history = History(chosen)
+    history.carried = carried
+    assert history.slo == slo_of(chosen)  # before anything of the engine is known
+    for sequence, message in messages(**ENGINE):
+        history.append(sequence, message)
+    assert (history.slo, history.own_levels) == (slo, own)
+
+
+def test_levels_of_a_restarted_engine_apply_and_a_choice_in_the_dashboard_stays() -> None:
+    history = History()
+    for sequence, message in messages(**ENGINE):
+        history.append(sequence, message)
+    history.set_slo(SLO(3000, 40))
+    assert (history.slo, history.own_levels) == (SLO(3000, 40), "your own, not ITL 150 ms")
+    info = msgspec.structs.replace(messages()[0][1], engine_id="other", slo_ttft_ms=900.0)
+    history.append(10_000, info)
+    assert (history.slo, history.own_levels) == (SLO(900, 40), "")
+
+
+def test_a_recording_is_judged_by_what_its_engine_says(
+    recorded_to: Callable[..., Any], stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.mcap"
+    with recorded_to(path) as source:
+        for sequence, message in messages(**ENGINE):
+            source.take(sequence, message)
+    shown = stepscope("stats", str(path))
+    assert "levels TTFT 3,000 ms, ITL 150 ms" in shown.stdout
+    assert "service levels" not in shown.stderr
+    chosen = stepscope("stats", str(path), "--slo-itl", "9ms")
+    assert "levels TTFT 3,000 ms, ITL 9 ms" in chosen.stdout
+    assert "service levels: ITL 9 ms, your own, not ITL 150 ms\n" in chosen.stderr
+
+
+def test_service_levels_do_not_make_another_engine() -> None:
+    assert EngineConfig().hash() == EngineConfig(slo_itl_ms=9.0).hash()
+
+
+@pytest.mark.parametrize("slo", [SLO(100, 15), SLO(5000, 300), SLO(0.5, 0.5), SLO(500, 30)])
+def test_a_changed_service_level_applies_as_if_set_from_the_start(
+    still_source: Callable[..., Any], slo: SLO
+) -> None:
+    messages = _messages(still_source(400).history)
+    changed, again = History(SLO(ttft_ms=500.0, itl_ms=30.0)), History(slo)
+    for sequence, message in messages:
+        changed.append(sequence, message)
+        again.append(sequence, message)
+    assert changed.windows.breaches(None, 10_000)  # looked at before, as the dashboard does
+    changed.set_slo(slo)
+    assert changed.windows.breaches(None, 10_000) == again.windows.breaches(None, 10_000)
+    assert changed.windows.latency() == again.windows.latency()
+    assert changed.last_stall() == again.last_stall()
+    assert changed.last_stall(200) == again.last_stall(200)
+    columns = (ChartColumns(each).visible(View(), 200) for each in (changed, again))
+    assert next(columns) == next(columns)
+
+
+def _messages(history: History) -> list[tuple[int, Any]]:
+    """The steps of a history, as messages."""
+    found = []
+    for step in range(history.num_steps):
+        summary, record = history.summary(step), history.record(step)
+        assert summary is not None
+        found.append((summary.sequence, record))
+    return found
+
+
+async def test_service_levels_changed_in_the_dashboard_are_saved(
+    still_source: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = still_source()
+    path = tmp_path / "config.toml"
+    began: dict[str, Any] = {"slo_ttft_ms": 500.0, "slo_itl_ms": 30.0}
+    app = Dashboard(
+        source, source.history, any_terminal=True, fps=1.0, preferences=Preferences(path, began)
+    )
+    async with app.run_test(size=(200, 60)) as pilot:
+        assert "TTFT <500" not in screen_text(app)
+        assert " <30 " in screen_text(app)
+        num_breaches = len(source.history.windows.breaches(None, 10_000))
+        await pilot.press("b", "ctrl+u", *"itl=soon", "enter")
+        assert "write ttft=500 itl=50, above 0 and in ms, or ttft=0.5s" in screen_text(app)
+        assert "^u empties it" in screen_text(app)
+        await pilot.press("ctrl+u", *"itl=12ms", "enter")
+        assert " <12 " in screen_text(app)
+        assert " <500 " in screen_text(app)
+        assert len(source.history.windows.breaches(None, 10_000)) > num_breaches
+        await pilot.press("5")
+        assert "ITL <12" in screen_text(app)
+    app.close()
+    assert tomllib.loads(path.read_text())["dashboard"] == {"slo_itl_ms": 12.0}
+
+
+async def test_a_value_offered_in_an_input_line_is_replaced_by_typing_and_kept_by_an_arrow_key(
+    still_source: Callable[..., Any],
+) -> None:
+    source = still_source()
+    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("b")
+        assert "ttft=500 itl=30_  typing replaces it, → keeps it" in screen_text(app)
+        await pilot.press(*"itl=40 ttft=5s", "enter")
+        assert "service levels: TTFT within 5,000 ms, ITL within 40 ms" in screen_text(app)
+        assert source.history.slo == SLO(5000, 40)
+        await pilot.press("b", "right", "backspace", *"5", "enter")
+        assert source.history.slo == SLO(5000, 45)
+        for key in ("backspace", "delete"):
+            await pilot.press("b", key)
+            assert "in ms or 2s: _" in screen_text(app)
+            await pilot.press("escape")
+        await pilot.press("b", "enter")  # as they are
+        assert "TTFT within 5,000 ms, ITL within 45 ms, for this session only" in screen_text(app)
+
+
+def test_service_levels_are_parsed_in_every_spelling() -> None:
+    now = SLO(500, 50)
+    assert parse_levels("itl=30", now) == SLO(500, 30)
+    assert parse_levels(" TTFT=1500ms itl=0.5 ", now) == SLO(1500, 0.5)
+    assert parse_levels("ttft=2s itl=.5s", now) == SLO(2000, 500)  # as --slo-ttft takes them
+    for text in ("", "itl", "itl=0", "itl=-3", "itl=nan", "itl=inf", "itl=1e10", "tpot=3", "500"):
+        with pytest.raises(ValueError, match="write ttft=500 itl=50"):
+            parse_levels(text, now)

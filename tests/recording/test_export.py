@@ -3,7 +3,9 @@
 import csv
 import json
 import os
+import subprocess
 import sys
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,19 +19,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    Arrived,
-    DraftRow,
-    EngineStatus,
-    Finished,
-    KnobsChanged,
-    Phase,
-    Preempted,
-    RowFlag,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.traces import read_trace
@@ -58,12 +47,12 @@ MESSAGES = Later(
         changes={400: {"max_num_batched_tokens": 512}},
     )
 )
-STEPS = Later(lambda: [message for _, message in MESSAGES if isinstance(message, StepRecord)])
+STEPS = Later(lambda: [message for _, message in MESSAGES if isinstance(message, wire.StepRecord)])
 EVENTS = Later(
     lambda: [
         event
         for _, message in MESSAGES
-        if isinstance(message, StepRecord | EngineStatus)
+        if isinstance(message, wire.StepRecord | wire.EngineStatus)
         for event in message.events
     ]
 )
@@ -93,9 +82,7 @@ def exported(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
 # Tables
 
 
-def test_exported_parquet_has_a_row_for_each_recorded_step(
-    exported: Callable[..., Path],
-) -> None:
+def test_exported_parquet_has_a_row_for_each_recorded_step(exported: Callable[..., Path]) -> None:
     table = pyarrow.parquet.read_table(exported("parquet"))
     rows = table.to_pylist()
     assert [row["step"] for row in rows] == [step.step for step in STEPS]
@@ -108,7 +95,7 @@ def test_exported_parquet_has_a_row_for_each_recorded_step(
         assert row["num_rows"] == len(step.batch)
         assert row["device_ns"] is None
     assert sum(row["num_preempted"] for row in rows) == sum(
-        isinstance(event, Preempted) for event in EVENTS
+        isinstance(event, wire.Preempted) for event in EVENTS
     )
 
 
@@ -122,7 +109,7 @@ def test_an_export_has_overlap_and_memory_columns_if_the_engine_publishes_them(
                 message, hidden_ns=20, num_wasted_tokens=1, token_limit=512, cuda_graph="full"
             ),
         )
-        if isinstance(message, StepRecord) and message.step % 2
+        if isinstance(message, wire.StepRecord) and message.step % 2
         else (sequence, message)
         for sequence, message in MESSAGES[:200]
     ]
@@ -135,11 +122,13 @@ def test_an_export_has_overlap_and_memory_columns_if_the_engine_publishes_them(
 
 
 def test_exported_steps_and_rows_have_draft_and_accepted_tokens(tmp_path: Path) -> None:
-    drafts: dict[int, list[DraftRow]] = {}
+    drafts: dict[int, list[wire.DraftRow]] = {}
     guessed = []
     for sequence, message in MESSAGES[:200]:
-        if isinstance(message, StepRecord) and message.batch and message.step % 2:
-            drafts[message.step] = [DraftRow(row.request_id, 5, 2) for row in message.batch[:2]]
+        if isinstance(message, wire.StepRecord) and message.batch and message.step % 2:
+            drafts[message.step] = [
+                wire.DraftRow(row.request_id, 5, 2) for row in message.batch[:2]
+            ]
             message = msgspec.structs.replace(message, drafts=drafts[message.step])
         guessed.append((sequence, message))
     names = ("num_drafted_tokens", "num_accepted_tokens")
@@ -164,7 +153,7 @@ def test_the_rows_of_all_batches_can_be_exported_as_a_table(exported: Callable[.
             row.request_id,
             row.start,
         )
-        assert given["first_token"] == bool(row.flags & RowFlag.FIRST_TOKEN)
+        assert given["first_token"] == bool(row.flags & wire.RowFlag.FIRST_TOKEN)
 
 
 def test_exported_csv_and_parquet_hold_the_same_requests(exported: Callable[..., Path]) -> None:
@@ -172,8 +161,8 @@ def test_exported_csv_and_parquet_hold_the_same_requests(exported: Callable[...,
     with open(exported("csv", table="requests"), newline="") as stream:
         lines = list(csv.DictReader(stream))
     assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in columns] == lines
-    finished = {event.request_id: event for event in EVENTS if isinstance(event, Finished)}
-    arrived = {event.request_id: event for event in EVENTS if isinstance(event, Arrived)}
+    finished = {event.request_id: event for event in EVENTS if isinstance(event, wire.Finished)}
+    arrived = {event.request_id: event for event in EVENTS if isinstance(event, wire.Arrived)}
     assert {row["request_id"] for row in columns} == set(arrived)
     for row in columns:
         assert row["num_prompt_tokens"] == arrived[row["request_id"]].num_prompt_tokens
@@ -188,7 +177,7 @@ def test_the_longest_gap_of_each_exported_request_is_between_two_of_its_tokens(
     times_ns: dict[int, list[int]] = defaultdict(list)
     for step in STEPS[200:]:
         for row in step.batch or ():
-            if row.phase == Phase.DECODE or row.flags & RowFlag.LAST_CHUNK:
+            if row.phase == wire.Phase.DECODE or row.flags & wire.RowFlag.LAST_CHUNK:
                 times_ns[row.request_id].append(step.tokens_ns)
     begun = {row.request_id for step in STEPS[:200] for row in step.batch or ()}
     found = pyarrow.parquet.read_table(exported("parquet", 200, table="requests")).to_pylist()
@@ -297,16 +286,16 @@ def test_an_exported_trace_has_steps_counters_slots_and_arrows_to_first_tokens(
         stays.update(name.split()[0] for name, _, _ in own)
         for (_, _, end_ns), (_, begin_ns, _) in pairwise(own):
             assert begin_ns >= end_ns
-    admissions = Counter(f"r{e.request_id}" for e in EVENTS if isinstance(e, Admitted))
+    admissions = Counter(f"r{e.request_id}" for e in EVENTS if isinstance(e, wire.Admitted))
     assert stays == admissions
     assert any("max_num_batched_tokens 1024 -> 512" in text for text in tracks.instants)
     # An arrow from each arrival to its first token.
-    arrivals = {e.request_id + 1: e.time_ns for e in EVENTS if isinstance(e, Arrived)}
+    arrivals = {e.request_id + 1: e.time_ns for e in EVENTS if isinstance(e, wire.Arrived)}
     firsts = {
         row.request_id + 1: step.tokens_ns
         for step in STEPS
         for row in step.batch or ()
-        if row.flags & RowFlag.FIRST_TOKEN
+        if row.flags & wire.RowFlag.FIRST_TOKEN
     }
     assert {flow: time_ns for flow, (_, time_ns) in tracks.flow_starts.items()} == arrivals
     assert {flow: time_ns + 1000 for flow, (_, time_ns) in tracks.flow_ends.items()} == firsts
@@ -320,7 +309,7 @@ def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
     exported: Callable[..., Path],
 ) -> None:
     rows = read_trace(exported("mooncake"))
-    arrived = {e.request_id: e for e in EVENTS if isinstance(e, Arrived)}
+    arrived = {e.request_id: e for e in EVENTS if isinstance(e, wire.Arrived)}
     tokens = Counter(row.request_id for step in STEPS for row in step.batch or () if row.flags & 1)
     expected = [
         (arrived[request_id].num_prompt_tokens, tokens[request_id])
@@ -336,7 +325,7 @@ def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
     # Prefix cache hits have the ids of another request; documents share nothing.
     admitted: dict[int, int] = {}
     for event in EVENTS:
-        if isinstance(event, Admitted):
+        if isinstance(event, wire.Admitted):
             admitted.setdefault(event.request_id, event.num_cached_tokens)
     uses = Counter(block for row in rows for block in row.hash_ids or ())
     num_hits = 0
@@ -367,10 +356,10 @@ def replayed_hits(rows: list[Any]) -> int:
     class Sink:
         next_sequence = num_dropped = num_hit_tokens = num_finished = 0
 
-        def publish(self, message: Telemetry) -> None:
+        def publish(self, message: wire.Telemetry) -> None:
             if isinstance(message, StepDraft) and message.kv is not None:
                 self.num_hit_tokens += message.kv.hit_tokens
-                self.num_finished += sum(isinstance(e, Finished) for e in message.events)
+                self.num_finished += sum(isinstance(e, wire.Finished) for e in message.events)
 
     limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=4096)
     runner, sink = SimulatedRunner(CostModel()), Sink()
@@ -415,7 +404,7 @@ def test_an_export_of_a_range_holds_exactly_its_steps(
         assert (
             0
             < len(read_trace(path))
-            <= sum(isinstance(e, Arrived) for s in in_range for e in s.events)
+            <= sum(isinstance(e, wire.Arrived) for s in in_range for e in s.events)
         )
         return
     else:
@@ -485,7 +474,7 @@ def test_an_interrupted_export_leaves_no_file(recorded: Path, tmp_path: Path) ->
 def test_knob_changes_are_part_of_the_exported_session(exported: Callable[..., Path]) -> None:
     lines = [json.loads(line) for line in exported("jsonl").read_text().splitlines()]
     knobs = [line["message"] for line in lines if line["topic"] == "knobs"]
-    expected = [m for _, m in MESSAGES if isinstance(m, KnobsChanged)]
+    expected = [m for _, m in MESSAGES if isinstance(m, wire.KnobsChanged)]
     assert [each["effective_step"] for each in knobs] == [m.effective_step for m in expected]
 
 
@@ -513,3 +502,62 @@ def test_an_export_has_the_limits_and_latencies_that_stats_sums_up(
     assert ended[len(ended) // 2] == pytest.approx(figures["e2e_p50"], rel=0.02)
     longest = [row["itl_max_ms"] for row in requests if row["itl_max_ms"] is not None]
     assert max(longest) == pytest.approx(figures["itl_max"])
+
+
+@pytest.fixture(scope="module")
+def long_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2400 steps in many small chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 20_000)
+        path = tmp_path_factory.mktemp("long") / "long.mcap"
+        return record(path, simulate(seed=4, num_steps=2400))
+
+
+@pytest.mark.parametrize("target", [each for each in FORMATS if each != "parquet"])
+def test_the_memory_of_an_export_does_not_grow_with_the_recording(
+    long_session: Path, tmp_path: Path, target: Format
+) -> None:
+    """Compared with a session three times as long; both exceed the size of all caches."""
+
+    def write(last: int) -> None:
+        with Recording(long_session) as recording:
+            output = tmp_path / str(last)
+            export(recording, output, target, StepRange(0, last), "steps", lambda share: None)
+        output.unlink()
+
+    write(700)  # fills the caches
+    peaks = []
+    for last in (700, 2100):
+        tracemalloc.start()
+        write(last)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.25 * peaks[0] + 100_000
+
+
+PARQUET_MEMORY = """
+import sys
+from pathlib import Path
+from stepscope.recordings.export import tables
+import pyarrow
+tables.ROW_GROUP = 2000
+count = int(sys.argv[2])
+kinds = [column.kind for column in tables.STEP_COLUMNS]
+rows = (tuple({"bool": True, "text": "full"}.get(kind, n) for kind in kinds) for n in range(count))
+tables.table_rows = lambda table, moments: rows
+with open(sys.argv[1], "wb") as stream:
+    tables.write_parquet([], stream, "steps")
+print(pyarrow.default_memory_pool().max_memory())
+"""
+
+
+def test_a_parquet_export_keeps_one_row_group_in_memory(tmp_path: Path) -> None:
+    peaks = []
+    for count in (8_000, 32_000):
+        command = [sys.executable, "-c", PARQUET_MEMORY, str(tmp_path / "x.parquet"), str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        peaks.append(int(done.stdout))
+        table = pyarrow.parquet.ParquetFile(tmp_path / "x.parquet")
+        assert table.metadata.num_rows == count
+        assert table.num_row_groups == count // 2000
+    assert peaks[1] < 1.5 * peaks[0]

@@ -9,11 +9,11 @@ import pytest
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, Finished, RowFlag, StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.figures.bounds import BoundError, parse_bound, value_text
-from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.figures.table import FIGURES, BoundError, parse_bound, value_text
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 
 LEVELS = SLO(ttft_ms=600.0, itl_ms=40.0)
 Messages = list[tuple[int, Telemetry]]
@@ -28,13 +28,6 @@ def session() -> Messages:
         workload=SimulatedWorkload(rate=8.0, document_share=0.2, document_tokens=2000),
         cost=CostModel(floor_ms=12.0, token_us=60.0),
     )
-
-
-def history_of(messages: Messages, slo: SLO = LEVELS) -> History:
-    history = History(slo)
-    for sequence, message in messages:
-        history.append(sequence, message)
-    return history
 
 
 def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
@@ -61,37 +54,26 @@ def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
     return len(finished), kept
 
 
-def test_goodput_counts_requests_whose_tokens_all_kept_the_service_levels(
-    session: Messages,
-) -> None:
-    num_finished, num_kept = kept_by_hand(session, LEVELS)
-    assert 0 < num_kept < num_finished
-    found = history_of(session).figures(None, None)
-    assert found["finished"] == num_finished
-    assert found["goodput"] == pytest.approx(num_kept / num_finished)
-    assert found["goodput_per_s"] == pytest.approx(num_kept / (found["seconds"] or 0))
-
-
 def test_goodput_under_a_raised_service_level_is_as_if_it_had_applied_from_the_start(
     session: Messages,
 ) -> None:
-    history, higher = history_of(session), SLO(ttft_ms=900.0, itl_ms=60.0)
+    history, higher = history_of(session, LEVELS), SLO(ttft_ms=900.0, itl_ms=60.0)
     history.set_slo(higher)
     num_finished, num_kept = kept_by_hand(session, higher)
-    assert history.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
+    assert history.windows.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
 
 
 def test_goodput_under_a_lowered_service_level_counts_only_requests_with_known_waits(
     session: Messages,
 ) -> None:
-    history = history_of(session)
+    history = history_of(session, LEVELS)
     history.set_slo(SLO(ttft_ms=600.0, itl_ms=20.0))
     late = history.windows.figures(None, None)["goodput"]
     assert late == 0  # only requests with a known longer ITL or TTFT are judged
 
 
 def test_without_a_step_all_figures_are_unknown() -> None:
-    found = History(LEVELS).figures()
+    found = History(LEVELS).windows.figures()
     assert set(found) == set(FIGURES)
     assert {name for name, value in found.items() if value is not None} == {"steps", "seconds"}
 

@@ -1,28 +1,23 @@
 """Events of a whole file are found without playing it, and keys of a replay go to them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Audited,
-    KnobsChanged,
-    Preempted,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.event_steps import EventSteps
-from stepscope.recordings.replay.file_index import FileIndex
+from stepscope.recordings.replay.file_index import EventSteps, FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.frame.frame import NOTABLE
+from stepscope.tui.views.pages.page_views import targets
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import until
@@ -31,39 +26,39 @@ TIMED = {"slo", "gap"}  # see test_file_index.py
 ABORTED, PAUSED, REFUSED = 400, 500, 600
 
 
-def session() -> list[Telemetry]:
+def session() -> list[wire.Telemetry]:
     """A session with preemptions, a knob change, and operator actions done and refused."""
-    messages: list[Telemetry] = []
+    messages: list[wire.Telemetry] = []
     for message in busy(seed=4, num_steps=800):
-        if isinstance(message, StepRecord) and message.step == ABORTED:
+        if isinstance(message, wire.StepRecord) and message.step == ABORTED:
             assert message.batch is not None
-            gone = Aborted(message.batch[0].request_id, "asked for")
+            gone = wire.Aborted(message.batch[0].request_id, "asked for")
             message = msgspec.structs.replace(message, events=[*message.events, gone])
         messages.append(message)
-        if isinstance(message, KnobsChanged) and message.new:
+        if isinstance(message, wire.KnobsChanged) and message.new:
             told = {"who": message.who, "old": message.old, "new": message.new}
             step, version = message.effective_step, message.version
             messages.append(_audited(message.time_ns, "SetKnobs", step, version=version, **told))
-        if isinstance(message, StepRecord) and message.step == PAUSED:
+        if isinstance(message, wire.StepRecord) and message.step == PAUSED:
             messages.append(_audited(message.tokens_ns, "Pause", PAUSED + 1))
-        if isinstance(message, StepRecord) and message.step == REFUSED:
+        if isinstance(message, wire.StepRecord) and message.step == REFUSED:
             refused = {"code": "bounds", "detail": "too much"}
             messages.append(_audited(message.tokens_ns, "SetKnobs", None, **refused))
     return messages
 
 
-def _audited(time_ns: int, command: str, step: int | None, **more: object) -> Audited:
+def _audited(time_ns: int, command: str, step: int | None, **more: object) -> wire.Audited:
     given = {"number": 1, "who": "ops", **more}
-    return Audited(command=command, time_ns=time_ns, effective_step=step, **given)  # type: ignore[arg-type]
+    return wire.Audited(command=command, time_ns=time_ns, effective_step=step, **given)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def messages() -> list[Telemetry]:
+def messages() -> list[wire.Telemetry]:
     return session()
 
 
 @pytest.fixture(scope="module")
-def file(messages: list[Telemetry], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(messages: list[wire.Telemetry], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("events") / "session.mcap"
     return record(path, enumerate(messages))
 
@@ -90,7 +85,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
 @pytest.mark.parametrize("kind", sorted(NOTABLE - TIMED))
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_file_search_finds_every_event_that_playing_the_file_shows(
-    found: FileIndex, messages: list[Telemetry], kind: str, direction: int
+    found: FileIndex, messages: list[wire.Telemetry], kind: str, direction: int
 ) -> None:
     history = History()
     for sequence, message in enumerate(messages):
@@ -112,8 +107,10 @@ def test_a_file_search_finds_every_event_that_playing_the_file_shows(
 def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: FileIndex) -> None:
     steps = EventSteps()
     for step in range(0, 100_000, 7):
-        steps.add(step, step * 10, Preempted(step % 5, num_blocks=step, reason="kv_full"))
-        steps.add(step, step * 10, Preempted(9, num_blocks=1, reason=""))  # one more of that step
+        steps.add(step, step * 10, wire.Preempted(step % 5, num_blocks=step, reason="kv_full"))
+        steps.add(
+            step, step * 10, wire.Preempted(9, num_blocks=1, reason="")
+        )  # one more of that step
     few = steps.spread(100)
     assert len(few) == 100
     apart = {after.step - before.step for before, after in pairwise(few)}
@@ -137,9 +134,7 @@ def test_the_next_event_is_the_nearest_of_all_kinds(found: FileIndex) -> None:
     assert {"preempt", "knobs", "engine"} <= set(seen)
 
 
-async def test_the_next_preemption_is_found_far_outside_memory(
-    source: ReplaySource,
-) -> None:
+async def test_the_next_preemption_is_found_far_outside_memory(source: ReplaySource) -> None:
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
         assert source.history.num_steps == 1
@@ -195,3 +190,50 @@ async def test_knob_changes_later_in_the_file_are_listed_and_enter_goes_to_them(
         await until(lambda: app.main.new_frame().cursor == REFUSED + 10, "not behind all of them")
         app.main.draw()
         assert "ahead" not in main_text(app)
+
+
+async def test_a_selected_breach_stays_selected_while_others_appear_above_it(
+    still_source: Callable[..., Any],
+) -> None:
+    history = History(SLO(ttft_ms=30.0, itl_ms=8.0), max_steps=200)
+    messages = simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=9.0))
+    for sequence, message in messages[:300]:
+        history.append(sequence, message)
+    source = type(still_source(2))(history)
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5", "j", "j")
+        chosen = app.main.handlers.pages.chosen()
+        assert chosen is not None
+        assert (app.main.view.row, chosen) == (2, targets(app.main.frame)[2])
+        for sequence, message in messages[300:340]:
+            history.append(sequence, message)
+        app.main.draw()
+        assert targets(app.main.frame)[2] != chosen
+        assert app.main.handlers.pages.chosen() == chosen
+        lines = [strip.text for strip in app.main._compositor.render_strips()]
+        assert any(f"▶ {chosen.step:>8,}" in line for line in lines), "\n".join(lines)
+        for sequence, message in messages[340:]:
+            history.append(sequence, message)
+        app.main.draw()  # forgotten meanwhile
+        assert chosen not in targets(app.main.frame)
+        assert (app.main.view.row, app.main.view.entry) == (0, None)
+
+
+async def test_the_first_steps_appear_on_the_scrub_bar_as_soon_as_in_the_chart(
+    still_source: Callable[..., Any],
+) -> None:
+    now_s = 0.0
+    history = History()
+    messages = simulate(seed=3, num_steps=60)
+    source = type(still_source(2))(history)
+    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: now_s)
+    async with app.run_test(size=(120, 40)):
+        app.main.draw_if_changed()
+        for sequence, message in messages:
+            history.append(sequence, message)
+        now_s = 0.1
+        app.main.draw_if_changed()
+        shown = main_text(app)
+    assert "no step in memory" not in shown
+    assert "60 steps in memory" in shown

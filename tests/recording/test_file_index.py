@@ -1,33 +1,45 @@
 """The index of a file tells the same as playing it, stored or made from its messages."""
 
+import os
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from mcap.reader import make_reader
 from numpy.typing import NDArray
 
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
-from stepscope.recordings.attribution.longest import Breach
-from stepscope.recordings.file.indexes import indexes, stored_index
-from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.attribution.late_sweep import Breach
+from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX
+from stepscope.recordings.file.messages import indexes, stored_index
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
 from stepscope.recordings.packing.steps import StepPacker
 from stepscope.recordings.replay import file_index
-from stepscope.recordings.replay.file_index import FileIndex
-from stepscope.recordings.replay.worst_waits import WorstWaits
-from stepscope.recordings.session.index import Index, IndexRows, decode_index
-from stepscope.recordings.session.packed import pack, unpack
-from stepscope.recordings.session.steps import COLUMNS, StepTable
+from stepscope.recordings.replay.file_index import FileIndex, WorstWaits
+from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.session.index import (
+    INDEX_VERSION,
+    Index,
+    IndexRows,
+    PackedColumn,
+    decode_index,
+    pack,
+    unpack,
+)
+from stepscope.recordings.session.steps import COLUMNS
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.sessions.seek_sessions import busy, one_by_one, record
 from tests.support.waiting import wait_for
@@ -193,23 +205,7 @@ def test_a_stored_index_is_the_same_as_one_made_from_the_messages(
             assert summed_up(made) == summed_up(stored)
 
 
-def test_a_step_table_of_an_index_is_that_of_a_history(tmp_path: Path) -> None:
-    with Recording(record(tmp_path / "a.mcap", with_pauses(3))) as recording:
-        _, whole = expected(recording)
-        table = StepTable()
-        for _, index in indexes(recording):
-            rows = IndexRows(index).steps()
-            for name in COLUMNS:
-                table.column(name).extend(rows.column(name))
-        summaries = [table.summary(at) for at in range(len(table))]
-        told = whole.summaries(table.steps[0], table.steps[-1])
-        plain_told = [each._replace(has_knob_change=False) for each in told]
-        assert summaries == plain_told
-
-
-def test_after_a_clock_set_back_only_waits_that_span_the_change_may_differ(
-    tmp_path: Path,
-) -> None:
+def test_after_a_clock_set_back_only_waits_that_span_the_change_may_differ(tmp_path: Path) -> None:
     with Recording(record(tmp_path / "a.mcap", with_a_clock_set_back(1))) as recording:
         told, _ = expected(recording)
         found = indexed(recording)
@@ -445,3 +441,108 @@ def test_an_unreadable_file_does_not_count_as_read(tmp_path: Path) -> None:
     assert waits.spans() == []
     assert waits.next(0, 1, {"slo", "gap"}, ALL) is None
     waits.stop()
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "recordings.md").read_text("utf-8")
+
+
+def column(tables: dict[str, Any], table: str, name: str) -> "NDArray[np.int64]":
+    number, columns = tables[table]
+    base, width, planes, start, beside = columns[name]
+    raw = np.frombuffer(planes, np.uint8).reshape(width, number)
+    values = np.zeros(number, np.uint64)
+    for place in range(width):
+        values += raw[place].astype(np.uint64) << np.uint64(8 * place)
+    values += np.uint64(base % 2**64)
+    if start is not None:
+        values = np.cumsum(values, dtype=np.uint64) + np.uint64(start)
+    found = values.view(np.int64)
+    if not beside:
+        return found
+    if beside == "interval_ns":
+        ends = column(tables, "steps", "tokens_ns")
+        others = np.diff(ends, prepend=ends[:1])
+    else:
+        others = column(tables, "steps", beside)
+    return found + (others if table == "steps" else others[column(tables, table, "place")])
+
+
+def test_an_index_can_be_read_with_an_mcap_library_and_the_docs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 30_000)
+    messages = busy(2, 600)
+    path = record(tmp_path / "a.mcap", enumerate(messages))
+    history = History()
+    for sequence, message in enumerate(messages):
+        history.append(sequence, message)
+    steps: list[int] = []
+    waits: list[tuple[int, int, int]] = []
+    with open(path, "rb") as stream:
+        reader = make_reader(stream)
+        summary = reader.get_summary()
+        assert summary is not None
+        attachments = list(reader.iter_attachments())
+        assert len(attachments) == len(summary.chunk_indexes) > 5
+    for attachment in attachments:
+        assert attachment.name == "index"
+        told = msgspec.msgpack.decode(zstandard.decompress(attachment.data))
+        assert told["version"] == INDEX_VERSION
+        tables = told["tables"]
+        steps += column(tables, "steps", "step").tolist()
+        ends = column(tables, "steps", "tokens_ns")[column(tables, "waits", "place")]
+        columns = [ends, *(column(tables, "waits", name) for name in ("ns", "number"))]
+        is_itl = column(tables, "waits", "kind") == 1
+        waits += zip(*(each[is_itl].tolist() for each in columns), strict=True)
+    assert steps == list(range(600))
+    assert sorted(waits) == sorted(history.windows.samples("itl", None, None))
+
+
+def test_the_docs_name_all_that_an_index_holds_and_both_versions() -> None:
+    for name in Index.__struct_fields__:
+        assert f"\n| `{name}` |" in DOCS, name
+    assert f"[{', '.join(PackedColumn.__struct_fields__)}]" in DOCS
+    said = " ".join(DOCS.split())
+    assert (
+        f"`format_version` (now {FORMAT_VERSION}) or index `version` (now {INDEX_VERSION})" in said
+    )
+
+
+@pytest.fixture(scope="module")
+def searched_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("search") / "session.mcap", enumerate(busy(3, 400)))
+
+
+def opened(file: Path) -> int:
+    """How many handles this process has on the file."""
+    links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+    return sum(os.path.realpath(each) == str(file.resolve()) for each in links)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts handles in /proc")
+@pytest.mark.parametrize("is_at_work", [False, True])
+def test_a_closed_replay_leaves_no_search_thread_and_no_file_handle(
+    searched_file: Path, is_at_work: bool
+) -> None:
+    before = set(threading.enumerate())
+    replay = ReplaySource(Recording(searched_file), playing=False)
+    replay.start()
+    if is_at_work:
+        wait_for(lambda: opened(searched_file) > 1, "a search at work")
+    replay.stop()
+    assert set(threading.enumerate()) <= before
+    assert opened(searched_file) == 0
+    assert replay.file_index.is_done
+
+
+def test_a_reading_ends_at_once_when_stopped(searched_file: Path) -> None:
+    found = FileIndex(searched_file, is_busy=lambda: True)
+    found.start()
+    assert not found.is_done
+    found.stop()
+    assert found.is_done
+    found.stop()  # stopping again does nothing
+
+
+def test_a_reading_that_was_never_started_can_be_stopped(searched_file: Path) -> None:
+    FileIndex(searched_file).stop()

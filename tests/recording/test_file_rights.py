@@ -18,7 +18,7 @@ from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.tui.screens.handlers.svg_picture import new_picture
+from stepscope.tui.screens.handlers.handlers import new_picture
 from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.seek_sessions import record
 
@@ -82,9 +82,7 @@ def test_a_recording_is_private_until_it_is_known_to_hold_no_tokens(
     assert os.listdir(tmp_path) == ["a.mcap"]
 
 
-def test_a_recording_with_tokens_that_replaces_a_public_file_is_private(
-    tmp_path: Path,
-) -> None:
+def test_a_recording_with_tokens_that_replaces_a_public_file_is_private(tmp_path: Path) -> None:
     path = record(tmp_path / "a.mcap", PLAIN)
     assert rights(path) == EVERYBODY
     record(path, TOLD)

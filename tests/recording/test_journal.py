@@ -6,8 +6,7 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
-from stepscope.recordings.history.history import History
-from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.history.history import History, Journal
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 

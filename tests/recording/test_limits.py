@@ -94,14 +94,6 @@ def test_a_session_built_to_hit_one_limit_has_it_as_the_most_frequent_limit(
     assert shares[limit] > 0.3
 
 
-def test_a_history_and_a_comparison_count_the_same_step_limits() -> None:
-    history = History()
-    for sequence, message in THRESHOLD.messages:
-        history.append(sequence, message)
-    figures = history.figures(None, None)
-    assert {limit: figures[f"limit_{limit}"] for limit in LIMITS} == limit_shares(THRESHOLD)
-
-
 def test_a_prompt_chunk_in_a_step_with_budget_left_was_cut_by_the_prefill_threshold() -> None:
     history = History()
     for sequence, message in THRESHOLD.messages:

@@ -5,17 +5,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    EngineStatus,
-    PauseSpan,
-    RequestView,
-    Snapshot,
-    StepRecord,
-)
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.alerts.meter import num_stalled, queue_age_s
+from stepscope.recordings.alerts.judge import num_stalled, queue_age_s
 from stepscope.recordings.autopilot.load import Load
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
@@ -47,7 +41,7 @@ PLAIN = Later(
 def metrics_of(messages: Messages) -> EngineMetrics:
     metrics = EngineMetrics()
     for _, message in messages:
-        (metrics.join if isinstance(message, Snapshot) else metrics.apply)(message)  # type: ignore[operator]
+        (metrics.join if isinstance(message, wire.Snapshot) else metrics.apply)(message)  # type: ignore[operator]
     return metrics
 
 
@@ -70,7 +64,7 @@ def test_the_metrics_of_an_engine_count_a_pause_as_a_pause_and_in_no_latency() -
     history = History(SLO_)
     for number, message in paused([*PLAIN]):
         history.append(number, message)
-    kept = history.figures(None, None)
+    kept = history.windows.figures(None, None)
     num_kept = found["stepscope_requests_within_levels_total", "{}"]
     assert num_kept == round((kept["goodput_per_s"] or 0) * (kept["seconds"] or 0)) > 0
 
@@ -105,9 +99,9 @@ def test_a_pause_makes_no_token_late_to_the_autopilot() -> None:
     for messages in ([*PLAIN], paused([*PLAIN])):
         load = Load(level_ns=50_000_000)
         for _, message in messages:
-            if isinstance(message, StepRecord):
+            if isinstance(message, wire.StepRecord):
                 load.add(message)
-            elif isinstance(message, EngineStatus):
+            elif isinstance(message, wire.EngineStatus):
                 load.pauses = load.pauses.after(message)
         loads.append(load)
     assert (loads[1].num_late, loads[1].num_gaps) == (loads[0].num_late, loads[0].num_gaps)
@@ -115,7 +109,7 @@ def test_a_pause_makes_no_token_late_to_the_autopilot() -> None:
 
 
 def test_a_pause_ages_no_queue_and_stalls_no_stream() -> None:
-    waiting = RequestView(
+    waiting = wire.RequestView(
         request_id=1,
         client_id="a",
         status="waiting",
@@ -127,7 +121,7 @@ def test_a_pause_ages_no_queue_and_stalls_no_stream() -> None:
         state="running",
         time_ns=9_000_000_000,
         table=RequestTable([waiting]),
-        pauses=PauseTrail((PauseSpan(1_200_000_000, 8_900_000_000),)),
+        pauses=PauseTrail((wire.PauseSpan(1_200_000_000, 8_900_000_000),)),
     )
     assert queue_age_s(state) == pytest.approx(0.3)
     assert num_stalled(state, SLO_) == 0

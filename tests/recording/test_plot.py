@@ -1,6 +1,5 @@
 """Plots of recordings: what each pixel column holds, and the file that is written."""
 
-import csv
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -10,21 +9,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.export.export import export
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
-from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.figure import figure, step_ticks
 from stepscope.recordings.plot.series import MAX_EVENTS, PlotEvent, PlotSeries, read_series
-from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.plot import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -106,45 +100,6 @@ def read(path: Path, num_columns: int, first: int | None = None, last: int | Non
         )
 
 
-def test_a_wait_that_began_before_the_file_is_in_no_latency_of_plot_or_table(
-    tmp_path: Path,
-) -> None:
-    """The recording begins in mid-session; the dashboard shows the same latencies."""
-    before, after = History(BOUNDS), [*enumerate(messages())]
-    cut = next(n for n, m in after if isinstance(m, StepRecord) and m.step == 200)
-    for sequence, message in after[:cut]:
-        before.append(sequence, message)
-    snapshot = before.snapshot()
-    assert snapshot is not None
-    path = tmp_path / "later.mcap"
-    writer = RecordingWriter(path)
-    writer.start(snapshot)
-    shown = History(BOUNDS, known_since_ns=snapshot.time_ns)
-    shown.reset(snapshot)
-    for sequence, message in after[cut:]:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-        shown.append(sequence, message)
-    writer.close()
-    series, report = read(path, 40), shown.latency(window_s=None)
-    for measured, expected in (
-        (series.waits.of["itl"], report.itl),
-        (series.waits.of["ttft"], report.ttft),
-    ):
-        assert measured.count == expected.num_samples > 0
-        assert measured.largest / 1e6 == expected.max_ms
-    assert max(each.max_ttft_ns or 0 for each in series.columns) == series.waits.of["ttft"].largest
-    with Recording(path) as recording:
-        export(recording, tmp_path / "t", "csv", StepRange(), "requests", lambda share: None)
-    with open(tmp_path / "t", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    came_before = [row for row in rows if int(row["arrival_ns"]) < snapshot.time_ns]
-    assert any(row["first_token_ns"] for row in came_before)
-    assert not any(row["ttft_ms"] for row in came_before)
-    in_table = [float(row["ttft_ms"]) for row in rows if row["ttft_ms"]]
-    assert len(in_table) == report.ttft.num_samples
-    assert max(in_table) == report.ttft.max_ms
-
-
 @pytest.mark.parametrize("num_columns", [1, 7, 40, 1400])
 def test_every_plot_column_shows_the_worst_of_its_steps(
     session: tuple[History, Path], num_columns: int
@@ -176,9 +131,7 @@ def test_every_plot_column_shows_the_worst_of_its_steps(
     assert len(covered) >= int(longest.duration_ns / width_ns) - 1
 
 
-def test_plotted_events_are_in_order_and_only_from_the_range(
-    session: tuple[History, Path],
-) -> None:
+def test_plotted_events_are_in_order_and_only_from_the_range(session: tuple[History, Path]) -> None:
     _, path = session
     series = read(path, 100)
     assert [(event.kind, event.text) for event in sorted(series.events, key=when)] == [
@@ -215,10 +168,7 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     assert drawn[1] == first
     assert first.startswith(b"<?xml")
     series = read(path, 60)
-    for target, begins, theme in (
-        ("pdf", b"%PDF", "light"),
-        ("png", b"\x89PNG", "dark"),
-    ):
+    for target, begins, theme in (("pdf", b"%PDF", "light"), ("png", b"\x89PNG", "dark")):
         drawn = [figure(series, "heading", ["details"], target, (7, 7), theme) for _ in range(2)]
         assert drawn[0] == drawn[1]
         assert drawn[0].startswith(begins)
@@ -267,10 +217,7 @@ def test_an_impossible_plot_gives_a_one_line_error_and_no_file(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments: dict[str, Any] = {
-        "file": str(session[1]),
-        "output": "f.svg",
-    }
+    arguments: dict[str, Any] = {"file": str(session[1]), "output": "f.svg"}
     with pytest.raises((WrongUsage, CommandFailed), match=re.escape(words)):
         plot_file(**{**arguments, **change})
     assert list(tmp_path.iterdir()) == []
@@ -302,22 +249,6 @@ def test_the_number_of_plotted_events_is_bounded() -> None:
         series._keep("mark", number, "again")
     assert len(series.events) == MAX_EVENTS
     assert series.num_left_out == 2 * MAX_EVENTS
-
-
-@given(st.lists(st.integers(0, 2**50), min_size=1), st.integers(1, 40))
-def test_plotted_percentiles_of_many_samples_are_exact_to_a_thousandth(
-    values: list[int], limit: int
-) -> None:
-    exact, rounded = Distribution(), Distribution(max_values=limit)
-    for value in values:
-        exact.add(value)
-        rounded.add(value)
-    assert rounded.count == len(values)
-    assert rounded.largest == max(values)
-    ranks = (1, 50, 95, 99, 100)
-    for true, found in zip(exact.percentiles(*ranks), rounded.percentiles(*ranks), strict=True):
-        assert true * (1 - 2**-10) <= found <= true
-    assert true == max(values)
 
 
 @pytest.mark.parametrize("shape", ["even", "fast start", "fast end", "one second of thousands"])

@@ -20,8 +20,8 @@ from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.export.export import FORMATS, export
-from stepscope.recordings.file.indexes import stored_index
 from stepscope.recordings.file.mcap.chunk import read_chunk
+from stepscope.recordings.file.messages import stored_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.writer import RecordingWriter
@@ -33,7 +33,7 @@ from stepscope.tui.cli.recordings import export as export_command
 from stepscope.tui.cli.recordings import verify as repair_command
 from stepscope.tui.cli.recordings import verify as verify_command
 from stepscope.tui.settings.cli_errors import CommandFailed
-from stepscope.tui.views.pages import transcript
+from stepscope.tui.views.pages import request_page
 from tests.support.engines.simulated_run import simulate
 
 # No eight characters of these may be in a help text.
@@ -209,7 +209,7 @@ def test_no_text_and_no_token_ids_are_in_telemetry_replies_or_a_recording(
     assert b"clinic" in content
     assert leaks(content) == []
     view = next(iter(told.source.history.state.requests.values()))
-    life = told.source.history.life(view)
+    life = told.source.history.lives.life(view)
     assert life is not None
     assert life.text is None
 
@@ -241,7 +241,7 @@ def test_a_recording_with_tokens_says_so_and_can_be_stripped(
     history = told.source.history
     views = {view.request_id: view for view in history.state.requests.values()}
     for request_id, prompt in ((0, PROMPT), (1, PROMPT), (2, None)):
-        life = history.life(views[request_id])
+        life = history.lives.life(views[request_id])
         assert life is not None
         assert life.text is not None
         assert prompt in (None, life.text.prompt_text)
@@ -293,7 +293,7 @@ def test_a_late_subscriber_gets_the_text_of_running_requests(telling_engine: Any
             time.sleep(0.02)
         late.stop()
     (view,) = late.history.state.requests.values()
-    life = late.history.life(view)
+    life = late.history.lives.life(view)
     assert life is not None
     assert life.text is not None
     assert life.text.prompt_text == PROMPT
@@ -309,7 +309,7 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     told = KnownText((1, 2), "What?\tNow", said)
 
     def drawn(told: KnownText, last: float, height: int = 6) -> str:
-        lines = transcript.draw(told, last, 40, height)
+        lines = request_page.draw_text(told, last, 40, height)
         assert len(lines) == height
         texts = ["".join(text for text, _ in line) for line in lines]
         assert {len(text) for text in texts} == {40}
@@ -325,7 +325,7 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     assert "END" in drawn(long, 9)
     assert "…" in drawn(long, 9)
     assert "arrived too early" in drawn(KnownText(None, None, said), 9)
-    assert transcript.height_for(None, 40) == transcript.height_for(told, 12) == 0
+    assert request_page.height_of_text(None, 40) == request_page.height_of_text(told, 12) == 0
 
 
 def test_verify_finds_tokens_in_a_file_that_claims_to_have_none(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Whatever truncates or damages a recording, the steps written before can be read."""
 
 import contextlib
+import fcntl
 import itertools
+import json
 import os
 import random
 import re
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,8 @@ from mcap.reader import make_reader
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings import samples
 from stepscope.recordings.check.rewrite import default_output, rewrite, what_is_wrong
-from stepscope.recordings.check.verify import verify
+from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.losses import Loss
@@ -38,6 +40,7 @@ from stepscope.tui.cli.recordings.verify import summary
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
+from tests.support.waiting import wait_for
 
 MESSAGES = Later(
     lambda: simulate(
@@ -156,34 +159,6 @@ def test_a_file_cut_at_any_byte_is_read_up_to_its_last_flush(
             assert kept == small.frames[: len(kept)]
 
 
-def test_a_long_file_cut_anywhere_is_read_up_to_its_last_flush(
-    large: Written, tmp_path: Path
-) -> None:
-    path = tmp_path / "cut.mcap"
-    path.write_bytes(large.content)
-    rng = random.Random(5)
-    lengths = {rng.randrange(len(large.content)) for _ in range(1000)}
-    for number, length in enumerate(sorted(lengths, reverse=True)):
-        os.truncate(path, length)
-        num_safe = large.num_safe(length)
-        try:
-            with Recording(path) as recording:
-                assert recording.truncated
-                is_all = length >= large.end_of_data
-                why = "index is cut off" if is_all else "was not closed"
-                assert why in (recording.message or "")
-                last = recording.num_chunks - 1
-                # Only the last chunk can be cut: those before it are read now and then, below.
-                assert recording.index.chunks[:last] == large.chunks[:last]
-                num_kept = sum(large.num_in[:last]) + len(recording.chunk(last).frames)
-                assert num_kept >= num_safe
-                if number % 50 == 0:
-                    kept = [frame for frame, _ in recording.frames()]
-                    assert kept == large.frames[:num_kept]
-        except RecordingError:
-            assert num_safe == 0
-
-
 def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_path: Path) -> None:
     """The last bytes only index the file: no step lies there."""
     for length in range(len(small.content) - 1, small.chunks[-1].end - 1, -1):
@@ -205,42 +180,6 @@ def test_a_file_truncated_in_its_index_has_lost_no_steps(small: Written, tmp_pat
             assert len(report.losses) == 1
 
 
-def test_a_flipped_byte_damages_only_its_own_chunk(small: Written, tmp_path: Path) -> None:
-    path = tmp_path / "flipped.mcap"
-    path.write_bytes(small.content)
-    first = small.chunks[0]
-    # For each damaged chunk, the frames of all others; None stands for no chunk.
-    expected = {hit: whole_chunks(small, hit) for hit in (None, *range(len(small.chunks)))}
-    places = set(range(first.offset + 60)) | set(range(small.chunks[-1].end, len(small.content)))
-    for chunk in small.chunks:
-        places |= set(range(chunk.offset, chunk.offset + 60))
-    places |= set(range(0, len(small.content), 5))  # a byte of compressed data is like another
-    for place in sorted(places):
-        with flipped(path, place, 0x41):
-            kept = frames_of(path)
-        if kept is None:
-            # Only the file's metadata and its first keyframe can be damaged that badly.
-            assert place < first.end, f"byte {place}"
-            continue
-        found = {(frame.sequence, frame.payload) for frame in kept}
-        hits = (n for n, chunk in enumerate(small.chunks) if chunk.offset <= place < chunk.end)
-        assert expected[next(hits, None)] <= found <= expected[None], f"byte {place}"
-
-
-def whole_chunks(written: Written, hit: int | None) -> set[tuple[int, bytes]]:
-    """The frames of all chunks but one."""
-    found: set[tuple[int, bytes]] = set()
-    with Recording(written.path) as recording:
-        position = 0
-        for number in range(recording.num_chunks):
-            count = len(recording.chunk(number).frames)
-            if number != hit:
-                frames = written.frames[position : position + count]
-                found |= {(frame.sequence, frame.payload) for frame in frames}
-            position += count
-    return found
-
-
 def test_verify_finds_every_flipped_byte_that_changes_the_content(
     small: Written, tmp_path: Path
 ) -> None:
@@ -256,18 +195,6 @@ def test_verify_finds_every_flipped_byte_that_changes_the_content(
             report = verify(path, nothing)
             # zstd has a bit or two that mean nothing.
             assert not report.is_good or frames_of(path) == small.frames, f"byte {place}"
-
-
-def test_a_flipped_bit_in_the_only_chunk_is_reported_as_damage(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "bit.mcap"
-    content = bytearray(samples.shipped()["chunked"].read_bytes())
-    content[4135] ^= 1
-    path.write_bytes(content)
-    for read in (Recording, lambda path: verify(path, nothing)):
-        with pytest.raises(RecordingError, match=r"damaged \(the chunk at byte 393\)"):
-            read(path)
 
 
 def test_damage_that_demands_impossible_memory_is_reported_as_damage(
@@ -373,18 +300,6 @@ def test_the_damage_message_names_the_remedy(
     )
 
 
-def test_a_damaged_index_is_rebuilt_without_any_loss(large: Written, tmp_path: Path) -> None:
-    path = tmp_path / "index.mcap"
-    content = bytearray(large.content)
-    content[-100] ^= 0xFF
-    path.write_bytes(content)
-    assert "index is damaged" in (what_is_wrong(path, nothing) or "")
-    report = rewrite(path, tmp_path / "new.mcap", nothing)
-    assert report.losses == []
-    assert frames_of(tmp_path / "new.mcap") == large.frames
-    assert verify(tmp_path / "new.mcap", nothing).is_good
-
-
 def test_repair_fixes_every_damage_that_verify_reports(small: Written, tmp_path: Path) -> None:
     path, output = tmp_path / "flipped.mcap", tmp_path / "mended.mcap"
     first, last = small.chunks[0], small.chunks[-1]
@@ -402,17 +317,6 @@ def test_repair_fixes_every_damage_that_verify_reports(small: Written, tmp_path:
             assert verify(output, nothing).is_good, at
             assert what_is_wrong(output, nothing) is None, at
             output.unlink()
-
-
-def test_repairing_a_damaged_but_readable_chunk_loses_no_step(
-    large: Written, tmp_path: Path
-) -> None:
-    path, output = tmp_path / "head.mcap", tmp_path / "mended.mcap"
-    content = bytearray(large.content)
-    content[large.chunks[-1].offset + 33] ^= 1  # of its checksum
-    path.write_bytes(content)
-    assert rewrite(path, output, nothing).losses == []
-    assert frames_of(output) == large.frames
 
 
 def test_repair_overwrites_no_file_and_leaves_no_partial_one(
@@ -549,9 +453,7 @@ for number, (sequence, message) in enumerate(simulate(seed=1, num_steps=6000)):
 """
 
 
-def test_a_recorder_killed_while_writing_loses_only_unflushed_messages(
-    tmp_path: Path,
-) -> None:
+def test_a_recorder_killed_while_writing_loses_only_unflushed_messages(tmp_path: Path) -> None:
     path = tmp_path / "killed.mcap"
     command = [sys.executable, "-c", KILLED, str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -687,3 +589,154 @@ def test_reading_may_begin_at_any_message_of_a_chunk(large: Written) -> None:
             frame = recording._chunks.load(number).frame(place - starts[number])
             assert frame is not None
             assert frame.payload == expected[place].payload
+
+
+BEING_WRITTEN = Later(lambda: simulate(seed=6, num_steps=3000))
+
+RECORDER = """
+import sys, time
+from stepscope.engine.protocol import wire
+from tests.support.engines.simulated_run import simulate
+from stepscope.recordings.file.writing import recording_file, writer
+writer.FLUSH_S = 0.01
+recording_file.CHUNK_BYTES = 50_000
+recorder = writer.RecordingWriter(sys.argv[1])
+recorder.start()
+for sequence, message in simulate(seed=6, num_steps=4000):
+    recorder.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    time.sleep(0.002)
+time.sleep(100)
+"""
+
+
+def problems(report: VerifyReport) -> list[str]:
+    return [problem for check in report.checks for problem in check.problems]
+
+
+def steps_in(path: Path) -> int:
+    try:
+        with Recording(path) as recording:
+            return (recording.last_step or 0) - (recording.first_step or 0)
+    except RecordingError:
+        return 0
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """A process that records into `live.mcap`; yields a function that kills it."""
+    process = subprocess.Popen([sys.executable, "-c", RECORDER, str(tmp_path / "live.mcap")])
+
+    def kill() -> None:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    wait_for(lambda: steps_in(tmp_path / "live.mcap") > 100, "steps are in it")
+    yield kill
+    if process.poll() is None:
+        kill()
+
+
+@pytest.mark.slow
+def test_verify_finds_no_problem_in_a_file_being_written(
+    tmp_path: Path, recorder: Callable[[], None], stepscope: Callable[..., Any]
+) -> None:
+    path = tmp_path / "live.mcap"
+    num_steps = 0
+    for _ in range(15):  # wherever the recorder may be in the file
+        report = verify(path, nothing)
+        assert report.is_being_written
+        assert problems(report) == []
+        assert report.num_steps >= num_steps
+        num_steps = report.num_steps
+    assert num_steps > 100
+    for name in ("live.mcap", "live.mcap.part"):
+        done = stepscope("verify", str(tmp_path / name))
+        assert done.exit_code == 0
+        assert "it is being written right now: its end is not in it yet" in done.stdout
+        assert done.stdout.endswith("all is well so far\n")
+    document = json.loads(stepscope("verify", str(path), "--json").stdout)
+    assert (document["ok"], document["is_being_written"]) == (True, True)
+    with Recording(path) as recording:
+        said = (
+            f"being written right now; what comes after step {recording.last_step:,} is not written"
+        )
+        assert said in (recording.message or "")
+    recorder()
+    done = stepscope("verify", str(path))
+    assert done.exit_code == 1
+    assert "it was not closed (crash, full disk or cut copy)" in done.stdout
+
+
+@pytest.mark.slow
+def test_repair_refuses_a_file_being_written_and_repairs_it_after_a_crash(
+    tmp_path: Path, recorder: Callable[[], None], stepscope: Callable[..., Any]
+) -> None:
+    part = tmp_path / "live.mcap.part"
+    for options in ((), ("--strip-tokens",), ("-o", str(tmp_path / "new.mcap"))):
+        done = stepscope("verify", "--repair", str(part), *options)
+        assert done.exit_code == 1
+        assert "it is being written right now; its recorder makes it whole" in done.stderr
+        assert done.stderr.count("\n") == 1
+    for make in (rewrite, partial(rewrite, without_tokens=True)):
+        with pytest.raises(RecordingError, match="being written right now"):
+            make(part, tmp_path / "new.mcap", nothing)
+    assert [path.name for path in tmp_path.glob("*.mcap*")] == [part.name]
+    recorder()
+    assert stepscope("verify", "--repair", str(part)).exit_code == 0
+    assert problems(verify(tmp_path / "live.mcap", nothing)) == []
+
+
+def test_a_half_written_record_is_no_damage_but_damage_before_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 25_000)
+    content = record(tmp_path / "whole.mcap", BEING_WRITTEN[:1000]).read_bytes()
+    with Recording(tmp_path / "whole.mcap") as recording:
+        places = recording.index.chunks
+        assert len(places) > 3
+    choose = random.Random(5)
+    cuts = [places[2].offset + add for add in (0, 1, 8, 20, 56, 57, 58)]
+    cuts += [choose.randrange(places[2].offset, places[-1].end) for _ in range(8)]
+    path = tmp_path / "live.mcap.part"
+    for cut in cuts:
+        path.write_bytes(content[:cut])
+        with open(path, "rb") as writing:
+            fcntl.flock(writing, fcntl.LOCK_EX)
+            assert problems(verify(path, nothing)) == []
+            damaged = bytearray(content[:cut])
+            damaged[places[1].offset + 1000] ^= 1
+            path.write_bytes(damaged)
+            report = verify(path, nothing)
+            assert report.is_being_written
+            assert not report.checksums.is_good
+
+
+def test_a_file_finished_while_verify_reads_it_is_verified_as_it_was_when_opened(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.mcap"
+    writer = RecordingWriter(path)
+    writer.start()
+    for sequence, message in BEING_WRITTEN:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    wait_for(lambda: writer.num_safe_steps > 0, "something is in the file")
+    report = verify(path, lambda share: writer.close() if writer.state == "recording" else None)
+    assert not path.with_name("a.mcap.part").exists()
+    assert report.is_being_written
+    assert problems(report) == []
+    report = verify(path, nothing)
+    assert not report.is_being_written
+    assert (problems(report), report.num_steps) == ([], 3000)
+
+
+def test_a_file_without_messages_yet_is_reported_as_empty(
+    tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    path = tmp_path / "a.mcap"
+    file = RecordingFile(path)
+    for _ in range(2):
+        done = stepscope("verify", str(path))
+        assert done.exit_code == 1
+        assert "is being written right now, and nothing can be read in it yet" in done.stderr
+        file.flush()
+    file.abandon()

@@ -316,10 +316,7 @@ def test_a_full_disk_gives_a_one_line_error_and_leaves_the_last_file_intact(
 
 @pytest.mark.slow
 def test_a_series_without_messages_says_so_and_why(
-    live_engine: Any,
-    stepscope: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may wait for days; its operator must not believe that it records."""
     monkeypatch.setattr(record, "_GONE_S", 0.5)

@@ -8,21 +8,14 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Batching, Knobs
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    BlockMove,
-    Finished,
-    Phase,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.recordings.check.verify import VerifyReport, verify
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 
-Messages = list[tuple[int, Telemetry]]
+Messages = list[tuple[int, wire.Telemetry]]
 MESSAGES = Later(
     lambda: simulate(
         seed=12,
@@ -40,17 +33,17 @@ def verified(path: Path, messages: Messages) -> VerifyReport:
     return verify(record(path, messages), lambda share: None)
 
 
-def changed(step: int, change: Callable[[StepRecord], Telemetry]) -> Messages:
+def changed(step: int, change: Callable[[wire.StepRecord], wire.Telemetry]) -> Messages:
     return [
-        (number, change(m) if isinstance(m, StepRecord) and m.step == step else m)
+        (number, change(m) if isinstance(m, wire.StepRecord) and m.step == step else m)
         for number, m in MESSAGES
     ]
 
 
-def ends(record: StepRecord) -> list[Finished]:
+def ends(record: wire.StepRecord) -> list[wire.Finished]:
     """The ends of requests that decoded in this step."""
-    names = {row.request_id for row in record.batch or () if row.phase == Phase.DECODE}
-    return [e for e in record.events if isinstance(e, Finished) and e.request_id in names]
+    names = {row.request_id for row in record.batch or () if row.phase == wire.Phase.DECODE}
+    return [e for e in record.events if isinstance(e, wire.Finished) and e.request_id in names]
 
 
 def wrong(report: VerifyReport) -> dict[str, list[str]]:
@@ -59,7 +52,7 @@ def wrong(report: VerifyReport) -> dict[str, list[str]]:
 
 def test_verify_finds_nothing_wrong_in_a_sound_session_and_checks_all_of_it(tmp_path: Path) -> None:
     assert any(
-        isinstance(m, StepRecord) and any(type(e).__name__ == "Preempted" for e in m.events)
+        isinstance(m, wire.StepRecord) and any(type(e).__name__ == "Preempted" for e in m.events)
         for _, m in MESSAGES
     )
     report = verified(tmp_path / "good.mcap", MESSAGES)
@@ -102,12 +95,12 @@ def test_kv_counts_that_contradict_the_block_moves_are_found(
 
 
 def test_rejected_drafts_counted_as_output_are_found(tmp_path: Path) -> None:
-    def counted(record: StepRecord) -> StepRecord:
+    def counted(record: wire.StepRecord) -> wire.StepRecord:
         assert record.batch is not None
         rows = [msgspec.structs.replace(row, num_tokens=row.num_tokens + 3) for row in record.batch]
         return msgspec.structs.replace(record, batch=rows)
 
-    last = next(m for _, m in reversed(MESSAGES) if isinstance(m, StepRecord) and ends(m))
+    last = next(m for _, m in reversed(MESSAGES) if isinstance(m, wire.StepRecord) and ends(m))
     problems = wrong(verified(tmp_path / "drafts.mcap", changed(last.step, counted)))
     assert list(problems) == ["token accounting"]
     end, step = ends(last)[0], last.step
@@ -119,10 +112,10 @@ def test_rejected_drafts_counted_as_output_are_found(tmp_path: Path) -> None:
 
 
 def test_a_prompt_in_a_step_that_left_prompts_out_is_found(tmp_path: Path) -> None:
-    def held(record: StepRecord) -> StepRecord:
+    def held(record: wire.StepRecord) -> wire.StepRecord:
         return msgspec.structs.replace(record, held_prefills=True)
 
-    steps = [m for _, m in MESSAGES if isinstance(m, StepRecord)]
+    steps = [m for _, m in MESSAGES if isinstance(m, wire.StepRecord)]
     step = next(m.step for m in steps if m.num_prefill_tokens > 1)
     problems = wrong(verified(tmp_path / "held.mcap", changed(step, held)))
     assert problems == {
@@ -133,24 +126,24 @@ def test_a_prompt_in_a_step_that_left_prompts_out_is_found(tmp_path: Path) -> No
 
 
 def test_an_unpublished_block_move_is_found(tmp_path: Path) -> None:
-    step = next(m.step for _, m in MESSAGES if isinstance(m, StepRecord) and len(m.moves) > 3)
+    step = next(m.step for _, m in MESSAGES if isinstance(m, wire.StepRecord) and len(m.moves) > 3)
     messages = changed(step, lambda m: msgspec.structs.replace(m, moves=m.moves[1:]))
     problems = wrong(verified(tmp_path / "moves.mcap", messages))
     assert problems["block accounting"][0].startswith(f"step {step}: ")
 
 
 def test_block_references_without_a_request_are_found(tmp_path: Path) -> None:
-    def shared_more(record: StepRecord) -> StepRecord:
+    def shared_more(record: wire.StepRecord) -> wire.StepRecord:
         move = next(move for move in record.moves if move.ref_count > 0)
         place = record.moves.index(move)
         moves = [*record.moves]
-        moves[place] = BlockMove(move.block_id, move.owner, move.ref_count + 1)
+        moves[place] = wire.BlockMove(move.block_id, move.owner, move.ref_count + 1)
         return msgspec.structs.replace(record, moves=moves)
 
     step = next(
         m.step
         for _, m in MESSAGES
-        if isinstance(m, StepRecord) and any(move.ref_count for move in m.moves)
+        if isinstance(m, wire.StepRecord) and any(move.ref_count for move in m.moves)
     )
     problems = wrong(verified(tmp_path / "refs.mcap", changed(step, shared_more)))
     assert "references to blocks, requests hold" in problems["block accounting"][0]
@@ -158,7 +151,7 @@ def test_block_references_without_a_request_are_found(tmp_path: Path) -> None:
 
 def test_a_block_number_outside_the_pool_is_found(tmp_path: Path) -> None:
     messages = changed(
-        50, lambda m: msgspec.structs.replace(m, moves=[*m.moves, BlockMove(9999, 3, 1)])
+        50, lambda m: msgspec.structs.replace(m, moves=[*m.moves, wire.BlockMove(9999, 3, 1)])
     )
     problems = wrong(verified(tmp_path / "pool.mcap", messages))
     assert problems["block accounting"] == ["step 50: block 9999 moved, the pool has 160"]
@@ -189,7 +182,7 @@ def test_verify_reports_as_table_or_json_and_ends_with_1_on_problems(
     assert code == 0
     assert "700 steps (0 to 699)" in said
     assert said.endswith("all is well\n")
-    no_steps = [each for each in MESSAGES if not isinstance(each[1], StepRecord)]
+    no_steps = [each for each in MESSAGES if not isinstance(each[1], wire.StepRecord)]
     empty = record(tmp_path / "empty.mcap", no_steps[:2])
     code, said = run("verify", str(empty))
     assert code == 0
@@ -231,12 +224,12 @@ def in_mode(seed: int, batching: str, changes: dict[int, str], num_steps: int = 
     )
 
 
-def admitted_without_a_row(messages: Messages) -> list[StepRecord]:
+def admitted_without_a_row(messages: Messages) -> list[wire.StepRecord]:
     return [
         m
         for _, m in messages
-        if isinstance(m, StepRecord)
-        and {e.request_id for e in m.events if isinstance(e, Admitted)}
+        if isinstance(m, wire.StepRecord)
+        and {e.request_id for e in m.events if isinstance(e, wire.Admitted)}
         - {row.request_id for row in m.batch or ()}
     ]
 
@@ -263,7 +256,7 @@ def test_verify_accepts_a_sound_session_through_every_change_of_the_batching_mod
 def test_a_gap_among_static_batches_is_the_only_problem_reported(tmp_path: Path) -> None:
     messages = in_mode(3, "static", {})
     step = admitted_without_a_row(messages)[1].step
-    first = next(n for n, m in messages if isinstance(m, StepRecord) and m.step == step)
+    first = next(n for n, m in messages if isinstance(m, wire.StepRecord) and m.step == step)
     for lost in (range(first, first + 1), range(first + 1, first + 2)):
         whole: Messages = [(n, m) for n, m in messages if n not in lost]
         assert list(wrong(verified(tmp_path / f"{lost.start}.mcap", whole))) == ["sequence"]
@@ -276,9 +269,9 @@ def test_a_wrong_reference_count_in_a_static_batch_is_found(tmp_path: Path) -> N
     for change in (1, -1):
         moves = list(record.moves)
         move = moves[place]
-        moves[place] = BlockMove(move.block_id, move.owner, move.ref_count + change)
+        moves[place] = wire.BlockMove(move.block_id, move.owner, move.ref_count + change)
         if not moves[place].ref_count:
-            moves[place] = BlockMove(move.block_id, -1, 0)
+            moves[place] = wire.BlockMove(move.block_id, -1, 0)
         tampered: Messages = [
             (n, msgspec.structs.replace(m, moves=moves) if m == record else m) for n, m in messages
         ]
@@ -321,10 +314,7 @@ def test_commands_on_recordings_accept_names_of_shipped_samples(
     ],
 )
 def test_an_export_of_steps_outside_the_recording_is_refused_in_words(
-    tmp_path: Path,
-    stepscope: Callable[..., Any],
-    steps: list[str],
-    wanted: str,
+    tmp_path: Path, stepscope: Callable[..., Any], steps: list[str], wanted: str
 ) -> None:
     # From a gap on: the first of its steps is not step 0.
     late = record(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])

@@ -97,9 +97,9 @@ def test_a_preempted_request_counts_neither_as_prefix_hit_nor_its_prompt_twice(
         history.append(sequence, message)
         side.apply(message)
         metrics.apply(message)
-    rates = history.rates(None, None)
+    rates = history.windows.rates(None, None)
     assert (rates.in_tokens_per_s or 0.0) * rates.seconds == pytest.approx(num_prompt)
-    for figures in (history.figures(None, None), side.figures()):
+    for figures in (history.windows.figures(None, None), side.figures()):
         assert (figures["preemptions"] or 0) > 0
         assert figures["prefix_hit_rate"] == num_hit / num_prompt
         in_tokens = (figures["in_tokens_per_s"] or 0.0) * (figures["seconds"] or 0.0)

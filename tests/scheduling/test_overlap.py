@@ -134,7 +134,7 @@ def test_with_overlap_recordings_pass_verify_and_time_shares_stay_within_bounds(
     report = verify(tmp_path / "overlap.mcap", lambda share: None)
     assert [check.problems for check in report.checks if not check.is_good] == []
     assert report.num_steps == 400
-    rates = history.rates(history.state.time_ns)
+    rates = history.windows.rates(history.state.time_ns)
     for share in (rates.model_share, rates.schedule_share, rates.idle_share):
         assert share is not None
         assert 0 <= share <= 1

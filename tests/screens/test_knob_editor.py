@@ -1,13 +1,18 @@
 """The knob editor shows what others set, and overwrites none of their changes unnoticed."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol import wire
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
+from stepscope.tui.session.what_if import KnobForecast
+from tests.support.engines.simulated_run import simulate
 from tests.support.screens.live_dashboard import dashboard, press
 from tests.support.screens.screen_text import main_text, screen_text
 from tests.support.waiting import until, wait_for
@@ -100,4 +105,35 @@ async def test_no_knob_editor_opens_for_an_engine_that_does_not_answer(
         source.status = "live"
         await pilot.press(key)
         assert app.screen is not app.main
+    app.close()
+
+
+BUDGET = "max_num_batched_tokens"
+
+
+def test_a_forecast_names_current_and_predicted_figures() -> None:
+    history = History()
+    for sequence, message in simulate(3, 600):
+        history.append(sequence, wire.encode(message))
+    forecast = KnobForecast(history, BUDGET, 512)
+    wait_for(lambda: "simulating" not in forecast.text, "the forecast")
+    figure = r"[\d,]+ → [\d,]+ ms \([\d,]+ to [\d,]+\)"
+    assert re.fullmatch(
+        rf"what if {BUDGET}=512: TTFT p99 {figure}   ITL p99 {figure}", forecast.text
+    )
+
+
+async def test_the_knob_editor_says_why_there_is_no_forecast(source: Subscriber) -> None:
+    app = dashboard(source)
+    async with app.run_test(size=(120, 40)):
+        await press(app, "K", "enter")
+        assert "w what if" not in screen_text(app)  # nothing is typed yet
+        await press(app, *"512")
+        assert "w what if" in screen_text(app)
+        await press(app, "w")
+        said = f"what if {BUDGET}=512: there is no step in memory"
+        await until(lambda: said in screen_text(app), "the answer")
+        await press(app, "backspace")
+        assert "what if max" not in screen_text(app)
+        assert source.history.state.knobs[BUDGET] == 2048
     app.close()

@@ -115,9 +115,7 @@ def test_a_terminal_that_vanishes_ends_even_a_screen_that_draws_nothing(
         assert process.wait(15) == 128 + signal.SIGHUP
 
 
-def test_leaving_clears_the_screen_so_that_no_line_remains_in_the_shell(
-    tmp_path: Path,
-) -> None:
+def test_leaving_clears_the_screen_so_that_no_line_remains_in_the_shell(tmp_path: Path) -> None:
     with in_a_session_of_its_own(tmp_path, "replay", "freeze") as (process, terminal):
         read_until(terminal, b"REPLAY")
         os.write(terminal, b"q")

@@ -15,11 +15,6 @@ from tests.support.screens.still_dashboard import dashboard
 from tests.support.screens.terminal import Terminal
 
 
-@pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
-    return still_source(400)
-
-
 async def paste(pilot: Pilot[Any], text: str) -> None:
     pilot.app.post_message(events.Paste(text))
     await pilot.pause(0.02)

@@ -16,7 +16,7 @@ from stepscope.recordings.samples import shipped
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.picture import screenshot, text
 from stepscope.tui.cli.__main__ import main
-from stepscope.tui.screens.handlers.svg_picture import new_picture
+from stepscope.tui.screens.handlers.handlers import new_picture
 from tests.support.screens.screen_text import cells
 from tests.support.screens.still_dashboard import dashboard
 

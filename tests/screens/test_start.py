@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.cells import cell_len
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.overview import Overview, overview, recordings_in
@@ -23,7 +22,7 @@ from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.actions import remapped
-from stepscope.tui.settings.recent import MAX_FILES, RecentFiles
+from stepscope.tui.settings.preferences import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_page
 from stepscope.tui.views.pages.start_page import File, StartChoice
 from tests.support.screens.palette import offered_in_palette
@@ -178,27 +177,6 @@ async def settled(app: StartApp, pilot: Any, until: Callable[[], bool]) -> None:
     raise AssertionError(f"never came:\n{screen_text(app)}")
 
 
-async def test_the_start_screen_lists_engines_recordings_and_samples(tmp_path: Path) -> None:
-    app = start_app()
-    async with app.run_test(size=(120, 40)) as pilot:
-        await settled(app, pilot, lambda: "engine-0" in screen_text(app))
-        text = screen_text(app)
-        for part in (
-            " engine-0",
-            "LIVE",
-            "week.mcap",
-            "12m41s     41,000    38MB engine-0",
-            "bad.mcap",
-            "not readable",
-            "freeze",
-            "demo",
-            "e  address or file",
-            "q Quit",
-        ):
-            assert part in text, part
-    app.close()
-
-
 @pytest.mark.parametrize(
     ("keys", "choice"),
     [
@@ -292,24 +270,6 @@ async def test_an_error_while_opening_is_shown_and_the_start_screen_stays() -> N
         assert app.is_running
         await pilot.press("escape", "q")
     assert app.return_value is None
-
-
-@pytest.mark.parametrize("ascii_only", [False, True])
-async def test_the_start_screen_fills_every_terminal_size(ascii_only: bool) -> None:
-    app = start_app(ascii_only=ascii_only, notice="the engine is gone")
-    async with app.run_test(size=(80, 24)) as pilot:
-        await settled(app, pilot, lambda: "week.mcap" in screen_text(app))
-        await pilot.press(*["down"] * 20)
-        for size in [(1, 1), (20, 3), (60, 15), (80, 24), (120, 40), (200, 60)]:
-            await pilot.resize_terminal(*size)
-            await pilot.pause()
-            lines = screen_text(app).splitlines()
-            assert [cell_len(line) for line in lines] == [size[0]] * size[1]
-            if ascii_only:
-                assert screen_text(app).isascii()
-            if size[1] >= 15:
-                assert "the engine is gone" in screen_text(app)
-                assert (">" if ascii_only else "▶") + "e  address" in screen_text(app)
 
 
 async def test_a_failing_search_is_reported_in_a_line_and_tried_again(

@@ -21,13 +21,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.screens.handlers.opening import folder_for
-from stepscope.tui.session.file_jobs import (
-    SUFFIXES,
-    ExportOrder,
-    FileJobs,
-    file_name,
-    typed_order,
-)
+from stepscope.tui.session.file_jobs import SUFFIXES, ExportOrder, FileJobs, file_name, typed_order
 from stepscope.tui.settings.actions import with_keys
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.screen_text import screen_text

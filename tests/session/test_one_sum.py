@@ -11,26 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    EngineStatus,
-    FrontEnd,
-    LatencyEstimate,
-    RankTimes,
-    RowFlag,
-    Snapshot,
-    StepRecord,
-    TakenRow,
-    Totals,
-)
 from stepscope.recordings.compare.side.advice import RecentRun, advice
 from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.figures.table import FIGURES
-from stepscope.recordings.file.indexes import stored_index
+from stepscope.recordings.file.messages import stored_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
@@ -79,7 +68,7 @@ def with_a_repeated_step() -> Messages:
     found: Messages = []
     for number, (_, message) in enumerate(preempting()):
         found.append((len(found), message))
-        if number in (200, 400) and isinstance(message, StepRecord):
+        if number in (200, 400) and isinstance(message, wire.StepRecord):
             found.append((len(found), message))
     assert len(found) == len(preempting()) + 2
     return found
@@ -89,9 +78,11 @@ def with_ranks() -> Messages:
     """Two ranks share each step; of every third step one has not told."""
     found: Messages = []
     for number, (sequence, message) in enumerate(preempting()):
-        if isinstance(message, StepRecord) and number % 3:
+        if isinstance(message, wire.StepRecord) and number % 3:
             took_ns = (message.tokens_ns - message.schedule_start_ns) // 2
-            ranks = [RankTimes(0, took_ns // (1 + each * number % 4), 0, None) for each in (0, 1)]
+            ranks = [
+                wire.RankTimes(0, took_ns // (1 + each * number % 4), 0, None) for each in (0, 1)
+            ]
             message = replace(message, ranks=ranks)
         found.append((sequence, message))
     return found
@@ -101,10 +92,10 @@ def with_arrivals_between_steps() -> Messages:
     """Requests are told of before the step that admits them, in a status, as vLLM's plugin does."""
     found: Messages = []
     for _, message in preempting():
-        if isinstance(message, StepRecord):
-            arrived = [each for each in message.events if isinstance(each, Arrived)]
+        if isinstance(message, wire.StepRecord):
+            arrived = [each for each in message.events if isinstance(each, wire.Arrived)]
             if arrived:
-                status = EngineStatus(
+                status = wire.EngineStatus(
                     time_ns=message.schedule_start_ns - 1,
                     state="running",
                     step=message.step - 1,
@@ -124,22 +115,24 @@ def served() -> Messages:
     """A front end writes out each token some milliseconds after its step, and tells it later."""
     found: Messages = []
     chunks: list[tuple[int, int, int]] = []
-    taken: list[TakenRow] = []
+    taken: list[wire.TakenRow] = []
     for _, message in preempting():
-        if isinstance(message, StepRecord):
-            fronts = [FrontEnd.of(1, taken, chunks, [])] if chunks or taken else None
+        if isinstance(message, wire.StepRecord):
+            fronts = [wire.FrontEnd.of(1, taken, chunks, [])] if chunks or taken else None
             taken, chunks = [], []
             for event in message.events:
-                if isinstance(event, Arrived):
+                if isinstance(event, wire.Arrived):
                     taken.append(
-                        TakenRow(event.request_id, event.time_ns - 5 * 10**6, event.time_ns, True)
+                        wire.TakenRow(
+                            event.request_id, event.time_ns - 5 * 10**6, event.time_ns, True
+                        )
                     )
             for at, row in enumerate(message.batch or ()):
-                if row.flags & RowFlag.LAST_CHUNK:
+                if row.flags & wire.RowFlag.LAST_CHUNK:
                     out_ns = message.tokens_ns + (at + 1) * (1 + message.step % 3) * 10**6
                     chunks.append((row.request_id, message.tokens_ns, out_ns))
             if message.step % 2 and fronts:
-                status = EngineStatus(
+                status = wire.EngineStatus(
                     time_ns=message.schedule_start_ns - 1,
                     state="running",
                     step=message.step - 1,
@@ -174,7 +167,7 @@ def of_totals() -> Messages:
     info = replace(first[1], totals_every_s=1.0, num_blocks=None)
     found: Messages = [(0, info)]
     for at in range(12):
-        totals = Totals(
+        totals = wire.Totals(
             num_steps=50,
             num_prompt_tokens=300,
             num_output_tokens=200,
@@ -183,13 +176,13 @@ def of_totals() -> Messages:
             num_preempted=5,
             num_finished=10,
             kv_used=0.9,
-            ttft=[LatencyEstimate(40.0 * at, 3)],
-            itl=[LatencyEstimate(20.0, 180), LatencyEstimate(75.0, 20)],
+            ttft=[wire.LatencyEstimate(40.0 * at, 3)],
+            itl=[wire.LatencyEstimate(20.0, 180), wire.LatencyEstimate(75.0, 20)],
         )
         found.append(
             (
                 at + 1,
-                StepRecord(
+                wire.StepRecord(
                     step=at,
                     schedule_start_ns=at * 10**9,
                     tokens_ns=(at + 1) * 10**9,
@@ -221,7 +214,7 @@ ALL = [*WHOLE, served, with_lost_messages, from_the_middle, of_totals, of_a_clie
 def history_of(messages: Messages) -> History:
     history = History(LEVELS)
     sequence, first = messages[0]
-    if isinstance(first, Snapshot):
+    if isinstance(first, wire.Snapshot):
         history.known_since_ns = known_since(first)
         history.reset(first)
     else:
@@ -253,10 +246,10 @@ def ways_to_figures(messages: Messages, path: Path) -> dict[str, dict[str, float
     record(path, messages)
     history = history_of(messages)
     return {
-        "live": history.figures(None, None),
+        "live": history.windows.figures(None, None),
         "compare, live": figures_of_side(HistoryFeed(history, "a", LEVELS, StepRange())),
         "file": figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, StepRange())),
-        "replay": replayed(path).figures(None, None),
+        "replay": replayed(path).windows.figures(None, None),
         "index": figures_of_index(path),
         "index, made from messages": figures_of_index(path, is_made=True),
     }
@@ -292,9 +285,9 @@ def test_a_sample_has_the_same_figures_read_into_memory_and_summed_up(name: str)
         for sequence, payload in messages:
             history.append(sequence, payload)
         feed = RecordingFeed(Recording(recording.path), name, LEVELS, StepRange())
-        assert figures_of_side(feed) == history.figures(None, None)
+        assert figures_of_side(feed) == history.windows.figures(None, None)
         run = FileRun(recording, LEVELS)
-        assert run.figures() == history.figures(None, None)
+        assert run.figures() == history.windows.figures(None, None)
         if name != "vllm":  # it is longer than the minute that is judged in memory
             minute = RecentRun(history, history.state)
             limited = {each: sums for each, sums in run.limited.items() if sums.num_records}
@@ -341,7 +334,7 @@ def check_stretches(history: History, path: Path) -> None:
         if end == last:
             assert compared == figures_of_index(path, begin + 1)
         seconds = (ends.tokens_ns - begins.tokens_ns) / 1e9
-        shown = history.figures(ends.tokens_ns, seconds)
+        shown = history.windows.figures(ends.tokens_ns, seconds)
         for name in UNTIMED:
             assert compared[name] == shown[name], name
 
@@ -357,7 +350,7 @@ def test_a_sample_holds_an_index_of_each_chunk_that_its_messages_give(name: str)
 @pytest.mark.parametrize("session", WHOLE)
 def test_figures_are_as_counted_by_hand(session: Callable[[], Messages]) -> None:
     messages = session()
-    figures = history_of(messages).figures(None, None)
+    figures = history_of(messages).windows.figures(None, None)
     for name, value in figures_by_hand(messages, *LEVELS).items():
         assert figures[name] == pytest.approx(value, rel=1e-12), name
 
@@ -367,25 +360,27 @@ def test_what_a_front_end_tells_is_as_counted_by_hand_gaps_to_within_two_percent
     came: dict[int, int] = {}
     for _, message in served():
         for front in (
-            (message.front or ()) if isinstance(message, StepRecord | EngineStatus) else ()
+            (message.front or ())
+            if isinstance(message, wire.StepRecord | wire.EngineStatus)
+            else ()
         ):
             came.update((row.request_id, row.http_ns or 0) for row in front.taken)
             for request_id, _, out_ns in front.chunks():
                 out[request_id].append(out_ns)
     ttft = sorted((at[0] - came[each]) / 1e6 for each, at in out.items())
     itl = sorted((b - a) / 1e6 for at in out.values() for a, b in itertools.pairwise(at))
-    figures = history_of(served()).figures(None, None)
+    figures = history_of(served()).windows.figures(None, None)
     for rank in (50, 90, 99):
         assert figures[f"served_ttft_p{rank}"] == ttft[-(-rank * len(ttft) // 100) - 1]
         by_hand = itl[-(-rank * len(itl) // 100) - 1]
         assert figures[f"served_itl_p{rank}"] == pytest.approx(by_hand, rel=0.02)
-    assert history_of(preempting()).figures(None, None)["served_itl_p50"] is None
+    assert history_of(preempting()).windows.figures(None, None)["served_itl_p50"] is None
 
 
 def test_an_export_has_each_step_once(tmp_path: Path) -> None:
     with Recording(record(tmp_path / "a.mcap", with_a_repeated_step())) as recording:
         found = [each.message for each in moments(recording, StepRange(), lambda _: None)]
-    steps = [each.step for each in found if isinstance(each, StepRecord)]
+    steps = [each.step for each in found if isinstance(each, wire.StepRecord)]
     assert steps == list(range(500))
 
 
@@ -394,7 +389,7 @@ def test_a_plot_has_the_figures_of_the_session(
     session: Callable[[], Messages], tmp_path: Path
 ) -> None:
     messages = session()
-    figures = history_of(messages).figures(None, None)
+    figures = history_of(messages).windows.figures(None, None)
     with Recording(record(tmp_path / "a.mcap", messages)) as recording:
         series = read_series(recording, StepRange(), LEVELS, 50, lambda *_: None)
     spreads, sums = series.waits.spreads(), series.sums
@@ -410,7 +405,7 @@ def test_a_plot_has_the_figures_of_the_session(
 
 
 def test_totals_alone_leave_unknown_what_needs_steps() -> None:
-    figures = history_of(of_totals()).figures(None, None)
+    figures = history_of(of_totals()).windows.figures(None, None)
     assert {name: figures[name] for name in (
         "finished", "preemptions", "steps", "waiting", "kv_used", "kv_peak", "prefix_hit_rate",
         "in_tokens_per_s", "out_tokens_per_s", "steps_per_s", "itl_p50", "itl_within_slo",
@@ -436,14 +431,14 @@ def test_totals_alone_leave_unknown_what_needs_steps() -> None:
         }),
         ({"kv": None}, {"kv_used", "kv_peak", "evictions", "prefix_hit_rate"}),
         ({"token_budget": None}, {"budget_used"}),
-        ({"totals": Totals(is_load_known=False)}, {"waiting"}),
+        ({"totals": wire.Totals(is_load_known=False)}, {"waiting"}),
     ],
 )  # fmt: skip
 def test_what_an_engine_does_not_publish_is_unknown_and_not_zero(
     left_out: dict[str, object], unknown: set[str], tmp_path: Path
 ) -> None:
     messages = [
-        (number, replace(each, **left_out) if isinstance(each, StepRecord) else each)
+        (number, replace(each, **left_out) if isinstance(each, wire.StepRecord) else each)
         for number, each in preempting()
     ]
     for way, figures in ways_to_figures(messages, tmp_path / "a.mcap").items():
@@ -471,7 +466,7 @@ def table_of(messages: Messages) -> StepTable:
     state, table = SessionState(), StepTable()
     for sequence, message in messages:
         outcome = state.apply(message)
-        if isinstance(message, StepRecord) and outcome is not None:
+        if isinstance(message, wire.StepRecord) and outcome is not None:
             num_rows = None if message.batch is None else len(message.batch)
             table.append(AppliedStep(sequence, message, outcome, num_rows))
     return table

@@ -11,7 +11,7 @@ import pytest
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
-from stepscope.recordings.simulation import diagnosis
+from stepscope.recordings.simulation import diagnosis, tuning
 from stepscope.recordings.simulation.basis import basis_of
 from stepscope.recordings.simulation.suspects import SUSPECTS, seen_of
 from stepscope.recordings.state.series.latency import SLO
@@ -27,7 +27,8 @@ LEVELS = ("--slo-itl", "100ms", "--slo-ttft", "1s")
 
 @pytest.fixture(autouse=True)
 def _few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "NUM_RUNS", 3)
+    for module in (tuning, diagnosis):
+        monkeypatch.setattr(module, "NUM_RUNS", 3)
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +69,13 @@ def diagnosed(run: Run, recorded: Callable[..., Path]) -> Callable[..., dict[str
     ("options", "suspect", "remedy"),
     [
         (("--max-num-seqs", "5"), "seats (max_num_seqs)", "max_num_seqs=10"),
-        (
-            ("--max-num-batched-tokens", "96"),
-            "small token budget",
-            "max_num_batched_tokens=192",
-        ),
+        (("--max-num-batched-tokens", "96"), "small token budget", "max_num_batched_tokens=192"),
         (("--batching", "static"), "batching", "batching=chunked"),
         (("--num-blocks", "155"), "KV memory", "twice the KV blocks"),
     ],
 )
 def test_tune_names_a_knob_that_was_set_too_small(
-    diagnosed: Callable[..., dict[str, Any]],
-    options: tuple[str, ...],
-    suspect: str,
-    remedy: str,
+    diagnosed: Callable[..., dict[str, Any]], options: tuple[str, ...], suspect: str, remedy: str
 ) -> None:
     found = diagnosed(*WORK, *options)
     assert found["kept_share"] < 0.95
@@ -117,9 +111,7 @@ def test_tune_names_no_bottleneck_if_the_service_levels_are_kept(
     assert [each["suspect"] for each in found["findings"] if each["trial"]] == []
 
 
-def test_tune_blames_no_knob_for_a_slow_machine(
-    diagnosed: Callable[..., dict[str, Any]],
-) -> None:
+def test_tune_blames_no_knob_for_a_slow_machine(diagnosed: Callable[..., dict[str, Any]]) -> None:
     found = diagnosed(*WORK, levels=("--slo-itl", "3ms", "--slo-ttft", "1s"))
     assert found["bottlenecks"] == []
     assert "the machine is too slow" in found["verdict"]
@@ -170,3 +162,91 @@ def test_tune_names_prompts_that_were_prefilled_whole(run: Run) -> None:
     assert found["bottlenecks"][0]["suspect"] == "batching"
     assert "prompts are prefilled whole, and 1.6% of the gaps were late" in found["verdict"]
     assert "stepscope set enable_chunked_prefill=true" in found["verdict"]
+
+
+SMALL_WORK = ("mix", "--num-requests", "30", "--document-share", "0.2", "--gpu", "h100",
+        "--max-model-len", "4096")  # fmt: skip
+
+
+def test_tune_raises_a_prefill_threshold_that_makes_ttfts_late_and_keeps_other_knobs(
+    run: Run, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "session.mcap")
+    run("simulate", *SMALL_WORK, "--rate", "3", "--long-prefill-token-threshold", "16", "-o", path)
+    found = json.loads(run("tune", path, "--slo-itl", "30ms", "--slo-ttft", "500ms", "--json"))
+    best = found["best"]
+    assert set(best["changes"]) == {"long_prefill_token_threshold"}
+    assert "stepscope set long_prefill_token_threshold=" in found["verdict"]
+    recorded = next(each for each in found["candidates"] if not each["changes"])
+    assert not recorded["keeps"]
+
+
+def test_tune_marks_a_max_num_seqs_above_any_recorded_batch_as_a_guess(
+    run: Run, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "session.mcap")
+    run("simulate", *SMALL_WORK, "--rate", "3", "--max-num-seqs", "1", "-o", path)
+    found = json.loads(run("tune", path, "--slo-itl", "100ms", "--slo-ttft", "500ms", "--json"))
+    assert found["best"] is None
+    assert "max_num_seqs" in found["promising"]["changes"]
+    assert found["promising"]["keeps"]
+    assert 0 < found["load_that_keeps_per_s"] < found["load_per_s"]
+    assert "of the load) would do; max_num_seqs limited" in found["verdict"]
+
+
+def test_tune_says_that_service_levels_below_a_step_time_cannot_be_kept(
+    run: Run, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "session.mcap")
+    run("simulate", *SMALL_WORK, "--rate", "4", "-o", path)
+    found = json.loads(run("tune", path, "--slo-itl", "1ms", "--json"))
+    assert found["best"] is None
+    assert found["load_that_keeps_per_s"] is None
+    assert "cannot be kept, because p95 ITL" in found["verdict"]
+    assert "only the speed of the machine" in found["verdict"]
+
+
+def test_tune_finds_chunks_for_prompts_that_were_prefilled_whole(run: Run) -> None:
+    found = json.loads(run("tune", "freeze", "--json"))
+    assert found["diagnosis"]["bottlenecks"][0]["suspect"] == "batching"
+    recorded = next(each for each in found["candidates"] if not each["changes"])
+    assert recorded["kept_share"] < 0.5  # 7 of 19 kept every token in time
+    assert found["best"]["changes"]["enable_chunked_prefill"] is True
+    assert found["best"]["keeps"]
+
+
+def test_tune_names_the_bottleneck_before_the_knobs(run: Run) -> None:
+    lines = run("tune", "freeze").splitlines()
+    (first,) = (at for at, line in enumerate(lines) if line.startswith("bottleneck: batching: "))
+    (best,) = (at for at, line in enumerate(lines) if line.startswith("best: stepscope set "))
+    assert first < best
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("freeze.mcap", "--hold", "itl=50ms"), "--hold: only of an engine that runs"),
+        (("engine-0", "--hold", "ttft=1s"), "--hold: expected itl=TIME such as itl=50ms"),
+        (("freeze", "--shadow"), "--shadow and --as: only with --hold"),
+    ],
+)
+def test_the_options_of_the_autopilot_are_for_engines(
+    run: Run, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in run("tune", *arguments)
+
+
+def test_tune_names_one_budget_for_chunks_and_says_what_is_simulated(run: Run) -> None:
+    lines = run("tune", "freeze").splitlines()
+    (verdict,) = (line for line in lines if line.startswith("bottleneck: batching"))
+    (best,) = (line for line in lines if line.startswith("best: "))
+    change = "stepscope set enable_chunked_prefill=true max_num_batched_tokens=256"
+    assert change in verdict
+    assert best == f"best: {change}"
+    assert [line for line in lines if line.endswith("as recorded, simulated")]
+
+
+@pytest.mark.parametrize("target", ["freeze", "no.mcap"])
+def test_an_autopilot_is_refused_for_a_recording(run: Run, target: str) -> None:
+    said = run("tune", target, "--hold", "itl=5ms")
+    assert "--hold: only of an engine that runs" in said

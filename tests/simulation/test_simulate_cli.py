@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.simulation.fitting import step_records
+from stepscope.recordings.simulation.basis import step_records
 
 Run = Callable[..., str]
 MIX = ("mix", "--rate", "8", "--num-requests", "40")

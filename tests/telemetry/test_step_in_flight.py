@@ -36,7 +36,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.state.in_flight import in_flight_text, work_text
+from stepscope.recordings.state.audit_text import in_flight_text, work_text
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import step
 from tests.support.engines.live_engine import LiveEngine

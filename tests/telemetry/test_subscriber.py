@@ -333,7 +333,7 @@ def test_following_a_real_engine_gives_its_state_and_recording(
         submit(client, range(10, 40))
         client.ask(SetKnobs(changes={"max_num_seqs": 4}, who="test"))
         wait_for(lambda: len(history.knob_changes) == 2)
-        wait_for(lambda: history.figures(None, None)["finished"] == 40)
+        wait_for(lambda: history.windows.figures(None, None)["finished"] == 40)
         wait_for(lambda: history.state.state == "idle")
         engine_says = SessionState.from_snapshot(client.snapshot())
     wait_for(lambda: history.state.time_ns >= engine_says.time_ns)

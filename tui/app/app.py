@@ -22,17 +22,15 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.tui.screens.drawing.textual_theme import use_colours
-from stepscope.tui.screens.key_bindings import keymap
 from stepscope.tui.screens.main import MainScreen
+from stepscope.tui.screens.textual_parts import keymap, use_colours
 from stepscope.tui.session.live_source import control_of
 from stepscope.tui.session.session import SessionMaker
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.settings.action_table import Action, Page
 from stepscope.tui.settings.actions import ACTIONS
-from stepscope.tui.settings.log_file import log_path, see_log
 from stepscope.tui.settings.preferences import Preferences
-from stepscope.tui.settings.terminal import forget_empty_no_color
+from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.frame.fleet_view import FleetView
 from stepscope.tui.views.theme import Skin, ThemeName, colour_mode
@@ -76,7 +74,7 @@ class Dashboard(App[None], inherit_bindings=False):
     CSS = "Screen { padding: 0; border: none; }"
     ENABLE_COMMAND_PALETTE = False  # an action of ours opens it
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True)
     ]
 
     def __init__(
@@ -276,7 +274,6 @@ class SideScreens:
         self._switch(screen)
 
     def go_home(self, screen: MainScreen, page: str) -> None:
-        """From the screen of a compared run, go back to the comparison."""
         if self.is_side(screen) and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)

@@ -17,7 +17,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.drawing.session_screen import DEFAULT_FPS
-from stepscope.tui.screens.handlers.svg_picture import svg
+from stepscope.tui.screens.handlers.handlers import svg
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.lines import Lines
@@ -49,14 +49,10 @@ def screenshot(
     If the engine publishes prompts and outputs, only the owner may read the file.
 
     Args:
-        path: ends in .svg or .txt.
-        size: columns and rows.
         step: pause at this step instead of showing the newest.
-        page: the page to show.
         axis: whether chart columns hold steps or time.
         zoom: a column holds `zoom` steps, or `zoom` times 10 ms; one of `ZOOMS`. None: a step, or
             a time by which all of a recording fits.
-        request_id: the request to select.
         compared: two runs to read completely and compare, and how to align them.
 
     The other arguments are those of `Dashboard`. No event loop may run in this thread.

@@ -97,8 +97,6 @@ class _Commands(Mapping[str, Any]):
 
 
 class _CommandLine(CommandGroup):
-    """The group of all commands. Its help is read from `GROUPS`."""
-
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
         self.commands = _Commands()  # type: ignore[assignment]
@@ -153,7 +151,6 @@ def _root(
 
 @cache
 def command_tree() -> Any:
-    """Return the command with its subcommands, as `typer` runs it."""
     return get_command(app)
 
 

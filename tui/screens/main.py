@@ -9,7 +9,7 @@ from textual.binding import BindingType
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
-from stepscope.tui.screens.key_bindings import bindings
+from stepscope.tui.screens.textual_parts import bindings
 from stepscope.tui.session.session import Session
 from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.views.charts import scrub_bar
@@ -31,8 +31,6 @@ _DETAILS: Mapping[str, Page] = {
 
 
 class Mouse:
-    """The mouse handlers of one screen."""
-
     def __init__(self, screen: SessionScreen, pages: PageHandlers) -> None:
         self._screen = screen
         self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator

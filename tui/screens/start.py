@@ -19,13 +19,11 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
-from stepscope.tui.screens.drawing.textual_theme import use_colours
-from stepscope.tui.screens.key_bindings import bindings, keymap
 from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.textual_parts import bindings, keymap, use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
-from stepscope.tui.settings.log_file import log_path, see_log
-from stepscope.tui.settings.terminal import forget_empty_no_color
+from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
 from stepscope.tui.views.lines import Line, Lines, clean
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_page
@@ -56,10 +54,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         finder: makes the `Finder` of engines and recordings; called after the first picture.
         has_torch: whether the demo can run a real engine.
         actions: the action table, with the operator's choice of keys.
-        configured: the engines in the config file.
         selected: the choice whose entry is selected first.
         notice: a text to show at once, such as why a session ended.
-        theme, ascii_only: the looks at the start.
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
     """
 
@@ -127,14 +123,12 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self._tick()
 
     def close(self) -> None:
-        """Stop the search for engines and recordings."""
         if self._finder is not None:
             self._finder.stop()
 
     # What there is
 
     def sections(self) -> list[Section]:
-        """Return the sections of the list, with all entries that can be opened now."""
         finder = self._finder
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
         return [
@@ -161,7 +155,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     # Drawing
 
     def draw(self) -> None:
-        """Draw the list with the entries of now."""
         width, height = self.size
         sections = self.sections()
         entries = start_page.entries_of(sections)
@@ -214,7 +207,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         return action != "do" or len(self.screen_stack) == 1
 
     def action_do(self, action_id: str) -> None:
-        """Run the handler of an action, if the action is available."""
         if any(each.id == action_id for each in self.abilities.on("start")):
             self.handlers[action_id]()
 
@@ -250,7 +242,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
 
     def _palette(self) -> None:
-        from stepscope.tui.screens.overlays.palette import palette
+        from stepscope.tui.screens.textual_parts import palette
 
         self.push_screen(palette(self.screen, self.abilities.on("start"), self.action_do))
 

@@ -15,8 +15,14 @@ from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.terminal import in_browser
-from stepscope.tui.views.frame.compare_choices import CompareChoice, LandmarkSearch, Origin, choices
-from stepscope.tui.views.frame.compare_picture import ComparePage, SideName
+from stepscope.tui.views.frame.compare_choices import (
+    CompareChoice,
+    ComparePage,
+    LandmarkSearch,
+    Origin,
+    SideName,
+    choices,
+)
 
 
 @dataclass(slots=True)
@@ -30,7 +36,6 @@ class CompareChooser:
     _num_recorded: int = -1  # landmarks of the recording among the choices; -1: not listed yet
 
     def open(self, source: Source) -> None:
-        """Open the list of runs that the session of this source can be compared with."""
         recording = getattr(source, "recording", None)
         if recording is not None and (self._search is None or self._search.path != recording.path):
             self._search = LandmarkSearch(recording.path)
@@ -177,7 +182,6 @@ class CompareState:
         self.select(row)
 
     def go_to_column(self, column: int) -> None:
-        """Move the cursor to the column with this index in the charts."""
         axis = self._axis()
         if axis is not None:
             self._go(axis, self._left + column * self._width(axis))
@@ -228,7 +232,6 @@ class CompareState:
     # What to draw
 
     def page(self, num_columns: int) -> ComparePage:
-        """Return the data that the compare page is drawn from, with `num_columns` chart columns."""
         self._num_columns = max(1, num_columns)
         self.chooser.refresh()
         comparer, axis = self.comparer, self._axis()

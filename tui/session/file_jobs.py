@@ -12,8 +12,8 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.tui.session.record_switch import untaken
-from stepscope.tui.settings.log_file import see_log
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
+from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Tone
 
@@ -48,11 +48,9 @@ class ExportOrder(NamedTuple):
 def typed_order(text: str, of: ExportOrder, shown: StepRange) -> ExportOrder:
     """Return `of` with what was typed, such as `csv requests 100-200`.
 
-    Args:
-        shown: the steps that the word `screen` stands for.
+    `shown`: the steps that the word `screen` stands for.
 
-    Raises:
-        ValueError: a word means nothing; the message says what could stand there.
+    Raises ValueError: a word means nothing; the message says what could stand there.
     """
     from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES
 
@@ -76,7 +74,6 @@ def typed_order(text: str, of: ExportOrder, shown: StepRange) -> ExportOrder:
 
 
 def file_name(order: ExportOrder) -> str:
-    """Return a name for the exported file: the recording's name, the range and the table."""
     from stepscope.recordings.export.tables import TABLE_FORMATS
 
     name = order.path.name
@@ -95,11 +92,8 @@ class _Cancelled(Exception):  # noqa: N818 - not an error
 class FileJob:
     """A job that writes one file, completely or not at all.
 
-    Args:
-        what: what it writes, in a word.
-        name: of the file.
-        write: writes the file and returns one line about it; calls its argument with the share of
-            the work that is done.
+    `write`: writes the file and returns one line about it; calls its argument with the share of the
+    work that is done.
     """
 
     def __init__(self, what: str, name: str, write: Callable[[Callable[[float], None]], str]):
@@ -139,7 +133,6 @@ class FileJob:
 
 
 def _exported(order: ExportOrder, progress: Callable[[float], None]) -> str:
-    """Write a recording or a part of it in another format."""
     from stepscope.recordings.export.export import export  # with mcap, only when needed
     from stepscope.recordings.export.output import UNFINISHED_SUFFIX
     from stepscope.recordings.file.reader import Recording
@@ -160,7 +153,6 @@ def _exported(order: ExportOrder, progress: Callable[[float], None]) -> str:
 
 
 def _remembered(history: History, path: Path, progress: Callable[[float], None]) -> str:
-    """Write the steps in memory to a recording."""
     from stepscope.recordings.history.memory_file import write_memory
 
     steps = fmt.plural(write_memory(history, path, progress), "step")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stepscope.recordings.file.mcap.format import PART_SUFFIX, default_name
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.source import NO_ENGINE, Source
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class RecordSwitch:
 
     @property
     def has_engine(self) -> bool:
-        """Whether the source is connected to an engine, so that there are steps to record."""
         return self._source.status not in NO_ENGINE
 
     @property
@@ -127,7 +126,6 @@ class RecordSwitches:
 
     @property
     def active(self) -> Collection[Source]:
-        """The sources that are being recorded."""
         return [source for source, switch in self._switches.items() if switch.active]
 
     @property

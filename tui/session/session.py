@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.transport.endpoints import Endpoint, siblings_of
-from stepscope.recordings.alerts.judge import Judge, RuleChange
-from stepscope.recordings.alerts.meter import Meter
+from stepscope.recordings.alerts.judge import Judge, Meter, RuleChange
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source, add_mark
@@ -26,9 +25,8 @@ from stepscope.tui.session.record_switch import RecordSwitch, RecordSwitches
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.action_table import Action, Need
 from stepscope.tui.settings.actions import ACTIONS, Abilities
-from stepscope.tui.settings.log_file import log_path
 from stepscope.tui.settings.preferences import Preferences, Value
-from stepscope.tui.settings.terminal import in_browser
+from stepscope.tui.settings.terminal import in_browser, log_path
 from stepscope.tui.views.frame.fleet_view import FleetView
 
 if TYPE_CHECKING:
@@ -62,7 +60,6 @@ class AlertWatch:
 
     @property
     def standing(self) -> list[str]:
-        """One line of text for each rule that fires now."""
         now_s = self._clock()
         return [
             f"ALERT {each.rule.said(each.value)}, for {now_s - each.fired_s:,.0f} s"

@@ -16,7 +16,7 @@ from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.live_source import Address, local_addresses, receive
-from stepscope.tui.settings.recent import RecentFiles
+from stepscope.tui.settings.preferences import RecentFiles
 from stepscope.tui.views.pages.start_page import MAX_RECORDINGS, File
 
 _MAX_STEPS = 512  # per engine, enough for rates over ten seconds
@@ -56,7 +56,6 @@ class Finder:
         self._fleet.look()
 
     def engines(self) -> list[tuple[str, EngineLine]]:
-        """Return the address and the figures of each engine that runs on this machine."""
         lines = self._fleet.picture.lines
         addresses = [endpoint.control for endpoint in self._sources]
         return list(zip(addresses, lines, strict=False))

@@ -46,7 +46,6 @@ class WhatIfProcess:
         return out
 
     def end(self) -> None:
-        """Kill the process if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
@@ -169,8 +168,6 @@ class WhatIfRun:
 
 
 class WhatIfFeed:
-    """A `Feed` that waits for the simulation, then reads its recording."""
-
     def __init__(self, wanted: WhatIfRun) -> None:
         self.name = wanted.origin.name
         self._wanted = wanted

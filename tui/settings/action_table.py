@@ -44,21 +44,16 @@ Need: TypeAlias = Literal["engine", "recorder", "replay", "live", "tour", "files
 class Action:
     """One thing an operator can do.
 
-    Attributes:
-        id: names the action, also in `[keys]` of the config file.
-        keys: Textual's names of the keys.
-        help: what the action does. `{id}` stands for the first key of the action with that id.
-        footer: position in the footer, from 1; 0 keeps the action out of the footer.
-        elsewhere: (screen or "replay", text) pairs: the text replaces `help` there, because the
-            action does something else.
+    `elsewhere`: (screen or "replay", text) pairs: the text replaces `help` there, because the
+    action does something else.
     """
 
-    id: str
+    id: str  # names the action, also in `[keys]` of the config file
     keys: tuple[str, ...]
     label: str
-    help: str
+    help: str  # what the action does. `{id}` stands for the first key of the action with that id
     group: Group
-    footer: int = 0
+    footer: int = 0  # position in the footer, from 1; 0 keeps the action out of the footer
     needs: frozenset[Need] = frozenset()
     changes_engine: bool = False
     pages: frozenset[Place] = frozenset(PAGES)  # the screens where it has an effect
@@ -71,7 +66,6 @@ class Action:
         return " ".join(shown(key, self.ascii_only) for key in self.keys) or NO_KEY
 
     def help_on(self, page: Place, *, is_replay: bool) -> str:
-        """Return what the action does on this screen."""
         texts = dict(self.elsewhere)
         return texts.get(page) or (texts.get("replay") if is_replay else None) or self.help
 

@@ -31,7 +31,6 @@ def named(actions: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
-    """Return the action table with other keys for some of the actions, by id."""
     return named(
         [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in TABLE]
     )
@@ -102,7 +101,6 @@ class Abilities:
         return (action for action in self.actions if self.allows(action))
 
     def on(self, page: Place) -> list[Action]:
-        """Return the actions that work on a screen, each with its help for that screen."""
         is_replay = "replay" in self.has
         return [
             replace(each, help=each.help_on(page, is_replay=is_replay))

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import FieldInfo
 
+from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.settings import (
     Section,
@@ -62,12 +64,9 @@ def resolve(
     A command-line option comes first, then environment, config file, `defaults`, and the default of
     the field.
 
-    Args:
-        flags: values of the options that were given.
-        defaults: defaults of the command, in place of those of the fields.
+    `defaults`: defaults of the command, in place of those of the fields.
 
-    Raises:
-        WrongUsage: a value does not fit its field; the message says where the value came from.
+    Raises WrongUsage: a value does not fit its field; the message says where the value came from.
     """
     chosen = settled(kind, section, flags, defaults)
     return kind(**{name: each.value for name, each in chosen.items() if each.origin})
@@ -173,3 +172,25 @@ def _number(value: float) -> str:
 
 def flag_of(name: str) -> str:
     return DURATIONS.get(name) or "--" + name.replace("_", "-")
+
+
+EXAMPLE = "ttft=500 itl=50"
+
+
+def parse_levels(text: str, now: SLO) -> SLO:
+    """Parse levels; one that is not named stays as `now`. ValueError says what to write."""
+    found: dict[str, float] = {}
+    for word in text.lower().split():
+        name, _, value = word.partition("=")
+        milliseconds = in_milliseconds(value)
+        is_level = milliseconds is not None and milliseconds <= MAX_LEVEL_MS
+        if name not in ("ttft", "itl") or milliseconds is None or not is_level:
+            raise ValueError(f"{word!r}: write {EXAMPLE}, above 0 and in ms, or ttft=0.5s")
+        found[f"{name}_ms"] = milliseconds
+    if not found:
+        raise ValueError(f"write {EXAMPLE}, in ms, or ttft=0.5s")
+    return now._replace(**found)
+
+
+def said(slo: SLO) -> str:
+    return f"TTFT within {slo.ttft_ms:,g} ms, ITL within {slo.itl_ms:,g} ms"

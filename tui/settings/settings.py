@@ -220,7 +220,7 @@ def _actions(path: Path, lines: Mapping[str, object]) -> "tuple[Action, ...]":
 
 def _rules(path: Path, tables: object) -> "tuple[Rule, ...]":
     from stepscope.recordings.alerts.rule import parse_rule
-    from stepscope.recordings.figures.bounds import BoundError
+    from stepscope.recordings.figures.table import BoundError
 
     example = '[[alerts]] with when = "itl_p99 > 50ms for 30s"'
     if not isinstance(tables, list):

@@ -135,7 +135,6 @@ def plural(number: int, noun: str) -> str:
 
 
 def file_size(num_bytes: int) -> str:
-    """Return the size of a file, in decimal units."""
     if num_bytes < 1_000_000:
         return f"{num_bytes / 1000:.1f} kB"
     if num_bytes >= 1_000_000_000:

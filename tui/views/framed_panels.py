@@ -86,13 +86,11 @@ def table(
 
 
 def room_of_last(columns: Sequence[Column], width: int) -> int:
-    """Return the width of the rightmost column that fits into a table of this width."""
     shown = _fitting(columns, width)
     return shown[-1][1] if shown else 0
 
 
 def first_shown(number: int, room: int, selected: int | None) -> int:
-    """Return the first of `number` rows to show in `room`, the selected in the middle."""
     if selected is None or number <= room:
         return 0
     return max(0, min(selected - room // 2, number - room))
@@ -151,7 +149,6 @@ def column_chart(
     Args:
         top: the value that fills a column; a value above 0 is at least a sliver high.
         is_down: let the bars hang from the first row.
-        full: the glyph of a full cell.
     """
     at = -1 if line is None or top <= 0 else max(0, min(height - 1, int(line / top * height)))
     heights = [_eighths(value, top, height) for value in values]
@@ -174,7 +171,6 @@ def column_chart(
 
 
 def _eighths(value: float | None, top: float, height: int) -> int:
-    """Return how high the bar of a value is, in eighths of a cell."""
     if value is None or value <= 0:
         return 0
     return max(1, round(min(1.0, value / top) * height * 8)) if top > 0 else 1

@@ -27,7 +27,6 @@ def plan(
 
 
 def _screen(width: int, height: int, page: Page, few_lanes: bool) -> dict[str, Region]:
-    """Return view name -> region for one page, without the tour strip."""
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return {"too_small": Region(0, 0, width, height)}
     if page in ("fleet", "compare"):  # they do not show one engine at one moment

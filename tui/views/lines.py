@@ -49,7 +49,6 @@ NOWHERE = spot("none", "")  # ends a clickable spot
 
 
 def click(action_id: str, *runs: Run) -> Line:
-    """Return runs on which a click does an action."""
     return (spot("do", action_id), *runs, NOWHERE)
 
 
@@ -77,11 +76,9 @@ class Lines(Widget):
         self.refresh()
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Replace the lines, and draw those that differ from the lines before."""
         self.show_rows([((line, None),) for line in lines])
 
     def show_rows(self, rows: Sequence[Row]) -> None:
-        """Replace the rows, and draw those that differ from the rows before."""
         before, strips = self._rows, self._strips
         changed = [y for y, (old, new) in enumerate(zip(before, rows, strict=False)) if old != new]
         changed += range(min(len(before), len(rows)), max(len(before), len(rows)))
@@ -168,7 +165,6 @@ class LineStrip(Strip):
 def _painted(
     line: Line, width: int, skin: Skin, colours: ColorSystem
 ) -> tuple[Sequence[Segment], str]:
-    """Return a line in exactly `width` cells, as segments and as terminal output."""
     segments: list[Segment] = []
     output: list[str] = []
     before = ""

@@ -43,12 +43,10 @@ def lines(frame: Frame) -> list[str]:
 
 
 def more(engine: str | None) -> tuple[str, ...]:
-    """Return lines on how to see more of this engine than its metrics."""
     return _MORE.get(engine or "", _NO_MORE)
 
 
 def figures(record: StepRecord) -> list[Line]:
-    """Return a line for each metric in one record of totals."""
     totals = record.totals
     if totals is None:
         return []

@@ -59,7 +59,6 @@ class View:
             self.cursor = self.right = last_step
 
     def follow(self) -> None:
-        """Go to the newest step, and follow it from now on."""
         self.cursor = self.right = None
 
     def go(self, step: int, first_step: int, last_step: int) -> None:
@@ -115,16 +114,11 @@ class View:
             self.page, self.row, self.entry = page, 0, None
 
     def leave(self) -> None:
-        """Go back to the previous page."""
         self.page = self.trail[-1] if self.trail else "live"
         self.trail, self.row, self.entry = self.trail[:-1], 0, None
 
     def next_order(self, *, has_groups: bool) -> None:
-        """Handle key `o`: change the order of the shown page, or what it shows.
-
-        Args:
-            has_groups: whether KV blocks are of several groups.
-        """
+        """Handle key `o`: change the order of the shown page, or what it shows."""
         if self.page == "kv":
             self.kv_map = next_kv_map(self.kv_map, has_groups=has_groups)
         elif self.page == "latency":

@@ -49,10 +49,10 @@ class RecentRun:
                 late = history.stall(each.step)
                 is_beside = late is not None and late.main and late.main.cause == "prefill"
                 num_late += each.num_tokens if is_beside else 0
-        return num_late / max(1, history.latency(self._end_ns).itl.num_samples)
+        return num_late / max(1, history.windows.latency(self._end_ns).itl.num_samples)
 
     def figures(self) -> dict[str, float | None]:
-        return self._history.figures(self._end_ns, _WINDOW_S)
+        return self._history.windows.figures(self._end_ns, _WINDOW_S)
 
 
 MIN_STEPS = 100  # with fewer steps there is no advice
@@ -63,8 +63,6 @@ _FULL_KV = 0.8
 
 
 class Advice(NamedTuple):
-    """Which knob to change and how, and the evidence for it."""
-
     limit: Limit
     evidence: str
     text: str

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.compare.side.knobs_in_force import KnobsInForce
+from stepscope.recordings.compare.side.side import KnobsInForce
 from stepscope.recordings.figures.sums import figures_of
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.sums import Sums
@@ -18,12 +18,7 @@ from stepscope.recordings.state.series.limits import Limit
 class FileRun:
     """The sums of a run that was recorded. Implements `Run`.
 
-    Args:
-        first: its first step; None: the first of the file.
-        progress: called with the share that was read, 0..1.
-
-    Raises:
-        RecordingError: the recording cannot be read.
+    Raises RecordingError: the recording cannot be read.
     """
 
     def __init__(
@@ -64,7 +59,6 @@ class FileRun:
 
     @property
     def limited(self) -> Mapping[Limit, Sums]:
-        """For each limit, the sums over the steps that had it."""
         return self._totals.limited
 
     @property
@@ -76,6 +70,5 @@ class FileRun:
         return sum(each.cause == "prefill" for each in late) / max(1, found.itl.num_waits)
 
     def figures(self) -> dict[str, float | None]:
-        """All figures of the run."""
         totals = self._totals
         return figures_of(totals.sums + self._between, totals.waits.spreads(), totals.kept)

@@ -40,10 +40,7 @@ _FIRST, _START, _END, _FLAGS = map(
 
 
 class StepPoints:
-    """The points of a run in columns.
-
-    One thread writes; readers must hold its lock.
-    """
+    """The points of a run in columns. One thread writes; readers must hold its lock."""
 
     def __init__(self) -> None:
         import numpy as np  # not at the start of the program
@@ -72,8 +69,7 @@ class StepPoints:
     def extend(self, steps: "NDArray[np.int64]") -> None:
         """Add steps, which must be later than the last one.
 
-        Args:
-            steps: a row for each field of `StepPoint`; `UNKNOWN` where a value is unknown.
+        `steps`: a row for each field of `StepPoint`; `UNKNOWN` where a value is unknown.
         """
         import numpy as np
 

@@ -21,11 +21,9 @@ _CLOCKS_APART_NS = 1_000_000_000  # most that the recorder's and the engine's cl
 class RecordingFeed:
     """Reads a range of steps (`stretch`) from a recording. Implements `Feed`.
 
-    Args:
-        recording: the recording. `close` closes it.
+    `recording`: the recording. `close` closes it.
 
-    Raises:
-        RecordingError: the recording has no step of the range.
+    Raises RecordingError: the recording has no step of the range.
     """
 
     def __init__(self, recording: Recording, name: str, slo: SLO, stretch: StepRange) -> None:

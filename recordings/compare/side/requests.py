@@ -13,9 +13,7 @@ class RequestRun:
 
     Attributes:
         num_cached_tokens: prompt tokens that a prefix hit skipped at its first admission.
-        max_tokens: 0 if unknown.
         was_there, was_queued: whether it was live, or waited, before the first step of the run.
-        has_all: whether it finished normally, with all its output.
     """
 
     request_id: int
@@ -30,15 +28,13 @@ class RequestRun:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     num_cached_tokens: int | None = None
-    max_tokens: int = 0
+    max_tokens: int = 0  # 0 if unknown
     was_there: bool = False
     was_queued: bool = False
-    has_all: bool = False
+    has_all: bool = False  # whether it finished normally, with all its output
 
 
 class Pair(NamedTuple):
-    """A request of run A and the matching request of run B."""
-
     a: RequestRun
     b: RequestRun
 
@@ -53,7 +49,6 @@ class Pair(NamedTuple):
 
     @property
     def worst_change_ns(self) -> int | None:
-        """Longest ITL in B minus longest ITL in A."""
         return _change(self.a.worst_itl_ns, self.b.worst_itl_ns)
 
     @property
@@ -63,7 +58,6 @@ class Pair(NamedTuple):
 
     @property
     def has_same_prompt(self) -> bool:
-        """Whether the prompts are equally long."""
         return self.a.num_prompt_tokens == self.b.num_prompt_tokens
 
 

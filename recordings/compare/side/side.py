@@ -7,36 +7,53 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
-from stepscope.engine.protocol.wire import (
-    Admitted,
-    Arrived,
-    EngineInfo,
-    EngineStatus,
-    KnobsChanged,
-    KnobValue,
-    Mark,
-    RequestView,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.compare.side.knobs_in_force import KnobsInForce
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.session.index import IndexRows
-from stepscope.recordings.session.new_rows import NewRows
+from stepscope.recordings.session.indexer import NewRows
 from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.sums import Sums, sums_between
 from stepscope.recordings.session.totals import RunSlices, RunTotals
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.finished import RequestWatch
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
+
+_MAX_VALUES = 8  # most values given of a knob, the last ones
+
+
+class KnobsInForce:
+    def __init__(self, before: Mapping[str, KnobValue]) -> None:
+        self._before = dict(before)
+        self._changes: list[tuple[int, Mapping[str, KnobValue]]] = []
+        self._newest = dict(before)
+
+    def add(self, step: int, values: Mapping[str, KnobValue]) -> None:
+        changed = {name: value for name, value in values.items() if self._newest.get(name) != value}
+        if changed:
+            self._changes.append((step, changed))
+            self._newest |= changed
+
+    def between(self, first: int, last: int) -> dict[str, list[KnobValue]]:
+        """For each knob, the values that it had in these steps, in order (the last few)."""
+        in_force = dict(self._before)
+        for step, values in self._changes:
+            if step <= first:
+                in_force |= values
+        found = {name: [value] for name, value in in_force.items()}
+        for step, values in self._changes:
+            if first < step <= last:
+                for name, value in values.items():
+                    found[name] = [*found.get(name, ()), value][-_MAX_VALUES:]
+        return found
+
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
 
@@ -56,7 +73,6 @@ class RunFollower:
     to that run. So each wait and each request counts once.
 
     Args:
-        slo: a longer wait is late.
         state: the state right before the first message; not changed.
         since_ns: engine time from which all pauses are known; None: the time of `state`. Waits that
             began earlier are left out, because an unknown part of them, perhaps hours, may be a
@@ -78,24 +94,19 @@ class RunFollower:
 
     @property
     def state(self) -> SessionState:
-        """The state after the last message."""
         return self.explainer.state
 
-    def apply(self, message: Telemetry, after_gap: bool = False) -> Outcome | None:
-        """Process the next message. Returns the outcome of a step; None if it is repeated.
-
-        Args:
-            after_gap: whether messages before it are missing.
-        """
+    def apply(self, message: wire.Telemetry, after_gap: bool = False) -> Outcome | None:
+        """Process the next message. Returns the outcome of a step; None if it is repeated."""
         if after_gap:
             self._watch.begin(self.state)
         outcome = self.explainer.take(message, after_gap)
-        if outcome is not None and isinstance(message, StepRecord):
+        if outcome is not None and isinstance(message, wire.StepRecord):
             self._watch.take(outcome, self.state, message.tokens_ns)
         return outcome
 
 
-def oldest_arrival(views: Iterable[RequestView]) -> int | None:
+def oldest_arrival(views: Iterable[wire.RequestView]) -> int | None:
     """The oldest known arrival among the requests that have not ended; None without any."""
     return min(
         (view.arrival_ns for view in views if view.status != "finished" and not view.is_partial),
@@ -107,14 +118,12 @@ class Side:
     """One of two compared runs, as read so far.
 
     Args:
-        name: the name shown to people.
         slo: the service levels, the same for both runs.
         past: the state right before the first message; waits in progress then are left out. Or a
             follower that was fed the messages before it.
 
     Attributes:
         lock: held while a message is processed. Readers of all else but figures must hold it too.
-        version: grows with every message.
         is_cut: whether a later step followed the last one. What happened between them counts there.
         had_cache: whether the prefix cache may have held something before the first message.
         cause_ns: time of each cause in the late waits for first (or next) tokens.
@@ -125,7 +134,7 @@ class Side:
         self.name = name
         self.slo = slo
         self.lock = threading.RLock()
-        self.version = 0
+        self.version = 0  # grows with every message
         self.is_cut = False
         self.requests: dict[int, RequestRun] = {}
         self._totals = RunTotals(slo)
@@ -142,13 +151,13 @@ class Side:
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
         self._knobs = KnobsInForce(state.knobs)
-        self._coming: list[KnobsChanged] = []  # changes of which no step has a flag yet
+        self._coming: list[wire.KnobsChanged] = []  # changes of which no step has a flag yet
         for view in state.requests.values():
             if view.status != "finished" and not view.is_partial:
                 self._list(view, was_there=True)
 
     @property
-    def info(self) -> EngineInfo | None:
+    def info(self) -> wire.EngineInfo | None:
         return self._state.info
 
     @property
@@ -157,24 +166,21 @@ class Side:
 
     @property
     def totals(self) -> RunTotals:
-        """What all steps add up to."""
         self._add_new()
         return self._totals
 
     @property
     def slices(self) -> RunSlices:
-        """How it varies over time."""
         self._add_new()
         return self._slices
 
     @property
     def points(self) -> StepPoints:
-        """The steps for charts."""
         self._add_new()
         return self._points
 
     @property
-    def knob_values(self) -> Mapping[str, list[KnobValue]]:
+    def knob_values(self) -> Mapping[str, list[wire.KnobValue]]:
         """For each knob, the values it had, in order."""
         points = self.points
         if points.first_step is None or points.last_step is None:
@@ -183,7 +189,6 @@ class Side:
 
     @property
     def limited(self) -> Mapping[Limit, Sums]:
-        """For each limit, the sums over the steps that had it."""
         return self.totals.limited
 
     @property
@@ -192,7 +197,6 @@ class Side:
         return self.num_late.get(("ITL", "prefill"), 0) / max(1, self.totals.waits.of["itl"].count)
 
     def sums(self) -> Sums:
-        """The sums from which figures are computed."""
         totals, between = self.totals, None if self.is_cut else self._state.between
         return totals.sums + sums_between(between)
 
@@ -200,33 +204,28 @@ class Side:
         """All figures of the run. The caller must hold `lock`, or have read the whole run."""
         return figures_of(self.sums(), self.totals.waits.spreads(), self.totals.kept)
 
-    def apply(self, message: Telemetry, after_gap: bool = False) -> None:
-        """Process the next message of the run.
-
-        Args:
-            after_gap: whether messages before it are missing.
-        """
+    def apply(self, message: wire.Telemetry, after_gap: bool = False) -> None:
         with self.lock:
             self.version += 1
-            if isinstance(message, Mark):
+            if isinstance(message, wire.Mark):
                 self.points.flag(message.step, MARKED)
                 return
             self._is_lost = self._is_lost or after_gap
             outcome = self._follower.apply(message, after_gap)
             self._count_causes()
-            if isinstance(message, KnobsChanged):
+            if isinstance(message, wire.KnobsChanged):
                 self._coming.append(message)
                 self._knobs.add(message.effective_step, message.new)
-            elif isinstance(message, Snapshot):
+            elif isinstance(message, wire.Snapshot):
                 self._knobs.add(message.step + 1, message.knobs)
-            elif isinstance(message, EngineStatus):
+            elif isinstance(message, wire.EngineStatus):
                 self._apply_events(message, message.time_ns)
-            elif isinstance(message, StepRecord) and outcome is not None:
+            elif isinstance(message, wire.StepRecord) and outcome is not None:
                 self._apply_step(message, outcome)
 
     # Steps
 
-    def _apply_step(self, record: StepRecord, outcome: Outcome) -> None:
+    def _apply_step(self, record: wire.StepRecord, outcome: Outcome) -> None:
         num_rows = None if record.batch is None else len(record.batch)
         is_one_step = not self._state.is_summed_up
         if self._is_lost:
@@ -284,18 +283,18 @@ class Side:
             if run is not None and view.status != "finished":
                 run.num_output_tokens = view.num_output_tokens
 
-    def _apply_events(self, message: StepRecord | EngineStatus, time_ns: int) -> None:
+    def _apply_events(self, message: wire.StepRecord | wire.EngineStatus, time_ns: int) -> None:
         views = self._state.requests
         for event in message.events:
             view = views.get(event.request_id)
             if view is None:
                 continue
-            if isinstance(event, Arrived):
+            if isinstance(event, wire.Arrived):
                 self._list(view)
             run = self.requests.get(event.request_id)
             if run is None:
                 continue
-            if isinstance(event, Admitted):
+            if isinstance(event, wire.Admitted):
                 run.num_cached_tokens = view.num_cached_tokens
             run.num_preemptions = view.num_preemptions
             if view.status == "finished":
@@ -303,7 +302,7 @@ class Side:
                 run.num_output_tokens = view.num_output_tokens
                 run.has_all = view.finish_reason in ("stop", "length")
 
-    def _list(self, view: RequestView, *, was_there: bool = False) -> None:
+    def _list(self, view: wire.RequestView, *, was_there: bool = False) -> None:
         if view.request_id in self.requests:
             return
         if len(self.requests) >= MAX_REQUESTS:

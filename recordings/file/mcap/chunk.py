@@ -37,8 +37,6 @@ class ChunkRecords(NamedTuple):
 
 
 class RawMessage(NamedTuple):
-    """A message as stored in a chunk."""
-
     channel_id: int
     sequence: int  # the lower 32 bits
     log_ns: int
@@ -198,7 +196,6 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
 
 
 def message_at(records: bytes, begin: int) -> RawMessage:
-    """The message that begins at this byte."""
     _, length = RECORD.unpack_from(records, begin)
     return _message(records, begin, length)
 
@@ -221,7 +218,6 @@ def _message(records: bytes, begin: int, length: int) -> RawMessage:
 
 
 def channels(records: bytes) -> dict[int, str]:
-    """The topic of each channel in a chunk."""
     found = {}
     for opcode, begin, length in _records(records):
         if opcode == Opcode.MESSAGE:

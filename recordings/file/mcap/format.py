@@ -20,7 +20,6 @@ TOPICS = ("info", "knobs", "step", "status", "keyframe", "mark", PACKED_STEP, "a
 
 
 def engine_metadata(info: EngineInfo) -> dict[str, str]:
-    """The metadata that describe the engine of a file."""
     return {
         "schema_version": str(info.schema_version),
         "engine_id": info.engine_id,

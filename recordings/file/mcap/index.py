@@ -107,8 +107,6 @@ class ChunkPlace:
 
 @dataclass(slots=True)
 class McapIndex:
-    """The metadata of a file, and where its chunks lie."""
-
     profile: str | None = None  # None if the file was cut before it
     library: str = ""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)  # metadata records, by name

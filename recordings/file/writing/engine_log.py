@@ -9,25 +9,14 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import (
-    Audited,
-    EngineInfo,
-    EngineStatus,
-    KnobsChanged,
-    Mark,
-    Snapshot,
-    StepInFlight,
-    StepRecord,
-    Telemetry,
-)
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.session.indexer import Indexer
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.session import SessionState
 
-_INFO = wire.TOPICS[EngineInfo]
-_KEYFRAME = wire.TOPICS[Snapshot]
-_MARK = wire.TOPICS[Mark]
+_INFO = wire.TOPICS[wire.EngineInfo]
+_KEYFRAME = wire.TOPICS[wire.Snapshot]
+_MARK = wire.TOPICS[wire.Mark]
 _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
@@ -48,8 +37,8 @@ class EngineLog:
         self._last_sequence: int | None = None
         self._last_applied: int | None = None  # sequence of the last message in the session state
         self._needs_snapshot = False
-        self._anchor: EngineInfo | None = None  # pair of monotonic and wall time
-        self._info: EngineInfo | None = None
+        self._anchor: wire.EngineInfo | None = None  # pair of monotonic and wall time
+        self._info: wire.EngineInfo | None = None
         self._early: list[_Frame] = []  # frames before the engine is known, and ...
         self._early_ns: int | None = None  # ... the first time in these
         self._last_log_ns = 0
@@ -81,7 +70,7 @@ class EngineLog:
         if self._anchor is not None:
             self._file.say(metadata)
 
-    def append(self, message: Telemetry, frame: _Frame) -> None:
+    def append(self, message: wire.Telemetry, frame: _Frame) -> None:
         """Write the next message, given decoded and as received.
 
         Raises OSError: the file cannot be written.
@@ -94,19 +83,19 @@ class EngineLog:
         log_ns = self._log_ns(message)
         self._file.end_chunk_if_full(log_ns)
         is_first = self._indexer.state.info is None
-        if self._file.wants_keyframe and not isinstance(message, Snapshot):
+        if self._file.wants_keyframe and not isinstance(message, wire.Snapshot):
             self._add_keyframe()
         self._last_log_ns = log_ns
         self._file.add(topic, sequence, payload, log_ns)
         self._indexer.take(sequence, message)
         if topic != _MARK:
             self._last_applied = sequence
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             self.num_steps += 1
             self.last_step = message.step
             if self.first_step is None:
                 self.first_step = message.step
-        if isinstance(message, Snapshot) and not is_first:
+        if isinstance(message, wire.Snapshot) and not is_first:
             # A snapshot after a loss lacks requests that finished before it. Our own keyframe has
             # them.
             self._add_keyframe()
@@ -136,7 +125,7 @@ class EngineLog:
         self._last_sequence = sequence if last is None else max(last, sequence)
         return True
 
-    def _introduce(self, message: Telemetry, frame: _Frame) -> bool:
+    def _introduce(self, message: wire.Telemetry, frame: _Frame) -> bool:
         """Begin the file: write the engine's description and the messages that came before it.
 
         A snapshot contains all of these. Without a snapshot, the file begins with an empty
@@ -144,11 +133,11 @@ class EngineLog:
 
         Returns whether the caller must still write `message`.
         """
-        if isinstance(message, Snapshot):
+        if isinstance(message, wire.Snapshot):
             self._early.clear()  # the snapshot contains them
             self._begin(message.info, message.time_ns)
             return True
-        if isinstance(message, EngineInfo):
+        if isinstance(message, wire.EngineInfo):
             if self._info is not None and self._info.engine_id != message.engine_id:
                 self._early.clear()  # from an engine that ended before it published a time
                 self._early_ns = None
@@ -167,7 +156,7 @@ class EngineLog:
             self.append(wire.decode(each[2]), each)
         return False
 
-    def _begin(self, info: EngineInfo, time_ns: int) -> None:
+    def _begin(self, info: wire.EngineInfo, time_ns: int) -> None:
         self.engine_id = info.engine_id
         self._anchor = info
         self._last_log_ns = info.wall_ns + time_ns - info.monotonic_ns
@@ -177,7 +166,7 @@ class EngineLog:
         assert self._anchor is not None
         self._file.begin(self._anchor, self._metadata, lambda: self._indexer.cut().encode())
 
-    def _log_ns(self, message: Telemetry) -> int:
+    def _log_ns(self, message: wire.Telemetry) -> int:
         """Wall time of a message; never earlier than that of the message before it."""
         time_ns = _time_ns(message)
         if time_ns is not None and self._anchor is not None:
@@ -186,9 +175,9 @@ class EngineLog:
         return self._last_log_ns
 
 
-def _time_ns(message: Telemetry) -> int | None:
+def _time_ns(message: wire.Telemetry) -> int | None:
     """Engine time of a message; None for kinds without a time."""
-    if isinstance(message, StepRecord):
+    if isinstance(message, wire.StepRecord):
         return message.tokens_ns
-    timed = EngineStatus | KnobsChanged | Snapshot | Audited | StepInFlight
+    timed = wire.EngineStatus | wire.KnobsChanged | wire.Snapshot | wire.Audited | wire.StepInFlight
     return message.time_ns if isinstance(message, timed) else None

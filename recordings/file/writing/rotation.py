@@ -155,7 +155,6 @@ class FileSeries:
         return time.time() - member.written_s if ended_s is None else time.monotonic() - ended_s
 
     def _members(self, current: RecordingFile) -> list[_SeriesFile]:
-        """Files of this series that nobody is writing, oldest first."""
         members = []
         for entry in sorted(os.scandir(self._folder), key=lambda each: each.name):
             path = Path(entry.path)

@@ -11,23 +11,14 @@ would take twice as long: 40 ms instead of 20 for the 200 steps before it.
 from collections.abc import Iterable
 from operator import itemgetter
 
-from stepscope.engine.protocol.wire import (
-    BatchRow,
-    EngineStatus,
-    Phase,
-    RowFlag,
-    Snapshot,
-    StepInFlight,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.history.ring.segment import PackedRecord
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.session import SessionState
 
-_DECODE = int(Phase.DECODE)
-_LAST_CHUNK = int(RowFlag.LAST_CHUNK)
+_DECODE = int(wire.Phase.DECODE)
+_LAST_CHUNK = int(wire.RowFlag.LAST_CHUNK)
 
 
 class _Going:
@@ -35,7 +26,7 @@ class _Going:
 
     __slots__ = ("in_lane", "row", "since")
 
-    def __init__(self, row: BatchRow, since: int) -> None:
+    def __init__(self, row: wire.BatchRow, since: int) -> None:
         self.row = row  # its last full row
         self.since = since  # number of the step of `row`, counted from the first step applied
         self.in_lane = False  # its lane is extended when it stops
@@ -57,7 +48,7 @@ class FastForward:
         self._tokens_ns = 0  # of the last step
         self._block_size = 0
 
-    def take(self, message: Telemetry) -> Outcome | None:
+    def take(self, message: wire.Telemetry) -> Outcome | None:
         """Apply a message that is not packed. Returns the outcome of a step, None for others."""
         if not has_no_request(message):
             self.settle()
@@ -65,13 +56,13 @@ class FastForward:
         self.note(message)
         return outcome
 
-    def note(self, message: Telemetry) -> None:
+    def note(self, message: wire.Telemetry) -> None:
         """Report a message that is not packed and that the caller has already applied to `state`.
 
         The caller must have called `settle` before it, unless `has_no_request` is true for the
         message.
         """
-        if isinstance(message, StepRecord):
+        if isinstance(message, wire.StepRecord):
             rows = message.batch or []
             self._count += 1
             self._tokens_ns = message.tokens_ns
@@ -80,9 +71,9 @@ class FastForward:
             self._by_id = {each.row.request_id: each for each in self._before}
             self._fresh = self._before
             self._touched = {row.request_id for row in rows if not row.flags & _LAST_CHUNK}
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             self._touched |= {event.request_id for event in message.events}
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             self._before, self._fresh, self._by_id = [], [], {}
 
     def advance(self, record: PackedRecord) -> Outcome:
@@ -106,12 +97,12 @@ class FastForward:
             self.settle()
             self._block_size = block_size
         count = self._count + 1
-        spelled: list[tuple[int, BatchRow]] = []  # place in the batch, and row
+        spelled: list[tuple[int, wire.BatchRow]] = []  # place in the batch, and row
         batch: list[_Going] = []
         dropped: list[_Going] = []
         place = 0
         for item in items[1:]:
-            if isinstance(item, BatchRow):
+            if isinstance(item, wire.BatchRow):
                 spelled.append((len(batch), item))
                 batch.append(_Going(item, count))
             elif item > 0:
@@ -176,12 +167,10 @@ class FastForward:
             self._fresh = self._before
 
     def finish(self) -> SessionState:
-        """Settle, and return the state."""
         self.settle()
         return self.state
 
-    def rows(self) -> list[BatchRow]:
-        """The batch of the last step."""
+    def rows(self) -> list[wire.BatchRow]:
         return [self._row(each, self._count) for each in self._before]
 
     def draw(self, lanes: LaneBoard) -> None:
@@ -202,7 +191,7 @@ class FastForward:
         if rows:
             self.state.table.take_rows(rows, self._tokens_ns, Outcome())
 
-    def _row(self, going: _Going, count: int) -> BatchRow:
+    def _row(self, going: _Going, count: int) -> wire.BatchRow:
         """The row of a request in step number `count`: one token per step after its last row."""
         row = going.row
         num_steps = count - going.since
@@ -214,10 +203,14 @@ class FastForward:
             # A request gets at most one block per step, while its tokens need more.
             needed = start // self._block_size + 1
             num_blocks = max(num_blocks, min(num_blocks + num_steps, needed))
-        return BatchRow(row.request_id, _DECODE, start, 1, 0, num_blocks, _LAST_CHUNK)
+        return wire.BatchRow(row.request_id, _DECODE, start, 1, 0, num_blocks, _LAST_CHUNK)
 
     def _draw(
-        self, lanes: LaneBoard, record: PackedRecord, dropped: list[_Going], spelled: list[BatchRow]
+        self,
+        lanes: LaneBoard,
+        record: PackedRecord,
+        dropped: list[_Going],
+        spelled: list[wire.BatchRow],
     ) -> None:
         """Extend the lanes by a step.
 
@@ -241,17 +234,17 @@ class FastForward:
             lanes.stop([each.row.request_id for each in stopped], step)
 
 
-def has_no_request(message: Telemetry) -> bool:
+def has_no_request(message: wire.Telemetry) -> bool:
     """Whether a message cannot change any request, such as a heartbeat without events."""
-    if isinstance(message, StepInFlight):
+    if isinstance(message, wire.StepInFlight):
         return True
-    return isinstance(message, EngineStatus) and not message.events
+    return isinstance(message, wire.EngineStatus) and not message.events
 
 
 def _add_going(
     outcome: Outcome,
     batch: list[_Going],
-    spelled: list[tuple[int, BatchRow]],
+    spelled: list[tuple[int, wire.BatchRow]],
     gap_ns: int,
     late_ns: int | None,
 ) -> None:

@@ -27,8 +27,7 @@ class StepRing:
 
     Readers may keep payloads and keyframes, which never change.
 
-    Args:
-        max_steps, max_bytes: how much is kept at most, give or take one segment.
+    `max_steps`, `max_bytes`: how much is kept at most, give or take one segment.
     """
 
     def __init__(
@@ -74,10 +73,7 @@ class StepRing:
     ) -> bool:
         """Add a message. Returns whether old segments were forgotten for it.
 
-        Args:
-            step: the step of a step record; None for any other message.
-            before: the state before this message.
-            sequence: the number of the message that led to `before`; see `Keyframe`.
+        `sequence`: the number of the message that led to `before`; see `Keyframe`.
         """
         segment, payloads = self._open(before, sequence)
         if step is not None:
@@ -147,7 +143,6 @@ class StepRing:
         return self.payloads(segment, place, place + 1)[0]
 
     def payloads_from(self, number: int, limit: int) -> list[bytes]:
-        """Up to `limit` messages from message `number` on."""
         index = bisect_right(self.segments, number, key=attrgetter("first_number")) - 1
         found: list[bytes] = []
         for segment in self.segments[max(index, 0) :]:
@@ -158,7 +153,6 @@ class StepRing:
         return found
 
     def forget_after(self, segment: Segment, place: int) -> None:
-        """Drop all messages after the message with index `place` in `segment`."""
         del self.segments[self.segments.index(segment) + 1 :]
         num_kept = bisect_right(segment.step_places, place)
         kept = Segment(segment.keyframe, segment.first_number)
@@ -173,7 +167,6 @@ class StepRing:
         self.num_bytes = sum(each.num_bytes for each in self.segments)
 
     def state_after(self, segment: Segment, place: int) -> SessionState:
-        """The state after the message with index `place` in a segment."""
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
 
     def prepend(self, earlier: "StepRing") -> None:

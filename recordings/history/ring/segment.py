@@ -26,15 +26,12 @@ class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
     moves: list[SoundMove] = msgspec.field(default_factory=list)  # type: ignore[assignment]
 
     def spelled_out(self, rows: list[BatchRow]) -> StepRecord:
-        """The unpacked record, given the rows of its batch."""
         fields = {name: getattr(self, name) for name in StepRecord.__struct_fields__}
         moves = [BlockMove(*msgspec.structs.astuple(move)) for move in self.moves]
         return StepRecord(**(fields | {"batch": rows, "moves": moves}))
 
 
 class PackedStep(NamedTuple):
-    """A packed step with its sequence number and payload."""
-
     sequence: int
     record: PackedRecord
     payload: bytes
@@ -83,8 +80,6 @@ class Keyframe(NamedTuple):
 
 
 class Segment:
-    """A keyframe, and the messages from there to the next keyframe."""
-
     __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "step_places", "steps")
 
     def __init__(self, keyframe: Keyframe, first_number: int) -> None:

@@ -8,8 +8,6 @@ SPREAD_RANKS = (50, 90, 95, 99)  # of a `LatencySpread`; also the maximum, as ra
 
 
 class LatencySpread(NamedTuple):
-    """Percentiles of one latency."""
-
     num_samples: int = 0
     at_ns: Mapping[int, int] = {}  # rank -> nearest-rank percentile; empty without samples
     # Share of samples within the service level; None without a level or samples.
@@ -111,7 +109,6 @@ def percentiles(
 
     Args:
         ordered: pairs (value, weight), sorted by value; not empty.
-        count: sum of the weights.
         ranks: percentages, ascending, each in (0, 100].
     """
     found: list[int] = []

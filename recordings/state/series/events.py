@@ -3,16 +3,7 @@
 from bisect import bisect_left, bisect_right
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Audited,
-    Finished,
-    KnobsChanged,
-    Mark,
-    Preempted,
-    Rejected,
-    RequestEvent,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.state.audit_text import change_text, value_text, who_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState, request_name
@@ -38,7 +29,7 @@ class AuditedStep(NamedTuple):
     """An audit entry of a command other than `SetKnobs`, which was done or refused."""
 
     step: int  # from which the command takes effect; if it was refused, the step at that time
-    entry: Audited
+    entry: wire.Audited
 
 
 class Gap(NamedTuple):
@@ -135,38 +126,38 @@ def _step(event: SessionEvent) -> int:
 
 
 def request_event(
-    event: RequestEvent, state: SessionState, step: int, time_ns: int
+    event: wire.RequestEvent, state: SessionState, step: int, time_ns: int
 ) -> SessionEvent | None:
     """The log line for a request event; None if the event is not logged."""
     name = request_name(event.request_id)
-    if isinstance(event, Preempted):
+    if isinstance(event, wire.Preempted):
         text = f"preempt {name} ({event.reason}, {event.num_blocks} blocks freed)"
         return SessionEvent(step, time_ns, "preempt", text, event.request_id)
-    if isinstance(event, Finished) and event.handed_to is not None:
+    if isinstance(event, wire.Finished) and event.handed_to is not None:
         text = f"{name} handed over to {event.handed_to}"
         return SessionEvent(step, time_ns, "finish", text, event.request_id)
-    if isinstance(event, Finished):
+    if isinstance(event, wire.Finished):
         text = f"{name} done ({event.reason}), {event.num_output_tokens} tok"
         view = state.requests.get(event.request_id)
         if view is not None and not view.is_partial and view.finish_ns is not None:
             text += f" in {(view.finish_ns - view.arrival_ns) / 1e9:.1f} s"
         return SessionEvent(step, time_ns, "finish", text, event.request_id)
-    if isinstance(event, Aborted):
+    if isinstance(event, wire.Aborted):
         return SessionEvent(
             step, time_ns, "abort", f"{name} aborted: {event.reason}", event.request_id
         )
-    if isinstance(event, Rejected):
+    if isinstance(event, wire.Rejected):
         who = event.client_id or name
         return SessionEvent(step, time_ns, "reject", f"rejected {who}: {event.reason}")
     return None
 
 
-def mark_event(mark: Mark) -> SessionEvent:
+def mark_event(mark: wire.Mark) -> SessionEvent:
     """The log line for a mark, a note that a person set at a step."""
     return SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})")
 
 
-def audit_event(entry: Audited, step: int) -> SessionEvent | None:
+def audit_event(entry: wire.Audited, step: int) -> SessionEvent | None:
     """The log line for an audit entry; None for a change of knobs, which has its own line.
 
     `step`: the newest step, used for commands that took no effect.
@@ -179,7 +170,7 @@ def audit_event(entry: Audited, step: int) -> SessionEvent | None:
     return SessionEvent(step, entry.time_ns, "engine", text)
 
 
-def knobs_event(change: KnobsChanged) -> SessionEvent | None:
+def knobs_event(change: wire.KnobsChanged) -> SessionEvent | None:
     """The log line for a change of knobs; None if no value changed, as at the start."""
     changed = changed_knobs(change)
     if not changed:
@@ -188,7 +179,7 @@ def knobs_event(change: KnobsChanged) -> SessionEvent | None:
     return SessionEvent(change.effective_step, change.time_ns, "knobs", text)
 
 
-def changed_knobs(change: KnobsChanged) -> str:
+def changed_knobs(change: wire.KnobsChanged) -> str:
     """Old and new values of the changed knobs; empty if none changed."""
     return ", ".join(
         f"{name} {value_text(change.old[name])}→{value_text(value)}"
@@ -198,7 +189,6 @@ def changed_knobs(change: KnobsChanged) -> str:
 
 
 def gap_event(num_messages: int, after_step: int, time_ns: int) -> SessionEvent:
-    """The log line for messages that were lost after a step."""
     text = f"{num_messages:,} messages lost after step {after_step:,}"
     return SessionEvent(max(after_step, 0), time_ns, "gap", text)
 
@@ -214,3 +204,51 @@ def breach_event(
         value = f"{value_ns / 1e6:.1f}"  # "50 ms > 50 ms" looks wrong
     text = f"{kind} {value} ms > {bound_ms:g} ms{who}"
     return SessionEvent(step, time_ns, "slo", text, request_id)
+
+
+class Gaps:
+    """The gaps among the steps in memory. Only one thread may write."""
+
+    def __init__(self) -> None:
+        self.found: list[Gap] = []  # the gaps, oldest first
+        self.steps: set[int] = set()  # for each gap, the first step after it
+        # Whether messages are missing and no snapshot has corrected the state since.
+        self.needs_snapshot = False
+        self._num_lost_before = 0  # messages lost in forgotten gaps
+
+    @property
+    def num_lost(self) -> int:
+        """Number of messages lost for good, including those before the oldest step in memory."""
+        return self._num_lost_before + sum(gap.num_messages for gap in self.found)
+
+    def note(self, first_sequence: int, last_sequence: int, step: int) -> Gap:
+        """Add a gap: messages were lost after the record of `step`."""
+        gap = Gap(first_sequence, last_sequence, step, None)
+        self.found.append(gap)
+        self.needs_snapshot = True
+        return gap
+
+    def end(self, step: int) -> None:
+        """Store `step` as the first step after the newest gaps, unless they have one already."""
+        for index in range(len(self.found) - 1, -1, -1):
+            if self.found[index].before_step is not None:
+                break
+            self.found[index] = self.found[index]._replace(before_step=step)
+            self.steps.add(step)
+
+    def prepend(self, earlier: "Gaps") -> None:
+        self.found[:0] = earlier.found
+        self.steps |= earlier.steps
+
+    def forget_before(self, step: int) -> None:
+        """Forget gaps before a step, but keep counting the messages lost in them."""
+        kept = [gap for gap in self.found if gap.before_step is None or gap.before_step >= step]
+        self._num_lost_before = self.num_lost - sum(gap.num_messages for gap in kept)
+        self.found = kept
+        self.steps = {each for each in self.steps if each >= step}
+
+    def forget_after(self, step: int) -> None:
+        self.found = [
+            gap for gap in self.found if gap.before_step is not None and gap.before_step <= step
+        ]
+        self.steps = {each for each in self.steps if each <= step}

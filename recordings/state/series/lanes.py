@@ -11,20 +11,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    Arrived,
-    BatchRow,
-    EngineStatus,
-    Finished,
-    Phase,
-    Preempted,
-    RequestEvent,
-    RequestView,
-    Snapshot,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.state.session import SessionState
 
 
@@ -65,9 +52,9 @@ class Track:
 
 
 _PAGE_STEPS = 256
-_ENDS = (Finished, Aborted)
-_DECODE_PHASE = int(Phase.DECODE)
-_RECOMPUTE_PHASE = int(Phase.RECOMPUTE)
+_ENDS = (wire.Finished, wire.Aborted)
+_DECODE_PHASE = int(wire.Phase.DECODE)
+_RECOMPUTE_PHASE = int(wire.Phase.RECOMPUTE)
 
 
 class Cell(IntEnum):
@@ -97,8 +84,6 @@ _DECODING = bytes((_DECODE,))
 
 
 class LaneName(NamedTuple):
-    """The request that a lane belongs to, and its client."""
-
     request_id: int
     client_id: str
 
@@ -122,16 +107,15 @@ class LaneBoard:
             if view.status != "finished":
                 self._add(request_id, Track(view.client_id, first, _filler(view)))
 
-    def extend(self, message: Telemetry) -> None:
-        """Process the next message of the session."""
-        if isinstance(message, StepRecord):
+    def extend(self, message: wire.Telemetry) -> None:
+        if isinstance(message, wire.StepRecord):
             self.extend_step(message, message.batch or ())
-        elif isinstance(message, EngineStatus):
+        elif isinstance(message, wire.EngineStatus):
             # An event between two steps is shown where it takes effect: an arrival in the next
             # step, an end in the step before.
             for event in message.events:
                 self._take(event, max(self.end - 1, self.first), self.end)
-        elif isinstance(message, Snapshot):
+        elif isinstance(message, wire.Snapshot):
             live = {v.request_id for v in message.requests if v.status != "finished"}
             for request_id in [each for each in self._open if each not in live]:
                 track = self._open.pop(request_id)
@@ -183,7 +167,6 @@ class LaneBoard:
         return found
 
     def prepend(self, earlier: "LaneBoard") -> None:
-        """Insert the lanes of an earlier board of the same session before these."""
         for request_id, track in earlier._open.items():
             track.fill_to(earlier.end, track.filler)
             if request_id in self._tracks:  # it lived on through steps that are missing
@@ -203,13 +186,11 @@ class LaneBoard:
         self.first = min(self.first, earlier.first)
 
     def abort(self, request_ids: Iterable[int]) -> None:
-        """Mark requests as aborted after the last step."""
         for request_id in request_ids:
             if (track := self._open.pop(request_id, None)) is not None:
                 track.put(max(self.end - 1, self.first), Cell.ABORTED)
 
     def forget_before(self, step: int) -> None:
-        """Forget the steps before `step`."""
         self.first = max(self.first, step)
         page = self.first // _PAGE_STEPS
         for old in [number for number in self._pages if number < page]:
@@ -221,7 +202,6 @@ class LaneBoard:
                     del self._tracks[request_id]
 
     def forget_after(self, state: SessionState) -> None:
-        """Forget all steps after the step of `state`."""
         step = state.step
         page = max(step, self.first) // _PAGE_STEPS
         touched = dict(self._open)
@@ -252,7 +232,7 @@ class LaneBoard:
             self._pages.setdefault(number, {}).update(self._open)
         self._last_page = page
 
-    def extend_step(self, record: StepRecord, rows: Iterable[BatchRow]) -> None:
+    def extend_step(self, record: wire.StepRecord, rows: Iterable[wire.BatchRow]) -> None:
         """Add a step. `rows` are its batch rows, except those of requests passed to `go_on`."""
         step = record.step
         if step > self.end:
@@ -264,7 +244,7 @@ class LaneBoard:
             self._turn_pages(step // _PAGE_STEPS)
         ends = []
         for event in record.events:
-            if isinstance(event, Finished):
+            if isinstance(event, wire.Finished):
                 ends.append(event)
             else:
                 self._take(event, step, step)
@@ -313,27 +293,27 @@ class LaneBoard:
                 self._pages.setdefault(page, {})[request_id] = track
         return track
 
-    def _take(self, event: RequestEvent, step: int, arrival_step: int) -> None:
-        if isinstance(event, Arrived):
+    def _take(self, event: wire.RequestEvent, step: int, arrival_step: int) -> None:
+        if isinstance(event, wire.Arrived):
             if event.request_id not in self._tracks:
                 self._add(event.request_id, Track(event.client_id, arrival_step, _WAITING))
             return
         track = self._open.get(event.request_id)
         if track is None:
             return
-        if isinstance(event, Preempted):
+        if isinstance(event, wire.Preempted):
             track.put(step, Cell.PREEMPTED)
             track.filler = _WAITING
         elif isinstance(event, _ENDS):
-            track.put(step, Cell.ABORTED if isinstance(event, Aborted) else Cell.FINISHED)
+            track.put(step, Cell.ABORTED if isinstance(event, wire.Aborted) else Cell.FINISHED)
             del self._open[event.request_id]
 
 
-def _filler(view: RequestView) -> bytes:
+def _filler(view: wire.RequestView) -> bytes:
     return _IDLE if view.status == "running" else _WAITING
 
 
-def _cell(row: BatchRow, step: int) -> int:
+def _cell(row: wire.BatchRow, step: int) -> int:
     if row.phase == _DECODE_PHASE:
         return Cell.DECODE if row.num_tokens == 1 else Cell.DECODE_MULTI
     if row.num_hit_tokens >= row.num_tokens:

@@ -17,8 +17,7 @@ import msgspec
 from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.series.distribution import SPREAD_RANKS, LatencySpread
-from stepscope.recordings.state.series.finished import FinishedRequests
-from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.recordings.state.series.latency_samples import FinishedRequests, Samples
 
 TREND_BUCKETS = 60
 _MAX_MS = 1e9  # larger estimates are ignored, ...
@@ -107,11 +106,7 @@ def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int 
 
 
 def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:
-    """The percentiles of some samples.
-
-    Args:
-        level_ms: the service level, if there is one.
-    """
+    """The percentiles of some samples."""
     ranked = samples.ranked()
     if ranked is None:
         return LatencySpread()
@@ -123,11 +118,7 @@ def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:
 
 
 class Latencies:
-    """The samples of all latencies of one engine, and its finished requests.
-
-    Attributes:
-        of: latency -> samples.
-    """
+    """The samples of all latencies of one engine, and its finished requests."""
 
     def __init__(self, slo: SLO) -> None:
         self.slo = slo
@@ -135,7 +126,6 @@ class Latencies:
         self.finished = FinishedRequests()
 
     def append(self, applied: AppliedStep) -> None:
-        """Add the samples of a step."""
         record = applied.record
         now_ns = record.tokens_ns
         if applied.is_one_step:  # else its duration is that of an interval

@@ -18,19 +18,12 @@ Limit: TypeAlias = Literal[
 
 
 class LimitSpec(NamedTuple):
-    """A limit of steps, in all the words for it but the letters of charts.
+    """A limit of steps, in all the words for it but the letters of charts."""
 
-    Attributes:
-        words: what limited the steps.
-        bound: what the engine is; empty where that says nothing.
-        meaning: which steps have it.
-        reasons: those of `StepRecord.waiting_reasons` that stand for it.
-    """
-
-    words: str
-    bound: str
-    meaning: str
-    reasons: tuple[str, ...] = ()
+    words: str  # what limited the steps
+    bound: str  # what the engine is; empty where that says nothing
+    meaning: str  # which steps have it
+    reasons: tuple[str, ...] = ()  # those of `StepRecord.waiting_reasons` that stand for it
 
 
 LIMIT_SPECS: Mapping[Limit, LimitSpec] = {

@@ -38,10 +38,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
     def run(work: Work) -> Done:
         prompts = [{"prompt_token_ids": ids} for ids in work.prompts(vocab_size)]
         params = SamplingParams(
-            temperature=0.0,
-            max_tokens=work.num_output_tokens,
-            ignore_eos=True,
-            detokenize=False,
+            temperature=0.0, max_tokens=work.num_output_tokens, ignore_eos=True, detokenize=False
         )
         start_s, start_cpu_s = time.perf_counter(), cpu_clock()
         results = llm.generate(prompts, params, use_tqdm=False)

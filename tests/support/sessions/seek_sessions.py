@@ -64,11 +64,11 @@ def assert_the_same(history: History, expected: History) -> None:
     assert history.record(last) == expected.record(last)  # before any is unpacked
     assert history.summaries(first, last) == expected.summaries(first, last)
     assert lanes_of(history, first - 3, last + 3) == lanes_of(expected, first - 3, last + 3)
-    assert history.latency(None, None) == expected.latency(None, None)
+    assert history.windows.latency(None, None) == expected.windows.latency(None, None)
     for kind in ("itl", "ttft", "tpot", "step"):
         samples = [each.windows.samples(kind, None, None) for each in (history, expected)]
         assert list(samples[0]) == list(samples[1]), kind
-    assert history.rates(None, None) == expected.rates(None, None)
+    assert history.windows.rates(None, None) == expected.windows.rates(None, None)
     assert history.events(limit=10**6) == expected.events(limit=10**6)
     for name in ("knob_changes", "marks", "gaps", "num_lost", "needs_snapshot", "info"):
         assert getattr(history, name) == getattr(expected, name), name

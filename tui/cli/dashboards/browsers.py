@@ -1,16 +1,26 @@
 """`--web`: shows a dashboard in browsers; each that opens the page gets a process of its own.
 
 Nothing from a browser reaches a command line: its process gets a size, keys and the mouse.
+textual-serve runs a process for each connection, but lets the pages of any site connect: our web
+server says who may open the page, and whose pages may connect.
 """
 
+import base64
+import hmac
+import logging
 import os
+import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from textual_serve.server import Server
 
 from stepscope.engine.http.settings import Address, parse_address
 from stepscope.engine.transport.keys import read_credentials
@@ -18,6 +28,70 @@ from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.shared.options import as_options, option
 from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+
+_COOKIE = "stepscope"  # not every browser sends its key with a WebSocket
+_END_S = 0.5  # how long browsers may go on after Ctrl-C
+_PAGE = Path(__file__).with_name("page.html")
+_ASK = {"WWW-Authenticate": 'Basic realm="stepscope: any name, and the web key"'}
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def web_app(command: str, key: str) -> web.Application:
+    """Return the application.
+
+    `key`: what browsers must know; empty: only those on this machine may come.
+    """
+    known = secrets.token_hex()
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            raise web.HTTPForbidden(text=f"not for pages of {origin}")
+        # A stranger's name may be made to lead here, and so pass for the same origin.
+        host = urlsplit(f"//{request.host}").hostname or ""
+        if not key and not Address(host, 0).is_loopback:
+            raise web.HTTPForbidden(text=f"{host} is no name of this machine's loopback")
+        cookie = request.cookies.get(_COOKIE, "").encode()
+        password = _password(request.headers.get("Authorization", ""))
+        if key and not (_is_same(cookie, known) or _is_same(password, key)):
+            raise web.HTTPUnauthorized(text="this dashboard asks for its key", headers=_ASK)
+        response = await handler(request)
+        if not response.prepared:
+            response.headers["X-Frame-Options"] = "DENY"
+            if key:
+                response.set_cookie(_COOKIE, known, httponly=True, samesite="Strict")
+        return response
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(_PAGE)
+
+    server = Server(command)
+    app = web.Application(middlewares=[guarded])
+    app.router.add_get("/", page)
+    app.router.add_get("/ws", server.handle_websocket)
+    app.router.add_static("/static", server.statics_path)
+    return app
+
+
+def _is_same(given: bytes, secret: str) -> bool:
+    return hmac.compare_digest(given, secret.encode())
+
+
+def _password(authorization: str) -> bytes:
+    try:
+        return base64.b64decode(authorization.removeprefix("Basic ")).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def serve(listener: socket.socket, command: str, key: str) -> None:
+    """Serve browsers until SIGINT or SIGTERM; what runs for them ends then, too."""
+    logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a browser that goes is no error
+    os.environ["TERM"] = "xterm-256color"
+    app = web_app(command, key)
+    web.run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=_END_S)
+
 
 _KEY = "STEPSCOPE_WEB_KEY"  # browsers must know it
 WEB = option(
@@ -33,7 +107,7 @@ class Browsers(NamedTuple):
 
     def serve(self, engines: Sequence[str], flags: Mapping[str, Any]) -> None:
         """Show `stepscope top ENGINES`, with these options by field name, until Ctrl-C."""
-        from stepscope.tui.cli.dashboards.web_server import serve  # loads textual-serve
+        from stepscope.tui.cli.dashboards.browsers import serve  # loads textual-serve
 
         host, port = self.address
         try:

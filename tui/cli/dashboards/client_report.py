@@ -19,7 +19,6 @@ _NUM_WORST = 5
 
 
 def open_client(file: str, recording: Recording) -> tuple[ForeignSession, ClientMatch]:
-    """Read a result, and find its requests in a recording."""
     session = client_result(Path(file))
     note(session.note)
     return session, client_match(session, recording)

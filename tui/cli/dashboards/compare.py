@@ -10,7 +10,7 @@ import msgspec
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparison import compare as compare_sides
-from stepscope.recordings.file.landmarks import Landmark, find_landmark, landmarks
+from stepscope.recordings.compare.division import Landmark, find_landmark, landmarks
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.live.subscriber import Subscriber
@@ -26,7 +26,7 @@ from stepscope.tui.cli.shared.options import AsJson, argument, command, flag, op
 from stepscope.tui.cli.shared.output import note, say, write_json
 from stepscope.tui.cli.shared.paths import find_recording, picture_path, picture_size
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal

@@ -1,23 +1,26 @@
 """Prints a comparison: as a table for people, as one JSON document for programs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stepscope.recordings.compare.bootstrap import CONFIDENCE
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load import LoadDifference
-from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.tui.cli.shared.levels import advice_lines, limits_document, limits_text
-from stepscope.tui.cli.shared.output import in_ms, text_table
-from stepscope.tui.views.frame import compare_sides as sides_text
+from stepscope.tui.cli.shared.output import text_table, told
+from stepscope.tui.views.frame import compare_choices as sides_text
 from stepscope.tui.views.frame import compare_text as words
+
+_OF_RUN = (
+    *("request_id", "num_prompt_tokens", "num_output_tokens", "num_preemptions"),
+    *("ttft_ns", "worst_itl_ns", "worst_step"),
+)
 
 
 def lines(found: Comparison, sides: tuple[Side, Side]) -> list[str]:
-    """Return the comparison as lines of text."""
     limits = []
     for letter, side in zip("AB", sides, strict=True):
         limits.append(f"{'limited by':<14} {letter}: {limits_text(side)}")
@@ -80,37 +83,19 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
         "percentile_error": found.percentile_error,
         "figures": {
             figure.key: {
-                "a": figure.a,
-                "b": figure.b,
-                "ratio": figure.ratio,
-                "better": figure.better,
-                "verdict": figure.verdict,
-                "num_a": figure.num_a or None,
-                "num_b": figure.num_b or None,
+                **told(figure, "a", "b", "ratio", "better", "verdict", "num_a", "num_b"),
                 "interval": _interval(figure),
             }
             for figure in found.figures
         },
         "settings": [each._asdict() for each in found.settings],
-        "late": [
-            {
-                "kind": share.kind,
-                "cause": share.cause,
-                "a_ms": share.a_ns / 1e6,
-                "b_ms": share.b_ns / 1e6,
-                "num_a": share.num_a,
-                "num_b": share.num_b,
-            }
-            for share in found.causes
-        ],
+        "late": [told(share) for share in found.causes],
         "requests": {
-            "by": found.requests.by,
-            "only_a": found.requests.only_a,
-            "only_b": found.requests.only_b,
+            **told(found.requests, "by", "only_a", "only_b"),
             "num_not_kept": found.num_unlisted,
             "better": [each._asdict() for each in found.paired],
             "pairs": [
-                {"name": pair.name, "a": _run(pair.a), "b": _run(pair.b)}
+                {"name": pair.name, "a": told(pair.a, *_OF_RUN), "b": told(pair.b, *_OF_RUN)}
                 for pair in found.requests.pairs
             ],
         },
@@ -136,15 +121,3 @@ def _interval(figure: ComparedFigure) -> list[float | None] | None:
 def _number(value: float) -> float | None:
     """Return the number, or None if it is infinite, which JSON cannot say."""
     return value if math.isfinite(value) else None
-
-
-def _run(run: RequestRun) -> Mapping[str, Any]:
-    return {
-        "request_id": run.request_id,
-        "num_prompt_tokens": run.num_prompt_tokens,
-        "num_output_tokens": run.num_output_tokens,
-        "num_preemptions": run.num_preemptions,
-        "ttft_ms": in_ms(run.ttft_ns),
-        "worst_itl_ms": in_ms(run.worst_itl_ns),
-        "worst_step": run.worst_step,
-    }

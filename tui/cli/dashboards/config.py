@@ -15,20 +15,10 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.tui.cli.shared.options import Like, argument, command, flag
 from stepscope.tui.cli.shared.output import say, text_table
+from stepscope.tui.settings import settings
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
 from stepscope.tui.settings.setting_values import base_and_meta, settled
-from stepscope.tui.settings.settings import (
-    ALERTS,
-    KEYS,
-    SECTIONS,
-    Section,
-    config_path,
-    load_actions,
-    load_alerts,
-    load_settings,
-    unknown_variables,
-)
 
 _SECRET = frozenset({"api_key"})
 _COMMENT_COLUMN = 44
@@ -54,23 +44,25 @@ def config(
             raise WrongUsage("--like compares the defaults of engines: leave the rest out")
         say(*_beside_ours(like))
         return
-    path = config_path()
+    path = settings.config_path()
     if path_only and section is not None:
         raise WrongUsage(f"--path is the same for every section: leave {section} out")
     if path_only:
         say(str(path))
         return
-    names = [*SECTIONS, KEYS, ALERTS]
+    names = [*settings.SECTIONS, settings.KEYS, settings.ALERTS]
     if section is not None and section not in names:
         raise WrongUsage(f"there is no section {section!r}; there are: {', '.join(names)}")
     lines = [f"# {path}" + ("" if path.exists() else " (there is none yet)")]
-    lines += [f"# {name} is set, but no setting has this name" for name in unknown_variables()]
-    for name in SECTIONS:
+    lines += [
+        f"# {name} is set, but no setting has this name" for name in settings.unknown_variables()
+    ]
+    for name in settings.SECTIONS:
         if section in (None, name):
             lines += ["", f"[{name}]", *_section(name, flags if name == "dashboard" else {})]
-    if section in (None, KEYS):
-        lines += ["", f"[{KEYS}]", *_keys()]
-    if section in (None, ALERTS):
+    if section in (None, settings.KEYS):
+        lines += ["", f"[{settings.KEYS}]", *_keys()]
+    if section in (None, settings.ALERTS):
         lines += _alerts()
     say(*lines)
 
@@ -93,8 +85,8 @@ def _beside_ours(like: str) -> Iterator[str]:
         yield f"not covered: {other.title.partition(' on ')[0]} {other.differs}"
 
 
-def _section(section: Section, flags: Mapping[str, Any]) -> Iterator[str]:
-    kind = SECTIONS[section]
+def _section(section: settings.Section, flags: Mapping[str, Any]) -> Iterator[str]:
+    kind = settings.SECTIONS[section]
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for name, (value, origin) in settled(kind, section, flags).items():
         about = origin or "default"
@@ -110,20 +102,27 @@ def _section(section: Section, flags: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _keys() -> Iterator[str]:
-    lines = load_settings()[KEYS]
-    for action in load_actions():
+    lines = settings.load_settings()[settings.KEYS]
+    for action in settings.load_actions():
         keys = [written(key) for key in action.keys]
         value = keys[0] if len(keys) == 1 else keys
-        origin = config_path().name if action.id in lines else "default"
+        origin = settings.config_path().name if action.id in lines else "default"
         yield _line(f"{action.id} = {_toml(value)}", origin)
 
 
 def _alerts() -> Iterator[str]:
-    rules = load_alerts()
+    rules = settings.load_alerts()
     if not rules:
-        yield from ("", _line(f"# [[{ALERTS}]]", 'none; like when = "itl_p99 > 50ms for 30s"'))
+        yield from (
+            "",
+            _line(f"# [[{settings.ALERTS}]]", 'none; like when = "itl_p99 > 50ms for 30s"'),
+        )
     for rule in rules:
-        yield from ("", f"[[{ALERTS}]]", _line(f"when = {_toml(rule.text)}", config_path().name))
+        yield from (
+            "",
+            f"[[{settings.ALERTS}]]",
+            _line(f"when = {_toml(rule.text)}", settings.config_path().name),
+        )
 
 
 def _line(text: str, comment: str) -> str:

@@ -10,37 +10,23 @@ from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import SetWorkload
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.workload.arrivals import in_words
-from stepscope.recordings.figures.bounds import value_text
-from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.figures.table import FIGURES, value_text
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.dashboards import demo_engine
 from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.dashboards.demo_engine import (
-    KNOBS,
-    SERVICE_LEVELS,
-    WHO,
-    WORKLOAD,
-    Act,
-    FirstMinute,
-    engine_arguments,
-    first_minute,
-    simulated_gpu,
-    speaks,
-    workload_of,
-    workload_text,
-)
 from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
+from stepscope.tui.cli.shared.errors import StopSignals, ending_on_signals
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import check_seconds, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.paths import output_path, picture_path
-from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
@@ -58,7 +44,7 @@ _TICK_S = 0.2
     "stepscope demo --headless --record out.mcap --screenshot out.svg",
     "stepscope demo --web 8080",
     sections=("dashboard",),
-    defaults=SERVICE_LEVELS,
+    defaults=demo_engine.SERVICE_LEVELS,
 )
 def demo(
     model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
@@ -89,9 +75,11 @@ def demo(
     prompt stalls them once. With --simulate it is another demo: 10 requests a second at a budget of
     2,048 tokens, with service levels of 500 ms (TTFT) and 50 ms (ITL).
     """
-    simulated = simulated_gpu(gpu, speed)
-    workload = workload_of(rate, model, simulated)
-    settings = resolve(DashboardSettings, "dashboard", flags, None if simulated else SERVICE_LEVELS)
+    simulated = demo_engine.simulated_gpu(gpu, speed)
+    workload = demo_engine.workload_of(rate, model, simulated)
+    settings = resolve(
+        DashboardSettings, "dashboard", flags, None if simulated else demo_engine.SERVICE_LEVELS
+    )
     check_seconds(seconds)
     browsers = browsers_of(web)
     if browsers is not None and headless:
@@ -111,12 +99,12 @@ def demo(
     stop = StopSignals()
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         levels = own_levels(settings)
-        options, runs = engine_arguments(model, with_tokens, simulated, levels)
+        options, runs = demo_engine.engine_arguments(model, with_tokens, simulated, levels)
         with EngineProcess(options, progress, runs) as engine:
             costs = engine.info.step_costs
-            about = [f"workload   {workload_text(workload)}"]
+            about = [f"workload   {demo_engine.workload_text(workload)}"]
             about += [f"engine     {in_words(costs)}"] if costs is not None else []
-            if speaks(model, simulated):
+            if demo_engine.speaks(model, simulated):
                 progress.close()
                 say(smollm2.NOTICE)
             history = new_history(settings)
@@ -124,10 +112,10 @@ def demo(
             recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
             if headless:
                 until_the_engine_ended.enter_context(stop)
-            acts = [Act(0.0, SetWorkload(workload=workload, who=WHO))]
-            if workload == WORKLOAD and model == EngineConfig().model:
-                acts = first_minute(workload, KNOBS, costs)
-            minute = FirstMinute(engine.endpoint, acts, history)
+            acts = [demo_engine.Act(0.0, SetWorkload(workload=workload, who=demo_engine.WHO))]
+            if workload == demo_engine.WORKLOAD and model == EngineConfig().model:
+                acts = demo_engine.first_minute(workload, demo_engine.KNOBS, costs)
+            minute = demo_engine.FirstMinute(engine.endpoint, acts, history)
             source.start()
             try:
                 wait_until_live(engine, source, stop)
@@ -231,7 +219,7 @@ def _finish(source: Subscriber, settings: DashboardSettings, screenshot: Path | 
 
 def _summary(history: History) -> Iterator[str]:
     """Yield lines with the figures of a session: steps, tokens, latencies and so on."""
-    found = history.figures(None, None)
+    found = history.windows.figures(None, None)
 
     def text(name: str) -> str:
         return value_text(FIGURES[name], found[name])

@@ -38,8 +38,6 @@ _RAMP = {0.0: 2, 3.0: 4, 6.0: 6, 11.0: 8, 12.5: 10, 14.0: 12}
 
 
 class Act(NamedTuple):
-    """A command to the engine at a second of the demo, and what to tell the operator then."""
-
     at_s: float
     command: Command | None = None
     hint: str = ""
@@ -160,8 +158,6 @@ MAX_SPEED = 1000.0
 
 
 class SimulatedGpu(NamedTuple):
-    """A GPU to simulate, on which the demo's engine seems to run."""
-
     gpu: str
     speed: float  # virtual seconds per second of the wall clock
 
@@ -182,7 +178,6 @@ def speaks(model: str, simulated: SimulatedGpu | None) -> bool:
 def workload_of(
     rate: str | None, model: str = "demo", simulated: SimulatedGpu | None = None
 ) -> WorkloadSpec:
-    """Return the workload of the demo, with the rate of `--rate` if that was given."""
     default = WORKLOAD if simulated is None else SIMULATED_WORKLOAD
     default = SPEAKING_WORKLOAD if speaks(model, simulated) else default
     if rate is None:
@@ -201,7 +196,6 @@ def workload_text(workload: WorkloadSpec) -> str:
 def engine_arguments(
     model: str, with_tokens: bool, simulated: SimulatedGpu | None, levels: Levels
 ) -> tuple[Mapping[str, KnobValue], str]:
-    """Return the command that runs the engine, and its options before it."""
     if simulated is None:
         return {**_options(model, with_tokens), **levels}, "serve"
     if with_tokens:

@@ -20,7 +20,7 @@ from stepscope.tui.cli.shared.options import RecordingFile, command, option
 from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.paths import find_recording
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
 
 
 @command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.errors import expected
-from stepscope.tui.settings.recent import RecentFiles
+from stepscope.tui.settings.preferences import RecentFiles
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings, load_actions
 from stepscope.tui.settings.terminal import (
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 
 def can_start() -> bool:
-    """Whether there is a terminal to draw a start screen on."""
     return no_terminal() is None and cannot_be_drawn_on(os.environ) is None
 
 
 def start() -> None:
     """Show the start screen and open what is chosen, until the operator quits it."""
     # Imported here, because 'stepscope -h' needs no Textual.
-    from stepscope.tui.app.leaving import left_on_signals
+    from stepscope.tui.app.run import left_on_signals
     from stepscope.tui.screens.start import StartApp
-    from stepscope.tui.settings.log_file import log_path, logged_to_file
+    from stepscope.tui.settings.terminal import log_path, logged_to_file
 
     settings = resolve(DashboardSettings, "dashboard", {})
     configured = resolve(FleetSettings, "fleet", {}).engines

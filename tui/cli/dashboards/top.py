@@ -15,14 +15,8 @@ from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, r
 from stepscope.tui.cli.shared.connect import PAST_S, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.options import As, Wait, argument, command, option
 from stepscope.tui.cli.shared.output import note
+from stepscope.tui.session import live_source
 from stepscope.tui.session.control.who import call_me
-from stepscope.tui.session.live_source import (
-    Address,
-    LiveSource,
-    addresses,
-    local_addresses,
-    receive,
-)
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
@@ -96,7 +90,7 @@ def _show_log(settings: DashboardSettings) -> None:
     _run(Fleet(sources, newcomers=pipe.newcomers), sources[0], settings)
 
 
-def _run(fleet: Fleet, first: LiveSource, settings: DashboardSettings) -> None:
+def _run(fleet: Fleet, first: live_source.LiveSource, settings: DashboardSettings) -> None:
     fleet.start()
     try:
         run_live(first, settings, fleet=fleet)
@@ -109,7 +103,7 @@ def named_engines(named: Sequence[str]) -> list[str]:
     return list(named) or list(resolve(FleetSettings, "fleet", {}).engines)
 
 
-def engines_to_show(named: Sequence[str]) -> list[Address]:
+def engines_to_show(named: Sequence[str]) -> list[live_source.Address]:
     """Return the addresses of the named engines; without names, of all engines on this machine."""
     names = named_engines(named)
     if names:
@@ -120,24 +114,24 @@ def engines_to_show(named: Sequence[str]) -> list[Address]:
     return [choose(None, "stepscope top {}")]
 
 
-def _addresses(names: Sequence[str]) -> list[Address]:
-    return list(dict.fromkeys(each for name in names for each in addresses(name)))
+def _addresses(names: Sequence[str]) -> list[live_source.Address]:
+    return list(dict.fromkeys(each for name in names for each in live_source.addresses(name)))
 
 
-def _on_this_machine() -> list[Address]:
+def _on_this_machine() -> list[live_source.Address]:
     from stepscope.engine.adapters.metrics.local_servers import LocalServers  # imports a parser
 
     servers = LocalServers()
     try:
-        return local_addresses(servers.wait(_SERVERS_S))
+        return live_source.local_addresses(servers.wait(_SERVERS_S))
     finally:
         servers.stop()
 
 
 def show_engines(
-    endpoints: Sequence[Address],
+    endpoints: Sequence[live_source.Address],
     settings: DashboardSettings,
-    find: Callable[[], Sequence[Address]],
+    find: Callable[[], Sequence[live_source.Address]],
     past_s: float = PAST_S,
 ) -> None:
     """Show the dashboard of these engines until the operator leaves it.
@@ -149,20 +143,22 @@ def show_engines(
     known = set(endpoints)
     past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))
 
-    def newcomers() -> list[LiveSource]:
+    def newcomers() -> list[live_source.LiveSource]:
         try:
             found = [each for each in find() if each not in known]
         except (ConfigError, OSError):  # such as: the folder of the sockets is no longer ours
             return []
         known.update(found)
-        return [receive(each, new_history(settings, FLEET_STEPS), past_s) for each in found]
+        return [
+            live_source.receive(each, new_history(settings, FLEET_STEPS), past_s) for each in found
+        ]
 
     if len(endpoints) == 1:
-        sources = [receive(endpoints[0], new_history(settings), past_s)]
+        sources = [live_source.receive(endpoints[0], new_history(settings), past_s)]
     else:
         share = shared_bytes(len(endpoints))
         sources = [
-            receive(endpoint, new_history(settings, FLEET_STEPS, share), past_s)
+            live_source.receive(endpoint, new_history(settings, FLEET_STEPS, share), past_s)
             for endpoint in endpoints
         ]
     _run(Fleet(sources, newcomers=newcomers), sources[0], settings)

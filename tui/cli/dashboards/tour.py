@@ -10,10 +10,10 @@ from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, r
 from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.engine_process import EngineProcess
+from stepscope.tui.cli.shared.errors import StopSignals, ending_on_signals
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import Progress
-from stepscope.tui.cli.shared.signals import StopSignals, ending_on_signals
 from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL
 from stepscope.tui.session.tour.tour import Director, Tour, bookmark, keep_bookmark
 from stepscope.tui.settings.setting_values import resolve

@@ -20,14 +20,14 @@ from stepscope.engine.workload.arrivals import (
 )
 from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import read_trace
-from stepscope.recordings.figures.bounds import value_text
 from stepscope.recordings.figures.sums import Figures
-from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
+from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name, value_text
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.options import (
     As,
@@ -39,7 +39,6 @@ from stepscope.tui.cli.shared.options import (
     option,
 )
 from stepscope.tui.cli.shared.output import Progress, note, say, write_json
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve

@@ -73,8 +73,8 @@ def snapshot(
         with connect(chosen) as client:  # again: the verdict and the figures are of one moment
             taken = client.snapshot()
     state = SessionState.from_snapshot(taken)
-    verdict = verdict_at(history, state, None, history.latency())
-    _print(taken, verdict.text, history.figures(None, LIVE_S), as_json)
+    verdict = verdict_at(history, state, None, history.windows.latency())
+    _print(taken, verdict.text, history.windows.figures(None, LIVE_S), as_json)
 
 
 def _print(

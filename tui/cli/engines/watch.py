@@ -12,26 +12,19 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepscope.engine.http.settings import Address, parse_address
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.alerts.judge import Judge, RuleChange, RuleWatch
-from stepscope.recordings.alerts.meter import WINDOW_S, Meter
+from stepscope.recordings.alerts.judge import WINDOW_S, Judge, Meter, RuleChange, RuleWatch
 from stepscope.recordings.alerts.rule import Rule
-from stepscope.recordings.figures.bounds import value_text
+from stepscope.recordings.figures.table import value_text
 from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, note_own
 from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option
 from stepscope.tui.cli.shared.output import say, write_json_line
-from stepscope.tui.cli.shared.signals import StopSignals
-from stepscope.tui.settings.cli_errors import (
-    DONE,
-    FAILED,
-    TOO_LITTLE_DATA,
-    CommandFailed,
-    WrongUsage,
-)
+from stepscope.tui.settings import cli_errors
 
 TICK_S = 0.25
 MAX_STEPS = 20_000
@@ -39,8 +32,6 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class _RuleGauges(Collector):
-    """Prometheus gauges for each rule: whether it fires, and the measured value if it is known."""
-
     def __init__(self, engine: str, watches: Sequence[RuleWatch]) -> None:
         self._engine = engine
         self._watches = watches
@@ -101,7 +92,7 @@ def serve_alert_metrics(
     try:
         server, thread = start_http_server(address.port, address.host, registry)
     except OSError as error:
-        raise CommandFailed(f"--metrics: {address.text}: {error.strerror}") from error
+        raise cli_errors.CommandFailed(f"--metrics: {address.text}: {error.strerror}") from error
     try:
         yield
     finally:
@@ -142,7 +133,7 @@ def watch(
     """
     rules = chosen_rules(when or ())
     if not rules:
-        raise WrongUsage(
+        raise cli_errors.WrongUsage(
             "no rule: give watch --when 'itl_p99 > 50ms for 30s', or [[alerts]] in the config file"
         )
     served_at = None if metrics is None else parse_address(metrics)
@@ -172,7 +163,7 @@ def watch(
                     break
         finally:
             source.stop()
-    return FAILED if has_fired else DONE
+    return cli_errors.FAILED if has_fired else cli_errors.DONE
 
 
 def _is_decided(judge: Judge, elapsed_s: float) -> bool:
@@ -185,8 +176,8 @@ def _verdict(judge: Judge, out: "_MessagePrinter") -> int:
     out.states(judge.watches)
     states = [each.state for each in judge.watches]
     if "firing" in states:
-        return FAILED
-    return TOO_LITTLE_DATA if "unknown" in states else DONE
+        return cli_errors.FAILED
+    return cli_errors.TOO_LITTLE_DATA if "unknown" in states else cli_errors.DONE
 
 
 class _MessagePrinter:

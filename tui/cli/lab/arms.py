@@ -17,14 +17,14 @@ from stepscope.engine.protocol.wire import BatchRow, KnobValue, Phase, StepRecor
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.file.indexes import indexes
+from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.steps import StepTable
-from stepscope.recordings.simulation.fitting import step_records
+from stepscope.recordings.simulation.basis import step_records
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import side_of
 from stepscope.tui.settings.cli_errors import CommandFailed
@@ -96,12 +96,10 @@ class ArmRun:
 
     @cached_property
     def side(self) -> Side:
-        """The whole recording, summed up."""
         return side_of(self.path, self.name, LEVELS)
 
     @cached_property
     def steps(self) -> list[StepRecord]:
-        """Every step of the run."""
         with Recording(self.path) as recording:
             return list(step_records(recording))
 
@@ -117,7 +115,6 @@ class ArmRun:
         return float("nan") if value is None else value
 
     def requests(self, prefix: str) -> list[RequestRun]:
-        """Return the requests whose names begin with `prefix`."""
         runs = self.side.requests.values()
         return [each for each in runs if each.client_id.startswith(prefix)]
 
@@ -140,7 +137,6 @@ class ArmRun:
         return sum(row.phase != Phase.DECODE for _, row in self.rows_of(name))
 
     def tokens_per_s(self, wanted: Callable[[StepRecord], bool]) -> float:
-        """Return the tokens computed per second of step time, in the steps that are `wanted`."""
         steps = [each for each in self.steps if wanted(each)]
         num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
         return num_tokens / max(1e-9, sum(map(seconds, steps)))
@@ -167,7 +163,6 @@ def seconds(step: StepRecord) -> float:
 def run_arm(
     endpoints: Sequence[Endpoint], path: Path, arm: Arm, progress: Callable[[float], None]
 ) -> ArmRun:
-    """Run an arm on an engine, or on a prefill and a decode engine, and record each."""
     paths = [path, path.with_stem(f"{path.stem}-decode")][: len(endpoints)]
     with ExitStack() as stack:
         clients = [stack.enter_context(ControlClient(each, _TIMEOUT_S)) for each in endpoints]

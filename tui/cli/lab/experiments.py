@@ -24,8 +24,6 @@ class ArmFigure(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """A claim, and how to try it."""
-
     name: str
     claim: str
     source: str
@@ -37,7 +35,6 @@ class Experiment(NamedTuple):
     rows: tuple[str, ...] = ()  # names of the table's rows, if they are not the arms
 
     def finding(self, runs: Sequence[ArmRun]) -> LabFinding:
-        """Return what the runs of all arms say of the claim."""
         columns = {each.name: each.of(runs) for each in self.columns}
         found = self.judge(runs, columns)
         rows = zip(self.rows or [run.name for run in runs], *columns.values(), strict=False)
@@ -57,9 +54,7 @@ def _works(
 ) -> tuple[Work, ...]:
     """Requests alike: the first one arrives `at[0]` seconds after the arm begins.
 
-    Args:
-        at: seconds until the first, and from one to the next.
-        grow: tokens by which each prompt is longer than the one before.
+    `at`: seconds until the first, and from one to the next.
     """
     return tuple(
         Work(f"{name}-{n}", at[0] + at[1] * n, prompt + grow * n, output, seed=seed + n)

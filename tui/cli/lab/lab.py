@@ -138,7 +138,6 @@ def _machine(info: EngineInfo) -> str:
 
 
 def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -> Iterator[str]:
-    """Yield the report of one experiment as lines for a terminal."""
     yield f"{experiment.name}: {experiment.claim}"
     yield f"  source    {experiment.source}"
     yield f"  measured  {finding.measured}"

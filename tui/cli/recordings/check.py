@@ -13,21 +13,20 @@ from xml.etree import ElementTree
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.figures.bounds import BoundError, FigureBound, parse_bound, value_text
 from stepscope.recordings.figures.sums import Figures
-from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.figures.table import (
+    FIGURES,
+    BoundError,
+    FigureBound,
+    parse_bound,
+    value_text,
+)
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.shared.paths import output_path
-from stepscope.tui.settings.cli_errors import (
-    DONE,
-    FAILED,
-    TOO_LITTLE_DATA,
-    CommandFailed,
-    WrongUsage,
-)
+from stepscope.tui.settings import cli_errors
 
 DEFAULT_REGRESSION = "10%"
 
@@ -45,8 +44,8 @@ class CheckRow(NamedTuple):
     is_bound: bool = True  # else a comparison with the baseline
 
 
-class _TooLittleData(CommandFailed):
-    exit_code = TOO_LITTLE_DATA
+class _TooLittleData(cli_errors.CommandFailed):
+    exit_code = cli_errors.TOO_LITTLE_DATA
 
 
 @command(
@@ -82,9 +81,11 @@ def check(
     bounds = [_bound("--max", text) for text in most or ()]
     lower = [_bound("--min", text) for text in least or ()]
     if not bounds and not lower and baseline is None:
-        raise WrongUsage("nothing to check: give --max or --min FIGURE=VALUE, or --baseline FILE")
+        raise cli_errors.WrongUsage(
+            "nothing to check: give --max or --min FIGURE=VALUE, or --baseline FILE"
+        )
     if max_regression is not None and baseline is None:
-        raise WrongUsage("--max-regression: only with --baseline FILE")
+        raise cli_errors.WrongUsage("--max-regression: only with --baseline FILE")
     allowed = _share(max_regression or DEFAULT_REGRESSION)
     report = None if junit is None else output_path(junit)
     try:
@@ -113,8 +114,8 @@ def exit_code(checks: Sequence[CheckRow]) -> int:
     """Return the exit code for these rows: 1 if any failed, else 3 if any is unknown, else 0."""
     outcomes = {each.outcome for each in checks}
     if "failed" in outcomes:
-        return FAILED
-    return TOO_LITTLE_DATA if "unknown" in outcomes or not checks else DONE
+        return cli_errors.FAILED
+    return cli_errors.TOO_LITTLE_DATA if "unknown" in outcomes or not checks else cli_errors.DONE
 
 
 def bound_checks(
@@ -210,9 +211,9 @@ def _bound(option: str, text: str) -> FigureBound:
     try:
         bound = parse_bound(text)
     except BoundError as error:
-        raise WrongUsage(f"{option} {error}") from error
+        raise cli_errors.WrongUsage(f"{option} {error}") from error
     if bound.relation != "=":
-        raise WrongUsage(f"{option} {text!r}: write {bound.figure.name}=VALUE")
+        raise cli_errors.WrongUsage(f"{option} {text!r}: write {bound.figure.name}=VALUE")
     return bound
 
 
@@ -223,5 +224,5 @@ def _share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise WrongUsage(f"--max-regression: expected a share like 10%, got {text!r}")
+        raise cli_errors.WrongUsage(f"--max-regression: expected a share like 10%, got {text!r}")
     return value

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.recordings.attribution.causes import WORDS, Late, Piece
+from stepscope.recordings.attribution.causes import WORDS, Late
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.side.file_run import FileRun
@@ -27,12 +27,13 @@ from stepscope.tui.cli.shared.output import (
     say,
     session_text,
     text_table,
+    told,
     write_json,
 )
 from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import misses_text
+from stepscope.tui.views import late_text
 
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
@@ -134,7 +135,6 @@ def explain(
 
 
 def _run(recording: Recording, found: Explanation) -> FileRun:
-    """The sums that tell what limited the steps."""
     given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
     return FileRun(recording, SLO(**{name: ms for name, ms in given.items() if ms is not None}))
 
@@ -149,7 +149,7 @@ def _summary(found: Explanation, origins: Mapping[str, str], given: Mapping[str,
         return f"{origins[name]}; {option} sets another"
 
     lines = [
-        _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl),
+        _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl)
     ]
     if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
         longest = max(gaps, key=lambda each: each.gap_ns)
@@ -195,7 +195,7 @@ def _served(found: Explanation) -> list[str]:
     """Lines with the engine's clock beside the front end's, if one tells; and on one's prompt."""
     if (view := found.view) is not None:
         size = found.info.block_size
-        prompt = misses_text.texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
+        prompt = late_text.misses_texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
         said = [f"{name} {ms(ns)}" for name, ns in shares_of(view).items()]
         if view.front is None or not said:
             return prompt
@@ -289,10 +289,8 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
     return {
         "recording": file,
         "engine": found.info.name,
-        "model": found.info.model,
-        "simulated": found.info.simulated,
-        "num_steps": found.num_steps,
-        "request_id": found.request_id,
+        **told(found.info, "model", "simulated"),
+        **told(found, "num_steps", "request_id"),
         "itl": found.itl._asdict(),
         "ttft": found.ttft._asdict(),
         "served": {
@@ -302,22 +300,15 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "prompt": _prompt_document(found),
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
-        "causes": [
-            {"cause": share.cause, "num_late": share.num_late, "ms": in_ms(share.ns)}
-            for share in found.shares
-        ],
+        "causes": [told(share) for share in found.shares],
         "late": [
             {
-                "request_id": each.request_id,
-                "client_id": each.client_id,
+                **told(each, "request_id", "client_id", "kind", "step", "cause"),
                 "token": each.token_idx + 1,
-                "kind": each.kind,
-                "step": each.step,
                 "wall_ns": found.wall_ns(each.end_ns),
                 "ms": in_ms(each.gap_ns),
-                "cause": each.cause,
                 "only_paused": each.is_excused,
-                "pieces": [_piece(piece) for piece in each.pieces],
+                "pieces": [{**told(piece), "text": piece.text} for piece in each.pieces],
             }
             for each in found.late
         ],
@@ -328,23 +319,7 @@ def _prompt_document(found: Explanation) -> dict[str, Any] | None:
     view = found.view
     if view is None or (misses := view.misses) is None:
         return None
-    told = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
+    others = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
     wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
-    parts = misses_text.parts_of(view, misses)
-    return {"num_tokens": view.num_prompt_tokens, **parts, **told, "evicted_wall_ns": wall_ns}
-
-
-def _piece(piece: Piece) -> dict[str, Any]:
-    return {
-        "cause": piece.cause,
-        "ms": in_ms(piece.ns),
-        "step": piece.step,
-        "num_steps": piece.num_steps,
-        "detail": piece.detail or None,
-        "request_id": piece.request_id,
-        "num_tokens": piece.num_tokens or None,
-        "num_other_tokens": piece.num_other_tokens or None,
-        "took_ms": in_ms(piece.took_ns) or None,
-        "usual_ms": in_ms(piece.baseline_ns) or None,
-        "text": piece.text,
-    }
+    parts = late_text.parts_of(view, misses)
+    return {"num_tokens": view.num_prompt_tokens, **parts, **others, "evicted_wall_ns": wall_ns}

@@ -7,14 +7,7 @@ from stepscope.recordings.check.strip import was_stripped
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES, Table
 from stepscope.recordings.file.reader import Recording
-from stepscope.tui.cli.shared.options import (
-    FirstStep,
-    LastStep,
-    RecordingFile,
-    command,
-    flag,
-    option,
-)
+from stepscope.tui.cli.shared import options
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import find_recording, output_path, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -29,14 +22,14 @@ _ENDINGS: Mapping[str, Format] = {
 }
 
 
-@command(
+@options.command(
     "stepscope export session.mcap -o session.pftrace",
     "stepscope export freeze -o r.csv --table requests --from 100 --until 200",
     "stepscope export session.mcap -o work.jsonl --format mooncake",
 )
 def export_file(
-    file: RecordingFile,
-    target: Format | None = option(
+    file: options.RecordingFile,
+    target: Format | None = options.option(
         "FORMAT",
         "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
         ".pftrace, .parquet, .csv or .jsonl)",
@@ -44,11 +37,13 @@ def export_file(
         "--to",
     ),
     *,
-    output: str = option("FILE", "the file to write", "--output", "-o", default=...),
-    first: FirstStep = None,
-    last: LastStep = None,
-    table: Table = option("TABLE", "for csv and parquet: steps, rows or requests", default="steps"),
-    with_tokens: bool = flag(
+    output: str = options.option("FILE", "the file to write", "--output", "-o", default=...),
+    first: options.FirstStep = None,
+    last: options.LastStep = None,
+    table: Table = options.option(
+        "TABLE", "for csv and parquet: steps, rows or requests", default="steps"
+    ),
+    with_tokens: bool = options.flag(
         "also write prompts and outputs, if the recording has them (jsonl)", "--with-tokens"
     ),
 ) -> None:

@@ -5,10 +5,8 @@ from typing import Any
 
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.ledger import Ledger
-from stepscope.recordings.attribution.preemptions import Preemption
-from stepscope.recordings.attribution.queue import QueueWait, reason_text
-from stepscope.recordings.file.indexes import indexes
-from stepscope.recordings.file.messages import messages
+from stepscope.recordings.attribution.queue import Preemption, QueueWait, reason_text
+from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
 from stepscope.recordings.session.index import IndexRows
@@ -23,6 +21,7 @@ from stepscope.tui.cli.shared.output import (
     say,
     session_text,
     text_table,
+    told,
     write_json,
 )
 from stepscope.tui.views import format as fmt
@@ -187,16 +186,7 @@ def _document(name: str, found: Ledger) -> dict[str, Any]:
     return {
         "name": name,
         "publishes_requests": found.publishes_requests,
-        "recompute_tax": {
-            "preemptions": tax.num_preemptions,
-            "lost_tokens": tax.num_lost,
-            "recomputed_tokens": tax.num_recomputed,
-            "tokens": tax.num_tokens,
-            "token_share": tax.token_share,
-            "recompute_ms": in_ms(tax.recompute_ns),
-            "step_ms": in_ms(tax.step_ns),
-            "time_share": tax.time_share,
-        },
+        "recompute_tax": {**told(tax), **told(tax, "token_share", "time_share")},
         "waiting": [
             {**_wait(found, wait), "behind": names[place + 1 :]} for place, wait in enumerate(queue)
         ],
@@ -206,33 +196,14 @@ def _document(name: str, found: Ledger) -> dict[str, Any]:
             for wait in found.admitted()
         ],
         "preemptions": [
-            {
-                "request_id": each.request_id,
-                "client_id": each.client_id,
-                "step": each.step,
-                "wall_ns": _wall_ns(found, each.time_ns),
-                "reason": each.reason or None,
-                "blocks": each.num_blocks,
-                "beneficiary": each.beneficiary,
-                "lost_tokens": each.num_lost,
-                "from_cache_tokens": each.num_from_cache,
-                "recomputed_tokens": each.num_recomputed,
-                "recompute_steps": each.num_steps,
-                "recompute_ms": in_ms(each.recompute_ns),
-                "waited_ms": in_ms(each.waited_ns),
-                "status": each.status,
-            }
-            for each in found.preemptions
+            {**told(each), "wall_ns": _wall_ns(found, each.time_ns)} for each in found.preemptions
         ],
     }
 
 
 def _wait(found: Ledger, wait: QueueWait) -> dict[str, Any]:
     return {
-        "request_id": wait.request_id,
-        "client_id": wait.client_id,
-        "prompt_tokens": wait.num_prompt_tokens,
-        "preempted": wait.was_preempted,
+        **told(wait, "request_id", "client_id", "num_prompt_tokens", "was_preempted"),
         "since_wall_ns": _wall_ns(found, wait.since_ns),
         "waited_ms": in_ms(wait.waited_ns(found.now_ns)),
         "for_ms": {reason or "unknown": in_ms(ns) for reason, ns in wait.reasons.items()},

@@ -70,8 +70,6 @@ def measure(
         target: a recording or sample, else an engine or an address with /metrics; None: the only
             engine on this machine.
         seconds: None: the whole recording, or the last minute of an engine.
-        flags: service levels that were given as options.
-        command: the stepscope command that an error suggests.
         for_comparison: whether to read what a comparison needs, a `Side`: all messages.
     """
     check_seconds(seconds)
@@ -107,7 +105,6 @@ def _file_run(recording: Recording, name: str, slo: SLO, first: int | None) -> F
 
 
 def side_of(path: Path, name: str, slo: SLO, stretch: StepRange | None = None) -> Side:
-    """Read a recording, or some steps of it, and return its sums."""
     return read_side(RecordingFeed(Recording(path), name, slo, stretch or StepRange()))
 
 
@@ -207,4 +204,4 @@ def _of_history(history: History, name: str, seconds: float | None = None) -> Me
     """The figures of the last seconds of a history; None: of all of it."""
     first = None if seconds is None else _first_of(history, seconds)
     side = read_side(HistoryFeed(history, name, history.slo, StepRange(first)))
-    return MeasuredSession(name, history.slo, history.figures(None, seconds), side, seconds)
+    return MeasuredSession(name, history.slo, history.windows.figures(None, seconds), side, seconds)

@@ -6,9 +6,9 @@ from typing import Any
 
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.plot.axes import FigureTheme
 from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
-from stepscope.recordings.plot.style import FigureTheme
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.cli.shared.levels import level_of

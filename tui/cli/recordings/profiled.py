@@ -6,17 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.importing.torch_trace import (
-    KERNEL_KINDS,
-    KernelTimes,
-    ProfileMatch,
-    TorchTrace,
-    matched_steps,
-    read_trace,
-)
-from stepscope.tui.cli.shared.output import in_ms, note, say, text_table, write_json
+from stepscope.recordings.importing import torch_trace
+from stepscope.tui.cli.shared.output import in_ms, note, say, text_table, told, write_json
 
-_KINDS_OF_STEPS: dict[str, Callable[[KernelTimes], bool]] = {
+_KINDS_OF_STEPS: dict[str, Callable[[torch_trace.KernelTimes], bool]] = {
     "all": lambda each: True,
     "decodes alone": lambda each: not each.profiled.batch[0],
     "with a prefill": lambda each: each.profiled.batch[0] > 0,
@@ -28,8 +21,8 @@ _NAME_WIDTH = 72
 def print_profile(name: str, recording: Recording, file: str, limit: int, as_json: bool) -> None:
     """Print the time in kernels of each kind, and what is left to the host, by kind of step."""
     note("reading the trace")
-    trace = read_trace(Path(file))
-    match = matched_steps(trace, recording)
+    trace = torch_trace.read_trace(Path(file))
+    match = torch_trace.matched_steps(trace, recording)
     if as_json:
         write_json(_document(trace, match))
         return
@@ -40,7 +33,15 @@ def print_profile(name: str, recording: Recording, file: str, limit: int, as_jso
     shown = [("slowest" if not n else "", [each]) for n, each in enumerate(slowest)]
     groups = [(kind, list(filter(of, match.steps))) for kind, of in _KINDS_OF_STEPS.items()]
     cells = [_row(kind, steps) for kind, steps in [*groups, *shown] if steps]
-    heading = ["mean ms of a step", "steps", "step", "requests", *KERNEL_KINDS, "host", "took"]
+    heading = [
+        "mean ms of a step",
+        "steps",
+        "step",
+        "requests",
+        *torch_trace.KERNEL_KINDS,
+        "host",
+        "took",
+    ]
     say(
         f"{name} beside {file}: {ran}, rank {trace.rank}",
         *_matched(match),
@@ -53,18 +54,20 @@ def print_profile(name: str, recording: Recording, file: str, limit: int, as_jso
     )
 
 
-def _matched(match: ProfileMatch) -> list[str]:
+def _matched(match: torch_trace.ProfileMatch) -> list[str]:
     first, last = match.steps[0].step, match.steps[-1].step
     said = f"{len(match.steps):,} of {match.num_profiled:,} steps found by their batches"
     clock = "" if match.clock_ns is None else f"; wall clocks {match.clock_ns / 1e6:,.1f} ms apart"
     return [f"{said}: steps {first:,} to {last:,}{clock}"]
 
 
-def _row(kind: str, steps: Sequence[KernelTimes]) -> list[str]:
+def _row(kind: str, steps: Sequence[torch_trace.KernelTimes]) -> list[str]:
     is_one = len(steps) == 1
     _, num_prefill, _, num_decode = steps[0].profiled.batch
     tokens = f"{num_prefill:,} prefill, {num_decode:,} decode"
-    times = [*(fmean(each.profiled.kernel_ns[of] for each in steps) for of in KERNEL_KINDS)]
+    times = [
+        *(fmean(each.profiled.kernel_ns[of] for each in steps) for of in torch_trace.KERNEL_KINDS)
+    ]
     times += [fmean(each.host_ns for each in steps), fmean(each.ns for each in steps)]
     return [
         kind,
@@ -75,14 +78,14 @@ def _row(kind: str, steps: Sequence[KernelTimes]) -> list[str]:
     ]
 
 
-def _kernels(trace: TorchTrace) -> Iterator[list[str]]:
+def _kernels(trace: torch_trace.TorchTrace) -> Iterator[list[str]]:
     total_ns = sum(trace.kernels.values()) or 1
     for (kind, name), ns in trace.kernels.most_common(_NUM_KERNELS):
         short = name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
         yield [kind, f"{ns / 1e6:,.1f}", f"{ns / total_ns:.1%}", short]
 
 
-def _document(trace: TorchTrace, match: ProfileMatch) -> dict[str, Any]:
+def _document(trace: torch_trace.TorchTrace, match: torch_trace.ProfileMatch) -> dict[str, Any]:
     return {
         "device": trace.device or None,
         "rank": trace.rank,
@@ -90,10 +93,8 @@ def _document(trace: TorchTrace, match: ProfileMatch) -> dict[str, Any]:
         "clock_ms": in_ms(match.clock_ns),
         "steps": [
             {
-                "step": each.step,
-                "ms": in_ms(each.ns),
-                "busy_ms": in_ms(each.profiled.busy_ns),
-                "host_ms": in_ms(each.host_ns),
+                **told(each, "step", "ns", "host_ns"),
+                **told(each.profiled, "busy_ns"),
                 **{f"{kind}_ms": in_ms(ns) for kind, ns in each.profiled.kernel_ns.items()},
             }
             for each in match.steps

@@ -21,8 +21,7 @@ from stepscope.recordings.file.writing.rotation import (
     FileSeries,
     SeriesLimits,
 )
-from stepscope.recordings.history.history import History
-from stepscope.recordings.history.journal import Journal
+from stepscope.recordings.history.history import History, Journal
 from stepscope.recordings.incidents.keeper import (
     DEFAULT_RULES,
     IncidentFolder,
@@ -32,14 +31,14 @@ from stepscope.recordings.incidents.keeper import (
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules
 from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import output_path
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
-from stepscope.tui.settings.recent import remember
+from stepscope.tui.settings.preferences import remember
 from stepscope.tui.settings.setting_values import milliseconds
 from stepscope.tui.views.format import file_size, plural
 
@@ -174,8 +173,6 @@ def _files(file: str, num_engines: int) -> list[str]:
 
 
 class RecordedEngine:
-    """Records one engine, and notices when its recording is over."""
-
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
         self.source = source
         self.recorder = Recorder(source, target, lambda: levels)
@@ -281,7 +278,6 @@ def _keep_incidents(
     reporter: "_Reporter",
     seconds: float | None,
 ) -> None:
-    """Watch an engine, also if it restarts, and keep a file of each incident, for `seconds`."""
     start_s = time.monotonic()
     with StopSignals() as stop, Progress() as progress:
         source.start()
@@ -310,7 +306,6 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _series_limits(option: str, text: str | None) -> SeriesLimits | None:
-    """Return the size and the age that an option sets."""
     try:
         return None if text is None else SeriesLimits.parse(text)
     except ValueError as error:

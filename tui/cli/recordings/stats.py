@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from stepscope.recordings.figures.bounds import value_text
-from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
+from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name, value_text
 from stepscope.recordings.file.service_levels import levels_of, levels_text
 from stepscope.tui.cli.recordings.measured import measure
 from stepscope.tui.cli.shared.levels import advice_lines, limits_document

@@ -6,19 +6,14 @@ from typing import Any
 
 import msgspec
 
-from stepscope.recordings.check.rewrite import (
-    RewriteReport,
-    default_output,
-    rewrite,
-    what_is_wrong,
-)
+from stepscope.recordings.check.rewrite import RewriteReport, default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.service_levels import levels_text
 from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, say, write_json
+from stepscope.tui.cli.shared.output import Progress, say, told, write_json
 from stepscope.tui.cli.shared.paths import find_recording, output_path
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.views.format import file_size, plural
@@ -74,28 +69,14 @@ def _document(report: VerifyReport) -> dict[str, Any]:
     return {
         "file": str(report.path),
         "ok": report.is_good,
-        "is_being_written": report.is_being_written,
-        "num_bytes": report.num_bytes,
-        "num_chunks": report.num_chunks,
-        "num_messages": report.num_messages,
-        "num_lost_messages": report.num_lost_messages,
-        "num_steps": report.num_steps,
-        "first_step": report.first_step,
-        "last_step": report.last_step,
-        "with_tokens": report.with_tokens,
+        **told(
+            report,
+            *("is_being_written", "num_bytes", "num_chunks", "num_messages", "num_lost_messages"),
+            *("num_steps", "first_step", "last_step", "with_tokens"),
+        ),
         "service_levels": report.levels,
         "left_out_by_repair": [msgspec.structs.asdict(loss) for loss in report.losses],
-        "checks": [
-            {
-                "name": check.name,
-                "ok": check.is_good,
-                "unit": check.unit,
-                "num_checked": check.num_checked,
-                "num_problems": check.num_problems,
-                "problems": check.problems,
-            }
-            for check in report.checks
-        ],
+        "checks": [{"ok": check.is_good, **told(check)} for check in report.checks],
     }
 
 
@@ -151,7 +132,6 @@ def repair_file(file: str, output: str | None = None, strip_tokens: bool = False
 
 
 def summary(report: RewriteReport, target: Path) -> list[str]:
-    """Return lines on what was kept and what was lost."""
     chunks = f"{report.num_whole:,} of {report.num_chunks:,} chunks whole"
     if report.num_in_part:
         chunks += f", {report.num_in_part:,} in part"

@@ -30,14 +30,11 @@ class EngineProcess:
     """A context manager: the engine answers when its block begins, and is gone after it.
 
     Args:
-        options: options of the command, by field name.
         progress: shows what the engine prints while it loads, not afterwards: a dashboard may then
             use the terminal.
-        command: the stepscope command that runs the engine.
         name: start of the engine's name; our process id follows it.
 
-    Raises:
-        CommandFailed: the engine ended instead; the message has the last line that it printed.
+    Raises CommandFailed: the engine ended instead; the message has the last line that it printed.
     """
 
     info: EngineInfo
@@ -92,7 +89,6 @@ class EngineProcess:
         return self._process.poll()
 
     def check(self) -> None:
-        """Raise CommandFailed if the engine has ended."""
         if self.exit_code is None:
             return
         time.sleep(_POLL_S)  # its last lines may not have been read yet

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.recordings.compare.side.advice import Run, advice
+from stepscope.recordings.file import service_levels
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import (
-    LEVEL_NAMES,
-    Levels,
-    levels_in,
-    levels_said,
-    levels_text,
-    own_text,
-    slo_of,
-)
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS, Limit
 from stepscope.tui.cli.shared.output import note
@@ -27,7 +19,7 @@ if TYPE_CHECKING:
     from stepscope.recordings.alerts.rule import Rule
 
 
-def chosen_levels(flags: Mapping[str, Any]) -> Levels:
+def chosen_levels(flags: Mapping[str, Any]) -> service_levels.Levels:
     """Return the service levels that an option, a variable or the config file sets; no defaults."""
     return own_levels(resolve(DashboardSettings, "dashboard", flags))
 
@@ -35,20 +27,23 @@ def chosen_levels(flags: Mapping[str, Any]) -> Levels:
 def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
     """Return the service levels by which to judge a recording, and say if they are not its own."""
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
-    chosen, said = own_levels(settings), levels_said(recording.info, recording.metadata)
+    chosen, said = (
+        own_levels(settings),
+        service_levels.levels_said(recording.info, recording.metadata),
+    )
     note_own(chosen, said)
-    return slo_of(chosen, said)
+    return service_levels.slo_of(chosen, said)
 
 
-def note_own(chosen: Levels, said: Levels) -> None:
+def note_own(chosen: service_levels.Levels, said: service_levels.Levels) -> None:
     """Say on stderr if the viewer's choice overrides what the engine or the recording says."""
-    if text := own_text(chosen, said):
-        note(f"{levels_text(chosen)}, {text}", "service levels: ")
+    if text := service_levels.own_text(chosen, said):
+        note(f"{service_levels.levels_text(chosen)}, {text}", "service levels: ")
 
 
-def own_levels(settings: DashboardSettings) -> Levels:
+def own_levels(settings: DashboardSettings) -> service_levels.Levels:
     """Return the service levels that the settings choose; those not chosen are missing."""
-    found = {name: getattr(settings, name) for name in LEVEL_NAMES}
+    found = {name: getattr(settings, name) for name in service_levels.LEVEL_NAMES}
     return {name: ms for name, ms in found.items() if ms is not None}
 
 
@@ -58,7 +53,7 @@ def judged_as(
     """Return the settings, without the config file's levels that the recording has itself."""
     none = {
         name: None
-        for name in levels_in(recording.metadata)
+        for name in service_levels.levels_in(recording.metadata)
         if name not in flags and from_environment("dashboard", name) is None
     }
     return msgspec.structs.replace(settings, **none)
@@ -67,7 +62,7 @@ def judged_as(
 def chosen_rules(when: Sequence[str]) -> "tuple[Rule, ...]":
     """Return the alert rules of `--when`, else those of the config file."""
     from stepscope.recordings.alerts.rule import parse_rule  # loads every figure
-    from stepscope.recordings.figures.bounds import BoundError
+    from stepscope.recordings.figures.table import BoundError
 
     try:
         return tuple(parse_rule(text) for text in when) or load_alerts()

@@ -27,14 +27,11 @@ class CliCommand:
     """A function that the command line calls with its options; Python calls it like the function.
 
     Args:
-        examples: command lines for the end of its help.
-        name: if it is not named after the function.
         sections: config sections, or the service levels of [dashboard]; their settings become
             options, and those that were given arrive as the keyword argument `flags`.
         defaults: defaults of the command that differ from those of the fields.
         names: other names of options, by field.
         takes_key: whether to add the options about keys, because it connects to engines.
-        rest: what typer takes besides.
     """
 
     def __init__(
@@ -64,8 +61,6 @@ class CliCommand:
         return self.body(*given.args, **given.kwargs)
 
     def add_to(self, app: typer.Typer) -> typer.Typer:
-        """Add it to a group of commands, with all its options, and return the group."""
-
         def body(**named: Any) -> Any:
             return self.run(named)
 
@@ -123,7 +118,6 @@ class CliCommand:
 
 
 def _fields(section: Section | Literal["levels"]) -> list[FieldInfo]:
-    """Return the settings of a section that can be options."""
     found = msgspec.structs.fields(SECTIONS["dashboard" if section == "levels" else section])
     if section == "levels":
         return [field for field in found if field.name in DURATIONS]
@@ -245,8 +239,7 @@ LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--unt
 Target = Annotated[
     str | None,
     _argument(
-        "FILE|ENDPOINT",
-        f"a recording, {_SAMPLES} or an engine (default: the only local engine)",
+        "FILE|ENDPOINT", f"a recording, {_SAMPLES} or an engine (default: the only local engine)"
     ),
 ]
 LastSeconds = Annotated[

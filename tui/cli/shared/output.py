@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -109,6 +109,15 @@ def ms(ns: float | None) -> str:
 
 def in_ms(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6
+
+
+def told(each: Any, *names: str) -> dict[str, Any]:
+    """Return these attributes (without names: all fields) for JSON; times in ns become ms."""
+    found = {}
+    for name in names or type(each).__match_args__:
+        value, is_ns = getattr(each, name), name == "ns" or name.endswith("_ns")
+        found[f"{name[:-2]}ms" if is_ns else name] = in_ms(value) if is_ns else value
+    return found
 
 
 def clock_ms(wall_ns: int | None) -> str:

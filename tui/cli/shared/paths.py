@@ -56,14 +56,12 @@ def sample_named(name: str) -> Path | None:
 
 
 def step_range(first: int | None, last: int | None) -> StepRange:
-    """Return the range of --from and --until."""
     if first is not None and last is not None and first > last:
         raise WrongUsage(f"--from {first} is after --until {last}")
     return StepRange(first, last)
 
 
 def request_number(text: str) -> int:
-    """Return the number of the request that --request names."""
     number = text.strip().removeprefix("r")
     if not number.isdecimal():
         raise WrongUsage(f"--request: expected a request such as r12, got {text!r}")

@@ -8,10 +8,10 @@ from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import say, write_json_line
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import DONE, FAILED
 from stepscope.tui.views.format import plural

@@ -30,14 +30,13 @@ from stepscope.engine.simulation.virtual.session import Routing, SimulatedSetup,
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.simulation.basis import fit_recording
 from stepscope.recordings.simulation.figures import RANKS, RunFigures, RunSums, flat
-from stepscope.recordings.simulation.fitting import fit_recording
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.service_levels import parse_levels, said
-from stepscope.tui.settings.setting_values import convert_flags
+from stepscope.tui.settings.setting_values import convert_flags, parse_levels, said
 
 MIX = "mix"
 DEFAULT_MODEL = "llama-3.1-8b"
@@ -55,8 +54,6 @@ class SimulatedSource(NamedTuple):
 
 
 class ChosenStepTimes(NamedTuple):
-    """A model of step times, and what is known of the engine whose step times it models."""
-
     model: StepTimeModel
     simulated: str  # a description in a few words
     model_name: str
@@ -65,8 +62,6 @@ class ChosenStepTimes(NamedTuple):
 
 
 class EngineOptions(NamedTuple):
-    """The engine to simulate, as the user typed it."""
-
     gpu: str | None = None
     model: str | None = None
     step_time: str | None = None
@@ -127,7 +122,6 @@ def open_source(
 def choose_step_times(
     gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
 ) -> ChosenStepTimes:
-    """Return the model that `--gpu`, `--model`, `--step-time` and `--tensor-parallel` ask for."""
     if (gpu is None) == (step_time is None):
         raise WrongUsage("give either --gpu (such as h100) or --step-time (a file or a recording)")
     if gpu is not None:
@@ -161,7 +155,6 @@ def open_work(
     spec: WorkloadSpec,
     flags: Mapping[str, Any],
 ) -> tuple[SimulatedSource, SimulatedSetup]:
-    """Return the requests and the engine to simulate, from the options."""
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
     longest = engine.max_model_len or min(_LONGEST, num_slots or _LONGEST)
@@ -269,8 +262,6 @@ def _interval(values: Sequence[float | None]) -> Interval:
 
 
 def figure_lines(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
-    """Yield the figures of the runs as lines of text."""
-
     def text(name: str, form: str) -> str:
         return found[name].text(form)
 

@@ -22,11 +22,11 @@ from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json, writing_output
 from stepscope.tui.cli.shared.paths import output_path, sample_named
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
     MIX,

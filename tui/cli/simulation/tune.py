@@ -20,13 +20,13 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
 from stepscope.tui.cli.recordings.measured import recorded, side_of
 from stepscope.tui.cli.shared.connect import is_recorded
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import As, Target, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.autopilot import hold
 from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
-from stepscope.tui.settings.service_levels import said
+from stepscope.tui.settings.setting_values import said
 
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),

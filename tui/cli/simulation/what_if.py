@@ -13,15 +13,15 @@ from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, Predicte
 from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say, text_table, write_json
 from stepscope.tui.cli.shared.paths import find_recording, output_path
-from stepscope.tui.cli.shared.signals import StopSignals
 from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
-from stepscope.tui.settings.service_levels import said
+from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views.format import three_digits
 
 _SHOWN = (
@@ -110,7 +110,6 @@ def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
 
 
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
-    """Yield the forecast as lines of text."""
     yield basis.model.in_words()[0]
     yield (
         f"each case is the median of {NUM_RUNS} runs (in brackets where nine in ten sessions "
@@ -219,8 +218,6 @@ def _number(value: float | None) -> str:
 
 
 def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> dict[str, Any]:
-    """Return the forecast for JSON."""
-
     def case(each: Forecast) -> dict[str, Any]:
         figures = {name: predicted._asdict() for name, predicted in each.figures.items()}
         return {**each._asdict(), "figures": figures}

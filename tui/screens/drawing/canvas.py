@@ -14,9 +14,9 @@ from textual.geometry import Region, Size
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.tour.tour import TourPage
 from stepscope.tui.settings.action_table import Page
-from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views import layout
-from stepscope.tui.views.charts import budget_chart, itl_strip, kv_map, lanes, scrub_bar
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, Lines
 from stepscope.tui.views.pages import compare_page, fleet_page
@@ -29,8 +29,6 @@ from stepscope.tui.views.panels import (
     key_figures,
     knob_panel,
     latency_panel,
-    tour_strip,
-    verdict_line,
 )
 from stepscope.tui.views.theme import Skin
 
@@ -47,10 +45,10 @@ class _View(NamedTuple):
 
 
 _VIEWS: Mapping[str, _View] = {
-    "verdict": _View(verdict_line.draw, is_fast=True),
+    "verdict": _View(header.verdict, is_fast=True),
     "figures": _View(key_figures.draw, is_fast=True),
     "chart": _View(budget_chart.draw, is_fast=True),
-    "itl": _View(itl_strip.draw, is_fast=True),
+    "itl": _View(lanes.itl_strip, is_fast=True),
     "lanes": _View(lanes.draw, is_fast=True),
     "kv": _View(kv_map.draw),
     "latency": _View(latency_panel.draw),
@@ -86,7 +84,6 @@ class Canvas(Lines):
 
     @property
     def is_too_small(self) -> bool:
-        """Whether the screen is too small for anything but a notice."""
         return "too_small" in self.places
 
     @property
@@ -95,9 +92,8 @@ class Canvas(Lines):
         return next(iter(self._broken.values()), None)
 
     def place(self, size: Size, page: Page) -> None:
-        """Place the views of this page on a screen of this size."""
         self.page = page
-        strip = 0 if self._session.tour is None else tour_strip.HEIGHT
+        strip = 0 if self._session.tour is None else footer.TOUR_HEIGHT
         few = self._few_lanes
         self.places = layout.plan(size.width, size.height, page, strip, few_lanes=few)
         self._broken.clear()
@@ -200,7 +196,6 @@ class Canvas(Lines):
         self._keep(name, lines)
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
-        """Return the lines of the tour strip, and highlight the panel that it points at."""
         self._marked = next((name for name in page.panels if name in self.places), None)
         key = self._session.abilities.key
         names = {each.id: each.key for each in self._session.abilities.actions}
@@ -210,7 +205,7 @@ class Canvas(Lines):
         keys = ((key("tour_next"), "next"), (key("tour_again"), "again"), (key("quit"), "leave"))
         text = page.text.format_map(names)
         width = self.area.width
-        return tour_strip.draw(title, page.part, text, keys, width, is_held=page.is_held)
+        return footer.tour_strip(title, page.part, text, keys, width, is_held=page.is_held)
 
     def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
         abilities = self._session.abilities
@@ -232,7 +227,6 @@ class Canvas(Lines):
             self._drawn[name], self._is_changed = lines, True
 
     def write(self) -> None:
-        """Write to the terminal what has changed."""
         if not self._is_changed:
             return
         self._is_changed = False
@@ -244,7 +238,6 @@ class Canvas(Lines):
         self.show_rows([tuple(row) for row in rows])
 
     def at(self, x: int, y: int) -> tuple[str, int, int]:
-        """Return the name of the view at a cell, and where in that view the cell is."""
         for name, place in self.places.items():
             if place.contains(x, y):
                 return name, x - place.x, y - place.y
@@ -256,7 +249,6 @@ class Canvas(Lines):
         return lines[y] if 0 <= y < len(lines) else ()
 
     def text_of(self, *names: str) -> list[str]:
-        """Return the text that these views show, line by line."""
         shown = self.plain_text()
         return [
             line[place.x : place.right]

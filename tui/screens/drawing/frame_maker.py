@@ -72,7 +72,6 @@ class FrameMaker:
         return self._builder.is_behind
 
     def frame(self) -> Frame:
-        """Return a new frame: the data of the picture as of now."""
         session, view, canvas = self._session, self._view, self._canvas
         num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
         num_lanes = canvas.height_of("lanes")

@@ -20,12 +20,12 @@ from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.screens.drawing.frame_maker import FrameMaker
 from stepscope.tui.screens.drawing.status import DrawnPicture
-from stepscope.tui.screens.drawing.textual_theme import use_colours
+from stepscope.tui.screens.textual_parts import use_colours
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import Navigator, replay_of
 from stepscope.tui.settings.actions import BY_ID
-from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.theme import Skin
@@ -280,7 +280,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self._failure = canvas.failure
 
     def new_frame(self) -> Frame:
-        """Return a new frame: the data of the picture as of now."""
         if self.view.live and self.history is not self.session.history:
             self.look_at(self.session.history)
         self.frame = self.navigator.frame = self.frames.frame()

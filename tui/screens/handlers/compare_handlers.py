@@ -54,7 +54,6 @@ class CompareHandlers:
         }
 
     def choose(self) -> None:
-        """Open the compare page with a list of what this session can be compared with."""
         self._session.compare.chooser.open(self._session.source)
         self._show("compare")
 

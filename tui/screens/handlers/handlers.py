@@ -6,19 +6,25 @@ as a whole: record it, show the one before, save a picture of it.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from textual.app import App
 
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file import access
+from stepscope.recordings.file.mcap.format import default_name
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.opening import Opening
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
-from stepscope.tui.screens.handlers.svg_picture import new_picture, svg
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.session.time.worst import WorstStalls
 from stepscope.tui.settings.action_table import PAGES
-from stepscope.tui.settings.service_levels import said
+from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.theme import Skin, ThemeName
 
@@ -26,8 +32,6 @@ _PREEMPTIONS = ("preempt",)
 
 
 class Handlers:
-    """All handlers of one screen, in groups."""
-
     def __init__(self, screen: SessionScreen) -> None:
         self._screen = screen
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices
@@ -262,3 +266,31 @@ class Handlers:
             self._notices.say(f"no screenshot: {error.filename}: {error.strerror}", "caution")
         else:
             self._notices.say(f"screenshot: {path}", "good")
+
+
+def svg(app: App[Any]) -> str:
+    """Return what an application shows now, as an SVG document with selectable text."""
+    document = app.export_screenshot(title=app.title, simplify=True)
+    # Without this attribute, many programs other than browsers draw a run of blanks as one blank.
+    return document.replace("<text ", '<text xml:space="preserve" ')
+
+
+def new_picture(document: str, shown: str) -> Path:
+    """Write an SVG document to a new private file, named after what is shown; return its path."""
+    folder = Path.cwd()
+    first = folder / default_name(shown, ".svg")
+    for number in count(1):
+        path = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
+        try:
+            # closed below
+            stream = open(path, "x", encoding="utf-8", opener=access.private)  # noqa: SIM115
+        except FileExistsError:  # two pictures in one second get two names
+            continue
+        try:
+            with stream:
+                stream.write(document)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+    raise AssertionError("numbers end")

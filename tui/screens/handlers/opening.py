@@ -13,8 +13,8 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
-from stepscope.tui.screens.overlays.palette import palette
 from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.textual_parts import palette
 from stepscope.tui.session.control.engine_link import KnobChange, KnobsNow
 from stepscope.tui.session.control.operator import BUDGET
 from stepscope.tui.session.control.workload_text import (
@@ -27,7 +27,7 @@ from stepscope.tui.session.control.workload_text import (
 from stepscope.tui.session.file_jobs import ExportOrder, typed_order
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.what_if import KnobForecast
-from stepscope.tui.settings.service_levels import parse_levels
+from stepscope.tui.settings.setting_values import parse_levels
 from stepscope.tui.views.frame.lane_rows import lane_filter
 
 _EXPORT = (

@@ -41,7 +41,6 @@ class PageHandlers:
         view.show(page)
 
     def open_engine(self, page: Page) -> None:
-        """Open this page of the engine that is selected on the fleet page."""
         chosen_engine = self._session.fleet_view.selected
         if chosen_engine is not None:
             self._session.fleet_view.open(chosen_engine, page)
@@ -124,7 +123,6 @@ class PageHandlers:
         )
 
     def copy(self) -> None:
-        """Copy the screen's text to the terminal's clipboard."""
         is_live = self._view.page == "live"
         names = ("header", "figures") if is_live else ("page",)
         text = "\n".join(line.rstrip() for line in self._screen.canvas.text_of(*names))
@@ -204,7 +202,6 @@ class PageHandlers:
 
 
 def _stalls(frame: Frame) -> str:
-    """Return a line for the last stall, and one for the longest stall if that is another."""
     text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
     worst = latency_panel.other_worst(frame)
     if worst is not None:

@@ -67,7 +67,6 @@ def help_blocks(
 
 
 def glossary_blocks(width: int = 0) -> list[list[Line]]:
-    """Return the blocks of the glossary, each with a heading: words on the screen, then glyphs."""
     words: list[Line] = [_heading("Words")]
     for word, meaning in TERMS:
         words += _entry(word, "key", meaning, width, _WORD_WIDTH)

@@ -31,8 +31,6 @@ class KnobEditor(Overlay[KnobChange]):
     editor without a change.
 
     Args:
-        look: returns the current knobs.
-        name: the knob to select first.
         forecast: starts to find out what a value would have done; None if nothing can.
         is_alone: show only that knob, ready to be edited, above the footer.
     """

@@ -39,15 +39,12 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         yield self._box
 
     def place(self, width: int, height: int) -> Region:
-        """Return the region of the box on a screen of this size."""
         raise NotImplementedError
 
     def lines(self, width: int, height: int) -> Sequence[Line]:
-        """Return the lines to show in a box of this size."""
         raise NotImplementedError
 
     def pressed(self, key: str, character: str | None) -> None:
-        """Handle a key other than Escape."""
         raise NotImplementedError
 
     def insert(self, text: str) -> None:

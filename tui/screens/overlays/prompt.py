@@ -22,11 +22,9 @@ class Prompt(Overlay[str]):
     take a while, and the operator can correct a wrong text.
 
     Args:
-        question: the question, with an example.
         text: the initial text. It is selected: typing replaces it, an arrow key keeps it.
         check: returns one line about what is wrong with a text, or None if it is fine.
         submit: gets a text that passed `check`; `refuse` may still reject it later.
-        note: a note to show in lines below.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.state.audit_text import changes_text, value_text
-from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views.notices import Tone
 
 if TYPE_CHECKING:

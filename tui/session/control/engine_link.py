@@ -20,12 +20,10 @@ from stepscope.engine.protocol.commands import Command, SetKnobs
 from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.tui.settings.log_file import see_log
+from stepscope.tui.settings.terminal import see_log
 
 
 class KnobsNow(NamedTuple):
-    """The knobs of an engine."""
-
     engine_id: str
     version: int
     values: Mapping[str, KnobValue]
@@ -97,7 +95,6 @@ class EngineLink:
         return ", ".join(self._asked)
 
     def answers(self) -> list[Answer]:
-        """Return the answers since the last call."""
         found = []
         while self._answers:
             found.append(self._answers.popleft())

@@ -4,15 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from stepscope.engine.protocol.commands import (
-    Change,
-    Command,
-    Pause,
-    Resume,
-    SetKnobs,
-    SetWorkload,
-    StepOnce,
-)
+from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue, LeasedKnobs
@@ -71,7 +63,9 @@ class Operator:
         if before == value:
             self._notices.say(f"{name} is {value_text(value)} already")
             return
-        command = SetKnobs(changes={name: value}, expected_version=version, engine_id=engine_id)
+        command = commands.SetKnobs(
+            changes={name: value}, expected_version=version, engine_id=engine_id
+        )
         self._ask(changes_text(self._history.state.knobs, command.changes), command, action)
 
     def undo(self) -> None:
@@ -124,16 +118,16 @@ class Operator:
         if not is_redo:
             self._undos.add((engine_id, now + 1))
         what = f"{'redo' if is_redo else 'undo'}: {changes_text(last.new, back)}"
-        self._ask(what, SetKnobs(changes=back, expected_version=now), "undo")
+        self._ask(what, commands.SetKnobs(changes=back, expected_version=now), "undo")
 
     def pause_or_resume(self) -> None:
         if self._history.state.state in ("paused", "draining"):
-            self._ask("resume the engine", Resume())
+            self._ask("resume the engine", commands.Resume())
         else:
-            self._ask("pause the engine", Pause())
+            self._ask("pause the engine", commands.Pause())
 
     def run_one_step(self) -> None:
-        self._ask("run one step", StepOnce(n=1))
+        self._ask("run one step", commands.StepOnce(n=1))
 
     def end_lease(self, leased: LeasedKnobs) -> None:
         """End another client's control of knobs by restoring their values."""
@@ -142,21 +136,21 @@ class Operator:
         reason = f"ends the autopilot of {leased.who}"
         self._ask(
             f"end the autopilot of {leased.who}: {what}",
-            SetKnobs(changes=leased.before, reason=reason[:200]),
+            commands.SetKnobs(changes=leased.before, reason=reason[:200]),
         )
 
     def set_workload(self, spec: WorkloadSpec | None) -> None:
         """Start or replace the synthetic workload that the engine runs itself; None stops it."""
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
-        self._ask(what, SetWorkload(workload=spec))
+        self._ask(what, commands.SetWorkload(workload=spec))
 
-    def _ask(self, what: str, command: Change, action: str = "") -> None:
+    def _ask(self, what: str, command: commands.Change, action: str = "") -> None:
         """Send a change with the operator's name and the newest audit entry that was shown here."""
         if self._link is None:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
             return
         self._notices.dismiss()
-        self._num_knobs_asked += isinstance(command, SetKnobs)
+        self._num_knobs_asked += isinstance(command, commands.SetKnobs)
         audit = self._history.state.audit
         seen = audit[-1].number if audit else 0
         self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen), action)
@@ -164,7 +158,7 @@ class Operator:
     def receive_answers(self) -> None:
         """Show as notices what the engine has answered since the last call."""
         for answer in [] if self._link is None else self._link.answers():
-            self._num_knobs_asked -= isinstance(answer.command, SetKnobs)
+            self._num_knobs_asked -= isinstance(answer.command, commands.SetKnobs)
             if answer.may_follow:
                 said = f"no answer yet; it may still take effect: {answer.what}"
                 self._notices.say(said, "caution")
@@ -179,7 +173,7 @@ class Operator:
     def _conflict(self, answer: Answer) -> str | None:
         """Return whose knob change came before ours, if that is why it was refused."""
         command = answer.command
-        if answer.code != "conflict" or not isinstance(command, SetKnobs):
+        if answer.code != "conflict" or not isinstance(command, commands.SetKnobs):
             return None
         later = [
             change
@@ -199,10 +193,10 @@ class Operator:
         state = self._history.state
         return state.num_running + state.num_waiting > 0
 
-    def _remember(self, command: Command, version: int | None) -> None:
+    def _remember(self, command: commands.Command, version: int | None) -> None:
         """Remember our change for `undo`, by version: dashboards may share a name."""
         info = self._history.state.info
-        if info is None or version is None or not isinstance(command, SetKnobs):
+        if info is None or version is None or not isinstance(command, commands.SetKnobs):
             return
         if version != command.expected_version:
             self._own.add((info.engine_id, version))
@@ -229,10 +223,10 @@ def _outcome_text(answer: Answer, has_requests: bool) -> str:
     if not isinstance(reply, Ack):
         return f"{answer.what}: {type(reply).__name__}"
     step = reply.effective_step
-    if isinstance(answer.command, StepOnce):
+    if isinstance(answer.command, commands.StepOnce):
         when = "" if has_requests else " once a request comes"
         return f"the engine runs step {step:,}{when}, then pauses"
     done = f"{answer.what}: done before step {step:,}"
-    if isinstance(answer.command, SetKnobs):
+    if isinstance(answer.command, commands.SetKnobs):
         done = f"{answer.what} applied at step {step:,}"
     return f"{done} ({reply.detail})" if reply.detail else done

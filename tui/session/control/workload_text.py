@@ -28,7 +28,6 @@ def published_workload(published: dict[str, KnobValue] | None) -> WorkloadSpec |
 
 
 def workload_text(spec: WorkloadSpec) -> str:
-    """Return a workload as an operator may type it."""
     return " ".join(f"{name}={value_text(value)}" for name, value in fields_of(spec).items())
 
 
@@ -48,11 +47,9 @@ def workload_note(state: SessionState) -> str:
 def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec | None:
     """Return the workload that a typed text means; None means to stop the one that runs.
 
-    Args:
-        now: the workload whose fields `text` changes; None means the default workload.
+    `now`: the workload whose fields `text` changes; None means the default workload.
 
-    Raises:
-        ValueError: the text is not valid; the message says what would be.
+    Raises ValueError: the text is not valid; the message says what would be.
     """
     words = text.split()
     if words == [OFF]:

@@ -12,9 +12,7 @@ from stepscope.engine.protocol.wire import Phase
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.events import mark_event
-from stepscope.tui.session.time import searched
-from stepscope.tui.session.time.goto import Wanted, wanted
-from stepscope.tui.session.time.oldest import Oldest
+from stepscope.tui.session.time.goto import Oldest, Wanted, nearest, nothing, passed_over, wanted
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.notices import Notices, Tone
@@ -163,12 +161,12 @@ class Navigator:
         if at is None:
             return
         history, file, kinds = self._history, self._replay, frozenset(kinds)
-        found = searched.nearest(history, file, at, direction, kinds)
+        found = nearest(history, file, at, direction, kinds)
         if found is None:
-            text = searched.nothing(history, file, at, direction, kinds)
+            text = nothing(history, file, at, direction, kinds)
             self._notices.say_of_place(text, "caution")
             return
-        over = searched.passed_over(history, file, at, found.step)
+        over = passed_over(history, file, at, found.step)
         self.go(found.step)
         self._notices.say_of_place(found.text + over, "caution" if over else "text")
 
@@ -264,5 +262,4 @@ class Navigator:
 
 
 def lane_keys(key: Callable[[str], str]) -> str:
-    """Return a text that names the keys by which a request is selected."""
     return f"{key('lane_up')} and {key('lane_down')}"

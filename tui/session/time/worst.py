@@ -6,11 +6,11 @@ A stall is a wait for a token above the service level.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Stalls
+from stepscope.tui.session.time.goto import is_searched
 from stepscope.tui.session.time.navigator import Navigator
-from stepscope.tui.session.time.searched import is_searched
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Notices
 
@@ -58,11 +58,10 @@ class WorstStalls:
         self._notices.say_of_place(text)
 
     def _known(self, of_file: bool) -> Stalls:
-        """Return the stalls in memory, or with `of_file` those in the searched part of the file."""
         history, replay = self._history(), self._replay
         if replay is not None and of_file:
             return replay.file_index.stalls(history.slo, _MOST)
-        return history.stalls(None, _MOST)
+        return history.windows.stalls(None, _MOST)
 
     def _at(self) -> int | None:
         """Return the step at the cursor; None while the cursor follows new steps."""
@@ -74,7 +73,6 @@ class WorstStalls:
     # Words
 
     def _stall_notice(self, stalls: Stalls, place: int, of_file: bool) -> str:
-        """Return the notice about a stall, the worst at 0."""
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
@@ -94,7 +92,6 @@ class WorstStalls:
         return f"{which}{self._where(of_file)}: {moment}; {who}{hint}"
 
     def _nothing(self, of_file: bool) -> str:
-        """Return the notice that no stall is known (yet)."""
         history = self._history()
         frame = self._navigator.frame
         if not history.num_steps:

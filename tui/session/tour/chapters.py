@@ -27,22 +27,17 @@ class Chapter(NamedTuple):
     """One chapter of the tour, in three parts: before, question, answer.
 
     Attributes:
-        before: text on what will happen.
-        acts: what the tour then does to the engine.
-        question: text on where to look, and what to find out.
-        answer: text with the answer, and what to try.
         panels: panels of interest; the first of them that is on the screen is highlighted.
-        page: the page to show; by default the main page.
         is_held: whether the picture stops where the last prompt ended, for a closer look.
     """
 
     title: str
-    before: str
-    acts: tuple[Act, ...]
-    question: str
-    answer: str
+    before: str  # text on what will happen
+    acts: tuple[Act, ...]  # what the tour then does to the engine
+    question: str  # text on where to look, and what to find out
+    answer: str  # text with the answer, and what to try
     panels: tuple[str, ...] = ("lanes",)
-    page: Literal["live", "kv", "latency"] = "live"
+    page: Literal["live", "kv", "latency"] = "live"  # the page to show; by default the main page
     is_held: bool = False
 
 

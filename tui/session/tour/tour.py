@@ -147,8 +147,6 @@ _END = (
 
 
 class TourPage(NamedTuple):
-    """What the tour shows now."""
-
     number: int  # of the chapter, from 1; `total` + 1 after the last
     total: int
     title: str

@@ -177,7 +177,6 @@ def _bar(
     scale: int,
     num_rows: int,
 ) -> str:
-    """Return the cells of one chart column from top to bottom: the bar of its prefill tokens."""
     eighths = min(8 * num_rows, round(num_prefill_tokens / scale * num_rows * 8))
     if num_prefill_tokens:
         eighths = max(1, eighths)
@@ -295,7 +294,6 @@ def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
 
 
 def with_cursor(line: Line, at: int | None) -> Line:
-    """Return a line with its cell `at` highlighted."""
     if at is None:
         return line
     runs: list[Run] = []

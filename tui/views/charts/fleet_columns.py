@@ -136,8 +136,6 @@ _ROOMY_SPARK = 24
 
 
 class PlacedColumn(NamedTuple):
-    """A column of the fleet table with its position and width on the screen."""
-
     column: FleetColumn
     x: int
     width: int
@@ -203,7 +201,6 @@ def labels(names: Sequence[str], width: int) -> dict[str, str]:
 
 
 def _common(names: Sequence[str]) -> int:
-    """Return the length of the longest common prefix of these names."""
     return sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
 
 
@@ -233,7 +230,6 @@ def _level(value: int, top: int) -> str:
 
 
 def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
-    """Return the line of column names, with an arrow at the column that the table is sorted by."""
     runs: list[Run] = [(" ", "muted")]
     for place in places:
         is_sorted = place.column.key == page.sort

@@ -23,7 +23,6 @@ _FEW = 3  # blocks in a cell, at most, for the lookup table
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame."""
     inner = width - 4
     with_owners = inner >= 90
     map_width = inner - (_OWNERS_WIDTH if with_owners else 0)
@@ -80,7 +79,6 @@ def key(frame: Frame, width: int) -> Line:
 
 
 def state_map(frame: Frame, width: int, rows: int) -> list[Line]:
-    """Return `rows` lines of blocks, a cell for each block, or for several."""
     owner, refs = frame.state.block_owner, frame.state.block_refs
     if owner is None or refs is None or not len(owner):
         text = "the engine does not report its blocks"
@@ -141,7 +139,6 @@ _SAME = re.compile(r"((.)\2*)")
 
 
 def state_runs(cells: bytes) -> Line:
-    """Return a row of block states as a line of glyphs."""
     text = cells.decode("latin-1").translate(_TO_GLYPHS)
     return tuple([(run, _STYLE_OF[glyph]) for run, glyph in _SAME.findall(text)])
 

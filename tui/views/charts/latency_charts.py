@@ -36,7 +36,6 @@ def count(
     most_bands: int,
     bound_ms: float | None,  # the service level
 ) -> Counted:
-    """Count the samples of a window, which are some, by band and time slice."""
     base_ns = (1.0 if bound_ms is None else bound_ms) * 1e6
 
     ranked = samples.ranked()

@@ -78,7 +78,6 @@ def _nothing(frame: Frame) -> str:
 
 
 def _ends(frame: Frame, first: int, last: int) -> tuple[str, str]:
-    """Return the labels at the ends of the bar: times, or steps if a time is not in memory."""
     times = [frame.wall_ns(step) for step in (first, last)]
     start, end = (None if wall_ns is None else fmt.clock(wall_ns) for wall_ns in times)
     if start is None or end is None:

@@ -64,9 +64,8 @@ class ChartColumns:
         A column is None if it lies before the first step in memory. On the time axis it is also
         None if no step ran in its time.
 
-        Args:
-            newest: the last step to show, so that all parts of a picture show the same moment; None
-                means the newest step in memory.
+        `newest`: the last step to show, so that all parts of a picture show the same moment; None
+        means the newest step in memory.
         """
         history = self._history
         first_step = history.first_step

@@ -178,7 +178,6 @@ def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]
 
 
 def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    """Return a phrase for each latency that was shorter in this run, request by request."""
     phrases = []
     for each in found.paired:
         if each.winner == side:

@@ -55,8 +55,6 @@ _ASCENDING = frozenset({"engine", "model"})  # in all other columns the highest 
 
 
 class FleetPage(NamedTuple):
-    """The data that the fleet page is drawn from."""
-
     picture: FleetPicture
     lines: tuple[EngineLine, ...]  # in order
     sort: ColumnKey
@@ -91,7 +89,6 @@ class FleetView:
         return self.fleet.names[self.fleet.sources.index(source)]
 
     def page(self, current: str | None, recorded: frozenset[str] = frozenset()) -> FleetPage:
-        """Return the data of the fleet page as of now."""
         picture = self.fleet.look()
         lines = self._ordered(picture)
         names = [line.figures.name for line in lines]
@@ -110,7 +107,6 @@ class FleetView:
 
     @property
     def chosen(self) -> Source | None:
-        """The source of the selected engine."""
         names = self.fleet.names
         return self.fleet.sources[names.index(self.selected)] if self.selected in names else None
 

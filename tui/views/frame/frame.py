@@ -24,7 +24,7 @@ from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.actions import BY_ID
 from stepscope.tui.views.frame.chart_columns import ChartColumn
-from stepscope.tui.views.frame.compare_picture import ComparePage
+from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.frame.lane_rows import LaneRow
 from stepscope.tui.views.view import View
@@ -165,7 +165,6 @@ class Frame:
 
     @property
     def record(self) -> StepRecord | None:
-        """The full record of the step at the cursor, if it is in memory."""
         return None if self.cursor is None else self.history.record(self.cursor)
 
     def wall_ns(self, step: int | None) -> int | None:

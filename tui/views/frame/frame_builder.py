@@ -13,19 +13,13 @@ from stepscope.recordings.history.verdict import Verdict, verdict_at
 from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.sums import Sums
-from stepscope.recordings.state.in_flight import seconds_of
+from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.views.frame.chart_columns import (
-    COLUMN_NS,
-    ChartColumn,
-    ChartColumns,
-    cells_of,
-    usual_ns,
-)
+from stepscope.tui.views.frame import chart_columns
 from stepscope.tui.views.frame.frame import (
     LATENCY_WINDOW_S,
     NOTABLE,
@@ -131,7 +125,7 @@ class FrameBuilder:
         is_real = clock is time.monotonic
         self._cpu_clock = cpu_clock or (time.thread_time if is_real else clock)
         self._keys = keys or {}
-        self._columns = ChartColumns(history)
+        self._columns = chart_columns.ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
         self._figures: _Figures | None = None
         self._figures_mode: object = None
@@ -244,8 +238,7 @@ class FrameBuilder:
         If computing takes long, because a minute has very many samples, more time passes between
         two computations. Processor time counts, not time: a busy machine must not age the figures.
 
-        Args:
-            minute: the report of the last minute, if it has already been made.
+        `minute`: the report of the last minute, if it has already been made.
         """
         history = self._history
         info = history.info
@@ -260,14 +253,14 @@ class FrameBuilder:
         if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
             spent_s = -self._cpu_clock()
             end_ns = None if view.live else state.time_ns
-            minute = minute or history.latency(end_ns, window_s)
+            minute = minute or history.windows.latency(end_ns, window_s)
             self._figures = _Figures(
                 minute,
                 self._rates(end_ns),
-                history.goodput(end_ns, window_s),
-                history.limits(end_ns, window_s),
+                history.windows.goodput(end_ns, window_s),
+                history.windows.limits(end_ns, window_s),
                 history.last_stall(cursor),
-                history.stalls(),
+                history.windows.stalls(),
                 self._waiting_trend(cursor, state),
                 verdict_at(history, state, cursor, minute),
                 history.windows.output_trend(end_ns, OUTPUT_TREND_S),
@@ -287,9 +280,9 @@ class FrameBuilder:
     def _rates(self, end_ns: int | None) -> Rates:
         """Return the rates over ten seconds; unknown while steps of them are loaded."""
         history = self._history
-        rates = history.rates(end_ns, RATES_WINDOW_S)
+        rates = history.windows.rates(end_ns, RATES_WINDOW_S)
         if history.is_short and rates.seconds < RATES_WINDOW_S:
-            return history.rates(end_ns, 0.0)
+            return history.windows.rates(end_ns, 0.0)
         return rates
 
     def _knee_at(self, view: View, cursor: int | None) -> int | None:
@@ -362,19 +355,19 @@ class FrameBuilder:
     def _with_open_step(
         self,
         view: View,
-        columns: Sequence[ChartColumn | None],
+        columns: Sequence[chart_columns.ChartColumn | None],
         lanes: Sequence[LaneRow],
         step: StepInFlight,
         state: SessionState,
-    ) -> tuple[list[ChartColumn | None], list[LaneRow]]:
+    ) -> tuple[list[chart_columns.ChartColumn | None], list[LaneRow]]:
         """Shift columns and lanes left, and add the step in flight, which has no record yet."""
         took_ns, width = round(seconds_of(step) * 1e9), len(columns)
         if view.axis == "time":
-            num = max(1, min(width // 2, took_ns // (COLUMN_NS * view.zoom)))
+            num = max(1, min(width // 2, took_ns // (chart_columns.COLUMN_NS * view.zoom)))
         else:
-            num = cells_of(took_ns, usual_ns(columns), width // 8)
+            num = chart_columns.cells_of(took_ns, chart_columns.usual_ns(columns), width // 8)
         is_slow = took_ns > self._history.slo.itl_ms * 1e6
-        column = ChartColumn(
+        column = chart_columns.ChartColumn(
             step.step,
             step.step,
             step.since_ns,
@@ -402,7 +395,7 @@ class FrameBuilder:
         return [*columns[num:], *[column] * num], shifted
 
 
-def _column_of(columns: list[ChartColumn | None], step: int | None) -> int | None:
+def _column_of(columns: list[chart_columns.ChartColumn | None], step: int | None) -> int | None:
     """Return the index of the last column that shows `step`; None if none does."""
     if step is None:
         return None

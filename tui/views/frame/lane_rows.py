@@ -40,9 +40,7 @@ def lane_rows(
 ) -> tuple[list[LaneRow], int]:
     """Return the rows to show, and the number of requests that could have a row.
 
-    Args:
-        state: the state at the cursor. What a request does in it decides the order of the rows.
-        num_lanes: the number of rows that fit.
+    `state`: the state at the cursor. What a request does in it decides the order of the rows.
     """
     shown = [column for column in columns if column is not None]
     if not shown or num_lanes <= 0:
@@ -113,10 +111,6 @@ def _merger(columns: list[ChartColumn | None], first: int, last: int) -> Callabl
 
     A column shows the largest `Cell` value of its steps. But a step that lasts over several columns
     shows its token only in the column in which the token came.
-
-    Args:
-        first: the step of the first cell.
-        last: the step of the last cell.
     """
     num = last + 1 - first
     several: list[tuple[int, int, bool]] = []  # columns of several steps: begin, end, pending
@@ -239,8 +233,7 @@ def lane_filter(text: str) -> Callable[[LaneName, RequestView | None], bool]:
     A word of it is `state:dec`, `id:12`, `!regex`, or a part of the request's names. A request must
     match all words.
 
-    Raises:
-        FilterError: a broken regular expression, or an unknown state.
+    Raises FilterError: a broken regular expression, or an unknown state.
     """
     tests = [_filter_word(word) for word in text.split()]
     return lambda lane, view: all(test(lane, view) for test in tests)

@@ -51,7 +51,9 @@ class LatencyWindows:
                 self._update_all(name)
             elif self._is_due(name):
                 start_s = self._clock()
-                self._keep(name, self._history.latency(end_ns, window_s), self._clock() - start_s)
+                self._keep(
+                    name, self._history.windows.latency(end_ns, window_s), self._clock() - start_s
+                )
         return dict(self._reports)
 
     def _is_due(self, name: str) -> bool:
@@ -81,5 +83,5 @@ class LatencyWindows:
 
     def _work(self, end_ns: int | None) -> None:
         start_s = self._clock()
-        report = self._history.latency(end_ns, None)
+        report = self._history.windows.latency(end_ns, None)
         self._done = end_ns, report, self._clock() - start_s

@@ -26,7 +26,6 @@ _RANKS = (("itl", "max"), ("itl", "p99"), ("ttft", "p99"), ("ttft", "p50"), ("it
 
 
 def columns(width: int) -> tuple[Column, ...]:
-    """Return the columns of a table that is `width` wide."""
     names = [f"{kind.upper()} {rank}" for kind, rank in FIGURES]
     return (
         Column("step", 9, True),
@@ -74,7 +73,6 @@ def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
 
 
 def audited(frame: Frame, entry: Audited) -> list[Cell]:
-    """Return the row of a refused command, or of a command that changes no knob."""
     style = "caution" if entry.code else "text"
     return [
         ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
@@ -101,7 +99,6 @@ def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
 
 
 def about(frame: Frame, entry: Entry, width: int, *, is_ahead: bool) -> str:
-    """Return a text about one entry of the audit trail, in at most `width` cells."""
     if not isinstance(entry, KnobsChanged):
         text = change_text(entry)
         return fmt.first_fitting((f"{who_text(entry)}: {text}", text), width)
@@ -131,8 +128,6 @@ BeforeAfter: TypeAlias = tuple[float | None, float | None]
 
 
 class KnobEffect(NamedTuple):
-    """The latencies before and after a knob change."""
-
     figures: list[BeforeAfter]  # in ms, for each of `FIGURES`; None if unknown
     missing: str  # why some latencies are unknown; empty if all are known
     gist: str  # that reason in two or three words
@@ -158,8 +153,8 @@ def effect_of(history: History, change: KnobsChanged, now_ns: int) -> KnobEffect
         end_ns, until = later, "up to the next change"
     if now_ns < end_ns:
         end_ns, until = now_ns, "since"
-    before = history.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
-    after = history.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
+    before = history.windows.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
+    after = history.windows.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
     since = "before" if at == 0 or earlier < begin_ns else "after the change before"
     missing = [_missing(before, since), _missing(after, until)]
     gist = "unknown"

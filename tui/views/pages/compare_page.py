@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts import compare_charts, compare_figures
-from stepscope.tui.views.frame import compare_sides as sides
+from stepscope.tui.views.charts import compare_charts
+from stepscope.tui.views.frame import compare_choices as sides
 from stepscope.tui.views.frame import compare_text as words
-from stepscope.tui.views.frame.compare_picture import ComparePage
+from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Target, bar, beside, table
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_of, spread
@@ -34,7 +34,6 @@ _CHOICES = (Column("", 9), Column("compare with", 34), Column("", 0))
 
 
 def chart_columns(width: int) -> int:
-    """Return the number of chart columns on a screen of this width."""
     if width >= _BESIDE:
         width -= _TABLE_WIDTH
     return max(1, width - 2 - compare_charts.GUTTER)
@@ -49,7 +48,6 @@ def column_at(line: str, width: int, x: int) -> int | None:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each choice of what to compare, or for each request in both runs."""
     page = frame.compare
     if page is None:
         return []
@@ -61,7 +59,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
-    """Return the header line of the page, in place of the header that shows one engine."""
     page = frame.compare
     line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
@@ -86,7 +83,6 @@ def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
 
 
 def small(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return what to show on a screen that is too small for the page."""
     page = frame.compare
     if page is None or page.comparison is None:
         nothing: Line = ((" nothing to compare yet", "muted"),)
@@ -95,7 +91,6 @@ def small(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     page = frame.compare
     if page is None:
         return framed([], width, height, (("compare", "title"),))
@@ -128,16 +123,16 @@ def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> l
     room = height - (9 if height < 30 else 16)  # for the charts
     inner = width - 2
     with_parts = room >= _WITH_PARTS
-    figures = compare_figures.matrix(found, inner, with_parts=with_parts)
+    figures = compare_charts.matrix(found, inner, with_parts=with_parts)
     room -= 2 + len(figures)
     num_others = 4 if inner >= 114 else 6
     if with_parts and height < _ROOMY:
         num_others -= 2
     num_others = max(0, min(num_others, room - 8))
     sentences = _sentences(found, inner, room - num_others)
-    others = compare_figures.others(found, inner, num_others) if num_others else []
+    others = compare_charts.others(found, inner, num_others) if num_others else []
     title: Line = (("which is better", "title"),)
-    key = compare_figures.key(found)
+    key = compare_charts.key(found)
     size = sides.sizes(found, width - 8 - len("which is better") - length_of(key))
     if size:
         title = (*title, (f"  {size}", "muted"))

@@ -48,7 +48,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     page = frame.fleet
     if page is None or width < 4 or height < 3:
         return [fitted((), width)] * height
@@ -259,7 +258,6 @@ def _all_well(page: FleetPage) -> str:
 
 
 def _wrapped(begin: Line, text: str, style: str, width: int) -> list[Line]:
-    """Return lines with a beginning, then the text, wrapped to `width`."""
     used = length_of(begin)
     indent = used if used <= width // 2 else 4
     first, *rest = textwrap.wrap(
@@ -299,7 +297,6 @@ def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int)
 
 
 def _lane_seconds(width: int) -> float:
-    """Return how many _lane_seconds lanes of this width show."""
     return max(0, width - _LIFE_LABEL - 1) * _CELL_NS / 1e9
 
 

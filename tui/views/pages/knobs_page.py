@@ -31,7 +31,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     names = _names(frame)
     row = frame.view.row
     specs = _specs(frame)
@@ -199,7 +198,6 @@ class _Ahead(NamedTuple):
 
 
 def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
-    """Return the audit trail up to the cursor, newest first."""
     others = [
         entry for entry in frame.state.audit if entry.code or entry.command != SetKnobs.__name__
     ]
@@ -229,7 +227,6 @@ def _refused(frame: Frame) -> str:
 
 
 def _known(frame: Frame) -> list[KnobsChanged]:
-    """Return the known knob changes, newest first. Of a replayed file, all changes are known."""
     changes = known_changes(frame.history.knob_changes, frame.state.audit, frame.changes_in_file)
     return changes[::-1]
 

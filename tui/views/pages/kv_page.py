@@ -30,12 +30,10 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each request that holds KV blocks."""
     return [Target(request_id=view.request_id) for view in _holders(frame)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     info = frame.state.info
     kind, has_groups = frame.view.kv_map, frame.state.block_groups is not None
     size = ""
@@ -163,7 +161,6 @@ def _group_styles(frame: Frame) -> dict[str, str]:
 
 
 def _group_key(frame: Frame) -> Line:
-    """Return the key of the map by group."""
     runs: list[Run] = []
     for number, (group, _, _) in enumerate(kv_map.groups_of(frame)):
         runs += [(f"{kv_map.group_letter(number)} ", kv_map.group_style(number))]

@@ -8,13 +8,12 @@ import math
 from collections.abc import Sequence
 
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.attribution.late_sweep import LateWait
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach, LateWait
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
-from stepscope.tui.views.charts import latency_charts, wait_pieces
+from stepscope.tui.views.charts import latency_charts, life_line
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.latency_windows import WINDOWS
 from stepscope.tui.views.framed_panels import (
@@ -26,9 +25,60 @@ from stepscope.tui.views.framed_panels import (
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, Run, clean, framed, spot
-from stepscope.tui.views.pages import breach_list
+from stepscope.tui.views.lines import Line, Run, clean, framed, length_of, spot
 from stepscope.tui.views.panels import speculation_panel
+
+MAX_BREACHES = 200
+
+
+def listed(frame: Frame) -> list[Breach]:
+    """Return the breaches up to the cursor, one per step and kind, in the order that was chosen."""
+    windows = frame.history.windows
+    if frame.view.longest_first:
+        return windows.longest(frame.cursor, MAX_BREACHES, _first_kind(frame))
+    return windows.breaches(frame.cursor, MAX_BREACHES)[::-1]
+
+
+def heading(frame: Frame, room: int) -> Line:
+    """Return how many tokens are late, their order and its key, in as many words as fit."""
+    order = (f"  {_order(frame)}", "muted")
+    late = frame.history.windows.late(frame.cursor)
+    if not late.num_breaches and not frame.tells_requests:
+        return (("breaches", "title"), order)
+    tokens = "1 token" if late.num_tokens == 1 else f"{late.num_tokens:,} tokens"
+    steps = "1 step" if late.num_steps == 1 else f"{late.num_steps:,} steps"
+    # Count tokens, as `explain` does: several may be late in a step, but a line is a step and kind.
+    in_full = f"{tokens} late in {steps}" if late.num_breaches else "0 tokens late"
+    of_what = _of_what(frame)
+    in_short = f"{late.num_tokens:,} late"
+    forms = [f"{in_full}{of_what}", f"{in_short} in {steps}{of_what}", f"{in_short}{of_what}"]
+    forms.append(forms[-1].replace("the cursor", "here"))
+    if late.num_breaches > MAX_BREACHES:
+        which = "longest" if frame.view.longest_first else "last"
+        forms.insert(0, f"{forms[0]}, the {which} {MAX_BREACHES} shown")
+    lines: list[Line] = [((f"breaches ({form})", "title"), order) for form in forms]
+    return next((line for line in lines if length_of(line) <= room), lines[-1])
+
+
+def _of_what(frame: Frame) -> str:
+    """Return to what part of the session the number of late tokens applies; empty if to all."""
+    end = None if frame.extent is None else frame.extent[1]
+    is_at_end = frame.cursor is None or end is None or frame.cursor >= end
+    in_memory = "" if frame.is_whole else " in memory"
+    return in_memory if is_at_end else f"{in_memory} up to the cursor"
+
+
+def _first_kind(frame: Frame) -> str:
+    """Return the kind whose breaches come first: ITL, which longer first waits would hide."""
+    return "TTFT" if frame.view.latency == "ttft" else "ITL"
+
+
+def _order(frame: Frame) -> str:
+    key = frame.key("reverse")
+    if frame.view.longest_first:
+        return f"longest {_first_kind(frame)} first ({key}: newest)"
+    return f"newest first ({key}: longest)"
+
 
 NARROW = 100  # below this width no histogram beside the heat map
 # Most to read for one picture: nanoseconds of waits explained one by one, and rows of steps
@@ -54,11 +104,10 @@ _COLUMNS = (
 
 def targets(frame: Frame) -> list[Target]:
     """Return a target for each breach, in the order of the list."""
-    return [Target(breach.step, breach.request_id) for breach in breach_list.listed(frame)]
+    return [Target(breach.step, breach.request_id) for breach in listed(frame)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     rows = [*_figures(frame, width - 2), *_front_ends(frame), _limited(frame)]
     slo = frame.history.slo
     title: Line = (
@@ -78,14 +127,14 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if chart_height:
         lines += _charts(frame, width, chart_height)
     rest = height - len(lines)
-    breaches = breach_list.listed(frame)
+    breaches = listed(frame)
     chosen = None
     read_step = _read(frame, breaches, max(0, rest - 3))
     if breaches:
         breach = breaches[min(frame.view.row, len(breaches) - 1)]
         if _is_affordable(frame, breach):
             chosen = frame.history.wait(breach.step, breach.request_id)
-    pieces_height = wait_pieces.height_for(chosen, rest)
+    pieces_height = life_line.wait_height(chosen, rest)
     rest -= pieces_height
     shown = _explained(frame, breaches, max(0, rest - 3), width, read_step)
     body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
@@ -93,10 +142,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         body = [((" no token came later than the service levels", "good"),)]
         if not frame.tells_requests:
             body = [((" the engine does not report when tokens came", "muted"),)]
-    heading = breach_list.heading(frame, width - 6)
-    lines += framed(body, width, rest, heading, ((f"{frame.key('inspect')} goes there", "muted"),))
+    title = heading(frame, width - 6)
+    lines += framed(body, width, rest, title, ((f"{frame.key('inspect')} goes there", "muted"),))
     if chosen is not None and pieces_height:
-        lines += wait_pieces.draw(chosen, width, pieces_height)
+        lines += life_line.draw_wait(chosen, width, pieces_height)
     return lines
 
 
@@ -249,7 +298,6 @@ def _extent_s(frame: Frame, end_ns: int) -> float:
 
 
 def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breach]:
-    """Return the breaches of the list that are visible if `room` rows fit."""
     first = first_shown(len(breaches), room, frame.view.row if breaches else None)
     return breaches[first : first + room]
 
@@ -261,7 +309,7 @@ def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
     if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
         return -1  # more steps than that arrive before the next picture
     waits = [LateWait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
-    return frame.history.explain(waits, max_steps)
+    return frame.history.lives.explain(waits, max_steps)
 
 
 def _steps_per_s(frame: Frame) -> float:
@@ -274,7 +322,7 @@ def _num_rows(frame: Frame) -> int:
 
 def _is_affordable(frame: Frame, breach: Breach) -> bool:
     """Whether explaining the wait of this breach alone is cheap enough for a live picture."""
-    if not frame.view.live or frame.history.is_explained(breach.step, breach.request_id):
+    if not frame.view.live or frame.history.lives.is_known(breach.step, breach.request_id):
         return True
     return breach.ns / 1e9 * _steps_per_s(frame) * _num_rows(frame) <= _ALONE_ROWS
 
@@ -288,7 +336,7 @@ def _explained(
     left_ns = _READ_NS
     # Reading forward in time costs less than backward.
     for breach in sorted(_seen(frame, breaches, room), key=lambda each: each.step):
-        if not frame.history.is_explained(breach.step, breach.request_id):
+        if not frame.history.lives.is_known(breach.step, breach.request_id):
             is_later = read_step is not None and breach.step > read_step
             if left_ns <= 0 or is_later or not _is_affordable(frame, breach):
                 whys[breach] = f"… ({frame.key('inspect')} explains it)"

@@ -13,9 +13,10 @@ from stepscope.recordings.attribution.causes import Late, by_cause
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.history.lives import Life
 from stepscope.recordings.state.session import request_name
+from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import late_text, misses_text
-from stepscope.tui.views.charts import life_line, wait_pieces
+from stepscope.tui.views import late_text
+from stepscope.tui.views.charts import life_line
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import (
@@ -28,7 +29,6 @@ from stepscope.tui.views.framed_panels import (
     table,
 )
 from stepscope.tui.views.lines import Line, clean, framed, joined, length_of
-from stepscope.tui.views.pages import transcript
 
 MEDIANS = 2.0  # if no wait breaks the service level, list those longer than so many medians
 _COLUMNS = (
@@ -64,7 +64,6 @@ def request_id_of(frame: Frame) -> int | None:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each late token: the step that produced the token."""
     found = _view(frame)
     if found is None:
         return []
@@ -73,7 +72,6 @@ def targets(frame: Frame) -> list[Target]:
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     request_id = request_id_of(frame)
     view = _view(frame)
     if request_id is None or view is None:
@@ -92,7 +90,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     )
     facts = _facts(frame, view, waits, width - 2)
     info = frame.state.info
-    said = misses_text.texts(
+    said = late_text.misses_texts(
         view,
         None if info is None else info.block_size,
         lambda ns: fmt.clock(frame.history.wall_ns(ns)),
@@ -101,10 +99,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
     lines = framed(body, width, len(body) + 2, title)
     texts = None if waits.life is None else waits.life.text
-    text_height = transcript.height_for(texts, height)
+    text_height = height_of_text(texts, height)
     if texts is not None and text_height:
         cursor = math.inf if frame.cursor is None else frame.cursor
-        lines += transcript.draw(texts, cursor, width, text_height)
+        lines += draw_text(texts, cursor, width, text_height)
     strip_height = 0
     if height >= 20:
         # A short list of late tokens leaves more room for the chart of all tokens.
@@ -115,7 +113,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     rest = height - len(lines)
     selected = frame.view.row if waits.late else None
     chosen = waits.late[min(selected, len(waits.late) - 1)] if selected is not None else None
-    pieces_height = wait_pieces.height_for(chosen, rest)
+    pieces_height = life_line.wait_height(chosen, rest)
     rest -= pieces_height
     rows = [_row(frame, late, width) for late in waits.late]
     listed: list[Line] = table(_COLUMNS, rows, width - 2, rest - 2, selected)
@@ -126,7 +124,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         listed, width, rest, heading, ((f"{frame.key('inspect')} goes to the step", "muted"),)
     )
     if chosen is not None and pieces_height:
-        lines += wait_pieces.draw(chosen, width, pieces_height)
+        lines += life_line.draw_wait(chosen, width, pieces_height)
     return lines
 
 
@@ -144,7 +142,6 @@ def _absent(frame: Frame, request_id: int) -> list[str]:
 
 
 def _heading(num_late: int, bound_text: str, room: int) -> Line:
-    """Return the heading of the list of late tokens, with as much of `bound_text` as fits."""
     title: Line = ((f"late tokens ({num_late})", "title"),)
     bounds = [f"  longer than {bound_text}"]
     bounds += [f"  longer than {bound_text.split(';')[0]}", ""]
@@ -161,7 +158,7 @@ def _view(frame: Frame) -> RequestView | None:
 
 def _waits(frame: Frame, view: RequestView) -> _Waits:
     history, slo = frame.history, frame.history.slo
-    life = history.life(view, None if frame.view.live else frame.cursor)
+    life = history.lives.life(view, None if frame.view.live else frame.cursor)
     cursor = math.inf if frame.cursor is None else frame.cursor
     every = tuple(late for late in (() if life is None else life.waits) if late.step <= cursor)
     late = [each for each in every if each.gap_ns > _bound_ns(frame, each)]
@@ -287,3 +284,64 @@ def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
         (f"{share:.0%}", "muted"),
         (f"{sign}{why}", "text"),
     ]
+
+
+MIN_HEIGHT = 4
+_PROMPT_SHARE = 3  # the prompt gets a third of the lines if the output needs the rest
+
+
+def height_of_text(known: KnownText | None, height: int) -> int:
+    """Return the height of the panel on a page of this height; 0 without text or room for it."""
+    if known is None or height < 18:
+        return 0
+    return min(12, max(MIN_HEIGHT, height // 5))
+
+
+def draw_text(known: KnownText, last_step: float, width: int, height: int) -> list[Line]:
+    """Return the panel: the end of the prompt, and the end of the output as of step `last_step`."""
+    room = height - 2
+    prompt = _prompt(known)
+    output = known.output_text(last_step)
+    if not output:
+        ids = [each for said in known.said if said.step <= last_step for each in said.token_ids]
+        output = _numbers(ids) if any(said.text is None for said in known.said) else ""
+    output_lines = _wrapped(output, width - 4) if output else []
+    num_prompt = max(1, room // _PROMPT_SHARE, room - len(output_lines))
+    prompt_lines = _wrapped(prompt, width - 4)
+    shown = [(line, "muted", "◂ ") for line in _tail(prompt_lines, num_prompt)]
+    num_left = room - len(shown)
+    shown += [(line, "text", "▸ ") for line in _tail(output_lines, num_left)]
+    body: list[Line] = []
+    before = ""
+    for text, style, mark in shown:
+        body.append(((mark if mark != before else "  ", style), (text, style)))
+        before = mark
+    title: Line = (("text", "title"), ("  ◂ prompt  ▸ output, up to the cursor", "muted"))
+    return framed(body, width, height, title)
+
+
+def _prompt(known: KnownText) -> str:
+    if known.prompt_text is not None:
+        return known.prompt_text
+    if known.prompt_token_ids is None:
+        return "(not in memory: it arrived too early)"
+    return _numbers(known.prompt_token_ids)
+
+
+def _numbers(token_ids: "tuple[int, ...] | list[int]") -> str:
+    return " ".join(map(str, token_ids))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return a text as lines of at most `width` cells; its line breaks stay."""
+    lines = []
+    for paragraph in text.split("\n"):
+        safe = clean(paragraph, len(paragraph))
+        lines += [safe[at : at + width] for at in range(0, len(safe), width)] or [""]
+    return lines
+
+
+def _tail(lines: list[str], count: int) -> list[str]:
+    if len(lines) <= count or count < 1:
+        return lines[: max(0, count)]
+    return ["…" + lines[-count][1:], *lines[len(lines) - count + 1 :]]

@@ -29,8 +29,6 @@ class StartChoice(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry of the start screen."""
-
     choice: StartChoice
     title: str
     cells: tuple[Cell, ...]  # under the columns; of fewer, the last extends over the rest
@@ -39,8 +37,6 @@ class Entry(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A group of entries on the start screen, such as all recordings."""
-
     title: str
     columns: tuple[Column, ...]  # beside the titles
     entries: tuple[Entry, ...]
@@ -48,8 +44,6 @@ class Section(NamedTuple):
 
 
 class File(NamedTuple):
-    """A recording that the start screen lists."""
-
     path: Path
     num_bytes: int
     written_s: float  # Unix time of the file's last change

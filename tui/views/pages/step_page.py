@@ -26,7 +26,7 @@ from stepscope.tui.views.lines import (
     length_of,
     whole,
 )
-from stepscope.tui.views.panels import inspector, rank_line, waiting_list
+from stepscope.tui.views.panels import inspector, waiting_list
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 NARROW = 100  # below this width one column
@@ -47,12 +47,10 @@ _COLUMNS = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each batch row: its request."""
     return [Target(frame.cursor, row.request_id) for row in _rows(frame.record)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return the whole page."""
     record, summary = frame.record, frame.summary
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
     title: Line = ((f"step {step}", "title"), *_when(frame), (" (follows cursor)", "muted"))
@@ -76,10 +74,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         head = beside(
             framed(costs, left, head_height, title),
             framed(
-                events,
-                width - left,
-                head_height,
-                (("since the step before, and in it", "title"),),
+                events, width - left, head_height, (("since the step before, and in it", "title"),)
             ),
         )
     rows = _rows(record)
@@ -178,7 +173,7 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
     lines: list[Line] = [
         _timing(record, width),
         inspector.times_line(record, width, with_glyphs=True),
-        *rank_line.draw(record, info, width),
+        *inspector.rank_lines(record, info, width),
         *inspector.hold_up_lines(record, width),
         (
             (" budget  ", "muted"),
@@ -200,7 +195,6 @@ def _costs(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -
 
 
 def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
-    """Return a line on what the step spent its token budget on."""
     padded = record.num_padded_tokens or 0
     spent: Line = (
         ("   decode ", "muted"),
@@ -222,7 +216,6 @@ def _spent(record: StepRecord, summary: StepSummary, width: int) -> Line:
 
 
 def _longest(frame: Frame, step: int, width: int) -> list[Line]:
-    """Return lines on the longest wait for a token of this step, with its main causes."""
     late = frame.history.stall(step)
     if late is None:
         return []
@@ -271,7 +264,6 @@ def _kv(record: StepRecord, bar_width: int, width: int) -> Line:
 
 
 def _changes(frame: Frame, record: StepRecord, summary: StepSummary, width: int) -> list[Line]:
-    """Return a line per knob change in this step, and one on differences from the previous step."""
     history = frame.history
     before_step = history.neighbour(record.step, -1)
     before = history.summary(before_step) if before_step < record.step else None

@@ -60,7 +60,6 @@ def _packed(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _wrapped(frame: Frame, event: SessionEvent, width: int, most: int) -> list[Line]:
-    """Return an entry in as many lines as it takes, `most` at most."""
     first = _entry(frame, event, 10_000)
     indent = length_of(first[:-1]) + 1
     text = first[-1][0].strip()

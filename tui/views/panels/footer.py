@@ -1,10 +1,14 @@
-"""The footer: the most useful keys of the action table, as many as fit; above it, the screens."""
+"""The footer: the most useful keys of the action table, as many as fit; above it, the screens.
 
+`tour_strip`: the strip above a page of a tour: the chapter, its text, and the keys to continue.
+"""
+
+import textwrap
 from collections.abc import Sequence
 
 from stepscope.tui.settings.action_table import Page, Place
 from stepscope.tui.settings.actions import Abilities, footer_entries
-from stepscope.tui.views.lines import Line, Run, click, length_of
+from stepscope.tui.views.lines import Line, Run, click, fitted, length_of, spread
 
 _ALWAYS = frozenset({"help", "quit"})
 _LAST = _ALWAYS | {"palette"}
@@ -67,3 +71,28 @@ def _label(abilities: Abilities, action_id: str, label: str, live: bool, page: P
     if action_id == "live" and (page in ("compare", "start") or "replay" in abilities.has):
         return "End"
     return "Go on" if action_id == "pause" and not live else label
+
+
+TOUR_HEIGHT = 4
+_PARTS = {"before": "what comes", "question": "look", "answer": "try"}
+
+
+def tour_strip(
+    title: str,
+    part: str,
+    text: str,
+    keys: tuple[tuple[str, str], ...],
+    width: int,
+    *,
+    is_held: bool,
+) -> list[Line]:
+    """Return the strip, `TOUR_HEIGHT` lines: chapter, text, and pairs of a key and what it does."""
+    left: Line = ((f" {title} ", "title"), (f" {_PARTS.get(part, '')}", "muted"))
+    if is_held and part == "question":
+        left = (*left, (": ", "muted"), ("picture held", "caution"))
+    right = tuple(run for key, what in keys for run in ((f" {key} ", "key"), (f"{what} ", "muted")))
+    lines = [spread(left, right, width)]
+    texts = textwrap.wrap(text, width - 2)
+    style = "mark" if part == "question" else "text"
+    lines += [fitted(((f" {each}", style),), width) for each in texts[: TOUR_HEIGHT - 1]]
+    return [*lines, *[fitted((), width)] * (TOUR_HEIGHT - len(lines))]

@@ -3,37 +3,31 @@
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
+from statistics import median
 
-from stepscope.engine.protocol.wire import (
-    CACHED,
-    EMPTY,
-    Aborted,
-    Admitted,
-    Arrived,
-    BatchRow,
-    Finished,
-    FirstToken,
-    Phase,
-    Preempted,
-    Rejected,
-    RequestEvent,
-    RowFlag,
-    StepRecord,
-)
+from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.causes import hold_up_text
-from stepscope.recordings.attribution.preemptions import beneficiaries
+from stepscope.recordings.attribution.queue import beneficiaries
+from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Field, Line, Run, clean, framed, length_of, whole
-from stepscope.tui.views.panels import rank_line
+from stepscope.tui.views.lines import (
+    Field,
+    Line,
+    Run,
+    clean,
+    first_fitting,
+    framed,
+    length_of,
+    whole,
+)
 
 _MAX_TEXT = 48
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame."""
     step = "—" if frame.cursor is None else fmt.count(frame.cursor)
     unit = "record" if frame.is_summed_up else "step"
     title: Line = ((f"{unit} {step}", "title"), (" (follows cursor)", "muted"))
@@ -55,12 +49,12 @@ def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         *waiting_lines(record, width),
         _blocks(record),
     ]
-    tail += [times_line(record, width), *rank_line.draw(record, frame.history.info, width)]
+    tail += [times_line(record, width), *rank_lines(record, frame.history.info, width)]
     tail += hold_up_lines(record, width)
     is_special = record.held_prefills or record.num_wasted_tokens or record.token_limit is not None
     if is_special or record.hidden_ns is not None:
         tail += prepared_lines(record, overlap=True)
-    prefills = [row for row in record.batch or () if row.phase != Phase.DECODE]
+    prefills = [row for row in record.batch or () if row.phase != wire.Phase.DECODE]
     prefills.sort(key=lambda row: -row.num_tokens)
     room = max(1, num_rows - len(head) - len(tail))
     shown = prefills if len(prefills) <= room else prefills[: room - 1]
@@ -79,7 +73,7 @@ def _equals(text: str, value: int | None, style: str = "text") -> Line:
     return ((f" {text:<37}", style), ("= ", "muted"), (f"{fmt.count(value):>6}", "text"))
 
 
-def _spent(record: StepRecord) -> Line:
+def _spent(record: wire.StepRecord) -> Line:
     spent = record.num_prefill_tokens + record.num_decode_tokens
     took_ms = (record.tokens_ns - record.schedule_start_ns) / 1e6
     budget = fmt.count(record.token_budget)
@@ -92,8 +86,8 @@ def _spent(record: StepRecord) -> Line:
     )
 
 
-def _decodes(record: StepRecord) -> Line:
-    rows = [row for row in record.batch or () if row.phase == Phase.DECODE]
+def _decodes(record: wire.StepRecord) -> Line:
+    rows = [row for row in record.batch or () if row.phase == wire.Phase.DECODE]
     text = f"decode {fmt.plural(len(rows), 'request')} × 1 token"
     if record.drafts:
         num_drafts = sum(draft.num_drafted for draft in record.drafts)
@@ -103,25 +97,25 @@ def _decodes(record: StepRecord) -> Line:
     return _equals(text, record.num_decode_tokens, "decode")
 
 
-def _prefill(row: BatchRow, frame: Frame) -> Line:
-    what = "recompute" if row.phase == Phase.RECOMPUTE else "prefill"
+def _prefill(row: wire.BatchRow, frame: Frame) -> Line:
+    what = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
     view = frame.state.requests.get(row.request_id)
     text = f"{what} {request_name(row.request_id)} {row.start:,}→{row.start + row.num_tokens:,}"
     if view is not None and view.num_prompt_tokens:
         text += f"/{view.num_prompt_tokens:,}"
-    if row.flags & RowFlag.FIRST_TOKEN:
+    if row.flags & wire.RowFlag.FIRST_TOKEN:
         text += " done"
     return _equals(text, row.num_tokens, "prefill")
 
 
-def _cached(record: StepRecord) -> Line:
+def _cached(record: wire.StepRecord) -> Line:
     cached = None
     if record.batch is not None:
         cached = sum(row.num_hit_tokens for row in record.batch)
     return _equals("cached (skipped, not spent)", cached, "cached")
 
 
-def _idle(record: StepRecord) -> list[Line]:
+def _idle(record: wire.StepRecord) -> list[Line]:
     if record.token_budget is None:
         return []
     padded = record.num_padded_tokens or 0
@@ -130,7 +124,7 @@ def _idle(record: StepRecord) -> list[Line]:
     return [*padding, _equals("idle budget", record.token_budget - spent, "muted")]
 
 
-def waiting_lines(record: StepRecord, width: int) -> list[Line]:
+def waiting_lines(record: wire.StepRecord, width: int) -> list[Line]:
     """Return lines on how many requests wait and why, with as many reasons as fit."""
     if not record.num_waiting:
         return [((" none waiting", "muted"),)]
@@ -141,13 +135,13 @@ def waiting_lines(record: StepRecord, width: int) -> list[Line]:
     return [whole(fields, width)]
 
 
-def _blocks(record: StepRecord) -> Line:
+def _blocks(record: wire.StepRecord) -> Line:
     taken = freed = preempted = None
     if record.moves or record.kv is not None:
         taken = sum(move.owner >= 0 for move in record.moves)
-        freed = sum(move.owner in (CACHED, EMPTY) for move in record.moves)
+        freed = sum(move.owner in (wire.CACHED, wire.EMPTY) for move in record.moves)
     if record.events or record.batch is not None:
-        preempted = sum(isinstance(event, Preempted) for event in record.events)
+        preempted = sum(isinstance(event, wire.Preempted) for event in record.events)
     return (
         (" blocks taken ", "muted"),
         (fmt.count(taken), "text"),
@@ -161,13 +155,13 @@ def _blocks(record: StepRecord) -> Line:
 PARTS = (("s", "schedule", "cached"), ("l", "launch", "muted"), ("━", "model", "decode"))
 
 
-def parts_ns(record: StepRecord) -> list[int | None]:
+def parts_ns(record: wire.StepRecord) -> list[int | None]:
     """Return how long a step was scheduled, launched, and run on the device as the host saw it."""
     at_ns = (record.schedule_start_ns, record.schedule_end_ns, record.launch_ns, record.tokens_ns)
     return [None if a is None or b is None else b - a for a, b in pairwise(at_ns)]
 
 
-def times_line(record: StepRecord, width: int, *, with_glyphs: bool = False) -> Line:
+def times_line(record: wire.StepRecord, width: int, *, with_glyphs: bool = False) -> Line:
     """Return a line on how long each part of a step took, in ms; closer together in little room.
 
     `with_glyphs`: as the legend of the bar that they are drawn in, if all are known.
@@ -192,22 +186,19 @@ def times_line(record: StepRecord, width: int, *, with_glyphs: bool = False) -> 
     return line
 
 
-def draft_lines(record: StepRecord) -> list[Line]:
+def draft_lines(record: wire.StepRecord) -> list[Line]:
     """Return lines on speculative decoding: accepted draft tokens, and budget lost on others."""
     if not record.drafts:
         return []
     drafted = sum(draft.num_drafted for draft in record.drafts)
     accepted = sum(draft.num_accepted for draft in record.drafts)
-    runs: list[Run] = [
-        (" drafts  ", "muted"),
-        (f"{accepted:>7,} of {drafted:,} accepted", "multi"),
-    ]
+    runs: list[Run] = [(" drafts  ", "muted"), (f"{accepted:>7,} of {drafted:,} accepted", "multi")]
     if drafted > accepted:
         runs.append((f", {drafted - accepted:,} tokens of budget wasted", "caution"))
     return [tuple(runs)]
 
 
-def hold_up_lines(record: StepRecord, width: int) -> list[Line]:
+def hold_up_lines(record: wire.StepRecord, width: int) -> list[Line]:
     """Return lines on the three longest things that held up the step, or the time before it."""
     alike: Counter[tuple[str, str]] = Counter()
     for row in record.hold_ups or ():
@@ -221,7 +212,7 @@ def hold_up_lines(record: StepRecord, width: int) -> list[Line]:
     return lines
 
 
-def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
+def prepared_lines(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
     """Return lines on what was prepared while the step before ran, and on what held it."""
     runs: list[Run] = [(" prepared ", "muted")]
     before = f"step {record.step - 1:,}"
@@ -252,19 +243,21 @@ def prepared_lines(record: StepRecord, overlap: bool | None) -> list[Line]:
     return lines
 
 
-def event_lines(record: StepRecord, before: SessionState | None = None) -> list[Line]:
+def event_lines(record: wire.StepRecord, before: SessionState | None = None) -> list[Line]:
     """Return a line per event; the state `before` tells who got a preempted one's blocks."""
     takers = {} if before is None else beneficiaries(record, before)
-    resumed = {row.request_id for row in record.batch or () if row.flags & RowFlag.RESUMED}
+    resumed = {row.request_id for row in record.batch or () if row.flags & wire.RowFlag.RESUMED}
     return [
         _preemption(event, before, takers)
-        if before is not None and isinstance(event, Preempted)
+        if before is not None and isinstance(event, wire.Preempted)
         else _event(event, event.request_id in resumed)
         for event in record.events
     ]
 
 
-def _preemption(event: Preempted, before: SessionState, takers: Mapping[int, int | None]) -> Line:
+def _preemption(
+    event: wire.Preempted, before: SessionState, takers: Mapping[int, int | None]
+) -> Line:
     taker = takers.get(event.request_id)
     if taker is None:
         return _event(event)
@@ -275,7 +268,7 @@ def _preemption(event: Preempted, before: SessionState, takers: Mapping[int, int
     return ((" ", "text"), ("✗", "preempted"), (f" {clean(text, _MAX_TEXT)}", "text"))
 
 
-def _events(record: StepRecord, room: int) -> list[Line]:
+def _events(record: wire.StepRecord, room: int) -> list[Line]:
     lines = event_lines(record)
     if len(lines) > room:
         rest = len(lines) - max(0, room - 1)
@@ -283,14 +276,14 @@ def _events(record: StepRecord, room: int) -> list[Line]:
     return lines[: max(0, room)]
 
 
-def _event(event: RequestEvent, is_resumed: bool = False) -> Line:
+def _event(event: wire.RequestEvent, is_resumed: bool = False) -> Line:
     name = request_name(event.request_id)
     icon: Run
-    if isinstance(event, Arrived):
+    if isinstance(event, wire.Arrived):
         icon, text = ("→", "muted"), f"{name} arrived, {event.num_prompt_tokens:,} prompt tokens"
         if event.origin is not None:
             text += f", handed over by {event.origin.engine}"
-    elif isinstance(event, Admitted):
+    elif isinstance(event, wire.Admitted):
         comes = (
             "resumed, {:,} tokens still cached" if is_resumed else "admitted, {:,} tokens cached"
         )
@@ -298,19 +291,49 @@ def _event(event: RequestEvent, is_resumed: bool = False) -> Line:
         if event.num_loaded_tokens:
             took = f" in {event.load_ns / 1e6:.1f} ms" if event.load_ns else ""
             text += f", {event.num_loaded_tokens:,} loaded{took}"
-    elif isinstance(event, FirstToken):
+    elif isinstance(event, wire.FirstToken):
         icon, text = ("━", "decode"), f"{name} first token"
-    elif isinstance(event, Finished) and event.handed_to is not None:
+    elif isinstance(event, wire.Finished) and event.handed_to is not None:
         icon, text = ("→", "finished"), f"{name} handed over to {event.handed_to}"
-    elif isinstance(event, Finished):
+    elif isinstance(event, wire.Finished):
         text = f"{name} done ({event.reason}), {event.num_output_tokens:,} tokens"
         icon = ("●", "finished")
-    elif isinstance(event, Preempted):
+    elif isinstance(event, wire.Preempted):
         text = f"{name} preempted ({event.reason}), {event.num_blocks} blocks freed"
         icon = ("✗", "preempted")
-    elif isinstance(event, Aborted):
+    elif isinstance(event, wire.Aborted):
         icon, text = ("○", "aborted"), f"{name} aborted: {event.reason}"
     else:
-        assert isinstance(event, Rejected)
+        assert isinstance(event, wire.Rejected)
         icon, text = ("○", "caution"), f"rejected: {event.reason}"
     return ((" ", "text"), icon, (f" {clean(text, _MAX_TEXT)}", "text"))
+
+
+_MOST_NAMED = 4
+
+
+def rank_lines(record: wire.StepRecord, info: wire.EngineInfo | None, width: int) -> list[Line]:
+    """Return a line, and one more on the stages of a pipeline; none for an engine of one rank."""
+    if not (ranks := record.ranks):
+        is_one = rank_sizes(info) == (1, 1)
+        return [] if is_one else [((" ranks   unknown: not all of them told", "muted"),)]
+    ms = [each.work_ns / 1e6 for each in ranks]
+    each = [f"{name} {fmt.milliseconds(t)} ms" for name, t in zip(names(ranks), ms, strict=True)]
+    slowest, middle, spread = map(fmt.milliseconds, (max(ms), median(ms), max(ms) - min(ms)))
+    of_many = f"slowest of {len(ms)} {slowest} ms, median {middle}, spread {spread}"
+    said, style = [", about even", ""], "muted"
+    if (late := late_rank(record)) is not None:
+        waited = f"{fmt.milliseconds(late[1] / 1e6)} ms"
+        said, style = [f": {late[0]} was waited for, {waited}", f": {late[0]} +{waited}"], "caution"
+    head = " ranks   " if info is None or info.device in (None, "cpu") else " launch  "
+    times = [of_many] if len(ms) > _MOST_NAMED else [", ".join(each), of_many]
+    forms = [((head, "muted"), (text, "text"), (end, style)) for text in times for end in said]
+    empty = {f"pp{each.stage}": fmt.percent(_empty(each)) for each in ranks}
+    stages = ", ".join(f"{stage} {share}" for stage, share in empty.items())
+    lines: list[Line] = [first_fitting(forms, width), ((" empty   ", "muted"), (stages, "text"))]
+    return lines if len(empty) > 1 else lines[:1]
+
+
+def _empty(rank: wire.RankTimes) -> float | None:
+    empty_ns = rank.empty_ns
+    return None if empty_ns is None else empty_ns / max(1, empty_ns + rank.work_ns)

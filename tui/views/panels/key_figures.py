@@ -39,7 +39,6 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _groups(frame: Frame, bar_width: int) -> list[tuple[str, Line]]:
-    """Return the groups, each behind the action that a click on it starts."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     preemptions = rates.num_preempted
     cut = _cut(frame, LATENCY_WINDOW_S)
@@ -99,7 +98,6 @@ def _cut(frame: Frame, window_s: float) -> str:
 
 
 def _named(name: str, cut: str) -> Line:
-    """Return the name of a figure, followed by the note from `_cut`."""
     return ((name, "muted"),) if not cut else ((name.rstrip(), "muted"), (f"{cut} ", "caution"))
 
 

@@ -80,7 +80,6 @@ def _prompts(sums: Sums) -> list[Line]:
 
 
 def _group_lines(frame: Frame) -> list[Line]:
-    """Return two lines on each group of KV blocks, and the tokens for which there is room."""
     lines: list[Line] = []
     # Else the letters are those of the holders.
     has_letters = frame.view.kv_map == "group"
@@ -106,7 +105,6 @@ def _group_lines(frame: Frame) -> list[Line]:
 
 
 def _transfer_lines(frame: Frame) -> list[Line]:
-    """Return lines on the blocks that wait for a connector, and for how long."""
     transfers = frame.state.kv_transfers
     if transfers is None:
         return []

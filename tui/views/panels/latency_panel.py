@@ -1,6 +1,6 @@
 """Latencies of the last minute against the service levels, the last stall and the worst one."""
 
-from stepscope.recordings.attribution.longest import Breach
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.state.series.latency import TREND_BUCKETS, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
@@ -14,7 +14,6 @@ _NAMES = ("TTFT", "ITL", "TPOT", "step")
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame."""
     report, slo = frame.latency, frame.history.slo
     trend_width = width - 4 - 40
     slices = max(1, min(trend_width, TREND_BUCKETS))

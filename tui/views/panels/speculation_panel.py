@@ -15,7 +15,6 @@ _MIN_DRAFTS = 8  # of a request, before it is called the best or the worst
 
 
 def draw(found: Speculation, width: int) -> list[Line]:
-    """Return the panel, `HEIGHT` lines with its frame."""
     groups = found.groups[-max(1, (width - 2 - _LABEL) // _CELL) :]
     rows = [
         _accepted(found),
