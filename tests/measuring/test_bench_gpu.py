@@ -173,7 +173,7 @@ def test_a_bench_process_that_dies_or_hangs_is_reported_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_gpu, "GRACE_S", 0.5)
-    made = run_jobs(("aej", "b", "hi"), tmp_path / "out.json", 4.0)
+    made = run_jobs(("aej", "b", "hi"), tmp_path / "out.json", 12.0)
     why = {outcome.part: outcome.why or "" for outcome in made.outcomes}
     assert why["a"] == why["b"] == ""
     assert "signal 6" in why["e"]

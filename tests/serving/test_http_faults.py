@@ -243,7 +243,7 @@ def test_ctrl_c_ends_open_streams_with_an_error_event_and_exits_with_0(
             text += received
         assert b"shutting down" in text
         assert b"data: [DONE]" in text
-        assert served.process.wait(20) == 0
+        assert served.process.wait(60) == 0
         assert "Traceback" not in served.stderr()
         assert "is gone" not in served.stderr()  # the engine still works
         wait_for(lambda: not live_engine.core.scheduler.requests, "the request ends")
@@ -298,7 +298,7 @@ def test_serve_restarts_its_http_process_and_ends_it_when_serve_ends(
     assert second.pid != first.pid
     assert "ended by SIGKILL; starting it again" in server.stderr()
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0
     assert not second.is_running()
     assert status_of(server.url) == 0
 
