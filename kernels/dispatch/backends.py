@@ -75,12 +75,6 @@ def _create_flash_attn() -> AttentionBackend:
     return FlashAttention("flash-attn", load_flash_attn(), _create_triton())
 
 
-def _create_torch_varlen() -> AttentionBackend:
-    from stepscope.kernels.plain.flash_attention import FlashAttention, load_torch_varlen
-
-    return FlashAttention("torch-varlen", load_torch_varlen(), _create_triton())
-
-
 @functools.cache
 def _probe_gpu(
     create: Callable[[], AttentionBackend],
@@ -157,13 +151,6 @@ _CANDIDATES = (
         "prefill and decode by our Triton kernel",
         _create_triton,
         widens=True,
-    ),
-    _for_gpus(
-        "torch-varlen",
-        (torch.float16, torch.bfloat16),
-        "prefill by torch, decode by our Triton kernel",
-        _create_torch_varlen,
-        widens=False,
     ),
     _Candidate("cpu", "cpu", _probe_cpu, _create_cpu),
     _Candidate(

@@ -1,12 +1,11 @@
-"""Prefill by an installed FlashAttention: flash-attn 4 or 2, or the version in torch.
+"""Prefill by an installed FlashAttention: flash-attn 4 or 2.
 
-flash-attn 4 reads the pages of the KV cache where they are. The others need contiguous keys and
-values (their pages have 256 tokens, ours are as small as prefix caching needs): those of a step's
+flash-attn 4 reads the pages of the KV cache where they are. Version 2 needs contiguous keys and
+values (its pages have 256 tokens, ours are as small as prefix caching needs): those of a step's
 chunks are gathered first, which costs little compared with a chunk's products. Requests with one
 query in the step go to another backend, and so do calls with options that FlashAttention lacks.
 """
 
-import inspect
 from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import NamedTuple, Protocol
@@ -71,7 +70,6 @@ class Varlen(NamedTuple):
     """A `VarlenFunction` of a library, and the calls that it supports."""
 
     attend: VarlenFunction
-    has_softcap: bool = False
     has_sinks: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
     head_dims: Collection[int] = range(8, 257, 8)
@@ -137,7 +135,6 @@ class FlashAttention:
             query.dtype in self._varlen.dtypes
             and key_cache.dtype == query.dtype
             and query.shape[2] in self._varlen.head_dims
-            and (options.softcap is None or self._varlen.has_softcap)
             and (options.sinks is None or self._varlen.has_sinks)
         )
 
@@ -251,7 +248,7 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
             softcap=options.softcap or 0.0,
         )  # fmt: skip
 
-    return Varlen(attend, has_softcap=True)
+    return Varlen(attend)
 
 
 def flash_attn_4_varlen(function: Callable[..., tuple[torch.Tensor, object]]) -> Varlen:
@@ -278,43 +275,7 @@ def flash_attn_4_varlen(function: Callable[..., tuple[torch.Tensor, object]]) ->
 
     return Varlen(
         attend,
-        has_softcap=True,
         has_sinks=True,
         head_dims=(*range(8, 129, 8), 256),
         paged_head_dims=(*range(16, 129, 16), 256),
     )
-
-
-def load_torch_varlen() -> Varlen:
-    """Load torch's own varlen attention, new in 2.10. Raises ImportError if it does not fit."""
-    from torch.nn.attention import varlen
-
-    return torch_varlen(varlen.varlen_attn)
-
-
-def torch_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
-    """Wrap `torch.nn.attention.varlen.varlen_attn`, or raise ImportError if it lacks arguments."""
-    known = inspect.signature(function).parameters
-    missing = [name for name in ("scale", "window_size") if name not in known]
-    if missing:
-        raise ImportError(f"varlen_attn of torch {torch.__version__} has no {missing[0]}")
-    # Versions without this argument accept fewer KV heads than query heads anyway.
-    grouped = {"enable_gqa": True} if "enable_gqa" in known else {}
-
-    def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        lens: Sequences,
-        options: Options,
-    ) -> torch.Tensor:
-        assert options.softcap is None
-        assert options.sinks is None
-        window = options.sliding_window
-        return function(
-            query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
-            lens.most_keys, scale=options.scale,
-            window_size=(-1, 0) if window is None else (window - 1, 0), **grouped,
-        )  # fmt: skip
-
-    return Varlen(attend)

@@ -8,6 +8,7 @@ ones, with nothing to gather. Calls rotate over copies of their tensors that tog
 times as large as the L2 cache.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -169,15 +170,10 @@ def _others(bench: Bench, case: Case) -> Iterator[tuple[str, Make]]:
         yield "SDPA, dense", partial(_sdpa, bench, case)
     if case.is_decode or not bench.is_gpu:
         return
-    for name, load in (
-        ("flash-attn, packed", flash_attention.load_flash_attn),
-        ("torch varlen, packed", flash_attention.load_torch_varlen),
-    ):
-        try:
-            varlen = load()
-        except ImportError:
-            continue  # its backend has already reported that it is missing
-        yield name, partial(_packed, bench, case, varlen)
+    # Without it, its backend has already reported that it is missing.
+    with contextlib.suppress(ImportError):
+        varlen = flash_attention.load_flash_attn()
+        yield "flash-attn, packed", partial(_packed, bench, case, varlen)
 
 
 def _sdpa(bench: Bench, case: Case, copies: int) -> list[Run]:

@@ -21,8 +21,6 @@ from stepscope.kernels.plain.flash_attention import (
     flash_attn_4_varlen,
     flash_attn_varlen,
     load_flash_attn,
-    load_torch_varlen,
-    torch_varlen,
 )
 from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
@@ -166,34 +164,12 @@ class Library:
         self.calls[-1]["paged"] = page_table is not None
         return found, None
 
-    def varlen_attn(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seq_q: torch.Tensor,
-        cu_seq_k: torch.Tensor,
-        max_q: int,
-        max_k: int,
-        *,
-        scale: float | None = None,
-        window_size: tuple[int, int] = (-1, -1),
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        """As in torch 2.12 and 2.13."""
-        assert enable_gqa
-        assert scale is not None
-        assert window_size[1] == 0
-        lens = (cu_seq_q, cu_seq_k, max_q, max_k)
-        return self.attend(query, key, value, *lens, scale, window_size, 0.0)
-
 
 def create(name: str, library: Library) -> FlashAttention:
     """A backend in fp32, unlike the libraries, so that it can be compared with the oracle."""
     varlen = {
         "flash-attn": flash_attn_varlen(library.flash_attn_varlen_func),
         "flash-attn-4": flash_attn_4_varlen(library.flash_attn_4_varlen_func),
-        "torch-varlen": torch_varlen(library.varlen_attn),
     }[name]
     return FlashAttention(
         name, varlen._replace(dtypes=(torch.float32, torch.bfloat16)), TorchAttention()
@@ -229,7 +205,7 @@ MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (1, 2)]
 # flash-attn 4 reads the pages of heads whose width is a multiple of 16.
 @pytest.mark.parametrize(
     ("name", "head_dim"),
-    [("flash-attn", 8), ("flash-attn-4", 8), ("flash-attn-4", 16), ("torch-varlen", 8)],
+    [("flash-attn", 8), ("flash-attn-4", 8), ("flash-attn-4", 16)],
 )
 @pytest.mark.parametrize("lengths", [MIXED, [(0, 9), (7, 3)], [(9, 1), (4, 1)], [(3, 4), (5, 0)]])
 @pytest.mark.parametrize(
@@ -278,19 +254,9 @@ def test_flash_attn_4_reads_the_pages_of_a_chunk_in_place(block_size: int) -> No
     assert call["paged"]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("torch-varlen", {"softcap": 2.0}),
-        ("torch-varlen", {"sinks": torch.zeros(4)}),
-        ("flash-attn", {"sinks": torch.zeros(4)}),
-    ],
-)
-def test_attention_with_an_option_the_library_lacks_uses_another_backend(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_attention_with_an_option_the_library_lacks_uses_another_backend() -> None:
     library = Library()
-    create(name, library)(*step(MIXED), scale=0.6, **options)
+    create("flash-attn", library)(*step(MIXED), scale=0.6, sinks=torch.zeros(4))
     assert not library.calls
 
 
@@ -308,11 +274,11 @@ def test_heads_and_dtypes_that_the_attention_library_refuses_use_another_backend
 
 
 def test_the_trial_run_rejects_a_backend_with_wrong_results() -> None:
-    good = create("torch-varlen", Library())
+    good = create("flash-attn", Library())
     assert backends.trial_failure(good, CPU, torch.bfloat16) is None
     assert backends.trial_failure(TorchAttention(), CPU, torch.float32) is None
     # A mask that is aligned at the first key instead of the last.
-    bad = create("torch-varlen", Library(top_left=True))
+    bad = create("flash-attn", Library(top_left=True))
     assert "its results are wrong here" in (backends.trial_failure(bad, CPU, torch.bfloat16) or "")
 
     class Broken:
@@ -349,20 +315,6 @@ def test_every_backend_of_this_machine_is_near_the_reference_in_half_precision(
     exact = ReferenceAttention()(*(t.float() for t in half), batch, scale=0.125, **options)
     # Weights and the result are rounded to 8 bits.
     assert float((found.float() - exact).abs().max()) <= 2**-7 * float(half[2].abs().max())
-
-
-def test_a_torch_attention_without_the_needed_arguments_is_not_used() -> None:
-    def varlen_attn(query: object, is_causal: bool = False) -> torch.Tensor:
-        raise AssertionError
-
-    with pytest.raises(ImportError, match="has no scale"):
-        torch_varlen(varlen_attn)
-
-
-def test_the_installed_torch_attention_has_the_expected_arguments() -> None:
-    """The adapter's arguments are those of the installed function."""
-    varlen = load_torch_varlen()
-    assert not varlen.has_softcap
 
 
 def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(

@@ -401,7 +401,7 @@ def test_every_backend_has_the_name_under_which_it_is_listed() -> None:
             assert backend.name == listed.name
 
 
-@pytest.mark.parametrize("name", ["flash-attn", "triton", "torch-varlen"])
+@pytest.mark.parametrize("name", ["flash-attn", "triton"])
 def test_a_gpu_backend_is_refused_on_a_cpu(name: str) -> None:
     with pytest.raises(BackendUnavailableError, match=f"'{name}' cannot run .* not on cpu"):
         choose(name, "cpu")

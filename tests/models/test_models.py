@@ -318,7 +318,7 @@ def test_an_unknown_device_is_refused(folder: Path, device: str) -> None:
 
 
 def test_an_unknown_attention_backend_is_refused(folder: Path) -> None:
-    assert "there are: auto, flash-attn, triton, torch-varlen, cpu, torch, reference" in refusal(
+    assert "there are: auto, flash-attn, triton, cpu, torch, reference" in refusal(
         lambda: load(folder, attention="warp")
     )
 
