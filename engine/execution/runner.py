@@ -218,11 +218,11 @@ class ModelRunner:
             logits = compute()
             if len(batch.logits_of) < len(logits):  # a graph computes all
                 logits = logits[self._tensor(batch.logits_of)]
-            timer.stop()
             samples = None
             if batch.sampling_rows:
                 requests = [step.rows[i].request for i in batch.sampling_rows]
                 samples = self._sampler.launch(logits, requests, batch.depths)
+            timer.stop()
         if self._threads is not None:  # only on a CPU, where the step has ended now
             self._threads.note(num_tokens, threads, self.clock() - launch_ns)
         return LaunchedStep(
