@@ -133,6 +133,7 @@ DEFAULT_RULES = (
     "itl_within_slo < 90% for 5s",
     "ttft_within_slo < 50% for 10s",
     "stalled_streams >= 3 for 2s",
+    "itl_max > 5s",
     "step_in_flight > 5s",
     "preemptions > 20",
     "prefix_thrash > 50% for 10s",
@@ -156,7 +157,7 @@ class _OpenIncident:
     wall_ns: int
     engine_id: str | None
     last_bad_s: float
-    verdict: str  # on the engine when it began, if that says what is wrong
+    verdict: str  # on the engine when it began, or its connection, if that says what is wrong
     rules: dict[str, Rule] = field(default_factory=dict)
     worst: dict[str, float | None] = field(default_factory=dict)
 
@@ -223,6 +224,8 @@ class IncidentKeeper:
             if any(each.rule.figure == "restarts" for each in bad):
                 engine_id = ""  # it happened to the engine before, which is gone
             said = verdict_of(self._source.history).trouble
+            if self._source.status != "live":
+                said = self._source.error or ""  # what it did before is not what is wrong
             self._open = _OpenIncident(now_s, time.time_ns(), engine_id, now_s, said)
         self._open.last_bad_s = now_s
         for each in bad:

@@ -115,6 +115,20 @@ def test_a_pump_that_waited_for_a_processor_for_python_or_for_vllm_was_not_stopp
     assert counted.after(2_000) is None
 
 
+def test_a_stop_counts_for_the_step_that_it_delayed_not_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pump reads a step's notes late: it last ran before the step, and next after the stop."""
+    counted = Counted(monkeypatch)
+    counted.now_ns += 12_000 * MS
+    counted.held.pumping()
+    assert counted.held.take(30 * MS) is None  # these tokens came before the stop
+    assert counted.held.take(12_005 * MS) == [HoldUp("stopped", 0, 12_000 * MS)]
+    counted.now_ns += 12_000 * MS
+    counted.held.pumping()  # and vLLM's thread ran before the pump, when the process went on
+    assert counted.held.take(23_998 * MS) == [HoldUp("stopped", 12_000 * MS, 12_000 * MS)]
+
+
 def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -88,7 +88,7 @@ class HoldUps:
             self._rows.append(HoldUp(kind, start_ns, ns, detail))
 
     def take(self, tokens_ns: int) -> list[HoldUp] | None:
-        """Remove and return those that began before a step's tokens were known, None if none did.
+        """Remove and return those of the time before a step's tokens were known; None: none was.
 
         Call it once for each step, in order.
         """
@@ -106,7 +106,8 @@ class HoldUps:
         later: list[HoldUp] = []
         while self._rows:
             row = self._rows.popleft()
-            (found if row.start_ns < tokens_ns else later).append(row)
+            # The pump knows the start of a stop, and its end, only about.
+            (found if row.start_ns + row.ns // 2 < tokens_ns else later).append(row)
         self._rows.extend(later)
         return found or None
 
