@@ -24,6 +24,7 @@ from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import affected_by
+from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.figures.bounds import value_text
@@ -108,8 +109,10 @@ def explained(history: History, first: int | None) -> LateSummary:
     itl_ns, ttft_ns = history.slo.itl_ms * 1e6, history.slo.ttft_ms * 1e6
     baseline = Baseline()
     learner = Explainer(itl_ns, ttft_ns, state=state, learns=baseline)
+    fronts = FrontSums()
     for message, after_gap in messages:
         learner.take(message, after_gap)
+        fronts.take(message, learner.state.requests)
     explainer = Explainer(itl_ns, ttft_ns, state=state, baseline=baseline)
     for message, after_gap in messages:
         explainer.take(message, after_gap)
@@ -123,6 +126,11 @@ def explained(history: History, first: int | None) -> LateSummary:
         if waits:
             worst = max(waits, key=lambda each: each.gap_ns)
             parts.append(f"longest {kind}: {worst.text} ({worst.explanation})")
+    engine_ns = max((each.gap_ns for each in late if each.kind == "ITL"), default=0)
+    for name, waits_ns in fronts.of().items():
+        if name.endswith("longest served ITL") and waits_ns.largest > engine_ns + itl_ns:
+            by_engine = f"{engine_ns / 1e6:,.0f} ms" if engine_ns else "not late"
+            parts.append(f"{name} {waits_ns.largest / 1e6:,.0f} ms, by the engine {by_engine}")
     return LateSummary(affected_by(late, 0).num_late, ". ".join(parts))
 
 
@@ -134,6 +142,7 @@ DEFAULT_RULES = (
     "ttft_within_slo < 50% for 10s",
     "stalled_streams >= 3 for 2s",
     "itl_max > 5s",
+    "served_itl_max > 5s",
     "step_in_flight > 5s",
     "preemptions > 20",
     "prefix_thrash > 50% for 10s",

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineStatus, FrontEnd
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.verify import verify
@@ -239,6 +240,27 @@ def test_an_engine_stopped_for_some_seconds_leaves_an_incident_that_says_so(
     said = kept.incident.explanation
     assert said.startswith("still answers nothing: stopped or cut off. ")
     assert "the engine's process was stopped" in said
+
+
+def test_an_incident_names_an_api_server_that_stood_still_though_its_engine_did_not(
+    still_source: Callable[..., Any],
+) -> None:
+    history = still_source().history
+    last = history.record(history.last_step)
+    request_id, at_ns, second_ns = last.batch[0].request_id, last.tokens_ns, 1_000_000_000
+    taken = [wire.TakenRow(request_id, at_ns - second_ns, at_ns - second_ns, is_streamed=True)]
+    chunks = [(request_id, at_ns + each, at_ns + each) for each in (0, 12 * second_ns)]
+    status = EngineStatus(
+        step=last.step,
+        time_ns=at_ns + 13 * second_ns,
+        state="running",
+        num_running=1,
+        num_waiting=0,
+        front=[FrontEnd.of(0, taken, chunks, [])],
+    )
+    history.append(history.last_sequence + 1, status)
+    said = incident_keeper.explained(history, None).text
+    assert "API server 0: longest served ITL 12,000 ms, by the engine " in said
 
 
 def test_record_keeps_incidents_runs_the_hook_and_replay_lists_them(
