@@ -66,6 +66,8 @@ def test_a_request_is_one_lane_through_prefill_and_decode_engine() -> None:
     done = view(7, "finished", origin=ORIGIN, finish_ns=17 * S)
     [life] = lives.look(ENGINES, [state(17 * S, gone), state(17 * S, done)])
     assert text_of(life, 19).rstrip() == " ·▓·→━━●"
+    drawn = [fleet_page.life_lanes([life], 19 * S + each, 125, 1) for each in (0, S // 11)]
+    assert drawn[0] == drawn[1]  # until a cell has passed
 
 
 def test_the_lane_of_a_request_keeps_its_wait_in_the_queue_of_the_decode_engine() -> None:

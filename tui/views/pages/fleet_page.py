@@ -291,7 +291,7 @@ _LIVES_KEY: Line = (
 def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:
     """Return one line for each of the newest requests that fit, the oldest of these on top."""
     cells = max(0, width - _LIFE_LABEL - 1)
-    begin_ns = now_ns - cells * _CELL_NS
+    begin_ns = (now_ns // _CELL_NS - cells) * _CELL_NS  # whole cells, which do not flicker
     shown = [life for life in lives if life.end_ns is None or life.end_ns > begin_ns][-height:]
     engines = {name for life in shown for name in (life.prefill, life.decode) if name is not None}
     return [
@@ -306,7 +306,7 @@ def _life_axis(width: int) -> Line:
     """Return the line below the lanes: seconds before now."""
     seconds, rest = divmod(max(0, width - _LIFE_LABEL - 1), _SECOND)
     ticks = "".join(f"┴-{second} s".ljust(_SECOND, "─") for second in range(seconds, 0, -1))
-    return ((" " * (_LIFE_LABEL + 1), "text"), ("─" * rest + ticks, "frame"))
+    return ((" " * (_LIFE_LABEL + 1), "text"), ("─" * rest + ticks, "muted"))
 
 
 def _life_label(life: WholeLife, num_engines: int) -> Line:
