@@ -20,7 +20,8 @@ class Meter:
     def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
         self._source = source
         self._clock = clock
-        self._heard_s: float | None = None
+        self._heard_s: float | None = None  # when the newest message came
+        self._last_sequence: int | None = None  # its number
         self._engine_id: str | None = None
         self._restarts_s: deque[float] = deque()
 
@@ -32,12 +33,13 @@ class Meter:
         now_s = self._clock()
         history = self._source.history
         self._note_engine(now_s)
+        if history.last_sequence != self._last_sequence:
+            self._heard_s, self._last_sequence = now_s, history.last_sequence
         values: dict[str, float | None] = {"restarts": float(len(self._restarts_s))}
         if self._source.status != "live":
             if self._heard_s is not None:
                 values["silent"] = now_s - self._heard_s
             return values
-        self._heard_s = now_s
         state = history.state
         values |= history.windows.figures(None, WINDOW_S)
         flying = state.in_flight

@@ -23,6 +23,7 @@ from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import affected_by
+from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.figures.table import value_text
@@ -106,8 +107,10 @@ def explained(history: History, first: int | None) -> LateSummary:
     itl_ns, ttft_ns = history.slo.itl_ms * 1e6, history.slo.ttft_ms * 1e6
     baseline = Baseline()
     learner = Explainer(itl_ns, ttft_ns, state=state, learns=baseline)
+    fronts = FrontSums()
     for message, after_gap in messages:
         learner.take(message, after_gap)
+        fronts.take(message, learner.state.requests)
     explainer = Explainer(itl_ns, ttft_ns, state=state, baseline=baseline)
     for message, after_gap in messages:
         explainer.take(message, after_gap)
@@ -121,6 +124,11 @@ def explained(history: History, first: int | None) -> LateSummary:
         if waits:
             worst = max(waits, key=lambda each: each.gap_ns)
             parts.append(f"longest {kind}: {worst.text} ({worst.explanation})")
+    engine_ns = max((each.gap_ns for each in late if each.kind == "ITL"), default=0)
+    for name, waits_ns in fronts.of().items():
+        if name.endswith("longest served ITL") and waits_ns.largest > engine_ns + itl_ns:
+            by_engine = f"{engine_ns / 1e6:,.0f} ms" if engine_ns else "not late"
+            parts.append(f"{name} {waits_ns.largest / 1e6:,.0f} ms, by the engine {by_engine}")
     return LateSummary(affected_by(late, 0).num_late, ". ".join(parts))
 
 
@@ -131,6 +139,8 @@ DEFAULT_RULES = (
     "itl_within_slo < 90% for 5s",
     "ttft_within_slo < 50% for 10s",
     "stalled_streams >= 3 for 2s",
+    "itl_max > 5s",
+    "served_itl_max > 5s",
     "step_in_flight > 5s",
     "preemptions > 20",
     "prefix_thrash > 50% for 10s",
@@ -154,7 +164,7 @@ class _OpenIncident:
     wall_ns: int
     engine_id: str | None
     last_bad_s: float
-    verdict: str  # on the engine when it began, if that says what is wrong
+    verdict: str  # on the engine when it began, or its connection, if that says what is wrong
     rules: dict[str, Rule] = field(default_factory=dict)
     worst: dict[str, float | None] = field(default_factory=dict)
 
@@ -220,6 +230,8 @@ class IncidentKeeper:
             if any(each.rule.figure == "restarts" for each in bad):
                 engine_id = ""  # it happened to the engine before, which is gone
             said = verdict_of(self._source.history).trouble
+            if self._source.status != "live":
+                said = self._source.error or ""  # what it did before is not what is wrong
             self._open = _OpenIncident(now_s, time.time_ns(), engine_id, now_s, said)
         self._open.last_bad_s = now_s
         for each in bad:

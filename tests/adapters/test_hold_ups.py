@@ -50,7 +50,7 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 0
-        self.pump = self.engine = hold_ups._ThreadTimes(0, 0, 0)
+        self.pump = self.engine = hold_ups.ThreadTimes(0, 0, 0)
         self.num_faults = 0
         monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
         usage = lambda _: SimpleNamespace(ru_majflt=self.num_faults)  # noqa: E731
@@ -58,13 +58,13 @@ class Counted:
         self.held = HoldUps()
         self.held._pump, self.held._engine = -1, -2
         read = lambda thread: self.pump if thread == -1 else self.engine  # noqa: E731
-        monkeypatch.setattr(hold_ups, "_read", read)
+        monkeypatch.setattr(hold_ups, "read_times", read)
         self.held.pumping()
 
     def after(self, ms: int, *, waited_ms: int = 0, num_runs: int = 1) -> list[HoldUp] | None:
         self.now_ns += ms * MS
         ran, waited, runs = self.pump
-        self.pump = hold_ups._ThreadTimes(ran + MS, waited + waited_ms * MS, runs + num_runs)
+        self.pump = hold_ups.ThreadTimes(ran + MS, waited + waited_ms * MS, runs + num_runs)
         self.held.pumping()
         return self.held.take(self.now_ns)
 
@@ -115,14 +115,37 @@ def test_a_pump_that_waited_for_a_processor_for_python_or_for_vllm_was_not_stopp
     assert counted.after(2_000) is None
 
 
+def test_a_stop_is_told_of_a_pump_that_found_the_engine_quiet_because_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    counted.now_ns += 2_000 * MS  # it was stopped after it had looked
+    counted.held.pump_rests()
+    assert counted.after(50) == [HoldUp("stopped", 0, 2_000 * MS)]
+
+
+def test_a_stop_counts_for_the_step_that_it_delayed_not_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pump reads a step's notes late: it last ran before the step, and next after the stop."""
+    counted = Counted(monkeypatch)
+    counted.now_ns += 12_000 * MS
+    counted.held.pumping()
+    assert counted.held.take(30 * MS) is None  # these tokens came before the stop
+    assert counted.held.take(12_005 * MS) == [HoldUp("stopped", 0, 12_000 * MS)]
+    counted.now_ns += 12_000 * MS
+    counted.held.pumping()  # and vLLM's thread ran before the pump, when the process went on
+    assert counted.held.take(23_998 * MS) == [HoldUp("stopped", 12_000 * MS, 12_000 * MS)]
+
+
 def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = Counted(monkeypatch)
     assert counted.after(100) is None
-    counted.engine = hold_ups._ThreadTimes(0, 40 * MS, 3)
+    counted.engine = hold_ups.ThreadTimes(0, 40 * MS, 3)
     assert counted.after(100) == [HoldUp("descheduled", 160 * MS, 40 * MS)]
-    counted.engine = hold_ups._ThreadTimes(0, 42 * MS, 3)
+    counted.engine = hold_ups.ThreadTimes(0, 42 * MS, 3)
     assert counted.after(100) is None  # two of a hundred milliseconds
 
 
@@ -217,7 +240,7 @@ def test_garbage_collection_counts_as_far_as_the_engines_thread_had_to_wait_for_
     counted.held._engine_id = threading.get_ident() if is_engines else 0
     counted.held._collect("start", {"generation": 2})
     counted.now_ns += 100 * MS
-    counted.engine = hold_ups._ThreadTimes(ran_ms * MS, waited_ms * MS, 1)
+    counted.engine = hold_ups.ThreadTimes(ran_ms * MS, waited_ms * MS, 1)
     counted.held._collect("stop", {"generation": 2})
     rows = [row for row in counted.held.take(counted.now_ns) or () if row.kind[:2] == "gc"]
     assert rows == ([] if told is None else [told])

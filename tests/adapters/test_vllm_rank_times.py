@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from stepscope.engine.adapters.attached.hold_ups import ThreadTimes
 from stepscope.engine.adapters.vllm import plugin
 from stepscope.engine.adapters.vllm import ranks as rank_module
 from stepscope.engine.adapters.vllm.ranks import _STAMP, RankTable
@@ -206,6 +207,48 @@ def test_a_rank_that_computes_longer_or_begins_later_is_named(group: Group) -> N
             assert found == [(8.0, TRANSFER_MS), (5.0, 3.0 + TRANSFER_MS)]
             assert (names(record.ranks)[waited[0]], waited[1]) == ("tp0", 3 * MS)
     assert attachment.core.info.pipeline_parallel_size == 1
+
+
+def test_a_rank_that_was_stopped_within_a_collective_is_told_from_those_that_spin_there(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept_ns = 0  # by the thread that is asked, so far
+
+    class _CPUSHMDistributed:
+        """vLLM's name of the collectives through shared memory."""
+
+    def read_times(thread: int) -> ThreadTimes:
+        return ThreadTimes(Clock.now_ns - slept_ns, 0, 0)
+
+    monkeypatch.setattr(Communicator, "dist_module", _CPUSHMDistributed(), raising=False)
+    monkeypatch.setattr(rank_module, "open_times", lambda: -1)
+    monkeypatch.setattr(rank_module, "read_times", read_times)
+    scheduler, attachment, workers = group(2, 1)
+
+    def run(out: SimpleNamespace, number: int) -> None:
+        start_ns = Clock.now_ns
+        for worker in workers:
+            Clock.now_ns = start_ns
+
+            def step(worker: Worker = worker) -> None:
+                nonlocal slept_ns
+                Clock.spend(4)
+                if worker.rank == number % 3:  # of every third step none is stopped
+                    slept_ns += 300 * MS
+                worker.communicator.last_ns = start_ns + (304 if number % 3 < 2 else 4) * MS
+                worker.communicator.all_reduce("tensor")
+
+            worker.run = step
+            worker.execute_model(out)
+
+    for record in play(scheduler, attachment, run):
+        assert record.ranks is not None
+        waited = waited_for(record.ranks)
+        if record.step % 3 < 2:
+            assert waited == (record.step % 3, 300 * MS)
+        assert (
+            sum(each.work_ns for each in record.ranks) == (308 if record.step % 3 < 2 else 8) * MS
+        )
 
 
 def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(group: Group) -> None:

@@ -1,5 +1,8 @@
 """Requests across a prefill and a decode engine, as the fleet screen draws them."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 
 from stepscope.engine.protocol.wire import EngineInfo, RequestOrigin, RequestView
@@ -63,6 +66,8 @@ def test_a_request_is_one_lane_through_prefill_and_decode_engine() -> None:
     done = view(7, "finished", origin=ORIGIN, finish_ns=17 * S)
     [life] = lives.look(ENGINES, [state(17 * S, gone), state(17 * S, done)])
     assert text_of(life, 19).rstrip() == " ·▓·→━━●"
+    drawn = [fleet_page.life_lanes([life], 19 * S + each, 125, 1) for each in (0, S // 11)]
+    assert drawn[0] == drawn[1]  # until a cell has passed
 
 
 def test_the_lane_of_a_request_keeps_its_wait_in_the_queue_of_the_decode_engine() -> None:
@@ -112,6 +117,8 @@ def test_a_request_that_a_proxy_sends_to_two_attached_engines_is_one_lane() -> N
     done = view(
         3, "finished", elsewhere="", finish_reason="length", finish_ns=13 * S, first_token_ns=13 * S
     )
+    [life] = lives.look(engines, [state(14 * S, done), state(14 * S)])
+    assert text_of(life, 15) == "     ▓▓▓→→"  # the proxy has not asked the other one yet
     loading = view(7, "waiting", elsewhere="chat-3", held="remote_kv")
     loading.client_id, loading.arrival_ns = "chat-7", 14 * S
     [life] = lives.look(engines, [state(16 * S, done), state(16 * S, loading)])
@@ -124,3 +131,22 @@ def test_a_request_that_a_proxy_sends_to_two_attached_engines_is_one_lane() -> N
     assert life.end_ns == 18 * S
     alone = view(8, "running")  # a request of one engine has no lane
     assert lives.look(engines, [state(100 * S, alone), state(100 * S)]) == ()
+
+
+def test_lanes_of_several_pairs_of_engines_name_theirs() -> None:
+    lives = [WholeLife(f"p{i}", i, "chat", 0, decode=f"d{i}", decode_id=7) for i in range(2)]
+    text = ["".join(text for text, _ in line) for line in fleet_page.life_lanes(lives, 1, 60, 9)]
+    assert [line.split()[:2] for line in text] == [["r0→r7", "p0→d0"], ["r1→r7", "p1→d1"]]
+    [line] = fleet_page.life_lanes(lives[:1], 1, 60, 9)
+    assert "".join(text for text, _ in line).split()[:2] == ["r0→r7", "chat"]
+
+
+def test_the_panel_of_lanes_says_what_its_glyphs_are_and_counts_the_seconds() -> None:
+    page: Any = SimpleNamespace(
+        picture=SimpleNamespace(lives=[WholeLife("p", 3, "chat", 0)] * 9, lives_ns=2 * S)
+    )
+    lines = ["".join(text for text, _ in line) for line in fleet_page._lives(page, 80, 6)]
+    assert {len(line) for line in lines} == {80}
+    assert lines[0].endswith("▓ prefill  · waits  → handed over  ━ decode  ● end ╮")
+    assert [line.count("r3 chat") for line in lines] == [0, 1, 1, 1, 0, 0]
+    assert lines[4].endswith("┴-2 s─────┴-1 s─────│")

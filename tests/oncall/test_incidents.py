@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import EngineStatus, FrontEnd
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.verify import verify
@@ -181,7 +183,7 @@ def test_no_prompt_gets_into_an_incident_file(telling_engine: LiveEngine, tmp_pa
 def test_an_engine_killed_in_mid_step_leaves_an_incident(tmp_path: Path) -> None:
     with engine_process(tmp_path) as (process, endpoint, hang), following(endpoint) as source:
         wait_for(lambda: source.status == "live", "it joins")
-        rules = [parse_rule("step_in_flight > 1s"), parse_rule("silent > 1s")]
+        rules = [parse_rule("step_in_flight > 1s"), parse_rule("silent > 2s")]
         keeper = IncidentKeeper(source, rules, IncidentFolder(tmp_path, None), 5.0, 1.0)
         with asking(endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
@@ -197,6 +199,68 @@ def test_an_engine_killed_in_mid_step_leaves_an_incident(tmp_path: Path) -> None
         assert kept[0].path is not None
         assert overview(kept[0].path).incident == incident.text
         assert verify(kept[0].path, lambda share: None).is_good
+
+
+def test_an_engine_stopped_for_some_seconds_leaves_an_incident_that_says_so(
+    still_source: Callable[..., Any], tmp_path: Path
+) -> None:
+    source, now = still_source(), [0.0]
+    rules = [parse_rule(text) for text in DEFAULT_RULES if text in ("silent > 10s", "itl_max > 5s")]
+    folder = IncidentFolder(tmp_path, None)
+    keeper = IncidentKeeper(source, rules, folder, 3.0, 10.0, lambda: now[0])
+
+    def passes(seconds: float) -> None:
+        for _ in range(round(seconds * 2)):
+            now[0] += 0.5
+            assert keeper.look() is None
+
+    passes(1)
+    assert not keeper.is_open
+    passes(3.5)  # nothing comes any more, as a source notices only after some seconds
+    source.status, source.error = "down", "still answers nothing: stopped or cut off"
+    passes(7.5)
+    history, stop_ns = source.history, 12_000_000_000
+    last = history.record(history.last_step)
+    decodes = [row for row in last.batch if row.phase == wire.Phase.DECODE]
+    late = msgspec.structs.replace(
+        last,
+        step=last.step + 1,
+        schedule_start_ns=last.tokens_ns + 1_000_000,
+        tokens_ns=last.tokens_ns + stop_ns,
+        batch=[msgspec.structs.replace(row, start=row.start + 1) for row in decodes],
+        events=[],
+        hold_ups=[wire.HoldUp("stopped", last.tokens_ns - 20_000_000, stop_ns)],
+    )
+    history.append(history.last_sequence + 1, late)
+    source.status, source.error = "live", None
+    passes(1)
+    kept = keeper.close()
+    assert kept is not None
+    assert [each.rule for each in kept.incident.rules] == ["silent > 10s", "itl_max > 5s"]
+    said = kept.incident.explanation
+    assert said.startswith("still answers nothing: stopped or cut off. ")
+    assert "the engine's process was stopped" in said
+
+
+def test_an_incident_names_an_api_server_that_stood_still_though_its_engine_did_not(
+    still_source: Callable[..., Any],
+) -> None:
+    history = still_source().history
+    last = history.record(history.last_step)
+    request_id, at_ns, second_ns = last.batch[0].request_id, last.tokens_ns, 1_000_000_000
+    taken = [wire.TakenRow(request_id, at_ns - second_ns, at_ns - second_ns, is_streamed=True)]
+    chunks = [(request_id, at_ns + each, at_ns + each) for each in (0, 12 * second_ns)]
+    status = EngineStatus(
+        step=last.step,
+        time_ns=at_ns + 13 * second_ns,
+        state="running",
+        num_running=1,
+        num_waiting=0,
+        front=[FrontEnd.of(0, taken, chunks, [])],
+    )
+    history.append(history.last_sequence + 1, status)
+    said = incident_keeper.explained(history, None).text
+    assert "API server 0: longest served ITL 12,000 ms, by the engine " in said
 
 
 def test_record_keeps_incidents_runs_the_hook_and_replay_lists_them(

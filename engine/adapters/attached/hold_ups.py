@@ -31,7 +31,7 @@ _MANY_FAULTS = 100
 _MOST = 256  # rows that no step has taken yet
 
 
-class _ThreadTimes(NamedTuple):
+class ThreadTimes(NamedTuple):
     """What Linux has counted of one thread so far."""
 
     ran_ns: int
@@ -41,7 +41,7 @@ class _ThreadTimes(NamedTuple):
 
 class _Look(NamedTuple):
     time_ns: int
-    pump: _ThreadTimes
+    pump: ThreadTimes
     num_faults: int  # pages that the process had to read from the disk
 
 
@@ -61,12 +61,12 @@ class HoldUps:
         self._last: _Look | None = None
         self._waited_ns = 0  # by the engine's thread, when last read
         self._tokens_ns = 0
-        self._collecting: tuple[int, _ThreadTimes | None] | None = None
+        self._collecting: tuple[int, ThreadTimes | None] | None = None
 
     def open(self, hooks_on: Callable[[Any], Hooks]) -> None:
         """Begin. Call it on the engine's thread. `hooks_on` is the attachment's."""
         self._engine_id = threading.get_ident()
-        self._engine = _thread()
+        self._engine = open_times()
         gc.callbacks.append(self._collect)
         compilation = getattr(sys.modules.get("triton.knobs"), "compilation", None)
         if hasattr(compilation, "listener"):
@@ -88,7 +88,7 @@ class HoldUps:
             self._rows.append(HoldUp(kind, start_ns, ns, detail))
 
     def take(self, tokens_ns: int) -> list[HoldUp] | None:
-        """Remove and return those that began before a step's tokens were known, None if none did.
+        """Remove and return those of the time before a step's tokens were known; None: none was.
 
         Call it once for each step, in order.
         """
@@ -98,7 +98,7 @@ class HoldUps:
         took_ns, self._tokens_ns = tokens_ns - self._tokens_ns, tokens_ns
         with self._looking:
             if self._engine is not None:
-                waited_ns = _read(self._engine).waited_ns
+                waited_ns = read_times(self._engine).waited_ns
                 ns, self._waited_ns = min(waited_ns - self._waited_ns, took_ns), waited_ns
                 if ns * _SHARE >= took_ns:
                     self.add("descheduled", tokens_ns - ns, ns)
@@ -106,7 +106,8 @@ class HoldUps:
         later: list[HoldUp] = []
         while self._rows:
             row = self._rows.popleft()
-            (found if row.start_ns < tokens_ns else later).append(row)
+            # The pump knows the start of a stop, and its end, only about.
+            (found if row.start_ns + row.ns // 2 < tokens_ns else later).append(row)
         self._rows.extend(later)
         return found or None
 
@@ -125,11 +126,12 @@ class HoldUps:
     def pumping(self) -> None:
         """Note that the pump runs, and goes on to what takes no lock of the engine's."""
         if self._pump is None and self._engine is not None:
-            self._pump = _thread()
+            self._pump = open_times()
         self._look()
 
     def pump_rests(self) -> None:
         """Note that the pump may now have to wait for the engine's thread."""
+        self._look()
         self._last = None
 
     def _look(self) -> None:
@@ -137,7 +139,7 @@ class HoldUps:
             if self._pump is None:
                 return
             last, usage = self._last, resource.getrusage(resource.RUSAGE_SELF)
-            self._last = now = _Look(monotonic_ns(), _read(self._pump), usage.ru_majflt)
+            self._last = now = _Look(monotonic_ns(), read_times(self._pump), usage.ru_majflt)
             if last is None or now.time_ns - last.time_ns < STOPPED_NS:
                 return
             waited_ns = now.pump.waited_ns - last.pump.waited_ns
@@ -156,7 +158,7 @@ class HoldUps:
         engine = self._engine
         if phase == "start":
             is_long = info["generation"] == 2
-            before = None if engine is None or not is_long else _read(engine)
+            before = None if engine is None or not is_long else read_times(engine)
             self._collecting = monotonic_ns(), before
             return
         if self._collecting is None:
@@ -168,7 +170,7 @@ class HoldUps:
         detail = f"generation {info['generation']}"
         ran_ns = waited_ns = 0
         if before is not None and engine is not None:
-            after = _read(engine)
+            after = read_times(engine)
             ran_ns, waited_ns = after.ran_ns - before.ran_ns, after.waited_ns - before.waited_ns
         if threading.get_ident() == self._engine_id:
             self.add("gc", start_ns, ns - waited_ns, detail)
@@ -176,18 +178,18 @@ class HoldUps:
             self.add("gc_elsewhere", start_ns, ns, f"{detail} on another thread")
 
 
-def _thread() -> int | None:
+def open_times() -> int | None:
     """Open what Linux counts of this thread, for any thread to read. None: it counts nothing."""
     try:
         thread = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
     except OSError:
         return None
-    if any(_read(thread)):
+    if any(read_times(thread)):
         return thread
     os.close(thread)
     return None
 
 
-def _read(thread: int) -> _ThreadTimes:
+def read_times(thread: int) -> ThreadTimes:
     ran, waited, num_runs = os.pread(thread, 64, 0).split()
-    return _ThreadTimes(int(ran), int(waited), int(num_runs))
+    return ThreadTimes(int(ran), int(waited), int(num_runs))

@@ -16,6 +16,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.engine.adapters.attached.description import rank_endpoint
+from stepscope.engine.adapters.attached.hold_ups import open_times, read_times
 from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.reports import RankReport, ReportSender
@@ -26,6 +27,7 @@ from stepscope.engine.transport.endpoints import reports_path
 if TYPE_CHECKING:  # the workers need no sockets of an engine
     from stepscope.engine.adapters.attached.attachment import Attachment
 
+_LONG_NS = 20_000_000  # a shorter stop in a collective is not looked for
 _STAMP = "_stepscope_step"  # the attribute of a scheduler output that numbers it
 _COLLECTIVES = (
     "all_reduce", "all_gather", "all_gatherv", "gather", "reduce_scatter", "reduce_scatterv",
@@ -68,11 +70,17 @@ class WorkerWatch:
         for group in groups if self._knows_waits else ():
             for name in _COLLECTIVES:
                 _wrap(group.device_communicator, name, self._around_collective)
+        # In those through shared memory the thread spins: it runs, or waits for a processor.
+        modules = [getattr(each.device_communicator, "dist_module", None) for each in groups]
+        is_spinning = all(type(each).__name__ == "_CPUSHMDistributed" for each in modules)
+        self._thread = open_times() if is_spinning and groups else None
+        self._asleep_ns = 0
 
     def _around_forward(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         def stepscope_execute_model(out: Any, *args: Any, **kwargs: Any) -> Any:
             step, begin_ns = getattr(out, _STAMP, None), monotonic_ns()
             self._wait_ns = self._sent_ns = 0
+            self._slept_ns()
             result = execute(out, *args, **kwargs)
             if step is not None and self._sender is not None:
                 took_ns = (self._sent_ns or monotonic_ns()) - begin_ns
@@ -106,9 +114,23 @@ class WorkerWatch:
                 return method(*args, **kwargs)
             finally:
                 self._is_waiting = False
-                self._wait_ns += monotonic_ns() - begin_ns
+                took_ns = monotonic_ns() - begin_ns
+                # If it was stopped there, the others waited for it.
+                self._wait_ns += max(0, took_ns - (self._slept_ns() if took_ns > _LONG_NS else 0))
 
         return stepscope_collective
+
+    def _slept_ns(self) -> int:
+        """How long the thread neither ran nor waited for a processor since the last call."""
+        if self._thread is None:
+            return 0
+        try:
+            times, before_ns = read_times(self._thread), self._asleep_ns
+        except (OSError, ValueError):  # vLLM never sees it
+            self._thread = None
+            return 0
+        self._asleep_ns = monotonic_ns() - times.ran_ns - times.waited_ns
+        return max(0, self._asleep_ns - before_ns)
 
 
 def _wrap(target: Any, name: str, wrap: Callable[..., Callable[..., Any]]) -> None:

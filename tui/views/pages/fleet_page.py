@@ -69,7 +69,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if left >= 4 and num_events:
         lines += _events(page, width, min(left, num_events + 2))
         left = height - len(lines)
-    if page.picture.lives and left >= 3:
+    if page.picture.lives and left >= 4:
         lines += _lives(page, width, left)
     lines += [fitted((), width)] * (height - len(lines))
     return lines
@@ -175,10 +175,9 @@ def _cut(notes: Sequence[Line], room: int) -> list[Line]:
 def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
     """Return the panel of requests that prefill on one engine and decode on another."""
     picture, inside = page.picture, width - 2
-    body = life_lanes(picture.lives, picture.lives_ns, inside, height - 2)
-    seconds = _lane_seconds(inside)
-    title: Line = (("from prefill to decode", "title"), (f"  last {seconds:.0f} s", "muted"))
-    return framed(body, width, height, title, _LIVES_KEY)
+    body = life_lanes(picture.lives, picture.lives_ns, inside, height - 3)
+    title: Line = (("from prefill to decode", "title"),)
+    return framed([*body, _life_axis(inside)], width, height, title, _LIVES_KEY)
 
 
 def _events(page: FleetPage, width: int, height: int) -> list[Line]:
@@ -270,7 +269,8 @@ def _wrapped(begin: Line, text: str, style: str, width: int) -> list[Line]:
     return [(*begin, (first[used:], style)), *(((each, style),) for each in rest)]
 
 
-_CELL_NS = 100_000_000
+_SECOND = 10  # cells
+_CELL_NS = 1_000_000_000 // _SECOND
 _LIFE_LABEL = 24
 
 _PREFILL: Run = ("▓", "prefill")
@@ -281,31 +281,40 @@ _END: Run = ("●", "finished")
 _NOTHING: Run = (" ", "text")
 _LIVES_KEY: Line = (
     _PREFILL, (" prefill  ", "muted"), _WAIT, (" waits  ", "muted"),
-    _WAY, (" handed over  ", "muted"), _DECODE, (" decode", "muted"),
+    _WAY, (" handed over  ", "muted"), _DECODE, (" decode  ", "muted"),
+    _END, (" end", "muted"),
 )  # fmt: skip
 
 
 def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:
     """Return one line for each of the newest requests that fit, the oldest of these on top."""
     cells = max(0, width - _LIFE_LABEL - 1)
-    begin_ns = now_ns - cells * _CELL_NS
+    begin_ns = (now_ns // _CELL_NS - cells) * _CELL_NS  # whole cells, which do not flicker
     shown = [life for life in lives if life.end_ns is None or life.end_ns > begin_ns][-height:]
+    engines = {name for life in shown for name in (life.prefill, life.decode) if name is not None}
     return [
-        fitted((*_life_label(life), *_life_lane(life, begin_ns, now_ns, cells)), width)
+        fitted(
+            (*_life_label(life, len(engines)), *_life_lane(life, begin_ns, now_ns, cells)), width
+        )
         for life in shown
     ]
 
 
-def _lane_seconds(width: int) -> float:
-    return max(0, width - _LIFE_LABEL - 1) * _CELL_NS / 1e9
+def _life_axis(width: int) -> Line:
+    """Return the line below the lanes: seconds before now."""
+    seconds, rest = divmod(max(0, width - _LIFE_LABEL - 1), _SECOND)
+    ticks = "".join(f"┴-{second} s".ljust(_SECOND, "─") for second in range(seconds, 0, -1))
+    return ((" " * (_LIFE_LABEL + 1), "text"), ("─" * rest + ticks, "muted"))
 
 
-def _life_label(life: WholeLife) -> Line:
+def _life_label(life: WholeLife, num_engines: int) -> Line:
+    """Both ids, and the client's; of several pairs of engines, their names instead."""
+    who = life.client_id if num_engines <= 2 else f"{life.prefill}→{life.decode or '?'}"
     names = request_name(life.request_id)
     if life.decode_id is not None:
         names += f"→{request_name(life.decode_id)}"
     room = _LIFE_LABEL - len(names) - 3
-    return ((f" {names} ", "text"), (f"{clean(life.client_id, room):<{room}}  ", "muted"))
+    return ((f" {names} ", "text"), (f"{clean(who, room):<{room}}  ", "muted"))
 
 
 def _life_lane(life: WholeLife, begin_ns: int, now_ns: int, cells: int) -> Line:
@@ -324,10 +333,11 @@ def _life_cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:
         return _WAIT
     if life.first_token_ns is None or start_ns < life.first_token_ns - _CELL_NS:
         return _PREFILL
-    if life.received_ns is not None and life.sent_ns is not None:
-        if start_ns <= life.received_ns and life.sent_ns < end_ns:
+    if life.sent_ns is not None:
+        received_ns = gone_ns if life.received_ns is None else life.received_ns
+        if start_ns <= received_ns and life.sent_ns < end_ns:
             return _WAY
-        if start_ns > life.received_ns:
+        if start_ns > received_ns:
             return _WAIT if start_ns < life.loaded_after_ns else _DECODE
     if start_ns < life.first_token_ns:
         return _PREFILL
