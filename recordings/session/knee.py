@@ -81,6 +81,7 @@ def find_knee(
 
 _NEWEST = 16_384  # steps that are looked at
 _OF_A_SIZE = 32  # steps that are fitted, of those with about as many tokens
+_MIN_SIZES = 4  # of steps with prompts, to tell their fixed cost from that of their tokens
 _MOST_APART = 1.5  # factor by which the knees in one half of them and in the other may differ
 _NAMES = (
     "num_steps", "num_prefill_tokens", "num_decode_tokens", "num_padded_tokens", "num_attended",
@@ -127,6 +128,8 @@ def knee_of(of: "Columns") -> Knee | None:
     # Graphs of a GPU, which decodes alone run in as a whole: their steps are padded.
     has_graphs = (of["device_ns"] > 0).any() or (of["num_padded_tokens"] > 0).any()
     is_mixed = (prefilled > 0).astype(float) if has_graphs else None
+    if has_graphs and len(np.unique(np.floor(2 * np.log2(tokens[prefilled > 0])))) < _MIN_SIZES:
+        return None
     parts = order[::2], order[1::2], order
     *halves, whole = (
         find_knee(

@@ -101,12 +101,12 @@ def test_of_steps_whose_work_is_not_told_no_knee_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("name", "knee"),
-    # One machine made the first two: decodes of a stream take 2.2 ms, 400 tokens some 60 ms. On
-    # that of the third, the bench measured 250 in steps of single prompts.
+    # One machine made the first two: decodes of a stream take 2.2 ms, 400 tokens some 60 ms. The
+    # others have too few sizes.
     [
         ("freeze", (10, 35)),
         ("chunked", (10, 35)),
-        ("h200", (220, 280)),
+        ("h200", None),
         ("vllm", None),
         ("speculation", None),
     ],
