@@ -35,6 +35,7 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 
+_LEAST_S = 5.0  # of a session for `tune`
 _MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 
@@ -123,6 +124,7 @@ def explain(
         return
     span_s = None if side is None else side.figures()["seconds"]
     of = f"; {model_text(found.info)} on {found.info.name}"
+    is_long = span_s is not None and span_s >= _LEAST_S
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,
         *_summary(found, origins, given),
@@ -130,7 +132,7 @@ def explain(
         *_served(found),
         *_shares(found),
         *_tables(found, limit),
-        *(["", f"'stepscope tune {file}' names the bottleneck"] if side and found.late else []),
+        *(["", f"'stepscope tune {file}' names the bottleneck"] if is_long and found.late else []),
     )
 
 
