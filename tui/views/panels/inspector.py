@@ -229,10 +229,9 @@ def prepared_lines(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
         runs.append((f", {record.num_wasted_tokens:,} wasted", "caution"))
     if record.held_prefills:
         runs.append((", kept free of prefills", "muted"))
-    if record.cuda_graph is not None:
-        kind = "no" if record.cuda_graph == "none" else f"a {record.cuda_graph}"
-        runs.append((f", {kind} CUDA graph", "muted"))
     lines: list[Line] = [tuple(runs)]
+    if record.cuda_graph is not None:
+        lines.append(((" CUDA graph ", "muted"), (record.cuda_graph, "text")))
     if record.hidden_ns is not None and record.device_ns is not None:
         gap_ns = max(0, record.tokens_ns - record.schedule_start_ns - record.device_ns)
         gap = f"{fmt.milliseconds(gap_ns / 1e6)} ms"
