@@ -10,7 +10,7 @@ Medians of one core; the garbage of the start is frozen, as the engine does. The
 vLLM 0.32's own `schedule()` takes 484 / 1,924 / 7,687 us there.
 
 Lines of one table are measured in turn, so that they see the same machine: what a longer waiting
-queue and a larger pool add, and what the other modes, the other order and the other policy cost.
+queue and a larger pool add.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
@@ -87,10 +87,10 @@ class Timed:
         )
 
 
-def decoding(num_running: int, num_waiting: int, num_blocks: int, **knobs: Any) -> Scheduler:
+def decoding(num_running: int, num_waiting: int, num_blocks: int) -> Scheduler:
     """A scheduler in which `num_running` requests decode and the others wait for a seat."""
     limits = Limits(max_num_batched_tokens=1 << 20, max_num_seqs=num_running, max_model_len=1 << 10)
-    settings = Knobs(max_num_batched_tokens=1 << 20, max_num_seqs=num_running, **knobs)
+    settings = Knobs(max_num_batched_tokens=1 << 20, max_num_seqs=num_running)
     scheduler = Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), settings, limits)
     sampling = SamplingParams(max_tokens=900, ignore_eos=True)
     for number in range(num_running + num_waiting):
@@ -138,8 +138,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         publisher = Publisher(f"ipc://{folder}/telemetry", ring_size=1000)
 
-        def timed(num_running: int, num_waiting: int, num_blocks: int, **knobs: Any) -> Timed:
-            return Timed(publisher, decoding(num_running, num_waiting, num_blocks, **knobs))
+        def timed(num_running: int, num_waiting: int, num_blocks: int) -> Timed:
+            return Timed(publisher, decoding(num_running, num_waiting, num_blocks))
 
         head("running, waiting (40,000 blocks; us)")
         for num_running in (16, 64, 256, 1024):
@@ -155,21 +155,6 @@ def main() -> None:
         each = [timed(256, 0, size) for size in sizes]
         for size, cost in zip(sizes, alternately(each, num_steps), strict=True):
             show(f"{size:>9,} blocks", cost)
-
-        head("256 running, 1,000 waiting (us)")
-        settings: list[dict[str, Any]] = [
-            {},
-            {"order": "arrival"},
-            {"policy": "priority"},
-            {"reserve": "output"},
-            {"batching": "separate"},
-            {"batching": "continuous"},
-            {"batching": "static"},
-            {"enable_prefix_caching": False},
-        ]
-        each = [timed(256, 1000, NUM_BLOCKS, **knobs) for knobs in settings]
-        for knobs, cost in zip(settings, alternately(each, num_steps), strict=True):
-            show(", ".join(f"{k}={v}" for k, v in knobs.items()) or "the defaults", cost)
         publisher.close()
 
 
