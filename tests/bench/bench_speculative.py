@@ -109,10 +109,12 @@ def submits(text: str, num_requests: int) -> list[Submit]:
     return made
 
 
-def run(engine: OpenEngine, calls: list[tuple[Submit, list[int]]], knobs: Knobs) -> Done:
+def run(
+    engine: OpenEngine, calls: list[tuple[Submit, list[int]]], changes: dict[str, KnobValue]
+) -> Done:
     """The requests of `calls`, all submitted at once."""
     core = engine.core
-    core.set_knobs(knobs)
+    core.set_knobs(changes)
     sink = core.sink
     assert sink is not None
     counter = DraftCounter(sink)
@@ -147,13 +149,12 @@ def measure(engine: OpenEngine, text: str, batch: int, num_rounds: int) -> dict[
     """The rounds of each mode, in turns."""
     made = submits(text, max(batch, LEAST_REQUESTS))
     calls = [(submit, engine.intake.prepare(submit)) for submit in made]
-    core = engine.core
-    knobs = core.scheduler.knobs.changed({"max_num_seqs": batch}, core.limits)
     rounds: dict[str, list[Done]] = {mode: [] for mode in MODES}
-    run(engine, calls, knobs.changed(MODES[OFF], core.limits))  # fills the prefix cache
+    engine.core.set_knobs({"max_num_seqs": batch})
+    run(engine, calls, MODES[OFF])  # fills the prefix cache
     for _ in range(num_rounds):
         for mode, changes in MODES.items():
-            rounds[mode].append(run(engine, calls, knobs.changed(changes, core.limits)))
+            rounds[mode].append(run(engine, calls, changes))
     return rounds
 
 

@@ -31,7 +31,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
             "fp32_gflops": gemm_gflops(torch.float32),
             "read_gb_per_s": read_gb_per_s(),
         }
-        return Done([], 0.0, 0.0, details)
+        return Done([], 0.0, details)
 
     def gemm_gflops(dtype: torch.dtype) -> float:
         """At the largest size up to GEMM_SIZE whose half takes no longer than SLOW_S."""

@@ -36,32 +36,11 @@ class Work(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Output tokens of each request, in the order of the prompts, and what it took.
-
-    `cpu_s` is the processor time of the process and all its threads: where others use the machine
-    it says more than the clock on the wall.
-    """
+    """Output tokens of each request, in the order of the prompts, and what it took."""
 
     outputs: list[list[int]]
     seconds: float
-    cpu_s: float
     details: dict[str, Any] = {}  # noqa: RUF012 - never changed
-
-
-def session_cpu_s() -> float:
-    """Processor seconds of this process and all that it has started, in ticks of 10 ms."""
-    ticks = 0
-    session = os.getsid(0)
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", encoding="utf-8") as file:
-                    fields = file.read().rpartition(")")[2].split()
-            except OSError:
-                continue  # it has ended
-            if int(fields[3]) == session:
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def pin(cores: list[int]) -> None:
