@@ -81,10 +81,8 @@ def _run(row: dict[str, str], specs: dict[str, Any]) -> PublicRun:
     )
 
 
-def arrivals_of(
-    run: PublicRun, seed: int, share: float
-) -> tuple[list[SimulatedRequest], list[str]]:
-    """The requests, and the stage of each. Poisson arrivals; the same prompts again and again.
+def arrivals_of(run: PublicRun, seed: int, share: float) -> list[SimulatedRequest]:
+    """Poisson arrivals; the same prompts again and again.
 
     The client makes one prompt for each system prompt and user and sends them in turn, so that
     after the first round all but the end of a prompt is in the prefix cache.
@@ -103,9 +101,8 @@ def arrivals_of(
     ]
     chance.shuffle(prompts)
     found: list[SimulatedRequest] = []
-    stages: list[str] = []
     begin_s = 0.0
-    for stage, (rate, length_s) in enumerate(workload["stages"]):
+    for rate, length_s in workload["stages"]:
         at_s = begin_s + chance.expovariate(rate)
         end_s = begin_s + length_s * share
         while at_s < end_s:
@@ -120,10 +117,9 @@ def arrivals_of(
                     prefix_tokens=BLOCK_SIZE,
                 )
             )
-            stages.append(str(stage))
             at_s += chance.expovariate(rate)
         begin_s = end_s + _PAUSE_S
-    return found, stages
+    return found
 
 
 def figures(run: PublicRun, served: Sequence[Served], request_s: float) -> dict[str, float]:

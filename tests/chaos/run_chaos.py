@@ -31,10 +31,13 @@ from typing import Any
 from faults import Faults
 from judge import check_observer, check_recorder
 from proxy import Proxies
-from truth import Client, Engine, Wrong, free_ports
+from truth import Client, Engine, Wrong
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
@@ -60,7 +63,7 @@ class Chaos:
         self.rng = random.Random(args.seed)
         self.engines: list[Engine] = []
         self.clients: dict[str, Client] = {}
-        self.port = free_ports()
+        self.port = free_port()
         self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._proxies = Proxies()
@@ -149,7 +152,7 @@ class Chaos:
 
     def start_clients(self) -> None:
         for name in CLIENTS:
-            proxy = self._proxies.open(self.port, free_ports())
+            proxy = self._proxies.open(self.port, free_port())
             log = self.folder / f"{name}.log"
             log.touch()
             if name == "recorder":
