@@ -46,6 +46,7 @@ from stepscope.engine.transport.keys import (
 from tests.support.ports import free_port
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
+FLOODER = Path(__file__).with_name("flooder.py")
 NUM_CLIENTS = 16
 MOST_LOST, MOST_WAIT_S = 0.05, 0.5
 
@@ -78,48 +79,6 @@ FLOODS = {
     "connect": Flood(b"", rate=1_000.0, kind="stranger", how="connections"),
     "greeting": Flood(GREETING, rate=200.0, kind="stranger", how="connections"),
 }
-MESSAGES = """
-import sys, time, zmq
-from pathlib import Path
-from stepscope.engine.protocol import commands, replies
-from stepscope.engine.transport.keys import read_credentials
-from stepscope.engine.transport.sockets import client_socket
-from stepscope.engine.transport.endpoints import Endpoint
-address, payload, rate, how = sys.argv[1], bytes.fromhex(sys.argv[2]), *sys.argv[3:5]
-ends = [Endpoint(address, read_credentials(Path(path))) for path in sys.argv[5:]]
-if how == "huge":
-    payload *= 2**19 // len(payload)
-def opened(end):
-    socket = client_socket(zmq.DEALER, end)
-    socket.connect(address)
-    return socket
-sockets = [opened(end) for end in ends]
-number, begin_s = 0, time.monotonic()
-while True:
-    time.sleep(0.01)
-    due = int((time.monotonic() - begin_s) * float(rate))
-    while number < due:
-        number += 1
-        place = number % len(sockets)
-        if how == "anew" and number % 20 == 0:  # who is not let in tries again at once
-            sockets[place].close()
-            sockets[place] = opened(ends[place])
-        try:
-            sockets[place].send_multipart([number.to_bytes(8, "big"), payload], zmq.NOBLOCK)
-        except zmq.Again:
-            pass
-    for socket in sockets:
-        try:
-            while True:
-                reply = socket.recv_multipart(zmq.NOBLOCK)[-1]
-                if how == "aborts":
-                    reply = replies.decode_reply(reply)
-                    if isinstance(reply, replies.Submitted):
-                        abort = commands.encode(commands.Abort(request_id=reply.request_id))
-                        socket.send_multipart([bytes(8), abort], zmq.NOBLOCK)
-        except zmq.Again:
-            pass
-"""
 # Connections that stop after so many bytes; the oldest of 4,000 is closed, without any at once.
 CONNECTIONS = """
 import collections, contextlib, socket, sys, time
@@ -199,9 +158,8 @@ class Measured(NamedTuple):
 def turn(good: Endpoint, flooded: str, flood: Flood, keys: list[Path], seconds: float) -> Measured:
     """Measure the engine while `flooded` is flooded."""
     arguments = [flooded, flood.payload.hex(), str(flood.rate), flood.how, *map(str, keys)]
-    flooder = subprocess.Popen(
-        [sys.executable, "-c", CONNECTIONS if flood.how == "connections" else MESSAGES, *arguments]
-    )
+    script = ["-c", CONNECTIONS] if flood.how == "connections" else [str(FLOODER)]
+    flooder = subprocess.Popen([sys.executable, *script, *arguments])
     try:
         time.sleep(1.5)  # until the allowed burst is used up
         waits_s = []

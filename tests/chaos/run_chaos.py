@@ -37,6 +37,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.client.errors import EngineUnreachable
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import GetAudit, GetInfo, GetSnapshot, ReplayFrom, SetKnobs
 from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
@@ -44,6 +46,15 @@ WAIT_S = 60.0
 FLOOD_S = 1.5
 CLIENTS = ("slow", "stopped", "reconnecting", "recorder")
 SLOW_MS = 4.0
+FLOODS = (  # none of which takes effect
+    b"\xc1" * 40,
+    commands.encode(GetInfo()),
+    commands.encode(GetAudit()),
+    commands.encode(GetSnapshot()),
+    commands.encode(ReplayFrom(sequence=0, limit=10_000)),
+    commands.encode(SetKnobs(changes={"max_num_seqs": 0}, who="flooder")),
+    commands.encode(SetKnobs(changes={"max_num_seqs": 8}, expected_version=-1, who="flooder")),
+)
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:
@@ -211,8 +222,10 @@ class Chaos:
     def flood(self) -> None:
         """Flood the engine beside all other faults."""
         self._faults.counts["flood"] += 1
-        endpoint, seed = f"tcp://127.0.0.1:{self.port}", self.rng.randrange(1_000)
-        self._start(str(HERE / "flooder.py"), endpoint, str(FLOOD_S), str(seed))
+        payload = self.rng.choice(FLOODS).hex()
+        arguments = (f"tcp://127.0.0.1:{self.port}", payload, "2000", "messages")
+        flooder = self._start(str(HERE.parent / "bench" / "flooder.py"), *arguments)
+        threading.Timer(FLOOD_S, flooder.kill).start()
 
     def kill_engine(self) -> None:
         self._faults.counts["kill"] += 1
