@@ -5,9 +5,7 @@
 Every request decodes, so that each takes and registers a block once in `block_size` steps. One
 column a part of the step: `schedule()`, `update()`, building the record (rows of the batch and
 block moves), encoding it, and publishing it (encoding included) to a PUB socket that nobody reads.
-Medians of one core; the garbage of the start is frozen, as the engine does. The aims for
-`schedule()` are 80 / 250 / 900 us at 64 / 256 / 1024 requests, and 50 us for the record at 256;
-vLLM 0.32's own `schedule()` takes 484 / 1,924 / 7,687 us there.
+Medians of one core; the garbage of the start is frozen, as the engine does.
 
 Lines of one table are measured in turn, so that they see the same machine: what a longer waiting
 queue and a larger pool add.
@@ -35,7 +33,6 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 BLOCK_SIZE = 16
 NUM_STEPS = 320
 NUM_BLOCKS = 40_000
-AIMS_US = {64: 80, 256: 250, 1024: 900}
 
 
 class Cost(NamedTuple):
@@ -120,10 +117,10 @@ def alternately(timed: list[Timed], num_steps: int) -> Iterator[Cost]:
         yield Cost(*(statistics.median(part) for part in zip(*own, strict=True)))
 
 
-def show(title: str, cost: Cost, note: str = "") -> None:
+def show(title: str, cost: Cost) -> None:
     record = cost.build + cost.publish
     parts = "".join(f"{value:>10.1f}" for value in cost)
-    print(f"{title:<44}{parts}{record:>10.1f}  {note}".rstrip(), flush=True)
+    print(f"{title:<44}{parts}{record:>10.1f}", flush=True)
 
 
 def head(title: str) -> None:
@@ -146,9 +143,7 @@ def main() -> None:
             waiting = (0, 10, 1000, 100_000)
             each = [timed(num_running, count, NUM_BLOCKS) for count in waiting]
             for count, cost in zip(waiting, alternately(each, num_steps), strict=True):
-                aim = AIMS_US.get(num_running)
-                note = f"{cost.schedule / aim:.0%} of the aim" if aim and not count else ""
-                show(f"{num_running:>6} running, {count:>7,} waiting", cost, note)
+                show(f"{num_running:>6} running, {count:>7,} waiting", cost)
 
         head("pool, 256 running (us)")
         sizes = (20_000, 40_000, 400_000)

@@ -40,14 +40,6 @@ from stepscope.engine.simulation.roofline import GPUS, TERMS, RooflineCoefficien
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 
-# Medians over 38 further runs, in %, as published with the data: E2E, ITL, TTFT.
-PUBLISHED = {
-    "BLIS, trained": (6.8, 6.5, 18.4),
-    "BLIS, roofline": (33.0, 44.0, 650.0),
-    "aiconfigurator (18 of them)": (21.5, 13.2, 662.0),
-    "llm-optimizer": (52.0, 61.0, 662.0),
-}
-AIMS = {"e2e_mean": 7, "itl_mean": 7, "ttft_mean": 16, "e2e_p99": 9, "ttft_p99": 22}
 WAITED_STEPS = 2.5  # half of a running step, the one prepared meanwhile, its own
 FITTED_SHARE = 0.4
 _ROUNDS = 6
@@ -155,15 +147,11 @@ def judge_runs(tasks: Sequence[Task]) -> None:
             all_errors.append(errors(task.run, simulated))
             cells = "".join(f"{100 * all_errors[-1][metric]:+10.1f}" for metric in METRICS)
             print(f"{task.run.name[:37]:38}{cells}", flush=True)
-    print("\nmedian of the absolute error in %, 90 % interval over runs, aim")
+    print("\nmedian of the absolute error in %, 90 % interval over runs")
     for metric in METRICS:
         sizes = [abs(each[metric]) * 100 for each in all_errors]
         low, high = interval(sizes)
-        aim = f"{AIMS[metric]:>6}" if metric in AIMS else ""
-        print(f"  {metric:10}{statistics.median(sizes):7.1f}   {low:5.1f} to {high:5.1f}{aim}")
-    print("\npublished, on 38 runs of the same source (E2E, ITL, TTFT, means):")
-    for name, (e2e, itl, ttft) in PUBLISHED.items():
-        print(f"  {name:28}{e2e:7.1f}{itl:7.1f}{ttft:7.1f}")
+        print(f"  {metric:10}{statistics.median(sizes):7.1f}   {low:5.1f} to {high:5.1f}")
 
 
 def judge_requests(file: Path) -> None:

@@ -21,7 +21,6 @@ from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 PERIOD_STEPS = 20_000
-STEPS_PER_S = 50.0  # about, as it is simulated
 _decode = msgspec.msgpack.Decoder().decode
 _encode = msgspec.msgpack.Encoder().encode
 

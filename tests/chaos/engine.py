@@ -44,11 +44,10 @@ SOCKET_BYTES = 32 * 1024
 
 
 class PacedRunner(SimulatedRunner):
-    """A simulated runner in real time: a step takes as long as its costs say."""
+    """A simulated runner in real time, with steps of a millisecond."""
 
-    def __init__(self, step_s: float, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__(CostModel(), seed)
-        self._step_s = step_s
 
     def clock(self) -> int:
         return time.monotonic_ns()
@@ -56,7 +55,7 @@ class PacedRunner(SimulatedRunner):
     def execute(self, step: ScheduledStep) -> StepResult:
         launch_ns = time.monotonic_ns()
         token_ids = super().execute(step).token_ids
-        time.sleep(self._step_s)
+        time.sleep(0.001)
         return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
 
 
@@ -81,7 +80,6 @@ def main() -> None:
     parser.add_argument("truth")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--ring", type=int, required=True)
-    parser.add_argument("--step-ms", type=float, default=1.0)
     args = parser.parse_args()
     faulthandler.register(signal.SIGUSR2)  # reports where it is
     telemetry.SUBSCRIBER_QUEUE = QUEUE
@@ -96,7 +94,7 @@ def main() -> None:
             args.endpoint,
             limits=limits,
             num_blocks=NUM_BLOCKS,
-            runner=PacedRunner(args.step_ms / 1e3, args.seed),
+            runner=PacedRunner(args.seed),
             open_publisher=lambda address: TruthfulPublisher(address, args.ring, truth),
             seed=args.seed,
         ) as engine,

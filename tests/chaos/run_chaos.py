@@ -46,6 +46,8 @@ WAIT_S = 60.0
 FLOOD_S = 1.5
 CLIENTS = ("slow", "stopped", "reconnecting", "recorder")
 SLOW_MS = 4.0
+NUM_ENGINES = 2  # one after another
+RING = 1_200  # messages that an engine keeps
 FLOODS = (  # none of which takes effect
     b"\xc1" * 40,
     commands.encode(GetInfo()),
@@ -146,7 +148,7 @@ class Chaos:
         endpoint = f"tcp://127.0.0.1:{self.port}"
         process = self._start(
             str(HERE / "engine.py"),
-            *(endpoint, str(truth), "--seed", str(seed), "--ring", str(self.args.ring)),
+            *(endpoint, str(truth), "--seed", str(seed), "--ring", str(RING)),
         )
         self.engines.append(Engine(f"simulated-{seed}", truth, process))
 
@@ -207,7 +209,7 @@ class Chaos:
         client.process.send_signal(signal.SIGSTOP)
         self._proxies.do(client.proxy.cut())
         engine = self.engines[-1]
-        enough = engine.last_sequence + self.args.ring + 200
+        enough = engine.last_sequence + RING + 200
         last, deadline_s = -1, 0.0
         while (now := engine.last_sequence) < enough:
             if now > last:
@@ -287,8 +289,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults, in all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--engines", type=int, default=2, help="one after another")
-    parser.add_argument("--ring", type=int, default=1200, help="messages the engine keeps")
     parser.add_argument("--keep", type=Path, help="folder for logs and files, to look into them")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
@@ -297,13 +297,13 @@ def main() -> int:
         start_s = time.monotonic()
         try:
             with Chaos(args, folder) as chaos, chaos.limit(10 * WAIT_S + 10 * args.seconds):
-                for generation in range(args.engines):
+                for generation in range(NUM_ENGINES):
                     chaos.start_engine()
                     if generation == 0:
                         chaos.start_clients()
                     chaos.wait_until_joined()
-                    chaos.make_trouble(args.seconds / args.engines)
-                    if generation + 1 < args.engines:
+                    chaos.make_trouble(args.seconds / NUM_ENGINES)
+                    if generation + 1 < NUM_ENGINES:
                         chaos.kill_engine()
                 chaos.end()
                 report = chaos.check()
