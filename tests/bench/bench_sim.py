@@ -22,13 +22,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from public_runs import (
     METRICS,
     WHOLE,
     PublicRun,
     arrivals_of,
     figures,
-    percentile,
     read_runs,
 )
 from virtual_engine import Served, serve
@@ -111,8 +111,9 @@ def errors(run: PublicRun, simulated: dict[str, float]) -> dict[str, float]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """The 90 % interval of the median, by resampling the experiments."""
     chance = random.Random(1)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
-    return percentile(medians, 0.05), percentile(medians, 0.95)
+    medians = [statistics.median(chance.choices(values, k=len(values))) for _ in range(2000)]
+    low, high = np.percentile(medians, (5, 95))
+    return float(low), float(high)
 
 
 def all_but_one(runs: Sequence[PublicRun], left_out: str) -> list[Fit]:
@@ -214,7 +215,7 @@ def judge_requests(file: Path) -> None:
             for what, of in (
                 ("mean", statistics.fmean),
                 ("p50", statistics.median),
-                ("p99", lambda values: percentile(values, 0.99)),
+                ("p99", lambda values: float(np.percentile(values, 99))),
             ):
                 error = of(found_s) / of(truth) - 1
                 print(

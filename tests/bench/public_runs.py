@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from virtual_engine import BLOCK_SIZE, Served
 
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -131,16 +132,8 @@ def figures(run: PublicRun, served: Sequence[Served], request_s: float) -> dict[
         "e2e_mean": e2e_mean,
         "ttft_mean": ttft_mean,
         "itl_mean": (e2e_mean - ttft_mean) / (run.num_counted_tokens - 1),
-        "e2e_p90": percentile(e2e, 0.9),
-        "e2e_p99": percentile(e2e, 0.99),
-        "ttft_p90": percentile(ttft, 0.9),
-        "ttft_p99": percentile(ttft, 0.99),
+        "e2e_p90": float(np.percentile(e2e, 90)),
+        "e2e_p99": float(np.percentile(e2e, 99)),
+        "ttft_p90": float(np.percentile(ttft, 90)),
+        "ttft_p99": float(np.percentile(ttft, 99)),
     }
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """A percentile, interpolated linearly between the two nearest values."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
