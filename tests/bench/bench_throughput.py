@@ -163,7 +163,7 @@ def show_point(point: Point, runners: list[Running], rounds: dict[str, list[Done
             against = f"stepscope is {statistics.median(rates['stepscope']) / rate:.2f} x"
         print(
             f"    {key:15}{rate:10,.1f} {f'({max(rates[key]):,.1f})':>11} of {len(rates[key])}  "
-            f"{against:20} {runner.description.get('how')}",
+            f"{against:20} {runner.how}",
             flush=True,
         )
 

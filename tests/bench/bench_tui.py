@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dashboard_terminal import Engine, Terminal
+from dashboard_terminal import Terminal, engine
 
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.settings.actions import BY_ID
@@ -56,13 +56,13 @@ def row(what: str, measured: str, value: float, aim: str) -> None:
 
 def live(folder: Path) -> None:
     screens = [BY_ID[f"screen_{page}"].keys[0] for page in ("step", "live", "latency", "live")]
-    with Engine(folder) as engine, top(engine) as terminal:
+    with engine(folder) as endpoint, top(endpoint) as terminal:
         cpu, kilobytes = terminal.measure(SECONDS)
         row("main screen, 50 steps/s: core", f"{cpu:.1f} %", cpu, "8 %")
         row("  written", f"{kilobytes:.0f} KB/s", kilobytes, "350 KB/s")
         times = [terminal.answer_ms(key, PICTURE_BYTES) for key in screens * 5]
         row("key press to another screen", middle_and_most(times), middle(times), "50 ms")
-    with Engine(folder, 5_000.0) as engine, top(engine) as terminal:
+    with engine(folder, 5_000.0) as endpoint, top(endpoint) as terminal:
         cpu, _ = terminal.measure(SECONDS)
         for key in screens[:2]:
             terminal.answer_ms(key, PICTURE_BYTES)
@@ -74,7 +74,7 @@ def live(folder: Path) -> None:
 
 def in_memory(folder: Path) -> None:
     """A session of 100,000 steps, and jumps through it."""
-    with Engine(folder, burst=NUM_MEMORY_STEPS) as engine, top(engine) as terminal:
+    with engine(folder, burst=NUM_MEMORY_STEPS) as endpoint, top(endpoint) as terminal:
         terminal.wait_for(r"10\d,\d\d\d", timeout_s=300)  # the burst has been received
         time.sleep(SETTLE_S)
         megabytes = terminal.process.memory_info().rss / 1e6
@@ -108,7 +108,7 @@ def first_picture(folder: Path, what: str, arguments: list[str], shows: str = BA
         with contextlib.ExitStack() as stack:
             more = []
             if arguments == ["top"]:
-                more = [stack.enter_context(Engine(folder)).endpoint]
+                more = [stack.enter_context(engine(folder))]
             terminal = stack.enter_context(Terminal(*arguments, *more))
             begun.append((terminal.wait_for(shows)[0], terminal.cpu_s))
     row(f"{what}: first picture", least(begun), min(begun)[0], "1 s")
@@ -140,8 +140,8 @@ def forget(path: Path) -> None:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def top(engine: Engine) -> Terminal:
-    terminal = Terminal("top", engine.endpoint)
+def top(endpoint: str) -> Terminal:
+    terminal = Terminal("top", endpoint)
     terminal.wait_for(BADGE)
     time.sleep(SETTLE_S)
     return terminal

@@ -62,11 +62,11 @@ class Running:
             start_new_session=True,
         )
         self._buffer = b""
-        self.description: dict[str, Any] = {}
+        self.how = ""
 
     def load(self) -> None:
         """Wait until the model is loaded. Raises ContenderError if that fails."""
-        self.description = self._answer(LOAD_TIMEOUT_S)
+        self.how = self._answer(LOAD_TIMEOUT_S)["how"]
         self._signal(signal.SIGSTOP)
 
     def ask(self, work: Work, timeout_s: float) -> Done:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,25 +133,19 @@ class Terminal:
         return 100 * cpu_s / elapsed_s, (self.num_bytes - bytes_before) / 1000 / elapsed_s
 
 
-class Engine:
-    """A `fed_engine.py` process with 64 requests, its sockets in the folder."""
-
-    def __init__(self, folder: Path, rate: float = 50.0, burst: int = 1_000) -> None:
-        self.endpoint = f"ipc://{folder}/{time.monotonic_ns()}"
-        arguments = ["--rate", rate, "--burst", burst]
-        script = Path(__file__).with_name("fed_engine.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), self.endpoint, *map(str, arguments)]
-        )
-        path = Path(self.endpoint.removeprefix("ipc://"))
-        while not path.exists():
-            if self._process.poll() is not None:
+@contextmanager
+def engine(folder: Path, rate: float = 50.0, burst: int = 1_000) -> Iterator[str]:
+    """The endpoint of a `fed_engine.py` process with 64 requests, its sockets in the folder."""
+    endpoint = f"ipc://{folder}/{time.monotonic_ns()}"
+    script = Path(__file__).with_name("fed_engine.py")
+    options = ("--rate", str(rate), "--burst", str(burst))
+    process = subprocess.Popen([sys.executable, str(script), endpoint, *options])
+    try:
+        while not Path(endpoint.removeprefix("ipc://")).exists():
+            if process.poll() is not None:
                 raise RuntimeError("the engine of the bench ended")
             time.sleep(0.05)
-
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        yield endpoint
+    finally:
+        process.kill()
+        process.wait()

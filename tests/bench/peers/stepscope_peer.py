@@ -8,7 +8,7 @@ from typing import Any
 from protocol import Done, Work, serve
 
 
-def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
+def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
     import msgspec
     import zmq
 
@@ -56,7 +56,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
     how = ", ".join(
         part for part in (getattr(info, "implementation", None), info.attention_backend) if part
     )
-    return run, {"software": f"stepscope {info.software_version}", "how": f"{info.dtype}, {how}"}
+    return run, f"{info.dtype}, {how}"
 
 
 if __name__ == "__main__":

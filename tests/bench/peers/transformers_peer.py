@@ -14,9 +14,8 @@ from protocol import Done, Work, serve
 PAGE_SIZE, MAX_BATCH_TOKENS = 256, 2048
 
 
-def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
+def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
     import torch
-    import transformers
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(len(settings["cores"]))
@@ -34,7 +33,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
     if settings["contender"] == "generate_batch":
         how += f", pages of {PAGE_SIZE}, {MAX_BATCH_TOKENS} tokens a step"
     run = {"generate": padded, "generate_batch": continuous}[settings["contender"]](model)
-    return run, {"software": f"transformers {transformers.__version__}", "how": how}
+    return run, how
 
 
 def padded(model: Any) -> Callable[[Work], Done]:

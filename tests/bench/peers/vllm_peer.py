@@ -11,14 +11,13 @@ from typing import Any
 from protocol import Done, Work, serve
 
 
-def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
+def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, settings["cores"]))
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["DO_NOT_TRACK"] = "1"
-    import vllm
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -46,7 +45,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
         return Done([list(each.outputs[0].token_ids) for each in results], seconds)
 
     how = f"{settings['dtype']}, compiled, in one process"
-    return run, {"software": f"vllm {vllm.__version__}", "how": how}
+    return run, how
 
 
 if __name__ == "__main__":
