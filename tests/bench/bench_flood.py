@@ -23,7 +23,6 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.client.errors import EngineUnreachable
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import (
     GetAudit,
@@ -178,16 +177,6 @@ def turn(good: Endpoint, flooded: str, flood: Flood, keys: list[Path], seconds: 
     return Measured((last.step - first.step) / (end_s - start_s), waits_s)
 
 
-def wait_until_it_answers(good: Endpoint) -> None:
-    while True:
-        try:
-            with ControlClient(good, timeout_s=0.5) as client:
-                client.info()
-                return
-        except EngineUnreachable:
-            continue
-
-
 def measured(name: str, turns: list[tuple[Measured, Measured]]) -> bool:
     """Print the cost of a flood; return whether it is within the limits."""
     flood = FLOODS[name]
@@ -229,7 +218,8 @@ def main() -> int:
         thread.start()
         print("flood     key         placebo      here     lost  wait ms      max")
         try:
-            wait_until_it_answers(good)
+            with ControlClient(good, timeout_s=30) as client:
+                client.info()
             for name in args.floods:
                 flood = FLOODS[name]
                 paths = keys.of_kind(flood.kind)
