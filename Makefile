@@ -83,18 +83,19 @@ docs: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python tests/fuzz/fuzz_control.py $(ARGS)
 
-# Everything that is measured, in half an hour or more; of the dashboard what has an aim (bench-tui: all).
+# Everything that is measured, in half an hour or more.
 bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
-		case $$script in *bench_tui.py) short=--quick;; *bench_gpu.py) short="--device cpu";; *) short=;; esac; \
+		case $$script in *bench_gpu.py) short="--device cpu";; \
+			*bench_what_if.py) short="--times 3";; *) short=;; esac; \
 		echo "== $$script $$short"; $(BIN)/python "$$script" $$short || exit 1; \
 	done
 
-# What the dashboard costs in a pseudo-terminal; ARGS="--quick" for what has an aim, and one size.
+# What the dashboard costs in a pseudo-terminal.
 bench-tui: $(INSTALLED)
 	$(BIN)/python tests/bench/bench_tui.py $(ARGS)
 
-# What telemetry costs the engine, what a recorder takes, how soon a gap is mended.
+# What telemetry costs the engine, and what a recorder takes.
 bench-wire: $(INSTALLED)
 	$(BIN)/python tests/bench/bench_wire.py $(ARGS)
 

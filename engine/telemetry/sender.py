@@ -7,7 +7,7 @@ if there were none for a tenth of a second must it be woken.
 Without a compiler, the engine's thread sends the messages itself (`InlineSender`). That costs more,
 because waking libzmq's thread costs more than everything else about a record. Telemetry to one
 subscriber then takes 2.5 % of a step of 5 ms, in place of 0.9 % with the thread in C; to three, at
-least 3 % in place of 0.9 % (`tests/bench/bench_sender.py`, two AVX2 cores). So the C stays.
+least 3 % in place of 0.9 % (`tests/bench/bench_wire.py --inline`, two AVX2 cores). So the C stays.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What it costs an engine to send every token of many streams to a client.
 
 An engine without a model, one client in a process of its own that has so many requests at once, by
-turns streamed and answered at their end. --pause
+turns streamed (in bundles, or one by one as to older clients) and answered at their end. --pause
 says what the engine's thread does for the 2 ms that a model would take. Processor time of the
 engine's thread and of all others of its process (the control thread, libzmq's) for a step, and wall
 time of a step; what matters is the difference.
@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -23,25 +22,17 @@ from pausing_runner import PausingRunner  # type: ignore[import-not-found]
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.server import ControlServer
-from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol.commands import Shutdown
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.simulated import VOCAB_SIZE
-from stepscope.engine.telemetry.publisher import Publisher
-from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
-from tests.support.engines.simulated_run import simulated_info
+from tests.support.engines.live_engine import running_engine
 
 NUM_TOKENS = 300
 CLIENT = """
 import sys
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol.commands import Output, SamplingParams, Submit
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.replies import Output
+from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
 with ControlClient(sys.argv[1]) as client:
     count, num_tokens = int(sys.argv[2]), int(sys.argv[3])
@@ -55,6 +46,7 @@ with ControlClient(sys.argv[1]) as client:
                 prompt_token_ids=prompt,
                 sampling=sampling,
                 stream=streams,
+                bundle=line == "bundles\\n",
             ))
         ended = received = 0
         while ended < count:
@@ -83,57 +75,36 @@ class Noted(PausingRunner):  # type: ignore[misc]
 
 def measure(num_requests: int, rounds: int, pause: str) -> None:
     limits = Limits(max_num_batched_tokens=65536, max_num_seqs=num_requests, max_model_len=1024)
-    num_blocks = num_requests * 32
     runner = Noted(pause, num_requests)
-    with tempfile.TemporaryDirectory() as folder:
-        endpoint = Endpoint.parse(f"{folder}/engine")
-        with EndpointLock(endpoint):
-            publisher = Publisher(endpoint.telemetry, 20_000)
-            core = EngineCore(
-                simulated_info(limits, num_blocks, 16, seed=0, is_served=True),
-                runner,
-                Scheduler(
-                    KVCacheManager(num_blocks, 16),
-                    Knobs(max_num_batched_tokens=65536, max_num_seqs=num_requests),
-                    limits,
-                ),
-                limits,
-                publisher,
-            )
-            control = ControlServer(
-                endpoint.control,
-                core,
-                Intake(None, VOCAB_SIZE, limits.max_model_len),
-                None,
-                publisher.replay,
-            )
-            control.start()
-            engine = threading.Thread(target=core.run, daemon=True)
-            engine.start()
-            arguments = [folder + "/engine", str(num_requests), str(NUM_TOKENS)]
-            client = subprocess.Popen(
-                [sys.executable, "-c", CLIENT, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert client.stdin is not None
-            assert client.stdout is not None
-            kinds = ("streams", "at the end")
-            found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
-            for _ in range(rounds):
-                for kind, steps in found.items():
-                    runner.steps.clear()
-                    client.stdin.write(kind + "\n")
-                    client.stdin.flush()
-                    assert client.stdout.readline() == "done\n"
-                    steps.append(_a_step(runner.steps))
-            client.stdin.close()
-            client.wait()
-            core.inbox.put(Call(Shutdown(), SilentClient()))
-            engine.join()
-            control.close()
-            publisher.close()
+    knobs = Knobs(max_num_batched_tokens=65536, max_num_seqs=num_requests)
+    found: dict[str, list[tuple[float, float, float]]] = {
+        kind: [] for kind in ("bundles", "streams", "at the end")
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_engine(
+            f"{folder}/engine",
+            limits=limits,
+            num_blocks=num_requests * 32,
+            runner=runner,
+            knobs=knobs,
+        ),
+        subprocess.Popen(
+            [sys.executable, "-c", CLIENT, f"{folder}/engine", str(num_requests), str(NUM_TOKENS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as client,
+    ):
+        assert client.stdin is not None
+        assert client.stdout is not None
+        for _ in range(rounds):
+            for kind, steps in found.items():
+                runner.steps.clear()
+                client.stdin.write(kind + "\n")
+                client.stdin.flush()
+                assert client.stdout.readline() == "done\n"
+                steps.append(_a_step(runner.steps))
     print(f"{num_requests} requests, pause: {pause}, us a step   wall  engine's thread  the others")
     for kind, steps in found.items():
         wall, engine_us, others = (

@@ -6,23 +6,23 @@ ignores what comes (the placebo, which costs the same processor time), then the 
 them an operator asks for the engine's info every 50 ms and keeps 32 requests in the engine.
 
 Ends with 1 where a flood of viewers or strangers takes more than 5 % of the steps, or makes the
-operator wait for more than half a second. --unlimited shows what it would be without rate limits.
+operator wait for more than half a second.
 """
 
 import argparse
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.client.client import ControlClient, EngineUnreachable
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import (
     GetAudit,
@@ -42,8 +42,10 @@ from stepscope.engine.transport.keys import (
     read_credentials,
     write_credentials,
 )
+from tests.support.ports import free_port
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
+FLOODER = Path(__file__).with_name("flooder.py")
 NUM_CLIENTS = 16
 MOST_LOST, MOST_WAIT_S = 0.05, 0.5
 
@@ -52,7 +54,9 @@ class Flood(NamedTuple):
     payload: bytes
     rate: float = 4_000.0  # messages or connections a second, of all clients
     kind: str = "viewer"  # of key
-    how: str = "messages"  # a flooder of `FLOODERS`
+    # Of half a megabyte ("huge"), an abort of each request that it made ("aborts"), over repeatedly
+    # opened connections ("anew"), or connections only.
+    how: str = "messages"
 
 
 SUBMIT = Submit(prompt_token_ids=[1] * 20, sampling=SamplingParams(max_tokens=500))
@@ -74,48 +78,6 @@ FLOODS = {
     "connect": Flood(b"", rate=1_000.0, kind="stranger", how="connections"),
     "greeting": Flood(GREETING, rate=200.0, kind="stranger", how="connections"),
 }
-MESSAGES = """
-import sys, time, zmq
-from pathlib import Path
-from stepscope.engine.protocol import commands, replies
-from stepscope.engine.transport.keys import read_credentials
-from stepscope.engine.transport.sockets import client_socket
-from stepscope.engine.transport.endpoints import Endpoint
-address, payload, rate, how = sys.argv[1], bytes.fromhex(sys.argv[2]), *sys.argv[3:5]
-ends = [Endpoint(address, read_credentials(Path(path))) for path in sys.argv[5:]]
-if how == "huge":
-    payload *= 2**19 // len(payload)
-def opened(end):
-    socket = client_socket(zmq.DEALER, end)
-    socket.connect(address)
-    return socket
-sockets = [opened(end) for end in ends]
-number, begin_s = 0, time.monotonic()
-while True:
-    time.sleep(0.01)
-    due = int((time.monotonic() - begin_s) * float(rate))
-    while number < due:
-        number += 1
-        place = number % len(sockets)
-        if how == "anew" and number % 20 == 0:  # who is not let in tries again at once
-            sockets[place].close()
-            sockets[place] = opened(ends[place])
-        try:
-            sockets[place].send_multipart([number.to_bytes(8, "big"), payload], zmq.NOBLOCK)
-        except zmq.Again:
-            pass
-    for socket in sockets:
-        try:
-            while True:
-                reply = socket.recv_multipart(zmq.NOBLOCK)[-1]
-                if how == "aborts":
-                    reply = replies.decode_reply(reply)
-                    if isinstance(reply, replies.Submitted):
-                        abort = commands.encode(commands.Abort(request_id=reply.request_id))
-                        socket.send_multipart([bytes(8), abort], zmq.NOBLOCK)
-        except zmq.Again:
-            pass
-"""
 # Connections that stop after so many bytes; the oldest of 4,000 is closed, without any at once.
 CONNECTIONS = """
 import collections, contextlib, socket, sys, time
@@ -134,13 +96,6 @@ while True:
         while len(opened) > most_open:
             opened.popleft().close()
 """
-FLOODERS = {
-    "messages": MESSAGES,
-    "huge": MESSAGES,  # of half a megabyte
-    "aborts": MESSAGES,  # of each request that it made
-    "anew": MESSAGES,  # over repeatedly opened connections
-    "connections": CONNECTIONS,
-}
 PLACEBO = """
 import sys, zmq
 from pathlib import Path
@@ -151,14 +106,6 @@ socket = server_socket(zmq.ROUTER, Gate(KeyFolder(Path(sys.argv[2]))))
 bind(socket, sys.argv[1])
 while True:
     socket.recv(copy=False)
-"""
-UNLIMITED = """
-import runpy, sys
-from stepscope.engine.transport import rate_limit
-for name in ("CLIENT_RATE", "CLIENT_BURST", "TOTAL_RATE", "TOTAL_BURST"):
-    setattr(rate_limit, name, 1e12)
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -200,34 +147,18 @@ def keep_busy(client: ControlClient, stop: threading.Event) -> None:
             open_requests -= 1
 
 
-def free_address() -> str:
-    """A free port whose next port is free too."""
-    while True:
-        with closing(socket.socket()) as first, closing(socket.socket()) as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return f"tcp://127.0.0.1:{port}"
-
-
 class Measured(NamedTuple):
     """One turn."""
 
     steps_per_s: float
     waits_s: list[float]  # of the operator
 
-    @property
-    def wait_s(self) -> float:
-        return max(self.waits_s)
-
 
 def turn(good: Endpoint, flooded: str, flood: Flood, keys: list[Path], seconds: float) -> Measured:
     """Measure the engine while `flooded` is flooded."""
     arguments = [flooded, flood.payload.hex(), str(flood.rate), flood.how, *map(str, keys)]
-    flooder = subprocess.Popen([sys.executable, "-c", FLOODERS[flood.how], *arguments])
+    script = ["-c", CONNECTIONS] if flood.how == "connections" else [str(FLOODER)]
+    flooder = subprocess.Popen([sys.executable, *script, *arguments])
     try:
         time.sleep(1.5)  # until the allowed burst is used up
         waits_s = []
@@ -246,23 +177,13 @@ def turn(good: Endpoint, flooded: str, flood: Flood, keys: list[Path], seconds: 
     return Measured((last.step - first.step) / (end_s - start_s), waits_s)
 
 
-def wait_until_it_answers(good: Endpoint) -> None:
-    while True:
-        try:
-            with ControlClient(good, timeout_s=0.5) as client:
-                client.info()
-                return
-        except EngineUnreachable:
-            continue
-
-
 def measured(name: str, turns: list[tuple[Measured, Measured]]) -> bool:
     """Print the cost of a flood; return whether it is within the limits."""
     flood = FLOODS[name]
     placebo = statistics.median(each[0].steps_per_s for each in turns)
     here = statistics.median(each[1].steps_per_s for each in turns)
     ratio = statistics.median(b.steps_per_s / a.steps_per_s for a, b in turns)
-    wait_s = max(each[1].wait_s for each in turns)
+    wait_s = max(max(each[1].waits_s) for each in turns)
     median_s = statistics.median(w for each in turns for w in each[1].waits_s)
     is_good = flood.kind == "operator" or (ratio >= 1 - MOST_LOST and wait_s <= MOST_WAIT_S)
     print(
@@ -278,18 +199,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--floods", nargs="*", choices=FLOODS, default=list(FLOODS))
-    parser.add_argument("--unlimited", action="store_true")
     args = parser.parse_args()
     is_good = True
     with tempfile.TemporaryDirectory(prefix="flood-") as scratch:
         folder = Path(scratch)
         os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_CONFIG_HOME"] = scratch
         keys = Keys(folder)
-        address, elsewhere = free_address(), free_address()
+        address, elsewhere = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
         good = Endpoint(address, read_credentials(keys.of("good")))
-        how = ["-c", UNLIMITED] if args.unlimited else []
         started = [
-            [*how, str(ENGINE), address, str(keys.authorised.path)],
+            [str(ENGINE), address, str(keys.authorised.path)],
             ["-c", PLACEBO, elsewhere, str(keys.authorised.path)],
         ]
         engines = [subprocess.Popen([sys.executable, *each]) for each in started]
@@ -299,7 +218,8 @@ def main() -> int:
         thread.start()
         print("flood     key         placebo      here     lost  wait ms      max")
         try:
-            wait_until_it_answers(good)
+            with ControlClient(good, timeout_s=30) as client:
+                client.info()
             for name in args.floods:
                 flood = FLOODS[name]
                 paths = keys.of_kind(flood.kind)

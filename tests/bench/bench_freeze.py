@@ -8,16 +8,14 @@ and seven documents of 4,096 tokens arrive among them. Reported are the latencie
 """
 
 import argparse
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.client.client import ControlClient, EngineUnreachable
-from stepscope.engine.protocol.commands import Shutdown, Submit
+from served import serving
+
+from stepscope.engine.client.client import ControlClient
+from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.workload.arrivals import Corpus, PromptWriter
@@ -60,51 +58,22 @@ def plan() -> list[Planned]:
     return sorted(chats + documents)
 
 
-def run(mode: str, folder: Path, recording: Path | None) -> dict[str, list[float]]:
+def run(mode: str, recording: Path | None) -> dict[str, list[float]]:
     """One engine, one run. Returns seconds: gaps between the tokens of chats (`itl`), times to the
     first token of chats and of documents, and the `wall` time of all of it."""
-    endpoint = f"ipc://{folder}/{mode}"
-    command = [sys.executable, "-m", "stepscope.tui.cli", "serve", "--endpoint", endpoint]
-    engine = subprocess.Popen(
-        [*command, *SIZES, *MODES[mode]],
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    try:
-        with ControlClient(endpoint, timeout_s=2.0) as client:
-            wait_until_ready(client, engine)
-            subscriber = Subscriber(endpoint)
-            recorder = Recorder(subscriber, recording, levels=lambda: LEVELS) if recording else None
-            subscriber.start()
-            while subscriber.history.info is None:
-                time.sleep(0.02)
-            times = drive(client)
-            time.sleep(0.5)
-            if recorder is not None:
-                recorder.stop()
-                assert recorder.state == "finished", recorder.error
-            subscriber.stop()
-            client.ask(Shutdown())
-        engine.wait(timeout=20)
-    finally:
-        if engine.poll() is None:
-            engine.kill()
-            engine.wait()
+    with serving(*SIZES, *MODES[mode]) as engine, ControlClient(engine.endpoint) as client:
+        subscriber = Subscriber(engine.endpoint)
+        recorder = Recorder(subscriber, recording, levels=lambda: LEVELS) if recording else None
+        subscriber.start()
+        while subscriber.history.info is None:
+            time.sleep(0.02)
+        times = drive(client)
+        time.sleep(0.5)
+        if recorder is not None:
+            recorder.stop()
+            assert recorder.state == "finished", recorder.error
+        subscriber.stop()
     return times
-
-
-def wait_until_ready(client: ControlClient, engine: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            client.info()
-        except EngineUnreachable:
-            if engine.poll() is not None:
-                sys.exit(f"the engine ended with {engine.returncode}")
-            time.sleep(0.2)
-        else:
-            return
-    sys.exit("the engine did not start within 120 s")
 
 
 def drive(client: ControlClient) -> dict[str, list[float]]:
@@ -159,9 +128,7 @@ def main() -> None:
     print(f"{'':10}{'ITL p50':>9}{'p99':>9}{'max':>9}{'TTFT chat':>11}{'document':>10}{'all s':>8}")
     p99 = {}
     for mode in MODES:
-        with tempfile.TemporaryDirectory() as folder:
-            recording = args.record / f"{mode}.mcap" if args.record else None
-            times = run(mode, Path(folder), recording)
+        times = run(mode, args.record / f"{mode}.mcap" if args.record else None)
         p99[mode] = percentile(times["itl"], 0.99)
         figures = [percentile(times["itl"], share) for share in (0.5, 0.99, 1.0)]
         print(

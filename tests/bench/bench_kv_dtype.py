@@ -1,6 +1,6 @@
 """What a smaller KV cache costs in accuracy, and what it does to the time of a decode step.
 
-    python tests/bench/bench_kv_dtype.py [--dtype bfloat16] [--contexts 512 4096] [--json out.json]
+    python tests/bench/bench_kv_dtype.py [--dtype bfloat16] [--contexts 512 4096]
 
 Accuracy: the logits before each of 1,000 tokens of prose, against those of the same model with a
 cache in its own dtype: the error over the spread of the logits (root mean squares), and the share
@@ -10,7 +10,6 @@ one run, medians. The model is SmolLM2 where it has been fetched, else the demo 
 """
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -68,25 +67,25 @@ def logits_of_prose(runner: ModelRunner) -> torch.Tensor:
     return torch.cat(seen)
 
 
-def accuracy(model: str, dtype: str) -> dict[str, dict[str, float]]:
+def accuracy(model: str, dtype: str) -> None:
     exact = logits_of_prose(load(model, dtype, "auto"))
     others = [(f"{kv} cache", dtype, kv) for kv in KV_DTYPES[1:]]
     if dtype == "float32":
         others.append(("bf16 model", "bfloat16", "auto"))
-    found = {}
     for name, other_dtype, kv_dtype in others:
         logits = logits_of_prose(load(model, other_dtype, kv_dtype))
         spread = (exact - exact.mean(-1, keepdim=True)).square().mean().sqrt()
-        found[name] = {
-            "logit_error": float((logits - exact).square().mean().sqrt() / spread),
-            "same_argmax": float((logits.argmax(-1) == exact.argmax(-1)).float().mean()),
-        }
-    return found
+        error = float((logits - exact).square().mean().sqrt() / spread)
+        same = float((logits.argmax(-1) == exact.argmax(-1)).float().mean())
+        print(
+            f"  {name:15} logits off by {error:.2%} of their spread, "
+            f"most likely token the same: {same:.1%}"
+        )
 
 
-def speed(model: str, dtype: str, contexts: list[int], repeat: int) -> list[dict[str, Any]]:
+def speed(model: str, dtype: str, contexts: list[int], repeat: int) -> None:
     runners = {kv: load(model, dtype, kv) for kv in KV_DTYPES}
-    rows = []
+    print(f"a decode step of {BATCH} requests, ms     " + "".join(f"{kv:>12}" for kv in KV_DTYPES))
     for context in contexts:
         times: dict[str, list[float]] = {kv: [] for kv in runners}
         for _ in range(repeat):
@@ -96,12 +95,8 @@ def speed(model: str, dtype: str, contexts: list[int], repeat: int) -> list[dict
                 start = time.perf_counter()
                 runner.execute(step)
                 times[kv].append(1e3 * (time.perf_counter() - start))
-        rows.append(
-            {"context": context, "ms": {kv: statistics.median(each) for kv, each in times.items()}}
-        )
-    for row in rows:
-        row["num_blocks"] = {kv: runner.num_blocks for kv, runner in runners.items()}
-    return rows
+        cells = "".join(f"{statistics.median(each):12.2f}" for each in times.values())
+        print(f"  {context:6} tokens each              {cells}", flush=True)
 
 
 def main() -> None:
@@ -113,25 +108,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
     parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()
 
     machine = describe_machine()
     print(f"{machine.cpu}, {machine.num_cores} cores")
     print(f"{options.model} in {options.dtype}, {NUM_TOKENS} tokens of prose")
-    accurate = accuracy(options.model, options.dtype)
-    for name, figures in accurate.items():
-        print(
-            f"  {name:15} logits off by {100 * figures['logit_error']:.2f} % of their spread, "
-            f"most likely token the same: {100 * figures['same_argmax']:.1f} %"
-        )
-    rows = speed(options.model, options.dtype, options.contexts, options.repeat)
-    print(f"a decode step of {BATCH} requests, ms     " + "".join(f"{kv:>12}" for kv in KV_DTYPES))
-    for row in rows:
-        print(f"  {row['context']:6} tokens each              "
-              + "".join(f"{row['ms'][kv]:12.2f}" for kv in KV_DTYPES))  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps({"accuracy": accurate, "speed": rows}, indent=1))
+    accuracy(options.model, options.dtype)
+    speed(options.model, options.dtype, options.contexts, options.repeat)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures a long recording: size, time to write, to open, to seek, and where the bytes go.
+"""Measures a long recording: size, time to write, to open, and to seek.
 
     python tests/bench/bench_recording.py [--steps 2000000] [--requests 64] [--file FILE]
 
@@ -12,19 +12,14 @@ import os
 import random
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from synthetic_session import session
 
-from stepscope.recordings.file.reader import Position, Recording
+from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
-from stepscope.recordings.replay.seek import excerpt, state_at
-
-WEEK_STEPS = 7 * 24 * 3600 * 50
+from stepscope.recordings.replay.seek import state_at
 
 
 def write(path: Path, num_steps: int, num_requests: int) -> None:
@@ -57,26 +52,11 @@ def measure(path: Path) -> None:
         num_steps = recording.last_step - recording.first_step + 1
         per_step = size / num_steps
         print(f"{num_steps:,} steps in {size / 1e6:,.0f} MB: {per_step:.1f} bytes a step")
-        print(f"a week of 50 steps a second ({WEEK_STEPS:,}): {per_step * WEEK_STEPS / 1e9:.2f} GB")
         per_chunk = num_steps / recording.num_chunks
         print(f"{recording.num_chunks:,} chunks of {per_chunk:.0f} steps")
         print(f"opened in {min(times) * 1e3:.0f} ms (first: {times[0] * 1e3:.0f} ms)")
     look_through(path, num_steps)
     seek(path, num_steps)
-    show(path, num_steps)
-    print("bytes a step before compression, by topic (first 20,000 messages):")
-    with Recording(path) as recording:
-        total: Counter[str] = Counter()
-        count = steps = 0
-        for number in range(recording.num_chunks):
-            for frame in recording._chunks.load(number).frames:
-                total[frame.topic.decode()] += len(frame.payload) + 31
-                steps += frame.topic == b"step"
-                count += 1
-            if count > 20_000:
-                break
-        for topic, num_bytes in total.most_common():
-            print(f"  {topic:10} {num_bytes / steps:8.1f}")
 
 
 def look_through(path: Path, num_steps: int) -> None:
@@ -121,48 +101,6 @@ def seek(path: Path, num_steps: int, num_seeks: int = 200) -> None:
         f"ms (median; 99th percentile {times[num_seeks * 99 // 100] * 1e3:.1f} ms); CPU "
         f"{spent[middle] * 1e3:.1f} ms"
     )
-
-
-def show(path: Path, num_steps: int) -> None:
-    """Processor time for the dashboard's view after a seek, and for the same message by message."""
-    rng = random.Random(3)
-    print("CPU of a history after a seek, ms (the least of 5, mean of 5 places):")
-    with Recording(path) as recording:
-        for num_shown in (118, 590, 5_900):  # columns of 200x60 at zoom 1, 5 and 50
-            if num_shown * 2 > num_steps:
-                break
-            fast_ms = slow_ms = 0.0
-            for _ in range(5):
-                step = rng.randrange(num_shown, num_steps)
-                begin, end = recording.find_step(step - num_shown), recording.find_step(step)
-                assert begin is not None
-                assert end is not None
-                fast, slow = [], []
-                for _ in range(5):
-                    fast.append(_cpu_ms(excerpt, recording, History(), begin, end, _go_on))
-                    slow.append(_cpu_ms(by_every_message, recording, begin, end))
-                fast_ms, slow_ms = fast_ms + min(fast) / 5, slow_ms + min(slow) / 5
-            print(f"  {num_shown:>5} steps {fast_ms:8.1f}   by every message {slow_ms:8.1f}")
-
-
-def by_every_message(recording: Recording, begin: Position, end: Position) -> None:
-    history = History()
-    state, sequence = state_at(recording, begin)
-    history.begin(state, sequence)
-    for frame, after in recording.frames(begin, sequence):
-        if after > end:
-            break
-        history.append(frame.sequence, frame.payload)
-
-
-def _go_on() -> bool:
-    return True
-
-
-def _cpu_ms(function: Callable[..., object], *arguments: object) -> float:
-    start_s = time.thread_time()
-    function(*arguments)
-    return (time.thread_time() - start_s) * 1e3
 
 
 def main() -> None:

@@ -5,12 +5,10 @@
 Every request decodes, so that each takes and registers a block once in `block_size` steps. One
 column a part of the step: `schedule()`, `update()`, building the record (rows of the batch and
 block moves), encoding it, and publishing it (encoding included) to a PUB socket that nobody reads.
-Medians of one core; the garbage of the start is frozen, as the engine does. The aims for
-`schedule()` are 80 / 250 / 900 us at 64 / 256 / 1024 requests, and 50 us for the record at 256;
-vLLM 0.32's own `schedule()` takes 484 / 1,924 / 7,687 us there.
+Medians of one core; the garbage of the start is frozen, as the engine does.
 
 Lines of one table are measured in turn, so that they see the same machine: what a longer waiting
-queue and a larger pool add, and what the other modes, the other order and the other policy cost.
+queue and a larger pool add.
 """
 
 import argparse
@@ -19,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
@@ -35,7 +33,6 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 BLOCK_SIZE = 16
 NUM_STEPS = 320
 NUM_BLOCKS = 40_000
-AIMS_US = {64: 80, 256: 250, 1024: 900}
 
 
 class Cost(NamedTuple):
@@ -87,10 +84,10 @@ class Timed:
         )
 
 
-def decoding(num_running: int, num_waiting: int, num_blocks: int, **knobs: Any) -> Scheduler:
+def decoding(num_running: int, num_waiting: int, num_blocks: int) -> Scheduler:
     """A scheduler in which `num_running` requests decode and the others wait for a seat."""
     limits = Limits(max_num_batched_tokens=1 << 20, max_num_seqs=num_running, max_model_len=1 << 10)
-    settings = Knobs(max_num_batched_tokens=1 << 20, max_num_seqs=num_running, **knobs)
+    settings = Knobs(max_num_batched_tokens=1 << 20, max_num_seqs=num_running)
     scheduler = Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), settings, limits)
     sampling = SamplingParams(max_tokens=900, ignore_eos=True)
     for number in range(num_running + num_waiting):
@@ -120,10 +117,10 @@ def alternately(timed: list[Timed], num_steps: int) -> Iterator[Cost]:
         yield Cost(*(statistics.median(part) for part in zip(*own, strict=True)))
 
 
-def show(title: str, cost: Cost, note: str = "") -> None:
+def show(title: str, cost: Cost) -> None:
     record = cost.build + cost.publish
     parts = "".join(f"{value:>10.1f}" for value in cost)
-    print(f"{title:<44}{parts}{record:>10.1f}  {note}".rstrip(), flush=True)
+    print(f"{title:<44}{parts}{record:>10.1f}", flush=True)
 
 
 def head(title: str) -> None:
@@ -138,38 +135,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         publisher = Publisher(f"ipc://{folder}/telemetry", ring_size=1000)
 
-        def timed(num_running: int, num_waiting: int, num_blocks: int, **knobs: Any) -> Timed:
-            return Timed(publisher, decoding(num_running, num_waiting, num_blocks, **knobs))
+        def timed(num_running: int, num_waiting: int, num_blocks: int) -> Timed:
+            return Timed(publisher, decoding(num_running, num_waiting, num_blocks))
 
         head("running, waiting (40,000 blocks; us)")
         for num_running in (16, 64, 256, 1024):
             waiting = (0, 10, 1000, 100_000)
             each = [timed(num_running, count, NUM_BLOCKS) for count in waiting]
             for count, cost in zip(waiting, alternately(each, num_steps), strict=True):
-                aim = AIMS_US.get(num_running)
-                note = f"{cost.schedule / aim:.0%} of the aim" if aim and not count else ""
-                show(f"{num_running:>6} running, {count:>7,} waiting", cost, note)
+                show(f"{num_running:>6} running, {count:>7,} waiting", cost)
 
         head("pool, 256 running (us)")
         sizes = (20_000, 40_000, 400_000)
         each = [timed(256, 0, size) for size in sizes]
         for size, cost in zip(sizes, alternately(each, num_steps), strict=True):
             show(f"{size:>9,} blocks", cost)
-
-        head("256 running, 1,000 waiting (us)")
-        settings: list[dict[str, Any]] = [
-            {},
-            {"order": "arrival"},
-            {"policy": "priority"},
-            {"reserve": "output"},
-            {"batching": "separate"},
-            {"batching": "continuous"},
-            {"batching": "static"},
-            {"enable_prefix_caching": False},
-        ]
-        each = [timed(256, 1000, NUM_BLOCKS, **knobs) for knobs in settings]
-        for knobs, cost in zip(settings, alternately(each, num_steps), strict=True):
-            show(", ".join(f"{k}={v}" for k, v in knobs.items()) or "the defaults", cost)
         publisher.close()
 
 

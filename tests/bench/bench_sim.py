@@ -6,7 +6,7 @@ DIR has `train13.csv` and `workloads.json` (runs of vLLM 0.15.1 on H100) and the
 of a run on an RTX 4090 (`llmservingsim_*_requests.jsonl`); docs/simulate.md says where they come
 from. The real scheduler serves each workload again on a virtual clock. Each of the 13 runs is
 predicted with coefficients that were fitted on the other 12 (`--left-out model`: on those of the
-other models), and those of `--others TABLE` with coefficients of all 13.
+other models).
 Errors are those of the source: |simulated - measured| / measured of each figure of a whole run,
 and their median over runs. The run on the RTX 4090 is fitted on its first 40 % of requests and
 judged on the rest.
@@ -22,7 +22,15 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from public_runs import METRICS, WHOLE, PublicRun, arrivals_of, figures, percentile, read_runs
+import numpy as np
+from public_runs import (
+    METRICS,
+    WHOLE,
+    PublicRun,
+    arrivals_of,
+    figures,
+    read_runs,
+)
 from virtual_engine import Served, serve
 
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -32,14 +40,6 @@ from stepscope.engine.simulation.roofline import GPUS, TERMS, RooflineCoefficien
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 
-# Medians over 38 further runs, in %, as published with the data: E2E, ITL, TTFT.
-PUBLISHED = {
-    "BLIS, trained": (6.8, 6.5, 18.4),
-    "BLIS, roofline": (33.0, 44.0, 650.0),
-    "aiconfigurator (18 of them)": (21.5, 13.2, 662.0),
-    "llm-optimizer": (52.0, 61.0, 662.0),
-}
-AIMS = {"e2e_mean": 7, "itl_mean": 7, "ttft_mean": 16, "e2e_p99": 9, "ttft_p99": 22}
 WAITED_STEPS = 2.5  # half of a running step, the one prepared meanwhile, its own
 FITTED_SHARE = 0.4
 _ROUNDS = 6
@@ -89,35 +89,31 @@ class Task(NamedTuple):
     run: PublicRun
     fit: Fit
     share: float
-    seed: int
 
 
-def simulate(task: Task) -> dict[str, dict[str, float]]:
-    """Stage -> metric -> milliseconds."""
+def simulate(task: Task) -> dict[str, float]:
+    """Metric -> milliseconds, of the whole run."""
     run = task.run
-    arrivals, stages = arrivals_of(run, task.seed, task.share)
+    arrivals = arrivals_of(run, 1, task.share)
     roofline = RooflineModel(
         run.gpu, run.shape, run.tensor_parallel, coefficients=task.fit.coefficients
     )
     served = serve(arrivals, roofline, run.knobs, run.num_blocks)
-    found = {WHOLE: figures(run, served, task.fit.request_s)}
-    for stage in sorted(set(stages)):
-        of_stage = [each for each, where in zip(served, stages, strict=True) if where == stage]
-        found[stage] = figures(run, of_stage, task.fit.request_s)
-    return found
+    return figures(run, served, task.fit.request_s)
 
 
-def errors(run: PublicRun, simulated: dict[str, dict[str, float]]) -> dict[str, float]:
+def errors(run: PublicRun, simulated: dict[str, float]) -> dict[str, float]:
     """Errors of the whole run, with their signs, as shares."""
     measured = run.measured[WHOLE]
-    return {metric: simulated[WHOLE][metric] / measured[metric] - 1 for metric in METRICS}
+    return {metric: simulated[metric] / measured[metric] - 1 for metric in METRICS}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """The 90 % interval of the median, by resampling the experiments."""
     chance = random.Random(1)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
-    return percentile(medians, 0.05), percentile(medians, 0.95)
+    medians = [statistics.median(chance.choices(values, k=len(values))) for _ in range(2000)]
+    low, high = np.percentile(medians, (5, 95))
+    return float(low), float(high)
 
 
 def all_but_one(runs: Sequence[PublicRun], left_out: str) -> list[Fit]:
@@ -143,30 +139,23 @@ def all_but_one(runs: Sequence[PublicRun], left_out: str) -> list[Fit]:
     return fits
 
 
-def judge_runs(tasks: Sequence[Task], jobs: int) -> dict[str, float]:
+def judge_runs(tasks: Sequence[Task]) -> None:
     print("\nerror in % of each run, predicted from others")
     print(" " * 38 + "".join(f"{metric:>10}" for metric in METRICS))
     all_errors: list[dict[str, float]] = []
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(2) as pool:
         for task, simulated in zip(tasks, pool.map(simulate, tasks), strict=True):
             all_errors.append(errors(task.run, simulated))
             cells = "".join(f"{100 * all_errors[-1][metric]:+10.1f}" for metric in METRICS)
             print(f"{task.run.name[:37]:38}{cells}", flush=True)
-    medians = {}
-    print("\nmedian of the absolute error in %, 90 % interval over runs, aim")
+    print("\nmedian of the absolute error in %, 90 % interval over runs")
     for metric in METRICS:
         sizes = [abs(each[metric]) * 100 for each in all_errors]
         low, high = interval(sizes)
-        medians[metric] = statistics.median(sizes)
-        aim = f"{AIMS[metric]:>6}" if metric in AIMS else ""
-        print(f"  {metric:10}{medians[metric]:7.1f}   {low:5.1f} to {high:5.1f}{aim}")
-    print("\npublished, on 38 runs of the same source (E2E, ITL, TTFT, means):")
-    for name, (e2e, itl, ttft) in PUBLISHED.items():
-        print(f"  {name:28}{e2e:7.1f}{itl:7.1f}{ttft:7.1f}")
-    return medians
+        print(f"  {metric:10}{statistics.median(sizes):7.1f}   {low:5.1f} to {high:5.1f}")
 
 
-def judge_requests(file: Path) -> dict[str, float]:
+def judge_requests(file: Path) -> None:
     """Fit the first requests of a run, and simulate all of it.
 
     The errors over all requests are those of the source; those over the requests that were not
@@ -212,7 +201,6 @@ def judge_requests(file: Path) -> dict[str, float]:
         f"\n{about['hardware']['device_name']}, {shape.name}, {len(rows)} requests; fitted on the"
     )
     print(f"first {num_fitted}: {found}")
-    result = {}
     for name, real, simulated in (
         ("ttft", first, [each.first_s - each.at_s for each in served]),
         ("e2e", last, [each.last_s - each.at_s for each in served]),
@@ -227,15 +215,13 @@ def judge_requests(file: Path) -> dict[str, float]:
             for what, of in (
                 ("mean", statistics.fmean),
                 ("p50", statistics.median),
-                ("p99", lambda values: percentile(values, 0.99)),
+                ("p99", lambda values: float(np.percentile(values, 99))),
             ):
                 error = of(found_s) / of(truth) - 1
-                result[f"{name}_{what}_{whose}"] = error * 100
                 print(
                     f"  {name} {what:5} {whose:10} real {of(truth):9.4f} s"
                     f"   simulated {100 * error:+6.1f} %"
                 )
-    return result
 
 
 def _between(before: Sequence[float], after: Sequence[float]) -> list[float]:
@@ -254,12 +240,8 @@ def _per_token(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--validation", type=Path, help="the folder of the public runs")
-    parser.add_argument("--others", type=Path, help="a table of runs to predict from the 13")
     parser.add_argument("--left-out", choices=("run", "model"), default="run")
     parser.add_argument("--share", type=float, default=1.0, help="of the time of each stage")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the medians there")
     options = parser.parse_args()
     if options.validation is None:
         print("nothing to compare with: give --validation DIR with train13.csv and workloads.json")
@@ -267,23 +249,12 @@ def main() -> int:
     folder: Path = options.validation
     runs = read_runs(folder / "train13.csv", folder / "workloads.json")
     tasks = [
-        Task(run, fit, options.share, options.seed)
+        Task(run, fit, options.share)
         for run, fit in zip(runs, all_but_one(runs, options.left_out), strict=True)
     ]
-    result = {"runs": judge_runs(tasks, options.jobs)}
-    if options.others is not None:
-        fit = fit_runs(runs)
-        others = [
-            run
-            for run in read_runs(options.others, folder / "workloads.json")
-            if WHOLE in run.measured
-        ]
-        tasks = [Task(run, fit, options.share, options.seed) for run in others]
-        result["others"] = judge_runs(tasks, options.jobs)
+    judge_runs(tasks)
     for file in sorted(folder.glob("llmservingsim_*_requests.jsonl")):
-        result[file.name] = judge_requests(file)
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        judge_requests(file)
     return 0
 
 

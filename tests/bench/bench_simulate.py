@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+import msgspec
+from simulated_gpu import setup
+
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.simulation.model_shape import model_shape
-from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import (
     DrawnStepTimes,
@@ -28,32 +29,17 @@ from stepscope.engine.simulation.virtual.requests import (
     of_mix,
     of_trace,
 )
-from stepscope.engine.simulation.virtual.session import SimulatedSetup, run_cluster
+from stepscope.engine.simulation.virtual.session import run_cluster
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.simulation.figures import RunSums
 
 LIKE_AZURE = WorkloadSpec(rate=5.4, document_share=0.0, chat_tokens=1155, output_tokens=211)
-BLOCK_SIZE = 16
 SESSION_S = 60
-
-
-def setup() -> SimulatedSetup:
-    gpu, shape = gpu_named("h100"), model_shape("llama-3.1-8b")
-    return SimulatedSetup(
-        model=RooflineModel(gpu, shape),
-        simulated="bench",
-        model_name=shape.name,
-        device=gpu.name,
-        knobs=Knobs(),
-        limits=Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=8192),
-        num_blocks=num_kv_tokens(gpu, shape) // BLOCK_SIZE,
-        block_size=BLOCK_SIZE,
-    )
 
 
 def run(requests: Iterable[SimulatedRequest], *, short: bool = True) -> tuple[float, RunSums]:
     """Processor seconds, and the result."""
-    made, figures = setup(), RunSums()
+    made, figures = setup(Knobs()), RunSums()
     model = DrawnStepTimes(made.model, 0)
     begin_s = time.process_time()
     run_cluster([Replica(made.scheduler(), model, figures, takes_short_way=short)], requests)
@@ -68,8 +54,7 @@ def work(trace: Path | None, count: int, scale: float) -> list[SimulatedRequest]
 
 
 def like_azure(count: int) -> WorkloadSpec:
-    fields = {name: getattr(LIKE_AZURE, name) for name in LIKE_AZURE.__struct_fields__}
-    return WorkloadSpec(**{**fields, "num_requests": count})
+    return msgspec.structs.replace(LIKE_AZURE, num_requests=count)
 
 
 def speed(trace: Path | None, count: int) -> None:

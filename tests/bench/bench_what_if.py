@@ -9,16 +9,13 @@ tokens. Each round has another load. Rounds are added to those in DIR; `--rounds
 
 import argparse
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 
+from served import serving
 from what_if_report import forecasts, report
 
 from stepscope.engine.client.client import ControlClient
@@ -57,9 +54,10 @@ def record(folder: Path, num_rounds: int, times: float) -> None:
     """Add rounds to those in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     first = len(list(folder.glob("*-varied.mcap")))
-    endpoint = Endpoint.parse(f"ipc://{folder}/engine.sock")
-    os.sched_setaffinity(0, {1})
-    with serving(endpoint), ControlClient(endpoint) as client:
+    os.sched_setaffinity(0, {0})  # the engine inherits it
+    options = ("--threads", "1", "--model", "demo")
+    with serving(*options) as engine, ControlClient(engine.endpoint) as client:
+        os.sched_setaffinity(0, {1})
         warm_up(client)
         for number in range(first, first + num_rounds):
             spec, varied_from = spec_of(number, times), BUDGETS[number % 2]
@@ -68,21 +66,6 @@ def record(folder: Path, num_rounds: int, times: float) -> None:
                 for budget in BUDGETS:
                     path = folder / f"{number:03}-{budget}-{again}.mcap"
                     record_run(client, path, spec, budget, False)
-
-
-@contextmanager
-def serving(endpoint: Endpoint) -> Iterator[None]:
-    """An engine on core 0, in a process of its own."""
-    command = ["taskset", "-c", "0", sys.executable, "-m", "stepscope.tui.cli", "serve"]
-    options = ["--endpoint", endpoint.control, "--threads", "1", "--model", "demo"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        if not any(" serves " in line for line in process.stdout):
-            raise SystemExit("the engine did not start")
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 def warm_up(client: ControlClient) -> None:

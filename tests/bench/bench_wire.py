@@ -1,11 +1,12 @@
-"""What telemetry costs, what a recorder takes, and how soon a gap is recovered.
+"""What telemetry costs the engine, and what a recorder takes.
 
 - Engine: decode steps of an engine without a model, telemetry switched every few steps: processor
-  time of the engine's thread, by what that thread does for 2 ms between two steps.
+  time of the engine's thread, by what that thread does between two steps.
 - Overhead: the same of the demo model, in wall time: of whole steps, which says little on a machine
   that is busy, and of what they take besides the forward pass, where the difference does not drown.
 - Recorder: `stepscope record` on one core against an engine that publishes at a given rate.
-- Healing: a subscriber behind a proxy that cuts its connections; from the cut to all it has missed.
+
+With `--inline` the engine's thread sends the messages itself, as where there is no C compiler.
 
     make bench-wire ARGS="--rate 5000 --seconds 10"
 """
@@ -39,15 +40,14 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
+from stepscope.engine.telemetry import sender
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.recordings.check.verify import verify
-from stepscope.recordings.live.subscriber import Subscriber
 from tests.support.engines.simulated_run import simulated_info
 
 HERE = Path(__file__).parent
 STEPS_A_ROUND = 10
 NUM_WARM = 2  # of them, not counted: the first publishes the changes made while telemetry was off
-NUM_CUTS = 12
 STARTING_S = 0.5  # processor time of a command that does nothing
 SUBSCRIBER = """
 import sys, zmq
@@ -74,7 +74,7 @@ def subscribers(address: str, count: int, pinned_to: int | None = None) -> Itera
 # Overhead of the engine
 
 
-def print_engine(num_requests: int, rounds: int) -> None:
+def print_engine(num_requests: int, rounds: int, pause_s: float) -> None:
     print(
         f"decode steps of {num_requests} requests without a model: the engine's thread, us a step; "
         f"{rounds} pairs of {STEPS_A_ROUND} steps"
@@ -82,7 +82,7 @@ def print_engine(num_requests: int, rounds: int) -> None:
     limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
     other_core = max(os.sched_getaffinity(0))
     for pause, readers in itertools.product(PAUSES, (0, 1, 5, "5 on one core")):
-        core = engine(PausingRunner(pause), num_requests * 520, limits, rounds)
+        core = engine(PausingRunner(pause, pause_s), num_requests * 520, limits, rounds)
         number, pinned = (5, other_core) if isinstance(readers, str) else (readers, None)
         ((on_s, off_s),) = switched(core, number, rounds, time.thread_time, pinned_to=pinned)
         print(
@@ -246,70 +246,24 @@ def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
     print(f"  {used_us:.0f} us of processor time a step; it says: {said.strip()}")
 
 
-# Healing
-
-
-def print_healing() -> None:
-    sys.path.insert(0, str(HERE.parent / "chaos"))
-    from proxy import Proxies  # type: ignore[import-not-found]
-    from truth import free_ports  # type: ignore[import-not-found]
-
-    port = free_ports()
-    with tempfile.TemporaryDirectory() as folder, Proxies() as proxies:
-        truth = Path(folder) / "truth"
-        engine = subprocess.Popen(
-            [
-                sys.executable, str(HERE.parent / "chaos" / "engine.py"),
-                f"tcp://127.0.0.1:{port}", str(truth), "--seed", "1", "--ring", "20000",
-            ],
-            env={**os.environ, "XDG_RUNTIME_DIR": folder},
-        )  # fmt: skip
-        proxy = proxies.open(port, free_ports())
-        source = Subscriber(proxy.endpoint)
-        healed_s = []
-        try:
-            source.start()
-            while source.history.num_steps < 200:
-                time.sleep(0.05)
-            for _ in range(NUM_CUTS):
-                before = source.num_recovered
-                start_s = time.perf_counter()
-                proxies.do(proxy.cut())
-                while source.num_recovered == before:
-                    time.sleep(0.001)
-                while source.num_recovered != before:  # until no more arrive
-                    before = source.num_recovered
-                    time.sleep(0.02)
-                healed_s.append(time.perf_counter() - start_s - 0.02)
-                time.sleep(0.3)
-        finally:
-            source.stop()
-            engine.kill()
-            engine.wait()
-    print(
-        f"gap recovery: {NUM_CUTS} cuts of both connections, "
-        f"{source.num_recovered:,} messages came again, "
-        f"{source.history.num_lost} lost; {statistics.median(healed_s) * 1e3:.0f} ms from the cut "
-        f"to the last of them (median; longest {max(healed_s) * 1e3:.0f} ms)"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=256, help="of the paired overhead")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rate", type=float, default=5000.0, help="steps a second to record")
     parser.add_argument("--seconds", type=float, default=10.0, help="of recording")
-    parser.add_argument("--only", choices=["engine", "overhead", "recorder", "healing"])
+    parser.add_argument("--only", choices=["engine", "overhead", "recorder"])
+    parser.add_argument("--pause-ms", type=float, default=2.0, help="between steps without a model")
+    parser.add_argument("--inline", action="store_true", help="without the compiled sender")
     args = parser.parse_args()
+    if args.inline:
+        sender.compiled = None
     if args.only in (None, "engine"):
-        print_engine(args.requests, 3 * args.rounds)
+        print_engine(args.requests, 3 * args.rounds, args.pause_ms / 1e3)
     if args.only in (None, "overhead"):
         print_overhead(args.requests, args.rounds)
     if args.only in (None, "recorder"):
         print_recorder(args.rate, args.seconds, 64)
-    if args.only in (None, "healing"):
-        print_healing()
 
 
 if __name__ == "__main__":

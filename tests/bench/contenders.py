@@ -26,50 +26,21 @@ LOAD_TIMEOUT_S = 600.0
 
 
 class Contender(NamedTuple):
-    """One way to generate. Of those with one `name` only the fastest counts."""
-
     key: str
-    name: str
     script: str
     settings: dict[str, Any]
 
 
 CONTENDERS = {
-    each.key: each
-    for each in (
-        Contender("stepscope", "stepscope", "stepscope_peer.py", {"dtype": "bfloat16"}),
-        Contender("stepscope-fp32", "stepscope fp32", "stepscope_peer.py", {"dtype": "float32"}),
-        Contender(
-            "generate",
-            "generate",
-            "transformers_peer.py",
-            {"contender": "generate", "dtype": "bfloat16"},
-        ),
-        Contender(
-            "generate-fp32",
-            "generate",
-            "transformers_peer.py",
-            {"contender": "generate", "dtype": "float32"},
-        ),
-        Contender(
-            "generate_batch",
-            "generate_batch",
-            "transformers_peer.py",
-            {"contender": "generate_batch", "dtype": "float32"},
-        ),
-        Contender(
-            "generate_batch-bf16",
-            "generate_batch",
-            "transformers_peer.py",
-            {"contender": "generate_batch", "dtype": "bfloat16"},
-        ),
-        Contender("vllm", "vLLM", "vllm_peer.py", {"dtype": "bfloat16", "processes": False}),
-        Contender(
-            "vllm-processes", "vLLM", "vllm_peer.py", {"dtype": "bfloat16", "processes": True}
-        ),
+    key: Contender(key, script, {"contender": key, "dtype": dtype})
+    for key, script, dtype in (
+        ("stepscope", "stepscope_peer.py", "bfloat16"),
+        ("generate", "transformers_peer.py", "bfloat16"),
+        ("generate_batch", "transformers_peer.py", "float32"),
+        ("vllm", "vllm_peer.py", "bfloat16"),
     )
 }
-MACHINE = Contender("machine", "machine", "machine_peer.py", {})
+MACHINE = Contender("machine", "machine_peer.py", {})
 
 
 class ContenderError(Exception):
@@ -91,11 +62,11 @@ class Running:
             start_new_session=True,
         )
         self._buffer = b""
-        self.description: dict[str, Any] = {}
+        self.how = ""
 
     def load(self) -> None:
         """Wait until the model is loaded. Raises ContenderError if that fails."""
-        self.description = self._answer(LOAD_TIMEOUT_S)
+        self.how = self._answer(LOAD_TIMEOUT_S)["how"]
         self._signal(signal.SIGSTOP)
 
     def ask(self, work: Work, timeout_s: float) -> Done:
@@ -179,7 +150,7 @@ def python_3_11() -> str:
         return sys.executable
     found = shutil.which("python3.11")
     if found is None:
-        sys.exit(f"{VLLM} needs Python 3.11: install it, or leave --vllm out")
+        sys.exit(f"{VLLM} needs Python 3.11: install it, or leave vllm out")
     return found
 
 

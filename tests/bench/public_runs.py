@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from virtual_engine import BLOCK_SIZE, Served
 
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -81,10 +82,8 @@ def _run(row: dict[str, str], specs: dict[str, Any]) -> PublicRun:
     )
 
 
-def arrivals_of(
-    run: PublicRun, seed: int, share: float
-) -> tuple[list[SimulatedRequest], list[str]]:
-    """The requests, and the stage of each. Poisson arrivals; the same prompts again and again.
+def arrivals_of(run: PublicRun, seed: int, share: float) -> list[SimulatedRequest]:
+    """Poisson arrivals; the same prompts again and again.
 
     The client makes one prompt for each system prompt and user and sends them in turn, so that
     after the first round all but the end of a prompt is in the prefix cache.
@@ -103,9 +102,8 @@ def arrivals_of(
     ]
     chance.shuffle(prompts)
     found: list[SimulatedRequest] = []
-    stages: list[str] = []
     begin_s = 0.0
-    for stage, (rate, length_s) in enumerate(workload["stages"]):
+    for rate, length_s in workload["stages"]:
         at_s = begin_s + chance.expovariate(rate)
         end_s = begin_s + length_s * share
         while at_s < end_s:
@@ -120,10 +118,9 @@ def arrivals_of(
                     prefix_tokens=BLOCK_SIZE,
                 )
             )
-            stages.append(str(stage))
             at_s += chance.expovariate(rate)
         begin_s = end_s + _PAUSE_S
-    return found, stages
+    return found
 
 
 def figures(run: PublicRun, served: Sequence[Served], request_s: float) -> dict[str, float]:
@@ -135,16 +132,8 @@ def figures(run: PublicRun, served: Sequence[Served], request_s: float) -> dict[
         "e2e_mean": e2e_mean,
         "ttft_mean": ttft_mean,
         "itl_mean": (e2e_mean - ttft_mean) / (run.num_counted_tokens - 1),
-        "e2e_p90": percentile(e2e, 0.9),
-        "e2e_p99": percentile(e2e, 0.99),
-        "ttft_p90": percentile(ttft, 0.9),
-        "ttft_p99": percentile(ttft, 0.99),
+        "e2e_p90": float(np.percentile(e2e, 90)),
+        "e2e_p99": float(np.percentile(e2e, 99)),
+        "ttft_p90": float(np.percentile(ttft, 90)),
+        "ttft_p99": float(np.percentile(ttft, 99)),
     }
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """A percentile, interpolated linearly between the two nearest values."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -21,25 +21,20 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Shutdown, Submit
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry import publisher as telemetry
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_draft import StepDraft
-from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
-from tests.support.engines.simulated_run import simulated_info
+from tests.support.engines.live_engine import running_engine
 
 NUM_RUNNING = 8
 NUM_BLOCKS = 512
@@ -49,11 +44,10 @@ SOCKET_BYTES = 32 * 1024
 
 
 class PacedRunner(SimulatedRunner):
-    """A simulated runner in real time: a step takes as long as its costs say."""
+    """A simulated runner in real time, with steps of a millisecond."""
 
-    def __init__(self, step_s: float, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__(CostModel(), seed)
-        self._step_s = step_s
 
     def clock(self) -> int:
         return time.monotonic_ns()
@@ -61,7 +55,7 @@ class PacedRunner(SimulatedRunner):
     def execute(self, step: ScheduledStep) -> StepResult:
         launch_ns = time.monotonic_ns()
         token_ids = super().execute(step).token_ids
-        time.sleep(self._step_s)
+        time.sleep(0.001)
         return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
 
 
@@ -86,39 +80,28 @@ def main() -> None:
     parser.add_argument("truth")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--ring", type=int, required=True)
-    parser.add_argument("--step-ms", type=float, default=1.0)
     args = parser.parse_args()
     faulthandler.register(signal.SIGUSR2)  # reports where it is
     telemetry.SUBSCRIBER_QUEUE = QUEUE
     zmq.Context.instance().setsockopt(zmq.SNDBUF, SOCKET_BYTES)
-    endpoint = Endpoint.parse(args.endpoint)
     limits = Limits(max_num_batched_tokens=2048, max_num_seqs=NUM_RUNNING, max_model_len=1024)
-    with EndpointLock(endpoint), open(args.truth, "w", buffering=1) as truth:
-        publisher = TruthfulPublisher(endpoint.telemetry, args.ring, truth)
-        core = EngineCore(
-            simulated_info(limits, NUM_BLOCKS, 16, args.seed, is_served=True),
-            PacedRunner(args.step_ms / 1e3, args.seed),
-            Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=NUM_RUNNING), limits),
-            limits,
-            publisher,
-        )
-        control = ControlServer(
-            endpoint.control,
-            core,
-            Intake(None, VOCAB_SIZE, limits.max_model_len),
-            None,
-            publisher.replay,
-        )
-        control.start()
-        resting = threading.Event()
-        signal.signal(signal.SIGUSR1, lambda number, frame: resting.set())
-        signal.signal(
-            signal.SIGTERM, lambda number, frame: core.inbox.put(Call(Shutdown(), SilentClient()))
-        )
-        threading.Thread(target=work, args=(core, resting, args.seed), daemon=True).start()
-        core.run()
-        control.close()
-        publisher.close()
+    resting, ended = threading.Event(), threading.Event()
+    signal.signal(signal.SIGUSR1, lambda number, frame: resting.set())
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    with (
+        open(args.truth, "w", buffering=1) as truth,
+        running_engine(
+            args.endpoint,
+            limits=limits,
+            num_blocks=NUM_BLOCKS,
+            runner=PacedRunner(args.seed),
+            open_publisher=lambda address: TruthfulPublisher(address, args.ring, truth),
+            seed=args.seed,
+        ) as engine,
+    ):
+        threading.Thread(target=work, args=(engine.core, resting, args.seed), daemon=True).start()
+        while not ended.wait(0.1):
+            assert engine.thread.is_alive()
 
 
 def work(core: EngineCore, resting: threading.Event, seed: int) -> None:

@@ -31,15 +31,31 @@ from typing import Any
 from faults import Faults
 from judge import check_observer, check_recorder
 from proxy import Proxies
-from truth import Client, Engine, Wrong, free_ports
+from truth import Client, Engine, Wrong
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.client.client import ControlClient, EngineUnreachable
+from stepscope.engine.protocol import commands
+from stepscope.engine.protocol.commands import GetAudit, GetInfo, GetSnapshot, ReplayFrom, SetKnobs
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
 FLOOD_S = 1.5
 CLIENTS = ("slow", "stopped", "reconnecting", "recorder")
 SLOW_MS = 4.0
+NUM_ENGINES = 2  # one after another
+RING = 1_200  # messages that an engine keeps
+FLOODS = (  # none of which takes effect
+    b"\xc1" * 40,
+    commands.encode(GetInfo()),
+    commands.encode(GetAudit()),
+    commands.encode(GetSnapshot()),
+    commands.encode(ReplayFrom(sequence=0, limit=10_000)),
+    commands.encode(SetKnobs(changes={"max_num_seqs": 0}, who="flooder")),
+    commands.encode(SetKnobs(changes={"max_num_seqs": 8}, expected_version=-1, who="flooder")),
+)
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:
@@ -59,7 +75,7 @@ class Chaos:
         self.rng = random.Random(args.seed)
         self.engines: list[Engine] = []
         self.clients: dict[str, Client] = {}
-        self.port = free_ports()
+        self.port = free_port()
         self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._proxies = Proxies()
@@ -131,7 +147,7 @@ class Chaos:
         endpoint = f"tcp://127.0.0.1:{self.port}"
         process = self._start(
             str(HERE / "engine.py"),
-            *(endpoint, str(truth), "--seed", str(seed), "--ring", str(self.args.ring)),
+            *(endpoint, str(truth), "--seed", str(seed), "--ring", str(RING)),
         )
         self.engines.append(Engine(f"simulated-{seed}", truth, process))
 
@@ -148,7 +164,7 @@ class Chaos:
 
     def start_clients(self) -> None:
         for name in CLIENTS:
-            proxy = self._proxies.open(self.port, free_ports())
+            proxy = self._proxies.open(self.port, free_port())
             log = self.folder / f"{name}.log"
             log.touch()
             if name == "recorder":
@@ -192,7 +208,7 @@ class Chaos:
         client.process.send_signal(signal.SIGSTOP)
         self._proxies.do(client.proxy.cut())
         engine = self.engines[-1]
-        enough = engine.last_sequence + self.args.ring + 200
+        enough = engine.last_sequence + RING + 200
         last, deadline_s = -1, 0.0
         while (now := engine.last_sequence) < enough:
             if now > last:
@@ -207,8 +223,10 @@ class Chaos:
     def flood(self) -> None:
         """Flood the engine beside all other faults."""
         self._faults.counts["flood"] += 1
-        endpoint, seed = f"tcp://127.0.0.1:{self.port}", self.rng.randrange(1_000)
-        self._start(str(HERE / "flooder.py"), endpoint, str(FLOOD_S), str(seed))
+        payload = self.rng.choice(FLOODS).hex()
+        arguments = (f"tcp://127.0.0.1:{self.port}", payload, "2000", "messages")
+        flooder = self._start(str(HERE.parent / "bench" / "flooder.py"), *arguments)
+        threading.Timer(FLOOD_S, flooder.kill).start()
 
     def kill_engine(self) -> None:
         self._faults.counts["kill"] += 1
@@ -270,8 +288,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults, in all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--engines", type=int, default=2, help="one after another")
-    parser.add_argument("--ring", type=int, default=1200, help="messages the engine keeps")
     parser.add_argument("--keep", type=Path, help="folder for logs and files, to look into them")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
@@ -280,13 +296,13 @@ def main() -> int:
         start_s = time.monotonic()
         try:
             with Chaos(args, folder) as chaos, chaos.limit(10 * WAIT_S + 10 * args.seconds):
-                for generation in range(args.engines):
+                for generation in range(NUM_ENGINES):
                     chaos.start_engine()
                     if generation == 0:
                         chaos.start_clients()
                     chaos.wait_until_joined()
-                    chaos.make_trouble(args.seconds / args.engines)
-                    if generation + 1 < args.engines:
+                    chaos.make_trouble(args.seconds / NUM_ENGINES)
+                    if generation + 1 < NUM_ENGINES:
                         chaos.kill_engine()
                 chaos.end()
                 report = chaos.check()

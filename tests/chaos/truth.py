@@ -1,6 +1,5 @@
 """The participants of a run and their notes: `Engine` and `Client`."""
 
-import socket
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,16 +49,3 @@ class Client:
     def has_got(self, sequence: int) -> bool:
         tail = self.log_lines()[-3000:]
         return any(line.startswith(f"got {sequence} ") for line in tail)
-
-
-def free_ports() -> int:
-    """The first of two neighbouring free ports."""
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                two.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return int(port)

@@ -6,7 +6,6 @@ installed is skipped, with the reason; one that is there and does not get what i
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.bench.served import serving
+
+ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".venv-clients"
 NUM_REQUESTS = 20
 OUTPUT_TOKENS = 16
@@ -82,18 +85,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
         save_tokenizer(tokenizer)
-        server, url = start_server(Path(folder))
-        try:
+        with serving("--http", "0", "--kv-memory", "64MB") as server:
             for name, client in CLIENTS.items():
                 if reason := install(name, client):
                     print(f"{name:10} skipped: {reason}")
                     continue
-                problem = run(name, client, url, tokenizer, Path(folder) / name)
+                problem = run(name, client, server.url, tokenizer, Path(folder) / name)
                 failures += problem is not None
                 print(f"{name:10} {problem or 'passed'}")
-        finally:
-            server.terminate()
-            server.wait()
     sys.exit(failures)
 
 
@@ -102,22 +101,6 @@ def save_tokenizer(folder: Path) -> None:
     from stepscope.engine.models.demo import byte_tokenizer
 
     byte_tokenizer().save_pretrained(folder)
-
-
-def start_server(folder: Path) -> tuple["subprocess.Popen[str]", str]:
-    server = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "stepscope.tui.cli", "serve", "--http", "0"),
-            *("--endpoint", f"{folder}/engine", "--kv-memory", "64MB"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    for line in server.stdout:
-        if match := re.search(r"on (http://[^/]+)/v1", line):
-            return server, match[1]
-    raise SystemExit("the server did not start")
 
 
 def install(name: str, client: Client) -> str | None:

@@ -3,7 +3,7 @@
 It uses NumPy, not torch, and works row by row. So a row fits into a core's cache, and its token
 cannot depend on the other rows. Also, no second thread is woken: on a machine shared with a
 dashboard, waiting for a second thread costs more than the work. NumPy's argmax, partition and sort
-are vectorised too (`tests/bench/bench_sampler.py` compares them).
+are vectorised too.
 """
 
 from collections.abc import Sequence

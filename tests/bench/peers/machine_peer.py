@@ -19,7 +19,7 @@ MEMORY_BYTES = 1 << 30
 TRIES = 8
 
 
-def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
+def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
     import torch
 
     num_cores = len(settings["cores"])
@@ -31,7 +31,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
             "fp32_gflops": gemm_gflops(torch.float32),
             "read_gb_per_s": read_gb_per_s(),
         }
-        return Done([], 0.0, 0.0, details)
+        return Done([], 0.0, details)
 
     def gemm_gflops(dtype: torch.dtype) -> float:
         """At the largest size up to GEMM_SIZE whose half takes no longer than SLOW_S."""
@@ -54,7 +54,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
         seconds = min(mv_s, best(matrix.sum, num_cores))
         return MEMORY_BYTES / seconds / 1e9
 
-    return run, {"software": f"torch {torch.__version__}", "how": torch.__config__.show()}
+    return run, torch.__config__.show()
 
 
 def best(call: Callable[[], object], num_cores: int) -> float:

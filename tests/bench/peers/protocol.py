@@ -1,8 +1,8 @@
 """What a contender speaks with the bench: one JSON line in, one out. Standard library only.
 
 A contender runs in a process of its own, with its own threads, memory and packages. It loads its
-model, says `ready`, and then does one piece of work a line until its input ends. What the libraries
-print goes to standard error.
+model, says how it works, and then does one piece of work a line until its input ends. What the
+libraries print goes to standard error.
 """
 
 import ctypes
@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,32 +35,11 @@ class Work(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Output tokens of each request, in the order of the prompts, and what it took.
-
-    `cpu_s` is the processor time of the process and all its threads: where others use the machine
-    it says more than the clock on the wall.
-    """
+    """Output tokens of each request, in the order of the prompts, and what it took."""
 
     outputs: list[list[int]]
     seconds: float
-    cpu_s: float
     details: dict[str, Any] = {}  # noqa: RUF012 - never changed
-
-
-def session_cpu_s() -> float:
-    """Processor seconds of this process and all that it has started, in ticks of 10 ms."""
-    ticks = 0
-    session = os.getsid(0)
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", encoding="utf-8") as file:
-                    fields = file.read().rpartition(")")[2].split()
-            except OSError:
-                continue  # it has ended
-            if int(fields[3]) == session:
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def pin(cores: list[int]) -> None:
@@ -73,11 +51,11 @@ def pin(cores: list[int]) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def serve(load: Callable[[dict[str, Any]], tuple[Callable[[Work], Done], dict[str, Any]]]) -> None:
+def serve(load: Callable[[dict[str, Any]], tuple[Callable[[Work], Done], str]]) -> None:
     """Answer the bench. The one argument of the script is a JSON object: model, dtype, cores, ...
 
     Args:
-        load: takes that object; returns what does a piece of work, and a description for `ready`.
+        load: takes that object; returns what does a piece of work, and how in words.
     """
     # A stopped process does not see its input end: it must not outlive the bench.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -85,10 +63,8 @@ def serve(load: Callable[[dict[str, Any]], tuple[Callable[[Work], Done], dict[st
     os.dup2(2, 1)  # no print may break the protocol
     settings = json.loads(sys.argv[1])
     pin(settings["cores"])
-    start_s = time.perf_counter()
-    run, description = load(settings)
-    load_s = time.perf_counter() - start_s
-    _tell(answers, {"ready": True, "load_s": load_s, **description})
+    run, how = load(settings)
+    _tell(answers, {"how": how})
     for line in sys.stdin:
         work = Work(**json.loads(line))
         done = run(work)

@@ -2,14 +2,13 @@
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 from protocol import Done, Work, serve
 
 
-def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
+def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
     import msgspec
     import zmq
 
@@ -30,9 +29,8 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
         kv_memory="1GB",
         device="cpu",
     )
-    knobs = msgspec.convert(settings.get("knobs", {}), Knobs)
     core, intake, vocab_size = resources.enter_context(
-        open_engine(config, knobs, progress=lambda what, share: None)
+        open_engine(config, Knobs(), progress=lambda what, share: None)
     )
     subscriber = resources.enter_context(client_socket(zmq.SUB, None))
     subscriber.rcvhwm = 0
@@ -48,19 +46,17 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
             )
             for token_ids in work.prompts(vocab_size)
         ]
-        start_cpu_s = time.process_time()
         measurement = measure(core, intake, submits)
-        cpu_s = time.process_time() - start_cpu_s
         result = measurement.result
         assert not result.num_failed, result.failures
         outputs = [each.output_token_ids for each in measurement.requests]
-        return Done(outputs, result.seconds, cpu_s, msgspec.to_builtins(result))
+        return Done(outputs, result.seconds, msgspec.to_builtins(result))
 
     info = core.info
     how = ", ".join(
         part for part in (getattr(info, "implementation", None), info.attention_backend) if part
     )
-    return run, {"software": f"stepscope {info.software_version}", "how": f"{info.dtype}, {how}"}
+    return run, f"{info.dtype}, {how}"
 
 
 if __name__ == "__main__":

@@ -11,56 +11,49 @@ from typing import Any
 
 from protocol import Done, Work, serve
 
+PAGE_SIZE, MAX_BATCH_TOKENS = 256, 2048
 
-def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
+
+def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
     import torch
-    import transformers
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(len(settings["cores"]))
     torch.set_grad_enabled(False)
-    attention = settings.get("attention", "sdpa")
     model = AutoModelForCausalLM.from_pretrained(
         settings["model"],
         dtype=getattr(torch, settings["dtype"]),
-        attn_implementation=attention,
+        attn_implementation="sdpa",
         local_files_only=True,
     ).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     model.generation_config.do_sample = False
-    how = f"{settings['dtype']}, {attention}"
+    how = f"{settings['dtype']}, sdpa"
     if settings["contender"] == "generate_batch":
-        page_size = settings.get("page_size", 256)
-        max_batch_tokens = settings.get("max_batch_tokens", 2048)
-        how += f", pages of {page_size}, {max_batch_tokens} tokens a step"
-        run = continuous(model, page_size, max_batch_tokens)
-    else:
-        cache = settings.get("cache", "dynamic")
-        how += f", {cache} cache"
-        run = padded(model, None if cache == "dynamic" else cache)
-    return run, {"software": f"transformers {transformers.__version__}", "how": how}
+        how += f", pages of {PAGE_SIZE}, {MAX_BATCH_TOKENS} tokens a step"
+    run = {"generate": padded, "generate_batch": continuous}[settings["contender"]](model)
+    return run, how
 
 
-def padded(model: Any, cache: str | None) -> Callable[[Work], Done]:
+def padded(model: Any) -> Callable[[Work], Done]:
     import torch
 
     def run(work: Work) -> Done:
         input_ids = torch.tensor(work.prompts(model.config.vocab_size))
-        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        start_s = time.perf_counter()
         output = model.generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
             max_new_tokens=work.num_output_tokens,
-            cache_implementation=cache,
         )
-        seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        return Done(output[:, work.num_prompt_tokens :].tolist(), seconds, cpu_s)
+        seconds = time.perf_counter() - start_s
+        return Done(output[:, work.num_prompt_tokens :].tolist(), seconds)
 
     return run
 
 
-def continuous(model: Any, page_size: int, max_batch_tokens: int) -> Callable[[Work], Done]:
+def continuous(model: Any) -> Callable[[Work], Done]:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     def run(work: Work) -> Done:
@@ -71,9 +64,9 @@ def continuous(model: Any, page_size: int, max_batch_tokens: int) -> Callable[[W
         # As many blocks as the work needs: its mask spans the whole cache.
         num_tokens = work.num_prompt_tokens + work.num_output_tokens
         continuous_config = ContinuousBatchingConfig(
-            page_size=page_size,
-            num_blocks=work.num_requests * math.ceil(num_tokens / page_size) + 1,
-            max_batch_tokens=max_batch_tokens,
+            page_size=PAGE_SIZE,
+            num_blocks=work.num_requests * math.ceil(num_tokens / PAGE_SIZE) + 1,
+            max_batch_tokens=MAX_BATCH_TOKENS,
             allow_block_sharing=False,
             use_async_batching=False,
         )
@@ -81,7 +74,7 @@ def continuous(model: Any, page_size: int, max_batch_tokens: int) -> Callable[[W
         with model.continuous_batching_context_manager(
             generation_config=generation, continuous_batching_config=continuous_config
         ) as manager:
-            start_s, start_cpu_s = time.perf_counter(), time.process_time()
+            start_s = time.perf_counter()
             ids = manager.add_requests(prompts, max_new_tokens=work.num_output_tokens)
             while len(results) < len(prompts):
                 result = manager.get_result(timeout=1.0)
@@ -90,8 +83,8 @@ def continuous(model: Any, page_size: int, max_batch_tokens: int) -> Callable[[W
                     results[result.request_id] = list(result.generated_tokens)
                 elif not manager.is_running():
                     raise RuntimeError("the manager of generate_batch has stopped")
-            seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        return Done([results[each] for each in ids], seconds, cpu_s)
+            seconds = time.perf_counter() - start_s
+        return Done([results[each] for each in ids], seconds)
 
     return run
 

@@ -1,7 +1,6 @@
 """vLLM, offline (`LLM`), in its own virtual environment. Run by bench_throughput.py.
 
-The engine core runs in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`) unless the bench says
-otherwise: on one core a second process only takes turns with the first.
+The engine core runs in this process: on one core a second process only takes turns with the first.
 """
 
 import os
@@ -9,17 +8,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from protocol import Done, Work, serve, session_cpu_s
+from protocol import Done, Work, serve
 
 
-def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, Any]]:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if settings.get("processes") else "0"
+def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, settings["cores"]))
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["DO_NOT_TRACK"] = "1"
-    import vllm
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -29,10 +27,8 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
         max_model_len=2048,
         max_num_seqs=256,
         max_num_batched_tokens=2048,
-        enforce_eager=bool(settings.get("eager")),
         disable_log_stats=True,
     )
-    cpu_clock = session_cpu_s if settings.get("processes") else time.process_time
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
 
     def run(work: Work) -> Done:
@@ -40,14 +36,13 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], dict[str, An
         params = SamplingParams(
             temperature=0.0, max_tokens=work.num_output_tokens, ignore_eos=True, detokenize=False
         )
-        start_s, start_cpu_s = time.perf_counter(), cpu_clock()
+        start_s = time.perf_counter()
         results = llm.generate(prompts, params, use_tqdm=False)
-        seconds, cpu_s = time.perf_counter() - start_s, cpu_clock() - start_cpu_s
-        return Done([list(each.outputs[0].token_ids) for each in results], seconds, cpu_s)
+        seconds = time.perf_counter() - start_s
+        return Done([list(each.outputs[0].token_ids) for each in results], seconds)
 
-    how = f"{settings['dtype']}, {'eager' if settings.get('eager') else 'compiled'}"
-    how += ", in three processes" if settings.get("processes") else ", in one process"
-    return run, {"software": f"vllm {vllm.__version__}", "how": how}
+    how = f"{settings['dtype']}, compiled, in one process"
+    return run, how
 
 
 if __name__ == "__main__":

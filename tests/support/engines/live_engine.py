@@ -1,7 +1,7 @@
 """`LiveEngine`: a simulated engine behind real sockets, on a thread of the test's process."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.step import Runner
 from stepscope.engine.simulation.simulated import VOCAB_SIZE
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
@@ -53,6 +54,7 @@ class LiveEngine:
     core: EngineCore
     publisher: Publisher
     control: ControlServer
+    thread: threading.Thread
     workload: GivenWorkload
     changes: dict[str, Any]  # of its info, from its next publication on
 
@@ -70,22 +72,44 @@ class LiveEngine:
         assert done.wait(60), "the engine does not answer"
 
 
+LIMITS = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
+
+
 @contextmanager
 def running_engine(
-    folder: Path, *, with_tokens: bool, gate: Gate | None = None, **options: Any
+    address: Path | str,
+    *,
+    with_tokens: bool = False,
+    gate: Gate | None = None,
+    limits: Limits = LIMITS,
+    num_blocks: int = 256,
+    runner: Runner | None = None,
+    knobs: Knobs | None = None,
+    open_publisher: Callable[[str], Publisher] | None = None,
+    seed: int = 0,
+    **options: Any,
 ) -> Iterator[LiveEngine]:
-    endpoint = Endpoint.parse(f"{folder}/engine")
-    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
+    """Run it until the end of the block, or until its core stops.
+
+    Args:
+        address: an endpoint, or the folder of one.
+        options: of `EngineCore`.
+    """
+    endpoint = Endpoint.parse(f"{address}/engine" if isinstance(address, Path) else address)
     cost = CostModel(floor_ms=5.0, token_us=2.0, context_ns=0.0)
     with EndpointLock(endpoint, local_key(gate)):
-        publisher = Publisher(endpoint.telemetry, ring_size=4096, gate=gate)
-        scheduler = Scheduler(KVCacheManager(256, 16), Knobs(max_num_seqs=64), limits)
-        info = simulated_info(limits, 256, 16, seed=0, is_served=True)
+        if open_publisher is not None:
+            publisher = open_publisher(endpoint.telemetry)
+        else:
+            publisher = Publisher(endpoint.telemetry, ring_size=4096, gate=gate)
+        knobs = knobs or Knobs(max_num_seqs=limits.max_num_seqs)
+        scheduler = Scheduler(KVCacheManager(num_blocks, 16), knobs, limits)
+        info = simulated_info(limits, num_blocks, 16, seed, is_served=True)
         workload = GivenWorkload()
         changes: dict[str, Any] = {}
         core = EngineCore(
             msgspec.structs.replace(info, with_tokens=with_tokens),
-            PacedRunner(cost),
+            runner or PacedRunner(cost),
             scheduler,
             limits,
             publisher,
@@ -105,9 +129,11 @@ def running_engine(
         control.start()
         thread = threading.Thread(target=core.run, name="engine")
         thread.start()
-        yield LiveEngine(endpoint, core, publisher, control, workload, changes)
-        core.inbox.put(Call(Shutdown(), SilentClient()))
-        thread.join(timeout=60)
-        assert not thread.is_alive(), "the engine did not stop"
-        control.close()
-        publisher.close()
+        try:
+            yield LiveEngine(endpoint, core, publisher, control, thread, workload, changes)
+        finally:
+            core.inbox.put(Call(Shutdown(), SilentClient()))
+            thread.join(timeout=60)
+            assert not thread.is_alive(), "the engine did not stop"
+            control.close()
+            publisher.close()
