@@ -189,6 +189,7 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     # The kind of CUDA graph that the step ran in: full, piecewise or none. None: the device has no
     # graphs, or the engine does not say.
     cuda_graph: str | None = None
+    num_graph_padding: int | None = None  # tokens that filled it up; they are not of the budget
     held: list[HeldRow] | None = None  # changes only, until a request is admitted; None: none
     held_prefills: bool = False  # it left prefills out on purpose (`prefill_schedule_interval`)
     front: list[FrontEnd] | None = None  # what front ends told meanwhile; None: nothing

@@ -129,6 +129,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     totals: wire.Totals | None = None
     drafts: list[wire.DraftRow] | None = None
     cuda_graph: str | None = None
+    num_graph_padding: int | None = None
     held: list[wire.HeldRow] | None = None
     held_prefills: bool = False
     front: list[wire.FrontEnd] | None = None
@@ -203,8 +204,8 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
         self.tokens_ns = result.tokens_ns
         self.device_ns = result.device_ns
         self.cuda_graph = result.cuda_graph
-        if result.num_padded_tokens:
-            self.num_padded_tokens = (self.num_padded_tokens or 0) + result.num_padded_tokens
+        if result.cuda_graph not in (None, "none"):
+            self.num_graph_padding = result.num_padded_tokens
         if kv is not None:
             self.kv, moves = kv.drain()
             if moves is not None:

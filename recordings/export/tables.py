@@ -87,6 +87,7 @@ STEP_COLUMNS = (
     ExportColumn("num_drafted_tokens", lambda step: _sum(step.message.drafts, "num_drafted")),
     ExportColumn("num_accepted_tokens", lambda step: _sum(step.message.drafts, "num_accepted")),
     ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
+    *_of("message", "num_graph_padding"),
     ExportColumn("limited_by", _limited_by, "text"),
 )
 _PHASES = {int(phase): phase.name.lower() for phase in wire.Phase}

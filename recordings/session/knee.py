@@ -111,8 +111,8 @@ def knee_of(of: "Columns") -> Knee | None:
     start_ns = np.where(of["launch_ns"] >= 0, of["launch_ns"], start_ns)
     took_ns = np.where(of["device_ns"] > 0, of["device_ns"], of["tokens_ns"] - start_ns)
     num_tokens = of["num_prefill_tokens"] + of["num_decode_tokens"]
-    num_tokens += np.maximum(of["num_padded_tokens"], 0)  # they are computed, too
     is_known = (of["num_steps"] == 1) & (of["num_attended"] >= 0) & (of["kv_used"] >= 0)
+    is_known &= of["num_padded_tokens"] <= 0  # of a static batch, which only some engines compute
     known = np.flatnonzero(is_known & (took_ns > 0) & (num_tokens > 0))
     tokens, prefilled, attended, used = (
         column[known].astype(float)
@@ -125,8 +125,7 @@ def knee_of(of: "Columns") -> Knee | None:
     _, firsts, counts = np.unique(sizes[order], return_index=True, return_counts=True)
     order = order[np.arange(len(order)) - np.repeat(firsts, counts) < _OF_A_SIZE]
     columns = tokens, took_ns[known] / 1e9, attended, used
-    # Graphs of a GPU, which decodes alone run in as a whole: their steps are padded.
-    has_graphs = (of["device_ns"] > 0).any() or (of["num_padded_tokens"] > 0).any()
+    has_graphs = (of["device_ns"] > 0).any()  # of a GPU: decodes alone run in one as a whole
     is_mixed = (prefilled > 0).astype(float) if has_graphs else None
     if has_graphs and len(np.unique(np.floor(2 * np.log2(tokens[prefilled > 0])))) < _MIN_SIZES:
         return None

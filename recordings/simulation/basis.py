@@ -77,7 +77,7 @@ def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False
     host_s = None
     if step.launch_ns is not None and step.hidden_ns is None:
         host_s = (step.launch_ns - begin_ns) / 1e9
-    padded = (step.num_padded_tokens or 0) if pads else 0
+    padded = (step.num_padded_tokens or 0) + (step.num_graph_padding or 0) if pads else 0
     return SeenStep(shape_of_rows(rows, padded), (step.tokens_ns - begin_ns) / 1e9, host_s)
 
 

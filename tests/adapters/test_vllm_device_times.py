@@ -116,7 +116,7 @@ def reported(attach: Attach, model_output: object) -> list[StepRecord]:
 def test_steps_name_the_cuda_graph_and_padding_that_vllm_reports(attach: Attach, mode: str) -> None:
     stats = SimpleNamespace(runtime_mode=mode, num_paddings=5)
     found = reported(attach, SimpleNamespace(cudagraph_stats=stats))
-    assert {(each.cuda_graph, each.num_padded_tokens) for each in found} == {(mode.lower(), 5)}
+    assert {(each.cuda_graph, each.num_graph_padding) for each in found} == {(mode.lower(), 5)}
 
 
 @pytest.mark.parametrize("output", [object(), SimpleNamespace(cudagraph_stats=None)])
@@ -124,4 +124,4 @@ def test_graph_and_padding_are_unknown_without_vllms_graph_metrics(
     attach: Attach, output: object
 ) -> None:
     found = reported(attach, output)
-    assert {(each.cuda_graph, each.num_padded_tokens) for each in found} == {(None, None)}
+    assert {(each.cuda_graph, each.num_graph_padding) for each in found} == {(None, None)}

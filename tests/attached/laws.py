@@ -147,7 +147,7 @@ def steps_name_their_graph(published: Published) -> str:
     """The servers run without graphs (`--enforce-eager`), and vLLM reports that for each step."""
     kinds = {step.cuda_graph for step in published.steps}
     assert kinds == {"none"}, kinds
-    padded = sum(step.num_padded_tokens or 0 for step in published.steps)
+    padded = sum(step.num_graph_padding or 0 for step in published.steps)
     return f"none in {len(published.steps)} steps, {padded} tokens of padding"
 
 

@@ -249,6 +249,7 @@ MESSAGES: dict[str, wire.Telemetry] = {
         num_wasted_tokens=2,
         token_limit=1024,
         cuda_graph="full",
+        num_graph_padding=6,
         held_prefills=True,
         held=[wire.HeldRow(7, "lora: a"), wire.HeldRow(8, ""), wire.HeldRow(9, "remote_kv", 12)],
         front=[FRONT],

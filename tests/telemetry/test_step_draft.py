@@ -74,13 +74,15 @@ def test_ending_a_step_draft_adds_times_padding_and_block_moves() -> None:
     kv, ended = KVCacheManager(8, 16), draft()
     request = Request(3, [1] * 20, SamplingParams(max_tokens=1), arrival_ns=0)
     kv.admit(request, kv.lookup(request), 20)
-    result = StepResult([7, 8], launch_ns=5, tokens_ns=9, device_ns=3, num_padded_tokens=6)
+    result = StepResult(
+        [7, 8], launch_ns=5, tokens_ns=9, device_ns=3, num_padded_tokens=6, cuda_graph="piecewise"
+    )
     ended.num_padded_tokens = 2  # those that were scheduled
     ended.end(result, kv)
     told = wire.decode(wire.encode(ended))
     assert isinstance(told, StepRecord)
     assert (told.launch_ns, told.tokens_ns, told.device_ns) == (5, 9, 3)
-    assert told.num_padded_tokens == 8
+    assert (told.num_padded_tokens, told.num_graph_padding) == (2, 6)
     assert told.kv == KVCounts(2, 0, 6, 0, queried_tokens=20)
     assert [(move.owner, move.ref_count) for move in told.moves] == [(3, 1)] * 2
     following = draft()

@@ -162,7 +162,7 @@ class UnfinishedStep:
     launch_ns: int | None = None
     device_ns: int | None = None
     cuda_graph: str | None = None
-    num_padded_tokens: int | None = None
+    num_graph_padding: int | None = None
     batch: msgspec.Raw = field(default_factory=lambda: _NO_ROWS)
     rows: list[Row] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)

@@ -251,7 +251,7 @@ class CudaGraph(NamedTuple):
     """The CUDA graph mode of a step and the tokens it was padded with, as in `StepRecord`."""
 
     kind: str | None = None
-    num_padded_tokens: int | None = None
+    num_padding: int | None = None
 
 
 def cuda_graph(result: Any) -> CudaGraph:

@@ -323,7 +323,7 @@ class VllmWatcher:
         if self._has_ranks:
             self.reports.read()
             step.ranks = self._ranks.of(out, step.start_ns, tokens_ns)
-        step.cuda_graph, step.num_padded_tokens = graph
+        step.cuda_graph, step.num_graph_padding = graph
         for tracked in step.drafted:
             step.num_got[tracked] = num_got.get(tracked.engine_request.request_id, 0)
             if not step.num_got[tracked]:  # vLLM has dropped what the step computed

@@ -94,9 +94,7 @@ def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
         return _PLACES["seats"]
     if budget is None:
         return UNKNOWN
-    # What fills a CUDA graph up takes nothing from the budget, and no mode asked for it.
-    is_graph = record.cuda_graph not in (None, "none")
-    padded = 0 if is_graph else record.num_padded_tokens or 0
+    padded = record.num_padded_tokens or 0
     if record.num_prefill_tokens + record.num_decode_tokens + padded >= budget:
         return _PLACES["budget"]
     if num_rows is None or (reasons is None and record.num_waiting):

@@ -231,7 +231,9 @@ def prepared_lines(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
         runs.append((", kept free of prefills", "muted"))
     lines: list[Line] = [tuple(runs)]
     if record.cuda_graph is not None:
-        lines.append(((" CUDA graph ", "muted"), (record.cuda_graph, "text")))
+        padding = record.num_graph_padding
+        filled = f", filled up with {fmt.plural(padding, 'token')}" if padding else ""
+        lines.append(((" CUDA graph ", "muted"), (record.cuda_graph, "text"), (filled, "muted")))
     if record.hidden_ns is not None and record.device_ns is not None:
         gap_ns = max(0, record.tokens_ns - record.schedule_start_ns - record.device_ns)
         gap = f"{fmt.milliseconds(gap_ns / 1e6)} ms"
