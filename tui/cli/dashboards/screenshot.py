@@ -1,7 +1,6 @@
 """`stepscope screenshot`: draws the dashboard at one step of a recording."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
@@ -14,17 +13,13 @@ from stepscope.tui.cli.shared.paths import (
     picture_size,
     request_number,
 )
-from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 
 _FILE_EVENTS_S = 5.0  # to search the file for events; of a very long file, only those found so far
 # Without the screens of two runs and of several engines, which need more than one recording.
-_PAGE_NAMES: Mapping[str, Page] = {
-    "main": "live",
-    **{page: page for page in PAGES if page not in ("live", "compare", "fleet")},
-}
+_PageName: TypeAlias = Literal["main", "step", "request", "kv", "latency", "knobs"]
 
 
 @command(
@@ -40,8 +35,8 @@ def screenshot_file(
         "FILE", "the picture to write: .svg or .txt", "--output", "-o", default=...
     ),
     at: int | None = option("STEP", "the step to show  [default: the last]"),
-    page: str | None = option(
-        "SCREEN", "main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]"
+    page: _PageName | None = option(
+        "main|step|request|kv|latency|knobs", "the screen  [default: main]"
     ),
     request: str | None = option("ID", "select this request, such as r12, and show its screen"),
     size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
@@ -66,7 +61,7 @@ def screenshot_file(
     given = {name: value for name, value in given.items() if value is not None}
     path = picture_path(output)
     request_id = None if request is None else request_number(request)
-    chosen = _page(page, request_id)
+    page = page or ("main" if request_id is None else "request")
     num_columns, num_rows = picture_size(size)
     if zoom is not None and zoom not in ZOOMS:
         known = ", ".join(str(each) for each in ZOOMS)
@@ -94,7 +89,7 @@ def screenshot_file(
                 (num_columns, num_rows),
                 theme=settings.theme,
                 ascii=bool(settings.ascii),
-                page=chosen,
+                page="live" if page == "main" else page,
                 axis=settings.axis,
                 zoom=zoom,
                 request_id=request_id,
@@ -103,16 +98,3 @@ def screenshot_file(
             source.stop()
         note(recording.message)
     say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {file_size(path.stat().st_size)}")
-
-
-def _page(name: str | None, request_id: int | None) -> Page:
-    if name is None:
-        return "live" if request_id is None else "request"
-    by_key = {str(PAGES.index(page) + 1): page for page in _PAGE_NAMES.values()}
-    page = _PAGE_NAMES.get(name) or by_key.get(name)
-    if page is None:
-        known = ", ".join(_PAGE_NAMES)
-        raise WrongUsage(
-            f"--page: expected one of {known}, or {min(by_key)} to {max(by_key)}, got {name!r}"
-        )
-    return page
