@@ -129,6 +129,10 @@ class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ""
 
 
+class _Alert(Struct, forbid_unknown_fields=True):
+    when: str
+
+
 SECTIONS: dict[Section, type[Struct]] = {
     "serve": EngineConfig,
     "knobs": Knobs,
@@ -222,19 +226,14 @@ def _rules(path: Path, tables: object) -> "tuple[Rule, ...]":
     from stepscope.recordings.alerts.rule import parse_rule
     from stepscope.recordings.figures.table import BoundError
 
-    example = '[[alerts]] with when = "itl_p99 > 50ms for 30s"'
-    if not isinstance(tables, list):
-        raise WrongUsage(f"{path}: {ALERTS} is a list of rules: write {example}")
-    rules = []
-    for table in tables:
-        when = table.get("when") if isinstance(table, dict) else None
-        if not isinstance(when, str) or len(table) != 1:
-            raise WrongUsage(f"{path}: an alert is {example}, got {table!r}")
-        try:
-            rules.append(parse_rule(when))
-        except BoundError as error:
-            raise WrongUsage(f"{path}: [[alerts]] when: {error}") from error
-    return tuple(rules)
+    try:
+        found = msgspec.convert(tables, list[_Alert])
+        return tuple(parse_rule(each.when) for each in found)
+    except msgspec.ValidationError as error:
+        example = '[[alerts]] with when = "itl_p99 > 50ms for 30s"'
+        raise WrongUsage(f"{path}: {ALERTS}{in_words(error).text}: write {example}") from error
+    except BoundError as error:
+        raise WrongUsage(f"{path}: [[alerts]] when: {error}") from error
 
 
 def _check(path: Path, section: Section, values: dict[str, Any]) -> None:

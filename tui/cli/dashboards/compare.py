@@ -150,26 +150,23 @@ def _compared_as(
     settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
 ) -> DashboardSettings:
     """Return the settings with the levels that judge both runs: the first that are stored."""
-    carried: dict[str, Levels] = {}
-    own: dict[str, Levels] = {}
+    first: tuple[str, Levels, Levels] | None = None
     for file in files:
         with Recording(find_recording(file)) as recording:
-            if levels := levels_said(recording.info, recording.metadata):
-                carried[file] = levels
-                own[file] = own_levels(judged_as(settings, flags, recording))
-    if not carried:
-        return settings
-    first = next(iter(carried))
-    note_own(own[first], carried[first])
-    chosen = {**carried[first], **own[first]}
-    for name, levels in carried.items():
-        if {**levels, **own[name]} != chosen:
+            carried = levels_said(recording.info, recording.metadata)
+            chosen = {**carried, **own_levels(judged_as(settings, flags, recording))}
+        if not carried:
+            continue
+        if first is None:
+            first = file, carried, chosen
+            note_own(chosen, carried)
+        elif chosen != first[2]:
             note(
-                f"{first} carries the service levels "
-                f"{levels_text(carried[first])}, {name} {levels_text(levels)}; both are judged by "
-                f"those of {first} (--slo-ttft and --slo-itl set others)"
+                f"{first[0]} carries the service levels {levels_text(first[1])}, {file} "
+                f"{levels_text(carried)}; both are judged by those of {first[0]} (--slo-ttft and "
+                "--slo-itl set others)"
             )
-    return msgspec.structs.replace(settings, **chosen)
+    return settings if first is None else msgspec.structs.replace(settings, **first[2])
 
 
 def file_origins(a: str, b: str | None, mark: str | None, slo: SLO) -> tuple[Origin, Origin]:

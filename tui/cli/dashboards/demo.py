@@ -1,7 +1,7 @@
 """`stepscope demo`: runs engine, workload and dashboard together, and leaves nothing behind."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def demo(
                 else:
                     progress.close()
                     say(*about)
-                    ended = EngineNews(engine)
+                    ended = end_of(engine)
                     run_live(
                         source,
                         settings,
@@ -173,18 +173,10 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
             return
 
 
-class EngineNews:
-    """Called in every frame: returns a notice, once, when the engine has ended."""
-
-    def __init__(self, engine: EngineProcess) -> None:
-        self._engine = engine
-        self._has_reported_end = False
-
-    def __call__(self) -> str | None:
-        if self._has_reported_end or self._engine.exit_code is None:
-            return None
-        self._has_reported_end = True
-        return "the engine has ended for good"
+def end_of(engine: EngineProcess) -> Callable[[], str | None]:
+    """Return what is called in every frame: it tells, once, that the engine has ended."""
+    notice = iter(["the engine has ended for good"])
+    return lambda: None if engine.exit_code is None else next(notice, None)
 
 
 def _wait(

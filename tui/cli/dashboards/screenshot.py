@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history, recording_settings
-from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
+from stepscope.tui.cli.shared.options import RecordingFile, command, option
 from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.paths import (
     find_recording,
@@ -26,7 +26,7 @@ _PageName: TypeAlias = Literal["main", "step", "request", "kv", "latency", "knob
     "stepscope screenshot session.mcap --at 1200 -o stall.svg",
     "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
     "stepscope screenshot freeze --axis step -o steps.svg",
-    sections=("levels",),
+    sections=("picture",),
 )
 def screenshot_file(
     file: RecordingFile,
@@ -40,15 +40,9 @@ def screenshot_file(
     ),
     request: str | None = option("ID", "select this request, such as r12, and show its screen"),
     size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
-    axis: str | None = option(
-        "step|time",
-        "what a column of the charts stands for  [default: as 'stepscope replay' opens]",
-    ),
     zoom: int | None = option(
         "N", "steps in a column; on the time axis N x 10 ms  [default: what fits]"
     ),
-    theme: str | None = option("dark|light", "colours  [default: dark]"),
-    ascii: bool | None = flag("ASCII characters only", "--ascii/--no-ascii", default=None),
     flags: dict[str, Any],
 ) -> None:
     """Draw the dashboard at a step of a recording.
@@ -57,8 +51,6 @@ def screenshot_file(
     override [dashboard] in the config file. Service levels come from the options, else from the
     recording, else from the config file.
     """
-    given = {"theme": theme, "ascii": ascii, "axis": axis, **flags}
-    given = {name: value for name, value in given.items() if value is not None}
     path = picture_path(output)
     request_id = None if request is None else request_number(request)
     page = page or ("main" if request_id is None else "request")
@@ -73,7 +65,7 @@ def screenshot_file(
         step = last if at is None else at
         if not first <= step <= last:
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
-        settings = recording_settings(recording, given)
+        settings = recording_settings(recording, flags)
         source = ReplaySource(recording, new_history(settings), playing=False)
         source.start()
         try:
