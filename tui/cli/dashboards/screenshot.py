@@ -27,6 +27,7 @@ _PageName: TypeAlias = Literal["main", "step", "request", "kv", "latency", "knob
     "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
     "stepscope screenshot freeze --axis step -o steps.svg",
     sections=("picture",),
+    defaults={"ascii": False, "axis": "as 'stepscope replay' opens"},
 )
 def screenshot_file(
     file: RecordingFile,

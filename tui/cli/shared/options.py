@@ -108,9 +108,13 @@ class CliCommand:
             show_default=False,
             parser=None,
         )
-        kind = Annotated[(bool if is_bool else str) | None, option]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(field.name, keyword, default=None, annotation=kind)
+        kind: Any = bool if is_bool else str
+        return inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, option],
+        )
 
 
 def _given(fields: Sequence[FieldInfo], named: dict[str, Any]) -> dict[str, Any]:
@@ -128,13 +132,11 @@ _PARTS: Mapping[str, tuple[Section, Collection[str]]] = {
 
 
 def _fields(section: str) -> list[FieldInfo]:
-    whole, names = _PARTS.get(section, (section, None))
-    return [
-        field
-        for field in msgspec.structs.fields({**SECTIONS}[whole])
-        if get_origin(base_and_meta(field)[0]) is not dict
-        and (names is None or field.name in names)
-    ]
+    whole, names = _PARTS.get(section, (section, ()))
+    kinds: Mapping[str, type[msgspec.Struct]] = {**SECTIONS}
+    found = msgspec.structs.fields(kinds[whole])
+    found = tuple(each for each in found if not names or each.name in names)
+    return [each for each in found if get_origin(base_and_meta(each)[0]) is not dict]
 
 
 def _example(lines: Sequence[str]) -> str | None:
