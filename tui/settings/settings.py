@@ -33,22 +33,40 @@ MAX_NAME = 40  # characters of the name that an operator chooses
 NO_FILE = "none"  # given as the config file: read none, write none
 
 
+_Fps: TypeAlias = Annotated[
+    float, Meta(ge=0.5, le=60, description="frames a second (default: 10, over SSH 5)")
+]
+_Ascii: TypeAlias = Annotated[
+    bool, Meta(description="draw with ASCII characters only (default: as the terminal can)")
+]
+_ELSE = "in ms (default: as the engine or the recording says, else"
+_Ttft: TypeAlias = Annotated[
+    float,
+    Meta(
+        gt=0,
+        le=MAX_LEVEL_MS,
+        description=f"a first token that takes longer is a breach, {_ELSE} 500)",
+    ),
+]
+_Itl: TypeAlias = Annotated[
+    float,
+    Meta(
+        gt=0,
+        le=MAX_LEVEL_MS,
+        description=f"a longer gap between two tokens is a breach, {_ELSE} 50)",
+    ),
+]
+_Log: TypeAlias = Annotated[
+    str, Meta(description="log file for errors (default: dashboard.log in the state folder)")
+]
+
+
 class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the dashboard looks, and the service levels for TTFT and ITL."""
 
-    fps: (
-        Annotated[
-            float, Meta(ge=0.5, le=60, description="frames a second (default: 10, over SSH 5)")
-        ]
-        | None
-    ) = None
+    fps: _Fps | None = None
     theme: Annotated[Literal["dark", "light"], Meta(description="colours at the start")] = "dark"
-    ascii: (
-        Annotated[
-            bool, Meta(description="draw with ASCII characters only (default: as the terminal can)")
-        ]
-        | None
-    ) = None
+    ascii: _Ascii | None = None
     sort: Annotated[
         Literal["arrival", "state", "blocks", "latest"], Meta(description="order of the lanes")
     ] = "arrival"
@@ -62,40 +80,12 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "R, D, S, E and M still write their files"
         ),
     ] = False
-    slo_ttft_ms: (
-        Annotated[
-            float,
-            Meta(
-                gt=0,
-                le=MAX_LEVEL_MS,
-                description="a first token that takes longer is a breach, in ms (default: as the "
-                "engine or the recording says, else 500)",
-            ),
-        ]
-        | None
-    ) = None
-    slo_itl_ms: (
-        Annotated[
-            float,
-            Meta(
-                gt=0,
-                le=MAX_LEVEL_MS,
-                description="a longer gap between two tokens is a breach, in ms (default: as the "
-                "engine or the recording says, else 50)",
-            ),
-        ]
-        | None
-    ) = None
+    slo_ttft_ms: _Ttft | None = None
+    slo_itl_ms: _Itl | None = None
     keep: Annotated[
         bool, Meta(description="save settings changed in the dashboard to the config file")
     ] = True
-    log: (
-        Annotated[
-            str,
-            Meta(description="log file for errors (default: dashboard.log in the state folder)"),
-        ]
-        | None
-    ) = None
+    log: _Log | None = None
 
 
 class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

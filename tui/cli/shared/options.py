@@ -133,7 +133,7 @@ _PARTS: Mapping[str, tuple[Section, Collection[str]]] = {
 
 def _fields(section: str) -> list[FieldInfo]:
     whole, names = _PARTS.get(section, (section, ()))
-    kinds: Mapping[str, type[msgspec.Struct]] = {**SECTIONS}
+    kinds: Mapping[Any, type[msgspec.Struct]] = SECTIONS
     found = msgspec.structs.fields(kinds[whole])
     found = tuple(each for each in found if not names or each.name in names)
     return [each for each in found if get_origin(base_and_meta(each)[0]) is not dict]

@@ -24,7 +24,15 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json, writing_output
+from stepscope.tui.cli.shared.output import (
+    Progress,
+    plain,
+    say,
+    text_table,
+    told,
+    write_json,
+    writing_output,
+)
 from stepscope.tui.cli.shared.paths import output_path, sample_named
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
@@ -183,13 +191,11 @@ def simulate(
             "model": setup.model_name,
             "work": work.text,
             "knobs": setup.knobs.as_dict(),
-            "num_blocks": setup.num_blocks,
-            "block_size": setup.block_size,
-            "overlap": setup.overlap,
-            "levels": [each._asdict() for each in levels],
+            **told(setup, "num_blocks", "block_size", "overlap"),
+            "levels": plain(levels),
             "seeds": list(seeds[: len(found[""])]),
             "runs": found[""],
-            "figures": {name: each._asdict() for name, each in intervals(found[""]).items()},
+            "figures": plain(intervals(found[""])),
         }
         write_json(document)
     else:
