@@ -88,16 +88,6 @@ def _password(authorization: str) -> bytes:
         return b""
 
 
-def serve(listener: socket.socket, command: str, key: str) -> None:
-    """Serve browsers until SIGINT or SIGTERM; what runs for them ends then, too."""
-    logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a browser that goes is no error
-    os.environ["TERM"] = "xterm-256color"
-    from aiohttp.web import run_app
-
-    app = web_app(command, key)
-    run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=_END_S)
-
-
 _KEY = "STEPSCOPE_WEB_KEY"  # browsers must know it
 WEB = option(
     "[HOST:]PORT", "show it in browsers, not here; read-only without an operator's --key", "--web"
@@ -111,7 +101,12 @@ class Browsers(NamedTuple):
     steers: bool
 
     def serve(self, engines: Sequence[str], flags: Mapping[str, Any]) -> None:
-        """Show `stepscope top ENGINES`, with these options by field name, until Ctrl-C."""
+        """Show `stepscope top ENGINES`, with these options by field name, until Ctrl-C.
+
+        What runs for browsers ends then, too.
+        """
+        from aiohttp.web import run_app
+
         host, port = self.address
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -126,7 +121,10 @@ class Browsers(NamedTuple):
         bound = self.address._replace(port=listener.getsockname()[1])
         may = "browsers may steer" if self.steers else "read-only"
         say(f"dashboard on http://{bound.text} ({may}; Ctrl-C ends it)")
-        serve(listener, f"exec {command}", os.environ.pop(_KEY, ""))
+        logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a browser may go
+        os.environ["TERM"] = "xterm-256color"
+        app = web_app(f"exec {command}", os.environ.pop(_KEY, ""))
+        run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=_END_S)
 
 
 def browsers_of(web: str | None, *, readonly: bool = True) -> Browsers | None:

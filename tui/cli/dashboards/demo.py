@@ -75,10 +75,10 @@ def demo(
     prompt stalls them once. With --simulate it is another demo: 10 requests a second at a budget of
     2,048 tokens, with service levels of 500 ms (TTFT) and 50 ms (ITL).
     """
-    simulated = demo_engine.simulated_gpu(gpu, speed)
-    workload = demo_engine.workload_of(rate, model, simulated)
+    demo_engine.check_simulated(gpu, speed)
+    workload = demo_engine.workload_of(rate, model, is_simulated=gpu is not None)
     settings = resolve(
-        DashboardSettings, "dashboard", flags, None if simulated else demo_engine.SERVICE_LEVELS
+        DashboardSettings, "dashboard", flags, None if gpu else demo_engine.SERVICE_LEVELS
     )
     check_seconds(seconds)
     browsers = browsers_of(web)
@@ -91,7 +91,7 @@ def demo(
             raise WrongUsage("--seconds and --screenshot go with --headless")
     if screenshot is not None:
         picture_path(str(screenshot), option="--screenshot")
-    if simulated is None and not has_torch():
+    if gpu is None and not has_torch():
         raise CommandFailed(f"{missing_text('torch')}; without it: stepscope demo --simulate h100")
     if record is not None:
         output_path(str(record), "--record", is_new=True)
@@ -99,12 +99,12 @@ def demo(
     stop = StopSignals()
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         levels = own_levels(settings)
-        options, runs = demo_engine.engine_arguments(model, with_tokens, simulated, levels)
+        options, runs = demo_engine.engine_arguments(model, with_tokens, gpu, speed, levels)
         with EngineProcess(options, progress, runs) as engine:
             costs = engine.info.step_costs
             about = [f"workload   {demo_engine.workload_text(workload)}"]
             about += [f"engine     {in_words(costs)}"] if costs is not None else []
-            if demo_engine.speaks(model, simulated):
+            if gpu is None and model == smollm2.NAME:
                 progress.close()
                 say(smollm2.NOTICE)
             history = new_history(settings)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
@@ -21,7 +22,7 @@ _TICK_S = 0.2
 
 def hold(
     target: str | None,
-    itl: str | None,
+    flags: Mapping[str, Any],
     seconds: float | None,
     name: str | None,
     *,
@@ -31,8 +32,8 @@ def hold(
     """Run the autopilot until a signal, then restore the knobs; exit code 1 if it ended itself."""
     call_me(name)
     check_seconds(seconds)
-    levels = chosen_levels({} if itl is None else {"slo_itl_ms": itl})
-    chosen = choose(target, "stepscope tune {} --hold itl")
+    levels = chosen_levels(flags)
+    chosen = choose(target, "stepscope tune {} --hold")
     with connect(chosen) as client:
         said = levels_said(client.info())
     note_own(levels, said)

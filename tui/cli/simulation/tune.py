@@ -39,7 +39,7 @@ _SHOWN = (
     "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
     "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
     "stepscope tune freeze --bottleneck",
-    "stepscope tune engine-0 --hold itl=50ms --as night-shift",
+    "stepscope tune engine-0 --hold --slo-itl 50ms --as night-shift",
     sections=("levels",),
     takes_key=True,
 )
@@ -52,10 +52,9 @@ def tune(
         "--hold how long (default: until Ctrl-C)",
     ),
     bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
-    held: str | None = option(
-        "itl[=TIME]",
-        "of an engine: keep 95 % of the gaps between tokens within this level, by moving "
-        "its token budget, until Ctrl-C",
+    holds: bool = flag(
+        "of an engine: keep 95 % of the gaps between tokens within the ITL level, by moving its "
+        "token budget, until Ctrl-C",
         "--hold",
     ),
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
@@ -75,14 +74,10 @@ def tune(
     engine's audit with its reason. The old values of the knobs are restored when it ends, dies or
     loses the telemetry. It ends when somebody else sets one of its knobs.
     """
-    if held is not None:
-        kind, equals, level_text = held.partition("=")
-        if kind != "itl" or (equals and not level_text):
-            raise WrongUsage(f"--hold: expected itl=TIME such as itl=50ms, got {held!r}")
+    if holds:
         if bottleneck or (target is not None and is_recorded(target)):
             raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
-        itl = level_text or flags.get("slo_itl_ms")
-        return hold(target, itl, seconds, operator, is_shadow=shadow, as_json=as_json)
+        return hold(target, flags, seconds, operator, is_shadow=shadow, as_json=as_json)
     if shadow or operator is not None:
         raise WrongUsage("--shadow and --as: only with --hold")
     if seconds is not None and target is not None and is_recorded(target):
