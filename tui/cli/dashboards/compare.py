@@ -222,22 +222,20 @@ def _on_screen(
     live: Mapping[str, Endpoint],
 ) -> Iterator[_Compared]:
     """Start the source that the dashboard shows; yield it, and where to read runs A and B from."""
-    split = None if mark is None else _split_of(a, mark)
     shown = b if b is not None and b in live else a
     source = _source(shown, live, settings)
     source.start()
     try:
         session = session_origin(source)._replace(name=_name(shown))
-        if split is not None:
-            yield source, split_origins(session, *split)
-        else:
-            assert b is not None
-            other = a if shown is b else b
-            path = find_recording(other)
-            Recording(path).close()  # it can be opened
-            remember(path)
-            origin = Origin(_name(other), session.slo, path=path)
-            yield source, (origin, session) if shown is b else (session, origin)
+        if b is None or mark is not None:
+            yield source, split_origins(session, *_split_of(a, mark or ""))
+            return
+        other = a if shown is b else b
+        path = find_recording(other)
+        Recording(path).close()  # it can be opened
+        remember(path)
+        origin = Origin(_name(other), session.slo, path=path)
+        yield source, (origin, session) if shown is b else (session, origin)
     finally:
         source.stop()
 

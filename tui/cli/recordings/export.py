@@ -29,7 +29,6 @@ def export_file(
         "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
         ".pftrace, .parquet, .csv or .jsonl)",
         "--format",
-        "--to",
     ),
     *,
     output: str = options.option("FILE", "the file to write", "--output", "-o", default=...),
