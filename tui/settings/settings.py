@@ -33,28 +33,16 @@ MAX_NAME = 40  # characters of the name that an operator chooses
 NO_FILE = "none"  # given as the config file: read none, write none
 
 
+def _level(what: str, default: int) -> Meta:
+    by = f"(default: as the engine or the recording says, else {default})"
+    return Meta(gt=0, le=MAX_LEVEL_MS, description=f"{what} is a breach, in ms {by}")
+
+
 _Fps: TypeAlias = Annotated[
     float, Meta(ge=0.5, le=60, description="frames a second (default: 10, over SSH 5)")
 ]
 _Ascii: TypeAlias = Annotated[
     bool, Meta(description="draw with ASCII characters only (default: as the terminal can)")
-]
-_ELSE = "in ms (default: as the engine or the recording says, else"
-_Ttft: TypeAlias = Annotated[
-    float,
-    Meta(
-        gt=0,
-        le=MAX_LEVEL_MS,
-        description=f"a first token that takes longer is a breach, {_ELSE} 500)",
-    ),
-]
-_Itl: TypeAlias = Annotated[
-    float,
-    Meta(
-        gt=0,
-        le=MAX_LEVEL_MS,
-        description=f"a longer gap between two tokens is a breach, {_ELSE} 50)",
-    ),
 ]
 _Log: TypeAlias = Annotated[
     str, Meta(description="log file for errors (default: dashboard.log in the state folder)")
@@ -80,8 +68,8 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "R, D, S, E and M still write their files"
         ),
     ] = False
-    slo_ttft_ms: _Ttft | None = None
-    slo_itl_ms: _Itl | None = None
+    slo_ttft_ms: Annotated[float, _level("a first token that takes longer", 500)] | None = None
+    slo_itl_ms: Annotated[float, _level("a longer gap between two tokens", 50)] | None = None
     keep: Annotated[
         bool, Meta(description="save settings changed in the dashboard to the config file")
     ] = True

@@ -154,7 +154,17 @@ def demo(
         if recorder is not None:
             written = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
             say(f"recording  {recorder.path} ({written})")
-        _finish(source, settings, screenshot)
+        if screenshot is not None:
+            from stepscope.tui.app import picture
+
+            is_ascii = bool(settings.ascii)
+            picture.screenshot(source, history, screenshot, theme=settings.theme, ascii=is_ascii)
+            say(f"screenshot {screenshot}")
+        if history.num_steps == 0:
+            raise CommandFailed("no step came from the engine")
+        if history.gaps or history.num_lost:
+            lost = f"{history.num_lost} messages of the engine were lost"
+            raise CommandFailed(f"{len(history.gaps)} gaps: {lost}")
     if cut_short is not None:
         raise Interrupted(cut_short)
 
@@ -191,22 +201,6 @@ def _wait(
         stop.wait(_TICK_S)
     elapsed_s = time.monotonic() - start_s
     return None if elapsed_s >= seconds else f"interrupted after {elapsed_s:.0f} of {seconds:g} s"
-
-
-def _finish(source: Subscriber, settings: DashboardSettings, screenshot: Path | None) -> None:
-    history = source.history
-    if screenshot is not None:
-        from stepscope.tui.app import picture
-
-        is_ascii = bool(settings.ascii)
-        picture.screenshot(source, history, screenshot, theme=settings.theme, ascii=is_ascii)
-        say(f"screenshot {screenshot}")
-    if history.num_steps == 0:
-        raise CommandFailed("no step came from the engine")
-    if history.gaps or history.num_lost:
-        raise CommandFailed(
-            f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"
-        )
 
 
 def _summary(history: History) -> Iterator[str]:

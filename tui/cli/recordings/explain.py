@@ -105,15 +105,13 @@ def explain(
             )
         slo = level_of(given, recording)
         carried = levels_said(recording.info, recording.metadata if is_file else None)
+        says = f"as the {'recording' if is_file else 'engine'} says"
         origins = {name: option for name, option in DURATIONS.items() if name in given}
         for name in DURATIONS.keys() - origins.keys():
             is_carried = asked[name] is None and carried.get(name) == levels_of(slo)[name]
-            by = (
-                f"as the {'recording' if is_file else 'engine'} says"
-                if is_carried
-                else "the default"
+            origins[name] = (
+                f"{says if is_carried else 'the default'}; {DURATIONS[name]} sets another"
             )
-            origins[name] = f"{by}; {DURATIONS[name]} sets another"
         found = explain_recording(
             recording,
             None if slo_itl == _MEDIAN else slo.itl_ms,

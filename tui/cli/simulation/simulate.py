@@ -6,6 +6,7 @@ A case is a set of knobs.
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -159,10 +160,7 @@ def simulate(
     written = ""
     stop = StopSignals()
     with stop, Progress() as progress:
-
-        def watch(what: str) -> Callable[[int], bool]:
-            return _shown(progress, what, work.num_requests, stop)
-
+        watch = partial(_shown, progress, stop, work.num_requests)
         for name, changes in (cases or {"": {}}).items():
             knobs = setup.knobs.changed(changes, setup.limits) if changes else setup.knobs
             case = msgspec.structs.replace(setup, knobs=knobs)
@@ -218,7 +216,7 @@ def simulate(
 
 
 def _shown(
-    progress: Progress, what: str, num_requests: int, stop: StopSignals
+    progress: Progress, stop: StopSignals, num_requests: int, what: str
 ) -> Callable[[int], bool]:
     """Return a function for each request: it shows progress, and returns True after a signal."""
     next_s = 0.0
