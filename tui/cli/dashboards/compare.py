@@ -154,12 +154,13 @@ def _compared_as(
     for file in files:
         with Recording(find_recording(file)) as recording:
             carried = levels_said(recording.info, recording.metadata)
-            chosen = {**carried, **own_levels(judged_as(settings, flags, recording))}
+            own = own_levels(judged_as(settings, flags, recording))
+        chosen = {**carried, **own}
         if not carried:
             continue
         if first is None:
             first = file, carried, chosen
-            note_own(chosen, carried)
+            note_own(own, carried)
         elif chosen != first[2]:
             note(
                 f"{first[0]} carries the service levels {levels_text(first[1])}, {file} "

@@ -9,12 +9,16 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.shared import options
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import find_recording, output_path, step_range
-from stepscope.tui.session.file_jobs import SUFFIXES
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
 # A workload for Mooncake ends in .jsonl, too, but only --format asks for it.
-_ENDINGS = {ending: name for name, ending in SUFFIXES.items() if name != "mooncake"}
+_ENDINGS: dict[str, Format] = {
+    ".pftrace": "perfetto",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+}
 
 
 @options.command(
