@@ -6,12 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.dry_run import ScheduleLine
 from tests.support.done import Done
 
@@ -156,20 +155,22 @@ def test_schedule_needs_no_torch(tmp_path: Path) -> None:
 def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(
     stepscope: Run,
 ) -> None:
-    crossed = ("--modes", "naive,chunked", "--sweep", "max_num_seqs=4..8")
+    crossed = ("--sweep", "batching=naive,chunked", "--sweep", "max_num_seqs=4..8")
     done = stepscope("simulate", "chunked", *crossed, "--json", "--runs", "2")
     found = json.loads(done.stdout)
-    names = [f"{mode} max_num_seqs={seats}" for mode in ("naive", "chunked") for seats in (4, 8)]
+    names = [
+        f"batching={mode} max_num_seqs={seats}" for mode in ("naive", "chunked") for seats in (4, 8)
+    ]
     said = [line.partition(":")[0] for line in done.stderr.splitlines()]
     assert said == [f"simulating {name}" for name in names]
     assert list(found) == names
-    ttft = found["chunked max_num_seqs=4"]["ttft_p50_ms"]
+    ttft = found["batching=chunked max_num_seqs=4"]["ttft_p50_ms"]
     assert ttft["low"] < ttft["median"] < ttft["high"]
-    table = stepscope("simulate", "chunked", "--modes", "all").stdout.splitlines()
-    assert table[0].startswith("mode        TTFT p50 ms")
-    assert [line.split()[0] for line in table[1:]] == list(get_args(Batching))
+    table = stepscope("simulate", "chunked", *crossed[:2]).stdout.splitlines()
+    assert table[0].startswith("with              TTFT p50 ms")
+    assert [line.split()[0] for line in table[1:]] == ["batching=naive", "batching=chunked"]
     ttft_ms = {line.split()[0]: float(line.split()[1].replace(",", "")) for line in table[1:]}
-    assert ttft_ms["naive"] > ttft_ms["chunked"]
+    assert ttft_ms["batching=naive"] > ttft_ms["batching=chunked"]
 
 
 @pytest.mark.parametrize(
@@ -177,12 +178,15 @@ def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(
     [
         (["--steps", "mix"], "mix counts in seconds, not in steps: -o FILE.mcap"),
         (["--steps", "freeze"], "freeze counts in seconds, not in steps: -o FILE.mcap"),
-        (["--steps", PREEMPTION, "--modes", "all"], "leave out --json, --modes, --sweep"),
+        (["--steps", PREEMPTION, "--sweep", "max_num_seqs=4,8"], "leave out --json, --sweep"),
         (["--steps", PREEMPTION, "--gpu", "h100"], "which needs no step times; leave out"),
         ([PREEMPTION], "counts in steps: --steps prints who would be in each"),
         (["chunked", "--sweep", "seats=1..2"], "'seats' is no knob; the knobs are"),
-        (["chunked", "--modes", "fast"], "expected all, or some of naive, static"),
-        (["chunked", "--modes", "all", "-o", "x.mcap"], "--output: a recording is of one engine"),
+        (["chunked", "--sweep", "batching=fast"], "--batching: expected one of naive, static"),
+        (
+            ["chunked", "--sweep", "max_num_seqs=4,8", "-o", "x.mcap"],
+            "--output: a recording is of one engine",
+        ),
     ],
 )
 def test_conflicting_options_of_simulate_are_refused(

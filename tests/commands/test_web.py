@@ -71,6 +71,8 @@ def test_without_the_package_a_line_says_what_to_install(
     done = stepscope("top", "--web", "0")
     assert done.exit_code == 1
     assert "--web needs textual-serve: pip install 'stepscope[web]'" in done.stderr
+    without = "import sys; sys.modules['aiohttp'] = None; import stepscope.tui.cli.dashboards.top"
+    subprocess.run([sys.executable, "-c", without], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])

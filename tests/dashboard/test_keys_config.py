@@ -396,13 +396,13 @@ def test_the_config_command_says_where_each_value_comes_from(
     write(config_file, f'{dashboard}[keys]\npause="f7"\n')
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_THEME", "dark")
     monkeypatch.setenv("STEPSCOPE_HTTP_API_KEY", "very secret")
-    code, out, _ = config("--sort", "blocks")
+    code, out, _ = config()
     assert code == 0
     origins = dict(line.split("#", 1) for line in out.splitlines() if " # " in line)
     origins = {name.strip(): origin.strip() for name, origin in origins.items()}
     assert origins["fps = 4.0"] == "config.toml"
     assert origins['theme = "dark"'] == "STEPSCOPE_DASHBOARD_THEME"
-    assert origins['sort = "blocks"'] == "--sort"
+    assert origins['sort = "state"'] == "config.toml"
     assert origins["readonly = false"] == "default"
     assert origins['pause = "f7"'] == "config.toml"
     assert origins['zoom_in = "z"'] == "default"

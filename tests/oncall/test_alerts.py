@@ -210,19 +210,20 @@ def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(
             source.history.append(frame.sequence, frame.payload)
     judge = Judge([parse_rule("itl_p99 > 50ms"), parse_rule("queue_age > 5s")])
     judge.apply({"itl_p99": 766.0, "queue_age": 0.0}, 0.0)
-    watch._MessagePrinter(source, as_json=False).states(judge.watches)
+    watched = [(each.rule, each.state, each.value, "said") for each in judge.watches]
+    for each in watched:
+        watch._print(source, False, *each)
     firing, calm = capsys.readouterr().out.splitlines()
     assert "; 12 streams stood still 0.8 s at step 302 behind the 4,096-token prompt of" in firing
     assert "stood still" not in calm
-    watch._MessagePrinter(source, as_json=True).states(judge.watches)
-    said = json.loads(capsys.readouterr().out.splitlines()[0])
+    watch._print(source, True, *watched[0])
+    said = json.loads(capsys.readouterr().out)
     assert said["verdict"].startswith("12 streams stood still")
 
 
 def test_watch_once_reports_unknown_if_nothing_can_be_measured() -> None:
     judge = Judge([parse_rule("itl_p99 > 50ms")])
-    out = watch._MessagePrinter(Subscriber("engine-0"), as_json=True)
-    assert watch._verdict(judge, out) == watch.cli_errors.TOO_LITTLE_DATA
+    assert watch._verdict(judge) == watch.cli_errors.TOO_LITTLE_DATA
 
 
 async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(

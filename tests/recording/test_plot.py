@@ -1,6 +1,7 @@
 """Plots of recordings: what each pixel column holds, and the file that is written."""
 
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -152,16 +153,14 @@ def when(event: PlotEvent) -> int:
 def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     session: tuple[History, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, path = session
-    files = [tmp_path / "a.svg"]
+    path, files = tmp_path / "a $ sign.mcap", [tmp_path / "a.svg"]
+    shutil.copy(session[1], path)
     drawn = []
     for _ in range(2):
         plot_file(
             str(path),
             output=str(files[0]),
             flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"},
-            size="7x7",
-            title="a $ sign",
         )
         drawn.append(files[0].read_bytes())
     first = drawn[0]
@@ -192,11 +191,11 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
         "‖ engine paused for 3.0 s",
     ):
         assert text in said, text
-    assert "7x7 inches" in capsys.readouterr().out
+    assert "a.svg: steps " in capsys.readouterr().out
     # An existing file is replaced, completely or not at all.
-    plot_file(str(path), output=str(files[0]), first=10, last=20, size="7x7")
+    plot_file(str(path), output=str(files[0]), first=10, last=20)
     assert files[0].read_bytes() != first
-    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert sorted(tmp_path.iterdir()) == sorted([*files, path])
 
 
 @pytest.mark.parametrize(
@@ -204,8 +203,6 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     [
         ({"output": "figure.gif"}, "ends in .svg, .png or .pdf"),
         ({"output": "no/such/folder/f.svg"}, "is not a folder"),
-        ({"size": "9"}, "expected inches such as 10x9"),
-        ({"size": "1x1"}, "expected 7 to 60 inches"),
         ({"first": 9, "last": 3}, "--from 9 is after --until 3"),
     ],
 )

@@ -50,8 +50,8 @@ async def test_a_value_typed_before_another_clients_change_is_refused_and_can_be
         said = "not changed: anna set max_num_seqs to 8 meanwhile; K again"
         refused = "max_num_seqs 64→8"  # said by the engine, where telemetry is not there yet
         await until(lambda: said in main_text(app) or refused in main_text(app), "the refusal")
-        state = source.history.state
-        await until(lambda: any("anna" in each.who for each in state.audit), "what anna did")
+        names = lambda: [each.who for each in source.history.state.audit]  # noqa: E731
+        await until(lambda: any("anna" in each for each in names()), "what anna did")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 8, "the value")
         await press(app, "K", "down", "enter", *"16", "enter")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")

@@ -272,7 +272,7 @@ def test_a_second_autopilot_is_refused_and_the_knobs_of_a_killed_one_are_restore
     engine: Endpoint,
 ) -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "tune", engine.control]
-    command += ["--hold", "itl=15ms", "--json"]
+    command += ["--hold", "--slo-itl", "15ms", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["kind"] == "move"
@@ -292,7 +292,7 @@ def test_a_second_autopilot_is_refused_and_the_knobs_of_a_killed_one_are_restore
 
 def test_ctrl_c_ends_the_autopilot_and_restores_the_knobs(engine: Endpoint) -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "tune", engine.control]
-    command += ["--hold", "itl=15ms"]
+    command += ["--hold", "--slo-itl", "15ms"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert "holds 95 %" in process.stdout.readline()

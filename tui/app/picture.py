@@ -36,8 +36,6 @@ def screenshot(
     *,
     theme: ThemeName = "dark",
     ascii: bool = False,
-    step: int | None = None,
-    title: str = "stepscope",
     page: Page = "live",
     axis: Axis = "step",
     zoom: int | None = None,
@@ -49,7 +47,6 @@ def screenshot(
     If the engine publishes prompts and outputs, only the owner may read the file.
 
     Args:
-        step: pause at this step instead of showing the newest.
         axis: whether chart columns hold steps or time.
         zoom: a column holds `zoom` steps, or `zoom` times 10 ms; one of `ZOOMS`. None: a step, or
             a time by which all of a recording fits.
@@ -66,7 +63,6 @@ def screenshot(
         history,
         fps=DEFAULT_FPS,
         ascii_only=ascii,
-        title=title,
         theme=theme,
         any_terminal=True,
         axis=axis,
@@ -78,7 +74,7 @@ def screenshot(
     if compared is not None:
         app.compare(*compared)
     encode = _ENCODERS[path.suffix.removeprefix(".").lower()]
-    content = asyncio.run(_picture(app, size, step, request_id, encode))
+    content = asyncio.run(_picture(app, size, request_id, encode))
     is_private = history.info is not None and history.info.with_tokens
     with writing(path, replace=True, is_private=is_private) as stream:
         stream.write(content)
@@ -87,15 +83,12 @@ def screenshot(
 async def _picture(
     app: Dashboard,
     size: tuple[int, int],
-    step: int | None,
     request_id: int | None,
     encode: Callable[[App[None]], bytes],
 ) -> bytes:
     try:
         async with app.run_test(size=size) as pilot:
             screen = app.main
-            if step is not None:
-                screen.navigator.go(step)
             comparer = screen.session.compare.comparer
             while comparer is not None and comparer.is_reading:
                 await asyncio.sleep(_LOOK_S)

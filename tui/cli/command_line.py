@@ -114,7 +114,7 @@ app = typer.Typer(
     cls=_CommandLine,
     help="See and steer every forward step of an LLM inference engine, in a terminal.",
     epilog="Alone, in a terminal, it opens a start screen. Exit codes: 0 done, 1 it failed,\n"
-    "2 wrong usage, 3 too little data to say (check, watch --once), 130 interrupted.",
+    "2 wrong usage, 3 too little data to say, 130 interrupted.",
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

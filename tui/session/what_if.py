@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -56,23 +57,6 @@ _MAX_STEPS = 10_000  # the newest steps to simulate: more would take minutes
 _WAIT_S = 0.1  # between two checks whether the answer is still wanted
 
 
-class _Range(msgspec.Struct):
-    value: float
-    low: float
-    high: float
-
-
-class _Case(msgspec.Struct):
-    figures: dict[str, _Range]
-
-
-class _WhatIfDocument(msgspec.Struct):
-    """Those fields of the output of `stepscope what-if --json` that are used here."""
-
-    recorded: dict[str, float | None]
-    variants: list[_Case]
-
-
 class _Dropped(Exception):  # noqa: N818 - no error
     """Raised in the thread of a simulation whose result is no longer needed."""
 
@@ -114,7 +98,7 @@ class KnobForecast(threading.Thread):
                 self._look()
         finally:
             process.end()
-        return _in_words(msgspec.json.decode(out, type=_WhatIfDocument))
+        return _in_words(msgspec.json.decode(out))
 
 
 def _newest_steps(
@@ -129,16 +113,14 @@ def _newest_steps(
     return path
 
 
-def _in_words(answer: _WhatIfDocument) -> str:
-    figures = answer.variants[0].figures
+def _in_words(answer: dict[str, Any]) -> str:
+    """Return the output of `stepscope what-if --json` of one variant in a line."""
     parts = []
     for label, name in _SHOWN:
-        before, after = answer.recorded.get(name), figures.get(name)
+        before, after = answer["recorded"].get(name), answer["variants"][0]["figures"].get(name)
         if before is not None and after is not None:
-            parts.append(
-                f"{label} {before:,.0f} → {after.value:,.0f} ms "
-                f"({after.low:,.0f} to {after.high:,.0f})"
-            )
+            interval = f"({after['low']:,.0f} to {after['high']:,.0f})"
+            parts.append(f"{label} {before:,.0f} → {after['value']:,.0f} ms {interval}")
     return "   ".join(parts) or "no request finished"
 
 

@@ -33,22 +33,28 @@ MAX_NAME = 40  # characters of the name that an operator chooses
 NO_FILE = "none"  # given as the config file: read none, write none
 
 
+def _level(what: str, default: int) -> Meta:
+    by = f"(default: as the engine or the recording says, else {default})"
+    return Meta(gt=0, le=MAX_LEVEL_MS, description=f"{what} is a breach, in ms {by}")
+
+
+_Fps: TypeAlias = Annotated[
+    float, Meta(ge=0.5, le=60, description="frames a second (default: 10, over SSH 5)")
+]
+_Ascii: TypeAlias = Annotated[
+    bool, Meta(description="draw with ASCII characters only (default: as the terminal can)")
+]
+_Log: TypeAlias = Annotated[
+    str, Meta(description="log file for errors (default: dashboard.log in the state folder)")
+]
+
+
 class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the dashboard looks, and the service levels for TTFT and ITL."""
 
-    fps: (
-        Annotated[
-            float, Meta(ge=0.5, le=60, description="frames a second (default: 10, over SSH 5)")
-        ]
-        | None
-    ) = None
+    fps: _Fps | None = None
     theme: Annotated[Literal["dark", "light"], Meta(description="colours at the start")] = "dark"
-    ascii: (
-        Annotated[
-            bool, Meta(description="draw with ASCII characters only (default: as the terminal can)")
-        ]
-        | None
-    ) = None
+    ascii: _Ascii | None = None
     sort: Annotated[
         Literal["arrival", "state", "blocks", "latest"], Meta(description="order of the lanes")
     ] = "arrival"
@@ -62,40 +68,12 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "R, D, S, E and M still write their files"
         ),
     ] = False
-    slo_ttft_ms: (
-        Annotated[
-            float,
-            Meta(
-                gt=0,
-                le=MAX_LEVEL_MS,
-                description="a first token that takes longer is a breach, in ms (default: as the "
-                "engine or the recording says, else 500)",
-            ),
-        ]
-        | None
-    ) = None
-    slo_itl_ms: (
-        Annotated[
-            float,
-            Meta(
-                gt=0,
-                le=MAX_LEVEL_MS,
-                description="a longer gap between two tokens is a breach, in ms (default: as the "
-                "engine or the recording says, else 50)",
-            ),
-        ]
-        | None
-    ) = None
+    slo_ttft_ms: Annotated[float, _level("a first token that takes longer", 500)] | None = None
+    slo_itl_ms: Annotated[float, _level("a longer gap between two tokens", 50)] | None = None
     keep: Annotated[
         bool, Meta(description="save settings changed in the dashboard to the config file")
     ] = True
-    log: (
-        Annotated[
-            str,
-            Meta(description="log file for errors (default: dashboard.log in the state folder)"),
-        ]
-        | None
-    ) = None
+    log: _Log | None = None
 
 
 class FleetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +105,10 @@ class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             description="your name in the audit (default: account, terminal and machine)",
         ),
     ] = ""
+
+
+class _Alert(Struct, forbid_unknown_fields=True):
+    when: str
 
 
 SECTIONS: dict[Section, type[Struct]] = {
@@ -222,19 +204,14 @@ def _rules(path: Path, tables: object) -> "tuple[Rule, ...]":
     from stepscope.recordings.alerts.rule import parse_rule
     from stepscope.recordings.figures.table import BoundError
 
-    example = '[[alerts]] with when = "itl_p99 > 50ms for 30s"'
-    if not isinstance(tables, list):
-        raise WrongUsage(f"{path}: {ALERTS} is a list of rules: write {example}")
-    rules = []
-    for table in tables:
-        when = table.get("when") if isinstance(table, dict) else None
-        if not isinstance(when, str) or len(table) != 1:
-            raise WrongUsage(f"{path}: an alert is {example}, got {table!r}")
-        try:
-            rules.append(parse_rule(when))
-        except BoundError as error:
-            raise WrongUsage(f"{path}: [[alerts]] when: {error}") from error
-    return tuple(rules)
+    try:
+        found = msgspec.convert(tables, list[_Alert])
+        return tuple(parse_rule(each.when) for each in found)
+    except msgspec.ValidationError as error:
+        example = '[[alerts]] with when = "itl_p99 > 50ms for 30s"'
+        raise WrongUsage(f"{path}: {ALERTS}{in_words(error).text}: write {example}") from error
+    except BoundError as error:
+        raise WrongUsage(f"{path}: [[alerts]] when: {error}") from error
 
 
 def _check(path: Path, section: Section, values: dict[str, Any]) -> None:

@@ -16,11 +16,8 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
-
-from aiohttp import web
-from textual_serve.server import Server
 
 from stepscope.engine.http.settings import Address, parse_address
 from stepscope.engine.transport.keys import read_credentials
@@ -29,18 +26,24 @@ from stepscope.tui.cli.shared.options import as_options, option
 from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 
+if TYPE_CHECKING:
+    from aiohttp import web
+
 _COOKIE = "stepscope"  # not every browser sends its key with a WebSocket
 _END_S = 0.5  # how long browsers may go on after Ctrl-C
 _PAGE = Path(__file__).with_name("page.html")
 _ASK = {"WWW-Authenticate": 'Basic realm="stepscope: any name, and the web key"'}
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
 
 
-def web_app(command: str, key: str) -> web.Application:
+def web_app(command: str, key: str) -> "web.Application":
     """Return the application.
 
     `key`: what browsers must know; empty: only those on this machine may come.
     """
+    from aiohttp import web
+    from textual_serve.server import Server
+
     known = secrets.token_hex()
 
     @web.middleware
@@ -85,14 +88,6 @@ def _password(authorization: str) -> bytes:
         return b""
 
 
-def serve(listener: socket.socket, command: str, key: str) -> None:
-    """Serve browsers until SIGINT or SIGTERM; what runs for them ends then, too."""
-    logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a browser that goes is no error
-    os.environ["TERM"] = "xterm-256color"
-    app = web_app(command, key)
-    web.run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=_END_S)
-
-
 _KEY = "STEPSCOPE_WEB_KEY"  # browsers must know it
 WEB = option(
     "[HOST:]PORT", "show it in browsers, not here; read-only without an operator's --key", "--web"
@@ -106,8 +101,11 @@ class Browsers(NamedTuple):
     steers: bool
 
     def serve(self, engines: Sequence[str], flags: Mapping[str, Any]) -> None:
-        """Show `stepscope top ENGINES`, with these options by field name, until Ctrl-C."""
-        from stepscope.tui.cli.dashboards.browsers import serve  # loads textual-serve
+        """Show `stepscope top ENGINES`, with these options by field name, until Ctrl-C.
+
+        What runs for browsers ends then, too.
+        """
+        from aiohttp.web import run_app
 
         host, port = self.address
         try:
@@ -123,7 +121,10 @@ class Browsers(NamedTuple):
         bound = self.address._replace(port=listener.getsockname()[1])
         may = "browsers may steer" if self.steers else "read-only"
         say(f"dashboard on http://{bound.text} ({may}; Ctrl-C ends it)")
-        serve(listener, f"exec {command}", os.environ.pop(_KEY, ""))
+        logging.getLogger("textual-serve").setLevel(logging.CRITICAL)  # a browser may go
+        os.environ["TERM"] = "xterm-256color"
+        app = web_app(f"exec {command}", os.environ.pop(_KEY, ""))
+        run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=_END_S)
 
 
 def browsers_of(web: str | None, *, readonly: bool = True) -> Browsers | None:

@@ -150,26 +150,24 @@ def _compared_as(
     settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
 ) -> DashboardSettings:
     """Return the settings with the levels that judge both runs: the first that are stored."""
-    carried: dict[str, Levels] = {}
-    own: dict[str, Levels] = {}
+    first: tuple[str, Levels, Levels] | None = None
     for file in files:
         with Recording(find_recording(file)) as recording:
-            if levels := levels_said(recording.info, recording.metadata):
-                carried[file] = levels
-                own[file] = own_levels(judged_as(settings, flags, recording))
-    if not carried:
-        return settings
-    first = next(iter(carried))
-    note_own(own[first], carried[first])
-    chosen = {**carried[first], **own[first]}
-    for name, levels in carried.items():
-        if {**levels, **own[name]} != chosen:
+            carried = levels_said(recording.info, recording.metadata)
+            own = own_levels(judged_as(settings, flags, recording))
+        chosen = {**carried, **own}
+        if not carried:
+            continue
+        if first is None:
+            first = file, carried, chosen
+            note_own(own, carried)
+        elif chosen != first[2]:
             note(
-                f"{first} carries the service levels "
-                f"{levels_text(carried[first])}, {name} {levels_text(levels)}; both are judged by "
-                f"those of {first} (--slo-ttft and --slo-itl set others)"
+                f"{first[0]} carries the service levels {levels_text(first[1])}, {file} "
+                f"{levels_text(carried)}; both are judged by those of {first[0]} (--slo-ttft and "
+                "--slo-itl set others)"
             )
-    return msgspec.structs.replace(settings, **chosen)
+    return settings if first is None else msgspec.structs.replace(settings, **first[2])
 
 
 def file_origins(a: str, b: str | None, mark: str | None, slo: SLO) -> tuple[Origin, Origin]:
@@ -225,22 +223,20 @@ def _on_screen(
     live: Mapping[str, Endpoint],
 ) -> Iterator[_Compared]:
     """Start the source that the dashboard shows; yield it, and where to read runs A and B from."""
-    split = None if mark is None else _split_of(a, mark)
     shown = b if b is not None and b in live else a
     source = _source(shown, live, settings)
     source.start()
     try:
         session = session_origin(source)._replace(name=_name(shown))
-        if split is not None:
-            yield source, split_origins(session, *split)
-        else:
-            assert b is not None
-            other = a if shown is b else b
-            path = find_recording(other)
-            Recording(path).close()  # it can be opened
-            remember(path)
-            origin = Origin(_name(other), session.slo, path=path)
-            yield source, (origin, session) if shown is b else (session, origin)
+        if b is None or mark is not None:
+            yield source, split_origins(session, *_split_of(a, mark or ""))
+            return
+        other = a if shown is b else b
+        path = find_recording(other)
+        Recording(path).close()  # it can be opened
+        remember(path)
+        origin = Origin(_name(other), session.slo, path=path)
+        yield source, (origin, session) if shown is b else (session, origin)
     finally:
         source.stop()
 

@@ -4,7 +4,7 @@ The output is itself a valid config file.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -29,14 +29,11 @@ _COMMENT_COLUMN = 44
     "stepscope config dashboard",
     "stepscope config --path",
     "stepscope config --like vllm",
-    sections=("dashboard",),
 )
 def config(
     section: str | None = argument("SECTION", "show only this section (default: all)"),
     path_only: bool = flag("print only the path of the config file", "--path"),
     like: Like = None,
-    *,
-    flags: dict[str, Any],
 ) -> None:
     """Show the settings, and where each of them comes from."""
     if like is not None:
@@ -59,7 +56,7 @@ def config(
     ]
     for name in settings.SECTIONS:
         if section in (None, name):
-            lines += ["", f"[{name}]", *_section(name, flags if name == "dashboard" else {})]
+            lines += ["", f"[{name}]", *_section(name)]
     if section in (None, settings.KEYS):
         lines += ["", f"[{settings.KEYS}]", *_keys()]
     if section in (None, settings.ALERTS):
@@ -85,10 +82,10 @@ def _beside_ours(like: str) -> Iterator[str]:
         yield f"not covered: {other.title.partition(' on ')[0]} {other.differs}"
 
 
-def _section(section: settings.Section, flags: Mapping[str, Any]) -> Iterator[str]:
+def _section(section: settings.Section) -> Iterator[str]:
     kind = settings.SECTIONS[section]
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    for name, (value, origin) in settled(kind, section, flags).items():
+    for name, (value, origin) in settled(kind, section, {}).items():
         about = origin or "default"
         if value is None:
             described = re.search(

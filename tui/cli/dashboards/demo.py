@@ -1,7 +1,7 @@
 """`stepscope demo`: runs engine, workload and dashboard together, and leaves nothing behind."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,10 @@ def demo(
     prompt stalls them once. With --simulate it is another demo: 10 requests a second at a budget of
     2,048 tokens, with service levels of 500 ms (TTFT) and 50 ms (ITL).
     """
-    simulated = demo_engine.simulated_gpu(gpu, speed)
-    workload = demo_engine.workload_of(rate, model, simulated)
+    demo_engine.check_simulated(gpu, speed)
+    workload = demo_engine.workload_of(rate, model, is_simulated=gpu is not None)
     settings = resolve(
-        DashboardSettings, "dashboard", flags, None if simulated else demo_engine.SERVICE_LEVELS
+        DashboardSettings, "dashboard", flags, None if gpu else demo_engine.SERVICE_LEVELS
     )
     check_seconds(seconds)
     browsers = browsers_of(web)
@@ -91,7 +91,7 @@ def demo(
             raise WrongUsage("--seconds and --screenshot go with --headless")
     if screenshot is not None:
         picture_path(str(screenshot), option="--screenshot")
-    if simulated is None and not has_torch():
+    if gpu is None and not has_torch():
         raise CommandFailed(f"{missing_text('torch')}; without it: stepscope demo --simulate h100")
     if record is not None:
         output_path(str(record), "--record", is_new=True)
@@ -99,12 +99,12 @@ def demo(
     stop = StopSignals()
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         levels = own_levels(settings)
-        options, runs = demo_engine.engine_arguments(model, with_tokens, simulated, levels)
+        options, runs = demo_engine.engine_arguments(model, with_tokens, gpu, speed, levels)
         with EngineProcess(options, progress, runs) as engine:
             costs = engine.info.step_costs
             about = [f"workload   {demo_engine.workload_text(workload)}"]
             about += [f"engine     {in_words(costs)}"] if costs is not None else []
-            if demo_engine.speaks(model, simulated):
+            if gpu is None and model == smollm2.NAME:
                 progress.close()
                 say(smollm2.NOTICE)
             history = new_history(settings)
@@ -131,7 +131,7 @@ def demo(
                 else:
                     progress.close()
                     say(*about)
-                    ended = EngineNews(engine)
+                    ended = end_of(engine)
                     run_live(
                         source,
                         settings,
@@ -154,7 +154,17 @@ def demo(
         if recorder is not None:
             written = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
             say(f"recording  {recorder.path} ({written})")
-        _finish(source, settings, screenshot)
+        if screenshot is not None:
+            from stepscope.tui.app import picture
+
+            is_ascii = bool(settings.ascii)
+            picture.screenshot(source, history, screenshot, theme=settings.theme, ascii=is_ascii)
+            say(f"screenshot {screenshot}")
+        if history.num_steps == 0:
+            raise CommandFailed("no step came from the engine")
+        if history.gaps or history.num_lost:
+            lost = f"{history.num_lost} messages of the engine were lost"
+            raise CommandFailed(f"{len(history.gaps)} gaps: {lost}")
     if cut_short is not None:
         raise Interrupted(cut_short)
 
@@ -173,18 +183,10 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
             return
 
 
-class EngineNews:
-    """Called in every frame: returns a notice, once, when the engine has ended."""
-
-    def __init__(self, engine: EngineProcess) -> None:
-        self._engine = engine
-        self._has_reported_end = False
-
-    def __call__(self) -> str | None:
-        if self._has_reported_end or self._engine.exit_code is None:
-            return None
-        self._has_reported_end = True
-        return "the engine has ended for good"
+def end_of(engine: EngineProcess) -> Callable[[], str | None]:
+    """Return what is called in every frame: it tells, once, that the engine has ended."""
+    notice = iter(["the engine has ended for good"])
+    return lambda: None if engine.exit_code is None else next(notice, None)
 
 
 def _wait(
@@ -199,22 +201,6 @@ def _wait(
         stop.wait(_TICK_S)
     elapsed_s = time.monotonic() - start_s
     return None if elapsed_s >= seconds else f"interrupted after {elapsed_s:.0f} of {seconds:g} s"
-
-
-def _finish(source: Subscriber, settings: DashboardSettings, screenshot: Path | None) -> None:
-    history = source.history
-    if screenshot is not None:
-        from stepscope.tui.app import picture
-
-        is_ascii = bool(settings.ascii)
-        picture.screenshot(source, history, screenshot, theme=settings.theme, ascii=is_ascii)
-        say(f"screenshot {screenshot}")
-    if history.num_steps == 0:
-        raise CommandFailed("no step came from the engine")
-    if history.gaps or history.num_lost:
-        raise CommandFailed(
-            f"{len(history.gaps)} gaps: {history.num_lost} messages of the engine were lost"
-        )
 
 
 def _summary(history: History) -> Iterator[str]:

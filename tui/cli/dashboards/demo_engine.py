@@ -157,29 +157,19 @@ SERVICE_LEVELS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 MAX_SPEED = 1000.0
 
 
-class SimulatedGpu(NamedTuple):
-    gpu: str
-    speed: float  # virtual seconds per second of the wall clock
-
-
-def simulated_gpu(gpu: str | None, speed: float) -> SimulatedGpu | None:
-    """Return the GPU and speed of `--simulate` and `--speed`; None without a simulation."""
+def check_simulated(gpu: str | None, speed: float) -> None:
+    """Raise WrongUsage if `--simulate` and `--speed` do not fit."""
     if gpu is None and speed != 1.0:
         raise WrongUsage("--speed goes with --simulate")
     if not 0 < speed <= MAX_SPEED:
         raise WrongUsage(f"--speed: expected a number above 0 and up to {MAX_SPEED:g}, got {speed}")
-    return None if gpu is None else SimulatedGpu(gpu, speed)
-
-
-def speaks(model: str, simulated: SimulatedGpu | None) -> bool:
-    return simulated is None and model == smollm2.NAME
 
 
 def workload_of(
-    rate: str | None, model: str = "demo", simulated: SimulatedGpu | None = None
+    rate: str | None, model: str = "demo", *, is_simulated: bool = False
 ) -> WorkloadSpec:
-    default = WORKLOAD if simulated is None else SIMULATED_WORKLOAD
-    default = SPEAKING_WORKLOAD if speaks(model, simulated) else default
+    default = SPEAKING_WORKLOAD if model == smollm2.NAME else WORKLOAD
+    default = SIMULATED_WORKLOAD if is_simulated else default
     if rate is None:
         return default
     return structs.replace(default, rate=convert_flags(WorkloadSpec, {"rate": rate})["rate"])
@@ -194,13 +184,13 @@ def workload_text(workload: WorkloadSpec) -> str:
 
 
 def engine_arguments(
-    model: str, with_tokens: bool, simulated: SimulatedGpu | None, levels: Levels
+    model: str, with_tokens: bool, gpu: str | None, speed: float, levels: Levels
 ) -> tuple[Mapping[str, KnobValue], str]:
-    if simulated is None:
+    if gpu is None:
         return {**_options(model, with_tokens), **levels}, "serve"
     if with_tokens:
         raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
-    options: dict[str, KnobValue] = {"gpu": simulated.gpu, "speed": simulated.speed, **levels}
+    options: dict[str, KnobValue] = {"gpu": gpu, "speed": speed, **levels}
     if model != EngineConfig().model:
         options["model"] = model
     return options, "simulated-engine"
@@ -209,7 +199,7 @@ def engine_arguments(
 def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
     """Return every option that matters to the demo, so that no config file can change it."""
     # `http` is empty: no HTTP server, even if the config file sets one for `serve`.
-    is_speaking = speaks(model, None)
+    is_speaking = model == smollm2.NAME
     knobs = SPEAKING_KNOBS if is_speaking else KNOBS
     options: dict[str, KnobValue] = {"model": model, "http": "", **knobs.as_dict()}
     # A model that speaks must show its text; nothing private is in it, the questions are ours.

@@ -1,12 +1,11 @@
 """`stepscope screenshot`: draws the dashboard at one step of a recording."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import new_history, recording_settings
-from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
+from stepscope.tui.cli.shared.options import RecordingFile, command, option
 from stepscope.tui.cli.shared.output import note, say
 from stepscope.tui.cli.shared.paths import (
     find_recording,
@@ -14,24 +13,21 @@ from stepscope.tui.cli.shared.paths import (
     picture_size,
     request_number,
 )
-from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 from stepscope.tui.views.view import ZOOMS
 
 _FILE_EVENTS_S = 5.0  # to search the file for events; of a very long file, only those found so far
 # Without the screens of two runs and of several engines, which need more than one recording.
-_PAGE_NAMES: Mapping[str, Page] = {
-    "main": "live",
-    **{page: page for page in PAGES if page not in ("live", "compare", "fleet")},
-}
+_PageName: TypeAlias = Literal["main", "step", "request", "kv", "latency", "knobs"]
 
 
 @command(
     "stepscope screenshot session.mcap --at 1200 -o stall.svg",
     "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
     "stepscope screenshot freeze --axis step -o steps.svg",
-    sections=("levels",),
+    sections=("picture",),
+    defaults={"ascii": False, "axis": "as 'stepscope replay' opens"},
 )
 def screenshot_file(
     file: RecordingFile,
@@ -40,20 +36,14 @@ def screenshot_file(
         "FILE", "the picture to write: .svg or .txt", "--output", "-o", default=...
     ),
     at: int | None = option("STEP", "the step to show  [default: the last]"),
-    page: str | None = option(
-        "SCREEN", "main, step, request, kv, latency or knobs, or its key, 1 to 6  [default: main]"
+    page: _PageName | None = option(
+        "main|step|request|kv|latency|knobs", "the screen  [default: main]"
     ),
     request: str | None = option("ID", "select this request, such as r12, and show its screen"),
     size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
-    axis: str | None = option(
-        "step|time",
-        "what a column of the charts stands for  [default: as 'stepscope replay' opens]",
-    ),
     zoom: int | None = option(
         "N", "steps in a column; on the time axis N x 10 ms  [default: what fits]"
     ),
-    theme: str | None = option("dark|light", "colours  [default: dark]"),
-    ascii: bool | None = flag("ASCII characters only", "--ascii/--no-ascii", default=None),
     flags: dict[str, Any],
 ) -> None:
     """Draw the dashboard at a step of a recording.
@@ -62,11 +52,9 @@ def screenshot_file(
     override [dashboard] in the config file. Service levels come from the options, else from the
     recording, else from the config file.
     """
-    given = {"theme": theme, "ascii": ascii, "axis": axis, **flags}
-    given = {name: value for name, value in given.items() if value is not None}
     path = picture_path(output)
     request_id = None if request is None else request_number(request)
-    chosen = _page(page, request_id)
+    page = page or ("main" if request_id is None else "request")
     num_columns, num_rows = picture_size(size)
     if zoom is not None and zoom not in ZOOMS:
         known = ", ".join(str(each) for each in ZOOMS)
@@ -78,7 +66,7 @@ def screenshot_file(
         step = last if at is None else at
         if not first <= step <= last:
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
-        settings = recording_settings(recording, given)
+        settings = recording_settings(recording, flags)
         source = ReplaySource(recording, new_history(settings), playing=False)
         source.start()
         try:
@@ -94,7 +82,7 @@ def screenshot_file(
                 (num_columns, num_rows),
                 theme=settings.theme,
                 ascii=bool(settings.ascii),
-                page=chosen,
+                page="live" if page == "main" else page,
                 axis=settings.axis,
                 zoom=zoom,
                 request_id=request_id,
@@ -103,16 +91,3 @@ def screenshot_file(
             source.stop()
         note(recording.message)
     say(f"{path}: step {step:,}, {num_columns}x{num_rows}, {file_size(path.stat().st_size)}")
-
-
-def _page(name: str | None, request_id: int | None) -> Page:
-    if name is None:
-        return "live" if request_id is None else "request"
-    by_key = {str(PAGES.index(page) + 1): page for page in _PAGE_NAMES.values()}
-    page = _PAGE_NAMES.get(name) or by_key.get(name)
-    if page is None:
-        known = ", ".join(_PAGE_NAMES)
-        raise WrongUsage(
-            f"--page: expected one of {known}, or {min(by_key)} to {max(by_key)}, got {name!r}"
-        )
-    return page

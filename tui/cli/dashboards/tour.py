@@ -7,7 +7,7 @@ from typing import Any
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.dashboards.demo import EngineNews, wait_until_live
+from stepscope.tui.cli.dashboards.demo import end_of, wait_until_live
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import StopSignals, ending_on_signals
@@ -68,7 +68,7 @@ def tour(
                 progress.close()
                 with Director(engine.endpoint) as director:
                     lesson = Tour(director.do, lambda: director.ended, keep_bookmark, first)
-                    ended = EngineNews(engine)
+                    ended = end_of(engine)
                     run_live(
                         source,
                         settings,

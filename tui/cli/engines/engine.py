@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from types import FrameType
 
 from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.tui.cli.shared.errors import leave
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 _GRACE_S = 5.0
@@ -24,7 +24,7 @@ def prepare_process() -> None:
     """Log warnings to stderr; let signals end the process until the engine handles them."""
     log_warnings()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, leave)
 
 
 def log_warnings() -> None:
@@ -80,8 +80,3 @@ def end_process() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)  # lets the current step finish
     os._exit(1)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Signal handler while the model loads: exits by an exception, so that no lock file is left."""
-    raise SystemExit(128 + number)

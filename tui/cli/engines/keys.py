@@ -7,7 +7,7 @@ from stepscope.engine.protocol.commands import LOCAL
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder, Role
 from stepscope.tui.cli.shared.options import argument, command, command_group, flag, option
-from stepscope.tui.cli.shared.output import say, write_json
+from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 _FOLDER = option(
@@ -78,13 +78,8 @@ def list_keys(
     if not holders:
         say(f"no key is authorised in {keys.path}")
         return
-    width = max(len(holder.name) for holder in holders)
-    say(
-        *(
-            f"{holder.name:<{width}}  {holder.role:<8}  {holder.created:<10}  {holder.public}"
-            for holder in holders
-        )
-    )
+    rows = [[each.name, each.role, each.created, each.public] for each in holders]
+    say(*text_table([""] * 4, rows, "<<<<")[1:])
 
 
 @command("stepscope keys revoke alice")

@@ -1,7 +1,7 @@
 """`stepscope load`: sends a workload to an engine, and prints the figures that a client sees."""
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,13 @@ def load(
     flags: dict[str, Any],
 ) -> None:
     """Send work to an engine: a synthetic mix, or a real trace."""
-    _check_usage(trace, time_scale, limit, seconds, flags)
+    check_seconds(seconds)
+    given = {"--time-scale": time_scale, "--limit": limit}
+    if trace is None and (wrong := [name for name, each in given.items() if each is not None]):
+        raise WrongUsage(f"{wrong[0]} belongs to --trace FILE")
+    wrong = [flag_of(name) for name in flags if name not in _WITH_TRACE]
+    if trace is not None and wrong:
+        raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
     call_me(name)
     levels = chosen_levels({})
     spec = resolve(WorkloadSpec, "load", flags)
@@ -153,22 +159,6 @@ def load(
         raise Interrupted(f"interrupted; {num_given_up} unfinished requests were aborted")
     if report.num_errors:
         raise CommandFailed(f"the engine refused {report.num_errors} requests")
-
-
-def _check_usage(
-    trace: Path | None,
-    time_scale: float | None,
-    limit: int | None,
-    seconds: float | None,
-    flags: Mapping[str, Any],
-) -> None:
-    if trace is None:
-        for name, value in (("--time-scale", time_scale), ("--limit", limit)):
-            if value is not None:
-                raise WrongUsage(f"{name} belongs to --trace FILE")
-    elif wrong := [flag_of(name) for name in flags if name not in _WITH_TRACE]:
-        raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
-    check_seconds(seconds)
 
 
 def _so_far(report: LoadReport, number: int | None) -> str:

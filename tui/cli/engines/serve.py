@@ -260,19 +260,18 @@ def serve(
             more.append(f"KV cache in {info.kv_cache_dtype}")
         if info.role is not None:
             more.append(f"prefill, then {info.decode_engine}" if info.decode_engine else info.role)
-        if info.model == smollm2.NAME:
-            print(smollm2.NOTICE, flush=True)
-        serves = f"{info.name} serves {model_on_text(info, *more)}"
-        print(f"{serves} on {info.control_endpoint}", flush=True)
-        if info.step_costs is not None:
-            print(in_words(info.step_costs), flush=True)
         endpoint = Endpoint.parse(info.control_endpoint)
         has_name = endpoint.path == runtime_dir() / info.name
         where = info.name if has_name else endpoint.here.control
-        print(f"watch it: stepscope top {where}    stop it: Ctrl-C", flush=True)
+        lines = [smollm2.NOTICE] if info.model == smollm2.NAME else []
+        lines.append(f"{info.name} serves {model_on_text(info, *more)} on {info.control_endpoint}")
+        lines += [] if info.step_costs is None else [in_words(info.step_costs)]
+        lines.append(f"watch it: stepscope top {where}    stop it: Ctrl-C")
         if info.with_tokens:
-            said = "--with-tokens: everyone who watches or records it gets prompts and outputs"
-            print(said, flush=True)
+            lines.append(
+                "--with-tokens: everyone who watches or records it gets prompts and outputs"
+            )
+        say(*lines)
         if server is not None:
             server.start(endpoint.here.control, takes_prompts=info.role != "decode")
 

@@ -5,8 +5,8 @@ import contextlib
 from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.client.group import set_on_all
 from stepscope.engine.protocol.replies import Ack
-from stepscope.engine.protocol.wire import KnobSpec, KnobValue
-from stepscope.engine.transport.endpoints import Endpoint, ranks_of
+from stepscope.engine.protocol.wire import KnobSpec, KnobValue, Snapshot
+from stepscope.engine.transport.endpoints import ranks_of
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.knob_words import knob_texts
@@ -36,42 +36,36 @@ def set_knobs(
     """Change knobs of a running engine; print the step of effect."""
     call_me(name)
     target, texts = _split(assignments)
-    if target is not None and len(ranks := ranks_of(target)) > 1:
-        _set_group(ranks, texts, dry_run)
-        return
-    with connect(choose(target, "stepscope set {} KNOB=VALUE")) as client:
-        specs = {spec.name: spec for spec in client.info().knobs}
-        changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
-        old, ack = _apply(client, changes, dry_run)
-    for name, value in changes.items():
-        say(f"{name}: {typed_text(old.get(name))} -> {typed_text(value)}")
-    if dry_run:
-        say(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
-    elif all(old.get(name) == value for name, value in changes.items()):
-        say("nothing to change: the knobs already have these values")
-    else:
-        say(f"holds from step {ack.effective_step:,} (knobs version {ack.version})")
-
-
-def _set_group(ranks: list[Endpoint], texts: dict[str, str], dry_run: bool) -> None:
-    if dry_run:
+    ranks = [choose(None, "stepscope set {} KNOB=VALUE")] if target is None else ranks_of(target)
+    is_group = len(ranks) > 1
+    if dry_run and is_group:
         names = ", ".join(rank.name for rank in ranks)
         raise WrongUsage(f"--dry-run is for one engine; name one rank: {names}")
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connect(rank)) for rank in ranks]
         specs = {spec.name: spec for spec in clients[0].info().knobs}
         changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
-        before, acks = set_on_all(clients, changes, who())
-    for rank, old, ack in zip(ranks, before, acks, strict=True):
+        found = (
+            zip(*set_on_all(clients, changes, who()), strict=True)
+            if is_group
+            else [_apply(clients[0], changes, dry_run)]
+        )
+    for rank, (before, ack) in zip(ranks, found, strict=True):
+        prefix, old = f"{rank.name}: " if is_group else "", before.knobs
         for name, value in changes.items():
-            say(f"{rank.name}: {name}: {typed_text(old.knobs.get(name))} -> {typed_text(value)}")
-        say(f"{rank.name}: holds from step {ack.effective_step:,} (knobs version {ack.version})")
+            say(f"{prefix}{name}: {typed_text(old.get(name))} -> {typed_text(value)}")
+        if dry_run:
+            say(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
+        elif all(old.get(name) == value for name, value in changes.items()):
+            say(f"{prefix}nothing to change: the knobs already have these values")
+        else:
+            say(f"{prefix}holds from step {ack.effective_step:,} (knobs version {ack.version})")
 
 
 def _apply(
     client: ControlClient, changes: dict[str, KnobValue], dry_run: bool
-) -> tuple[dict[str, KnobValue], Ack]:
-    """Change the knobs; return their values just before the change, and the engine's answer."""
+) -> tuple[Snapshot, Ack]:
+    """Change the knobs; return the state just before the change, and the engine's answer."""
     for _ in range(_TRIES):
         snapshot = client.snapshot()
         # The expected version ties the change to the values just read, so "old -> new" is true.
@@ -82,7 +76,7 @@ def _apply(
             if error.code != "conflict":
                 raise
         else:
-            return snapshot.knobs, ack
+            return snapshot, ack
     raise CommandRefused("conflict", "someone else keeps changing the knobs; try again")
 
 

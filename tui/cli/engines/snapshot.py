@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import msgspec
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.audit_fold import side_by_side
 from stepscope.engine.protocol.commands import GetAudit
 from stepscope.engine.protocol.replies import AuditPage
@@ -162,26 +161,15 @@ def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
 
 
 def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
-    from stepscope.recordings.file.reader import Recording  # loads mcap, which a snapshot does not
+    from stepscope.recordings.file.messages import indexes  # loads mcap, which a snapshot does not
+    from stepscope.recordings.file.reader import Position, Recording
 
-    found: dict[int, Audited] = {}
-    kinds = (wire.TOPICS[Audited], wire.TOPICS[Snapshot])
     with Recording(find_recording(target)) as recording:
         info = recording.info
-        for number in range(recording.num_chunks):
-            for frame in recording.chunk(number).frames:
-                # Of the snapshots, only the first is the engine's: it has the entries from before
-                # the recording.
-                if frame.topic not in kinds or (frame.topic == kinds[1] and number):
-                    continue
-                try:
-                    message = wire.decode(frame.payload)
-                except msgspec.DecodeError:
-                    continue  # 'stepscope verify' reports it
-                if isinstance(message, Audited):
-                    found[message.number] = message
-                elif isinstance(message, Snapshot):
-                    found |= {each.number: each for each in message.audit or ()}
+        first, _ = recording.keyframe_before(Position(0, 0))  # has those from before the recording
+        found = {each.number: each for each in first.audit or ()}
+        for _, index in indexes(recording):
+            found |= {each.number: each for _, each in index.said if isinstance(each, Audited)}
     entries = [found[number] for number in sorted(found)]
     num_missing = entries[0].number - 1 if entries else 0
     missing = f"the first {num_missing:,} entries are not in this file" if num_missing else ""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prometheus_client import start_http_server
@@ -12,7 +13,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from stepscope.engine.http.settings import Address, parse_address
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.alerts.judge import WINDOW_S, Judge, Meter, RuleChange, RuleWatch
+from stepscope.recordings.alerts.judge import WINDOW_S, Judge, Meter, RuleWatch
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.figures.table import value_text
 from stepscope.recordings.file.service_levels import levels_said
@@ -144,7 +145,7 @@ def watch(
         note_own(levels, levels_said(client.info()))
     source = Subscriber(chosen, History(levels, MAX_STEPS, MAX_BYTES), past_s=WINDOW_S)
     judge, meter = Judge(rules), Meter(source)
-    out = _MessagePrinter(source, as_json)
+    out = partial(_print, source, as_json)
     has_fired = False
     start_s = time.monotonic()
     stop = StopSignals()
@@ -156,9 +157,12 @@ def watch(
                 changes = judge.apply(meter.measure(), now_s)
                 has_fired = has_fired or any(change.is_firing for change in changes)
                 if once and _is_decided(judge, now_s - start_s):
-                    return _verdict(judge, out)
-                if not once:
-                    out.changes(changes)
+                    for each in judge.watches:
+                        out(each.rule, each.state, each.value, each.rule.said(each.value))
+                    return _verdict(judge)
+                for change in () if once else changes:
+                    state = "firing" if change.is_firing else "ok"
+                    out(change.rule, state, change.value, change.text)
                 if seconds is not None and now_s - start_s >= seconds:
                     break
         finally:
@@ -172,43 +176,29 @@ def _is_decided(judge: Judge, elapsed_s: float) -> bool:
     return "pending" not in states and ("unknown" not in states or elapsed_s > _UNKNOWN_S)
 
 
-def _verdict(judge: Judge, out: "_MessagePrinter") -> int:
-    out.states(judge.watches)
+def _verdict(judge: Judge) -> int:
     states = [each.state for each in judge.watches]
     if "firing" in states:
         return cli_errors.FAILED
     return cli_errors.TOO_LITTLE_DATA if "unknown" in states else cli_errors.DONE
 
 
-class _MessagePrinter:
-    def __init__(self, source: Subscriber, as_json: bool) -> None:
-        self._source = source
-        self._as_json = as_json
-
-    def changes(self, changes: Sequence[RuleChange]) -> None:
-        for change in changes:
-            state = "firing" if change.is_firing else "ok"
-            self._line(change.rule, state, change.value, change.text)
-
-    def states(self, watches: Sequence[RuleWatch]) -> None:
-        for each in watches:
-            self._line(each.rule, each.state, each.value, each.rule.said(each.value))
-
-    def _line(self, rule: Rule, state: str, value: float | None, text: str) -> None:
-        verdict = verdict_of(self._source.history)
-        if not self._as_json:
-            if state == "firing" and verdict.trouble:
-                text += f"; {verdict.trouble}"
-            say(f"{time.strftime('%H:%M:%S')} {state.upper():<7} {text}")
-            return
-        figure = rule.bound.figure
-        write_json_line(
-            engine=self._source.name,
-            rule=rule.text,
-            state=state,
-            figure=figure.name,
-            value=value,
-            unit=figure.unit,
-            shown=value_text(figure, value),
-            verdict=verdict.text,
-        )
+def _print(
+    source: Subscriber, as_json: bool, rule: Rule, state: str, value: float | None, text: str
+) -> None:
+    verdict, figure = verdict_of(source.history), rule.bound.figure
+    if not as_json:
+        if state == "firing" and verdict.trouble:
+            text += f"; {verdict.trouble}"
+        say(f"{time.strftime('%H:%M:%S')} {state.upper():<7} {text}")
+        return
+    write_json_line(
+        engine=source.name,
+        rule=rule.text,
+        state=state,
+        figure=figure.name,
+        value=value,
+        unit=figure.unit,
+        shown=value_text(figure, value),
+        verdict=verdict.text,
+    )

@@ -2,10 +2,9 @@
 
 import platform
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from stepscope.engine.execution.machine.environment import num_threads
@@ -65,12 +64,24 @@ def lab(
         engine = stack.enter_context(EngineProcess(_options(model), progress))
         found = []
         for place, experiment in enumerate(chosen):
+            runs = []
+            for number, arm in enumerate(experiment.arms):
+                what, done = f"{experiment.name}: {arm.name}", number / len(experiment.arms)
 
-            def on_arm(name: str, share: float, place: int = place) -> None:
-                progress(f"{chosen[place].name}: {name}", (place + share) / len(chosen))
+                def on_share(
+                    share: float,
+                    place: int = place,
+                    done: float = done,
+                    what: str = what,
+                    num: int = len(experiment.arms),
+                ) -> None:
+                    progress(what, (place + done + share / num) / len(chosen))
 
-            pair = partial(_pair, model, progress)
-            runs = _runs(experiment, engine.endpoint, pair, target, on_arm)
+                on_share(0.0)
+                path = target / f"{experiment.name}-{arm.name}.mcap".replace(" ", "-")
+                alone = nullcontext([engine.endpoint])
+                with _pair(model, progress) if arm.is_apart else alone as endpoints:
+                    runs.append(run_arm(endpoints, path, arm, on_share))
             progress.close()  # what reads the recordings has its own
             finding = experiment.finding(runs)
             found.append((experiment, finding))
@@ -91,26 +102,6 @@ def _chosen(names: Sequence[str], runs_all: bool) -> list[Experiment]:
     if runs_all or not names or not set(names) <= set(known):
         raise WrongUsage(f"expected names of experiments, or --all; there are: {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
-
-
-def _runs(
-    experiment: Experiment,
-    endpoint: Endpoint,
-    pair: Callable[[], AbstractContextManager[Sequence[Endpoint]]],
-    folder: Path,
-    on_arm: Callable[[str, float], None],
-) -> list[ArmRun]:
-    found = []
-    for number, arm in enumerate(experiment.arms):
-
-        def on_share(share: float, name: str = arm.name, number: int = number) -> None:
-            on_arm(name, (number + share) / len(experiment.arms))
-
-        on_share(0.0)
-        path = folder / f"{experiment.name}-{arm.name}.mcap".replace(" ", "-")
-        with pair() if arm.is_apart else nullcontext([endpoint]) as endpoints:
-            found.append(run_arm(endpoints, path, arm, on_share))
-    return found
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from stepscope.recordings.figures.table import (
     value_text,
 )
 from stepscope.recordings.file.service_levels import levels_of
-from stepscope.tui.cli.recordings.measured import MeasuredSession, NothingMeasured, measure
+from stepscope.tui.cli.recordings.measured import MeasuredSession, measure
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.cli.shared.paths import output_path
@@ -42,10 +42,6 @@ class CheckRow(NamedTuple):
     outcome: Outcome  # unsure: worse, but perhaps by chance; unknown: the session has no value
     detail: str = ""
     is_bound: bool = True  # else a comparison with the baseline
-
-
-class _TooLittleData(cli_errors.CommandFailed):
-    exit_code = cli_errors.TOO_LITTLE_DATA
 
 
 @command(
@@ -88,17 +84,13 @@ def check(
         raise cli_errors.WrongUsage("--max-regression: only with --baseline FILE")
     allowed = _share(max_regression or DEFAULT_REGRESSION)
     report = None if junit is None else output_path(junit)
-    try:
-        compares = baseline is not None
-        found = measure(target, seconds, flags, "check", for_comparison=compares)
-        checks = bound_checks(found.figures, bounds, lower)
-        if baseline is not None:
-            old = measure(baseline, None, levels_of(found.slo), "check", for_comparison=True)
-            assert isinstance(old.run, Side)
-            assert isinstance(found.run, Side)
-            checks += regression_checks(compare(old.run, found.run), allowed)
-    except NothingMeasured as error:
-        raise _TooLittleData(str(error)) from error
+    found = measure(target, seconds, flags, "check", for_comparison=baseline is not None)
+    checks = bound_checks(found.figures, bounds, lower)
+    if baseline is not None:
+        old = measure(baseline, None, levels_of(found.slo), "check", for_comparison=True)
+        assert isinstance(old.run, Side)
+        assert isinstance(found.run, Side)
+        checks += regression_checks(compare(old.run, found.run), allowed)
     code = exit_code(checks)
     if report is not None:
         report.write_bytes(junit_xml(found.name, checks))

@@ -32,6 +32,7 @@ from stepscope.tui.cli.shared.output import (
 )
 from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.setting_values import DURATIONS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 
@@ -105,11 +106,13 @@ def explain(
             )
         slo = level_of(given, recording)
         carried = levels_said(recording.info, recording.metadata if is_file else None)
-        brought_by = "as the recording says" if is_file else "as the engine says"
-        origins = {"slo_itl_ms": "the default", "slo_ttft_ms": "the default"}
-        for name, level_ms in carried.items():
-            if asked[name] is None and levels_of(slo)[name] == level_ms:
-                origins[name] = brought_by
+        says = f"as the {'recording' if is_file else 'engine'} says"
+        origins = {name: option for name, option in DURATIONS.items() if name in given}
+        for name in DURATIONS.keys() - origins.keys():
+            is_carried = asked[name] is None and carried.get(name) == levels_of(slo)[name]
+            origins[name] = (
+                f"{says if is_carried else 'the default'}; {DURATIONS[name]} sets another"
+            )
         found = explain_recording(
             recording,
             None if slo_itl == _MEDIAN else slo.itl_ms,
@@ -127,7 +130,7 @@ def explain(
     is_long = span_s is not None and span_s >= _LEAST_S
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,
-        *_summary(found, origins, given),
+        *_summary(found, origins),
         *([] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]),
         *_served(found),
         *_shares(found),
@@ -144,15 +147,8 @@ def _run(recording: Recording, found: Explanation) -> FileRun:
 # Text output
 
 
-def _summary(found: Explanation, origins: Mapping[str, str], given: Mapping[str, Any]) -> list[str]:
-    def said(option: str, name: str) -> str:
-        if name in given:
-            return option
-        return f"{origins[name]}; {option} sets another"
-
-    lines = [
-        _measured(f"gaps between tokens{_of(found)}", said("--slo-itl", "slo_itl_ms"), found.itl)
-    ]
+def _summary(found: Explanation, origins: Mapping[str, str]) -> list[str]:
+    lines = [_measured(f"gaps between tokens{_of(found)}", origins["slo_itl_ms"], found.itl)]
     if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
         longest = max(gaps, key=lambda each: each.gap_ns)
         num_held_up = sum(each.step == longest.step for each in gaps)
@@ -163,8 +159,7 @@ def _summary(found: Explanation, origins: Mapping[str, str], given: Mapping[str,
             f"({clock_ms(found.wall_ns(longest.end_ns))})"
             + (f", which held up {held_up}" if found.request_id is None else "")
         )
-    origin = said("--slo-ttft", "slo_ttft_ms")
-    lines.append(_measured(f"first tokens{_of(found)}", origin, found.ttft))
+    lines.append(_measured(f"first tokens{_of(found)}", origins["slo_ttft_ms"], found.ttft))
     number, num_late, num_first = found.affected  # a thousand late tokens may be of one request
     if num_late and found.request_id is None:
         their = "its" if num_first == 1 else "their"

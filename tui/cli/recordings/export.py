@@ -1,6 +1,5 @@
 """`stepscope export`: writes a recording in the format of another program."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from stepscope.recordings.check.strip import was_stripped
@@ -14,7 +13,7 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size
 
 # A workload for Mooncake ends in .jsonl, too, but only --format asks for it.
-_ENDINGS: Mapping[str, Format] = {
+_ENDINGS: dict[str, Format] = {
     ".pftrace": "perfetto",
     ".parquet": "parquet",
     ".csv": "csv",
@@ -34,7 +33,6 @@ def export_file(
         "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
         ".pftrace, .parquet, .csv or .jsonl)",
         "--format",
-        "--to",
     ),
     *,
     output: str = options.option("FILE", "the file to write", "--output", "-o", default=...),

@@ -26,7 +26,7 @@ from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import Progress, note, session_text
-from stepscope.tui.settings.cli_errors import CommandFailed
+from stepscope.tui.settings.cli_errors import TOO_LITTLE_DATA, CommandFailed
 
 LIVE_S = 60.0  # how much of an engine's past to measure by default
 _METRICS_S = 10.0  # how long to read a server's metrics by default: they have no past
@@ -36,6 +36,8 @@ _JOIN_S = 30.0  # how long an engine may take to send its past
 
 class NothingMeasured(CommandFailed):
     """The session to measure holds no step."""
+
+    exit_code = TOO_LITTLE_DATA
 
 
 class MeasuredSession(NamedTuple):

@@ -1,6 +1,5 @@
 """`stepscope plot`: draws a plot of a recording, for a report."""
 
-import re
 import time
 from typing import Any
 
@@ -15,15 +14,14 @@ from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import FirstStep, LastStep, RecordingFile, command, option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import find_recording, picture_path, step_range
-from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.views.format import file_size, span
 
-_MIN_INCHES, _MAX_INCHES = 7.0, 60.0
+_INCHES = (9.0, 9.0)
 
 
 @command(
     "stepscope plot session.mcap -o session.svg --slo-itl 50ms",
-    "stepscope plot freeze --from 300 --until 400 --title Freeze -o f.png",
+    "stepscope plot freeze --from 300 --until 400 -o f.png",
     sections=("levels",),
 )
 def plot_file(
@@ -34,9 +32,7 @@ def plot_file(
     ),
     first: FirstStep = None,
     last: LastStep = None,
-    size: str = option("WIDTHxHEIGHT", "in inches", default="9x9"),
     theme: FigureTheme = option("light|dark", "for paper, or for slides", default="light"),
-    title: str | None = option("TEXT", "heading  [default: the recording's name]"),
     flags: dict[str, Any],
 ) -> None:
     """Draw a figure of a recording for a report.
@@ -47,7 +43,6 @@ def plot_file(
     """
     steps = step_range(first, last)
     path = picture_path(output, (".svg", ".png", ".pdf"))
-    inches = _inches(size)
     with Recording(find_recording(file)) as recording:
         slo = level_of(flags, recording)
         with Progress() as progress:
@@ -55,17 +50,17 @@ def plot_file(
                 recording,
                 steps,
                 slo,
-                num_columns(inches[0]),
+                num_columns(_INCHES[0]),
                 lambda share: progress(f"reading {file}", share),
             )
-        heading = title or recording.path.stem.encode(errors="replace").decode()
+        heading = recording.path.stem.encode(errors="replace").decode()
         details = _details(recording, series)
         note(recording.message)
-    content = figure(series, heading, details, path.suffix[1:].lower(), inches, theme)
+    content = figure(series, heading, details, path.suffix[1:].lower(), _INCHES, theme)
     with writing(path, replace=True) as stream:
         stream.write(content)
     shown = f"steps {series.first_step:,} to {series.last_step:,}"
-    say(f"{path}: {shown}, {inches[0]:g}x{inches[1]:g} inches, {file_size(len(content))}")
+    say(f"{path}: {shown}, {file_size(len(content))}")
 
 
 def _details(recording: Recording, series: PlotSeries) -> list[str]:
@@ -84,15 +79,3 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
         f"{span(series.duration_ns / 1e9)} from {begun}"
     )
     return [about, " ".join(knobs)] if knobs else [about]
-
-
-def _inches(text: str) -> tuple[float, float]:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*[xX×]\s*(\d+(?:\.\d+)?)", text.strip())
-    if match is None:
-        raise WrongUsage(f"--size: expected inches such as 10x9, got {text!r}")
-    width, height = float(match[1]), float(match[2])
-    if not all(_MIN_INCHES <= side <= _MAX_INCHES for side in (width, height)):
-        raise WrongUsage(
-            f"--size: expected {_MIN_INCHES:g} to {_MAX_INCHES:g} inches, got {text!r}"
-        )
-    return width, height

@@ -124,13 +124,14 @@ class StopSignals:
             signal.signal(each, default)
 
 
+def leave(number: int, frame: FrameType | None) -> None:
+    """Signal handler: exits by an exception, so that what was begun is ended."""
+    raise SystemExit(128 + number)
+
+
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
     """Let SIGTERM and a lost terminal end the command like Ctrl-C, even where that was ignored."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     handlers = (leave, leave, signal.default_int_handler)
     before = [signal.signal(*pair) for pair in zip(numbers, handlers, strict=True)]

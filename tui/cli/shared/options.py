@@ -6,7 +6,7 @@ and the environment variables.
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -27,8 +27,8 @@ class CliCommand:
     """A function that the command line calls with its options; Python calls it like the function.
 
     Args:
-        sections: config sections, or the service levels of [dashboard]; their settings become
-            options, and those that were given arrive as the keyword argument `flags`.
+        sections: config sections, or parts of them; their settings become options, and those that
+            were given arrive as the keyword argument `flags`.
         defaults: defaults of the command that differ from those of the fields.
         names: other names of options, by field.
         takes_key: whether to add the options about keys, because it connects to engines.
@@ -39,7 +39,7 @@ class CliCommand:
         body: Callable[..., Any],
         examples: Sequence[str],
         name: str | None = None,
-        sections: Sequence[Section | Literal["levels"]] = (),
+        sections: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
         names: Mapping[str, str] | None = None,
         takes_key: bool = False,
@@ -48,7 +48,7 @@ class CliCommand:
         self.body = body
         self._fields = [field for section in sections for field in _fields(section)]
         self._defaults, self._names = defaults or {}, names or {}
-        self._takes_key = takes_key
+        self._key_fields = _fields("key") if takes_key else []
         self._rest = {"name": name, "epilog": _example(examples), **rest}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -73,23 +73,17 @@ class CliCommand:
 
     def parameters(self) -> list[inspect.Parameter]:
         own = inspect.signature(self.body).parameters.values()
-        keys = [_parameter(name, str, each) for name, each in _KEY_OPTIONS.items()]
-        return [
-            *(each for each in own if each.name != "flags"),
-            *map(self._of_field, self._fields),
-            *(keys if self._takes_key else ()),
-        ]
+        of_fields = map(self._of_field, (*self._fields, *self._key_fields))
+        return [*(each for each in own if each.name != "flags"), *of_fields]
 
     def run(self, named: dict[str, Any]) -> Any:
         """Call the function with the options by name, as the command line gave them."""
-        if self._takes_key:
+        if self._key_fields:
             from stepscope.tui.cli.shared.connect import use_key  # loads sockets
 
-            given = {name: named.pop(name, None) for name in _KEY_OPTIONS}
-            use_key({name: value for name, value in given.items() if value is not None})
+            use_key(_given(self._key_fields, named))
         if self._fields:
-            values = {field.name: named.pop(field.name, None) for field in self._fields}
-            named["flags"] = {name: value for name, value in values.items() if value is not None}
+            named["flags"] = _given(self._fields, named)
         return self.body(**named)
 
     def _of_field(self, field: FieldInfo) -> inspect.Parameter:
@@ -114,14 +108,35 @@ class CliCommand:
             show_default=False,
             parser=None,
         )
-        return _parameter(field.name, bool if is_bool else str, option)
+        kind: Any = bool if is_bool else str
+        return inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, option],
+        )
 
 
-def _fields(section: Section | Literal["levels"]) -> list[FieldInfo]:
-    found = msgspec.structs.fields(SECTIONS["dashboard" if section == "levels" else section])
-    if section == "levels":
-        return [field for field in found if field.name in DURATIONS]
-    return [field for field in found if get_origin(base_and_meta(field)[0]) is not dict]
+def _given(fields: Sequence[FieldInfo], named: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of these fields out of all, and return those that were given."""
+    values = {field.name: named.pop(field.name, None) for field in fields}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# Parts of sections; only these settings become options.
+_PARTS: Mapping[str, tuple[Section, Collection[str]]] = {
+    "levels": ("dashboard", DURATIONS),
+    "picture": ("dashboard", ("theme", "ascii", "axis", *DURATIONS)),
+    "key": ("client", ("key", "server_key")),
+}
+
+
+def _fields(section: str) -> list[FieldInfo]:
+    whole, names = _PARTS.get(section, (section, ()))
+    kinds: Mapping[Any, type[msgspec.Struct]] = SECTIONS
+    found = msgspec.structs.fields(kinds[whole])
+    found = tuple(each for each in found if not names or each.name in names)
+    return [each for each in found if get_origin(base_and_meta(each)[0]) is not dict]
 
 
 def _example(lines: Sequence[str]) -> str | None:
@@ -165,15 +180,6 @@ def _help_alone(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(WRONG_USAGE)
-
-
-def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
-    )
 
 
 def as_options(values: Mapping[str, Any]) -> list[str]:
@@ -249,15 +255,6 @@ LastSeconds = Annotated[
     ),
 ]
 AsJson = Annotated[bool, _flag("print everything as one JSON document", "--json")]
-
-_KEY_OPTIONS = {
-    "key": _option(
-        "FILE",
-        "key file, for an engine that asks for one (default: the one in the config folder's "
-        "keys/ that fits)",
-    ),
-    "server_key": _option("KEY", "the engine's public key, if not the one in the key file"),
-}
 
 
 def check_seconds(seconds: float | None) -> None:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -112,12 +112,24 @@ def in_ms(ns: float | None) -> float | None:
 
 
 def told(each: Any, *names: str) -> dict[str, Any]:
-    """Return these attributes (without names: all fields) for JSON; times in ns become ms."""
+    """Return these attributes (without names: all fields) for JSON; times in ns become ms.
+
+    Named tuples in them become objects, too.
+    """
     found = {}
     for name in names or type(each).__match_args__:
         value, is_ns = getattr(each, name), name == "ns" or name.endswith("_ns")
-        found[f"{name[:-2]}ms" if is_ns else name] = in_ms(value) if is_ns else value
+        found[f"{name[:-2]}ms" if is_ns else name] = in_ms(value) if is_ns else plain(value)
     return found
+
+
+def plain(value: Any) -> Any:
+    """Return a value for JSON in which named tuples are objects, as `told` says."""
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return told(value) if hasattr(value, "_fields") else [plain(each) for each in value]
+    return value
 
 
 def clock_ms(wall_ns: int | None) -> str:

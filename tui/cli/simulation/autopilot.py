@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
@@ -21,7 +22,7 @@ _TICK_S = 0.2
 
 def hold(
     target: str | None,
-    itl: str | None,
+    flags: Mapping[str, Any],
     seconds: float | None,
     name: str | None,
     *,
@@ -31,65 +32,52 @@ def hold(
     """Run the autopilot until a signal, then restore the knobs; exit code 1 if it ended itself."""
     call_me(name)
     check_seconds(seconds)
-    levels = chosen_levels({} if itl is None else {"slo_itl_ms": itl})
-    chosen = choose(target, "stepscope tune {} --hold itl")
+    levels = chosen_levels(flags)
+    chosen = choose(target, "stepscope tune {} --hold")
     with connect(chosen) as client:
         said = levels_said(client.info())
     note_own(levels, said)
     itl_ms = slo_of(levels, said).itl_ms
-    out = _MovePrinter(chosen.name, as_json)
-    begun_s = time.monotonic()
+    if not as_json:
+        what = "says what it would do, changes nothing" if is_shadow else "moves the budget"
+        say(
+            f"{chosen.name}: holds 95 % of the gaps between tokens within {itl_ms:g} ms; "
+            f"{what}; Ctrl-C ends it"
+        )
+    num_moves, begun_s = 0, time.monotonic()
     with StopSignals() as stop:
         pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
         given_back: Mapping[str, KnobValue] = {}
         try:
-            out.begin(itl_ms, is_shadow)
             while pilot.ended is None and not stop.wait(_TICK_S):
                 if (moved := pilot.tick(time.monotonic())) is not None:
-                    out.moved(moved)
+                    num_moves += 1
+                    _print_move(chosen.name, moved, as_json)
                 if seconds is not None and time.monotonic() - begun_s >= seconds:
                     break
         finally:
             given_back = pilot.close()
-    out.end(pilot, time.monotonic() - begun_s, given_back)
+    elapsed_s, late = time.monotonic() - begun_s, pilot.late_share
+    if as_json:
+        fields = {"late_share": late, "given_back": given_back, "seconds": elapsed_s}
+        write_json_line(engine=chosen.name, kind="end", why=pilot.ended, **fields)
+    else:
+        kept = "no gap between tokens was seen" if late is None else f"{late:.1%} of the gaps late"
+        say(
+            *([] if pilot.ended is None else [f"ended: {pilot.ended}"]),
+            *(f"given back: {name}={typed_text(value)}" for name, value in given_back.items()),
+            f"{plural(num_moves, 'move')} in {elapsed_s:.0f} s; {kept}",
+        )
     return DONE if pilot.ended is None else FAILED
 
 
-class _MovePrinter:
-    def __init__(self, engine: str, as_json: bool) -> None:
-        self._engine = engine
-        self._as_json = as_json
-        self._num_moves = 0
-
-    def begin(self, itl_ms: float, is_shadow: bool) -> None:
-        if not self._as_json:
-            what = "says what it would do, changes nothing" if is_shadow else "moves the budget"
-            say(
-                f"{self._engine}: holds 95 % of the gaps between tokens within {itl_ms:g} ms; "
-                f"{what}; Ctrl-C ends it"
-            )
-
-    def moved(self, moved: Moved) -> None:
-        self._num_moves += 1
-        before, (changes, reason), step = moved
-        if self._as_json:
-            fields = {"old": before, "new": changes, "reason": reason, "step": step}
-            write_json_line(engine=self._engine, kind="move", **fields)
-            return
-        when = "would set" if step is None else f"step {step:,}:"
-        for name, value in changes.items():
-            old = typed_text(before[name])
-            say(f"{time.strftime('%H:%M:%S')} {when} {name} {old} -> {value} ({reason})")
-
-    def end(self, pilot: LivePilot, seconds: float, given_back: Mapping[str, KnobValue]) -> None:
-        late = pilot.late_share
-        if self._as_json:
-            fields = {"late_share": late, "given_back": given_back, "seconds": seconds}
-            write_json_line(engine=self._engine, kind="end", why=pilot.ended, **fields)
-            return
-        if pilot.ended is not None:
-            say(f"ended: {pilot.ended}")
-        for name, value in given_back.items():
-            say(f"given back: {name}={typed_text(value)}")
-        kept = "no gap between tokens was seen" if late is None else f"{late:.1%} of the gaps late"
-        say(f"{plural(self._num_moves, 'move')} in {seconds:.0f} s; {kept}")
+def _print_move(engine: str, moved: Moved, as_json: bool) -> None:
+    before, (changes, reason), step = moved
+    if as_json:
+        fields = {"old": before, "new": changes, "reason": reason, "step": step}
+        write_json_line(engine=engine, kind="move", **fields)
+        return
+    when = "would set" if step is None else f"step {step:,}:"
+    for name, value in changes.items():
+        old = typed_text(before[name])
+        say(f"{time.strftime('%H:%M:%S')} {when} {name} {old} -> {value} ({reason})")

@@ -1,19 +1,19 @@
 """`stepscope simulate`: runs a workload through the real scheduler, with modelled step times.
 
-A case is a batching mode with values of knobs.
+A case is a set of knobs.
 """
 
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal
 
 import msgspec
 
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
@@ -25,7 +25,15 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json, writing_output
+from stepscope.tui.cli.shared.output import (
+    Progress,
+    plain,
+    say,
+    text_table,
+    told,
+    write_json,
+    writing_output,
+)
 from stepscope.tui.cli.shared.paths import output_path, sample_named
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
@@ -54,15 +62,11 @@ _SHOWN = {
 }  # fmt: skip
 
 
-Cases: TypeAlias = Mapping[str, Mapping[str, KnobValue]]
-"""The name of each case, and the knobs that differ from those of the options."""
-
-
 @command(
     "stepscope simulate --gpu h100",
     "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
     "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
-    "stepscope simulate trace.csv --gpu h100 --modes all",
+    "stepscope simulate trace.csv --gpu h100 --sweep batching=static,chunked",
     "stepscope simulate session.mcap -o again.mcap",
     "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
     "stepscope simulate workload.json --steps | head",
@@ -108,9 +112,9 @@ def simulate(
     prints_steps: bool = flag(
         "of a workload that counts in steps: who would be in each, one JSON line a step", "--steps"
     ),
-    modes: str | None = option("all|MODE,...", "a table of these batching modes"),
-    sweep: str | None = option(
-        "KNOB=FIRST..LAST|KNOB=VALUE,...", "a table of these values of a knob, in each of the modes"
+    sweep: list[str] | None = option(
+        "KNOB=FIRST..LAST|KNOB=VALUE,...",
+        "a table of these values of a knob; given again, of each with each",
     ),
     limit: int | None = option("INT", "take only so many requests from the start", min=1),
     output: str | None = option("FILE", "write the first run as a recording", "--output", "-o"),
@@ -135,7 +139,7 @@ def simulate(
         None if overlap is None else overlap == "on",
     )  # fmt: skip
     options = RunOptions(runs, replicas, routing, time_scale, limit)
-    cases = _cases(modes, sweep)
+    cases = dict(variants_of(sweep or ()))
     if prints_steps:
         is_alone = not cases and output is None and runs == 1 and not as_json
         print_steps(source, engine, flags, is_alone=is_alone)
@@ -143,9 +147,7 @@ def simulate(
     if source is not None and (source == _STDIN or source.endswith(".json")):
         raise WrongUsage(f"{source} counts in steps: --steps prints who would be in each")
     if output is not None and (cases or replicas > 1):
-        raise WrongUsage(
-            "--output: a recording is of one engine; leave out --modes, --sweep and --replicas"
-        )
+        raise WrongUsage("--output: a recording is of one engine; leave out --sweep and --replicas")
     if source is not None and gpu is None and step_time is None and is_recording_name(source):
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
@@ -158,10 +160,7 @@ def simulate(
     written = ""
     stop = StopSignals()
     with stop, Progress() as progress:
-
-        def watch(what: str) -> Callable[[int], bool]:
-            return _shown(progress, what, work.num_requests, stop)
-
+        watch = partial(_shown, progress, stop, work.num_requests)
         for name, changes in (cases or {"": {}}).items():
             knobs = setup.knobs.changed(changes, setup.limits) if changes else setup.knobs
             case = msgspec.structs.replace(setup, knobs=knobs)
@@ -190,13 +189,11 @@ def simulate(
             "model": setup.model_name,
             "work": work.text,
             "knobs": setup.knobs.as_dict(),
-            "num_blocks": setup.num_blocks,
-            "block_size": setup.block_size,
-            "overlap": setup.overlap,
-            "levels": [each._asdict() for each in levels],
+            **told(setup, "num_blocks", "block_size", "overlap"),
+            "levels": plain(levels),
             "seeds": list(seeds[: len(found[""])]),
             "runs": found[""],
-            "figures": {name: each._asdict() for name, each in intervals(found[""]).items()},
+            "figures": plain(intervals(found[""])),
         }
         write_json(document)
     else:
@@ -219,7 +216,7 @@ def simulate(
 
 
 def _shown(
-    progress: Progress, what: str, num_requests: int, stop: StopSignals
+    progress: Progress, stop: StopSignals, num_requests: int, what: str
 ) -> Callable[[int], bool]:
     """Return a function for each request: it shows progress, and returns True after a signal."""
     next_s = 0.0
@@ -235,23 +232,6 @@ def _shown(
     return on_request
 
 
-def _cases(modes: str | None, sweep: str | None) -> Cases:
-    """Return every mode of `--modes` with every value of `--sweep`; empty if neither is given."""
-    known = get_args(Batching)
-    names = [] if modes is None else list(known) if modes == "all" else modes.split(",")
-    for name in names:
-        if name not in known:
-            raise WrongUsage(f"--modes: expected all, or some of {', '.join(known)}, got {name!r}")
-    cases: Cases = {name: {"batching": name} for name in names}
-    if sweep is None:
-        return cases
-    return {
-        f"{name} {text}".strip(): {**case, **changes}
-        for name, case in (cases or {"": {}}).items()
-        for text, changes in variants_of([sweep])
-    }
-
-
 def _print_cases(found: Mapping[str, Sequence[RunFigures]], as_json: bool) -> None:
     figures = {name: intervals(runs) for name, runs in found.items()}
     if as_json:
@@ -263,8 +243,8 @@ def _print_cases(found: Mapping[str, Sequence[RunFigures]], as_json: bool) -> No
             }
         )
         return
-    rows = [[mode, *(_text(each[name]) for name in _SHOWN)] for mode, each in figures.items()]
-    say(*text_table(["mode", *_SHOWN.values()], rows))
+    rows = [[name, *(_text(of[key]) for key in _SHOWN)] for name, of in figures.items()]
+    say(*text_table(["with", *_SHOWN.values()], rows))
 
 
 def _text(value: Interval) -> str:
@@ -281,7 +261,7 @@ def print_steps(
     if not is_alone or engine.gpu is not None or engine.step_time is not None:
         raise WrongUsage(
             "--steps: prints a line of JSON a step, which needs no step times; leave out --json, "
-            "--modes, --sweep, --runs, --output, --gpu and --step-time"
+            "--sweep, --runs, --output, --gpu and --step-time"
         )
     if Path(file).suffix != ".json" and (file == MIX or sample_named(file) is not None):
         raise WrongUsage(

@@ -1,6 +1,6 @@
 """`stepscope tune`: names the bottleneck, and finds the knobs that keep the service levels best."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
@@ -23,7 +23,7 @@ from stepscope.tui.cli.shared.connect import is_recorded
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import As, Target, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, say, text_table, write_json
+from stepscope.tui.cli.shared.output import Progress, plain, say, text_table, told, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
 from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import said
@@ -39,7 +39,7 @@ _SHOWN = (
     "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
     "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
     "stepscope tune freeze --bottleneck",
-    "stepscope tune engine-0 --hold itl=50ms --as night-shift",
+    "stepscope tune engine-0 --hold --slo-itl 50ms --as night-shift",
     sections=("levels",),
     takes_key=True,
 )
@@ -52,10 +52,9 @@ def tune(
         "--hold how long (default: until Ctrl-C)",
     ),
     bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
-    held: str | None = option(
-        "itl[=TIME]",
-        "of an engine: keep 95 % of the gaps between tokens within this level, by moving "
-        "its token budget, until Ctrl-C",
+    holds: bool = flag(
+        "of an engine: keep 95 % of the gaps between tokens within the ITL level, by moving its "
+        "token budget, until Ctrl-C",
         "--hold",
     ),
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
@@ -75,14 +74,10 @@ def tune(
     engine's audit with its reason. The old values of the knobs are restored when it ends, dies or
     loses the telemetry. It ends when somebody else sets one of its knobs.
     """
-    if held is not None:
-        kind, equals, level_text = held.partition("=")
-        if kind != "itl" or (equals and not level_text):
-            raise WrongUsage(f"--hold: expected itl=TIME such as itl=50ms, got {held!r}")
+    if holds:
         if bottleneck or (target is not None and is_recorded(target)):
             raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
-        itl = level_text or flags.get("slo_itl_ms")
-        return hold(target, itl, seconds, operator, is_shadow=shadow, as_json=as_json)
+        return hold(target, flags, seconds, operator, is_shadow=shadow, as_json=as_json)
     if shadow or operator is not None:
         raise WrongUsage("--shadow and --as: only with --hold")
     if seconds is not None and target is not None and is_recorded(target):
@@ -200,7 +195,7 @@ def _late(each: Candidate, level: SLO) -> str:
 
 def _document(found: Tuned, level: SLO, verdict: str) -> dict[str, Any]:
     def candidate(each: Candidate) -> dict[str, Any]:
-        return {"changes": each.changes, "keeps": each.keeps, **_case(each)}
+        return told(each, "changes", "keeps") | _case(each)
 
     best = found.candidates[0]
     loads = found.load_share * found.load_per_s if found.at_load.keeps else None
@@ -288,16 +283,14 @@ def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
     def trial(each: Trial | None) -> dict[str, Any] | None:
         if each is None:
             return None
-        remedy = each.remedy
-        told = {"remedy": remedy.text, "changes": remedy.changes, "is_live": remedy.is_live}
-        told |= {"helps": each.helps, "gain": each.gain, "num_better": each.num_better}
-        return told | _case(each)
+        remedy = {**told(each.remedy, "changes", "is_live"), "remedy": each.remedy.text}
+        return {**remedy, **told(each, "helps", "gain", "num_better"), **_case(each)}
 
     return {
         "levels": level._asdict(),
         "num_runs": NUM_TRIALS,
         "kept_share": found.kept_share,
-        "figures": _figures_document(found.again),
+        "figures": plain(found.again.figures),
         "findings": [
             {
                 "suspect": each.suspect.name,
@@ -315,12 +308,4 @@ def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
 
 
 def _case(each: Trial | Candidate) -> dict[str, Any]:
-    return {
-        "kept_share": each.kept_share,
-        "share_extrapolated": each.forecast.share_extrapolated,
-        "figures": _figures_document(each.forecast),
-    }
-
-
-def _figures_document(found: Forecast) -> Mapping[str, Any]:
-    return {name: each._asdict() for name, each in found.figures.items()}
+    return told(each, "kept_share") | told(each.forecast, "share_extrapolated", "figures")

@@ -17,7 +17,7 @@ from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import Variant, variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
-from stepscope.tui.cli.shared.output import Progress, note, say, text_table, write_json
+from stepscope.tui.cli.shared.output import Progress, note, plain, say, text_table, told, write_json
 from stepscope.tui.cli.shared.paths import find_recording, output_path
 from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
@@ -218,17 +218,11 @@ def _number(value: float | None) -> str:
 
 
 def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> dict[str, Any]:
-    def case(each: Forecast) -> dict[str, Any]:
-        figures = {name: predicted._asdict() for name, predicted in each.figures.items()}
-        return {**each._asdict(), "figures": figures}
-
     return {
-        "recorded": found.recorded,
-        "simulated": case(found.again),
-        "variants": [case(each) for each in found.variants],
-        "drift": found.drift,
+        **told(found, "recorded", "variants", "drift"),
+        "simulated": plain(found.again),
         "median_error": basis.model.median_error,
-        "levels": [each._asdict() for each in levels],
+        "levels": plain(levels),
         "num_requests": len(basis.work.requests),
         "num_unknown_hits": basis.work.num_unknown_hits,
     }

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from stepscope.engine.client.client import (
@@ -127,27 +128,23 @@ class EngineLink:
                 if job is None:
                     return
                 what, command, action = job
-                reply: AnyReply | None = None
-                error: str | None = None
-                code = ""
-                may_follow = False
+                found = partial(Answer, what, command, action=action)
                 try:
                     if client is None:
                         client = self._connect()
-                    reply = self._ask_all(client, command)
-                except (EngineUnreachable, CommandRefused) as refusal:
-                    error = str(refusal)
-                    may_follow = isinstance(refusal, NoAnswer)
-                    code = refusal.code if isinstance(refusal, CommandRefused) else ""
-                    if isinstance(refusal, EngineUnreachable) and client is not None:
+                    answer = found(self._ask_all(client, command))
+                except CommandRefused as error:
+                    answer = found(error=str(error), code=error.code)
+                except EngineUnreachable as error:
+                    answer = found(error=str(error), may_follow=isinstance(error, NoAnswer))
+                    if client is not None:
                         # A command that was not delivered must not reach an engine that starts
                         # later.
                         client.close()
                         client = None
                 except Exception as failure:
                     log.exception("asking the engine failed")
-                    error = f"internal error, {see_log(failure)}"
-                answer = Answer(what, command, reply, error, code, may_follow, action)
+                    answer = found(error=f"internal error, {see_log(failure)}")
                 self._answers.append(answer)
         finally:
             if client is not None:

@@ -96,9 +96,6 @@ def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
     return number + max(0, end - begin)
 
 
-if TYPE_CHECKING:
-    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
-
 # The forms in which times are shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.
 _TIME = re.compile(
     r"(?:(?P<month>[a-z]{3}) (?P<date>\d{1,2})(?: (?P<year>\d{4}))? )?"
