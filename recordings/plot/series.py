@@ -147,7 +147,7 @@ class PlotSeries:
         known = {name: np.maximum(values, 0) for name, values in steps.items()}
         for name in _SUMMED:
             np.add.at(self.counts[name], at, known[name][row])
-        known["num_spent_tokens"] = sum(known[name] for name in _SPENT)
+        known["num_spent_tokens"] = np.sum([known[name] for name in _SPENT], axis=0)
         for name, most in self.most.items():
             np.fmax.at(most, at, known[name][row])
         np.fmin.at(self.first_steps, at, steps["step"][row])
