@@ -336,6 +336,19 @@ class Late(NamedTuple):
         return "; ".join(f"{each.ns / 1e6:,.1f} ms {each.text}" for each in self.shown_pieces)
 
 
+def known_apart(pieces: Iterable[Piece], begin_ns: int, why: str) -> tuple[Piece, ...]:
+    """Mark unknown time before `begin_ns` with the detail `why`.
+
+    So it can be told from time that is unknown because messages were lost.
+    """
+    return tuple(
+        piece._replace(detail=why)
+        if piece.cause == "unknown" and piece.start_ns < begin_ns
+        else piece
+        for piece in pieces
+    )
+
+
 def hold_up_text(kind: str, detail: str) -> str:
     return Piece(HOLD_UPS[kind], 0, 0, 0, detail=detail).text if kind in HOLD_UPS else kind
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import Baseline
-from stepscope.recordings.attribution.causes import Cause, Late
+from stepscope.recordings.attribution.causes import Cause, Late, known_apart
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.errors import NotInRecording
@@ -109,7 +109,13 @@ def explain_recording(
     found = _Read(explainer)
     for message, _, _, after_gap in messages(recording):
         found.take(message, after_gap)
-    late = _unrecorded_apart(explainer.late, explainer.first_step_ns)
+    begin_ns = explainer.first_step_ns or 0
+    late = [
+        each._replace(pieces=known_apart(each.pieces, begin_ns, "unrecorded"))
+        if each.start_ns < begin_ns
+        else each
+        for each in explainer.late
+    ]
     if request_id is not None and request_id not in (seen := found.live | found.ended):
         known = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
         raise NotInRecording(f"there is no request {request_name(request_id)} ({known})")
@@ -210,28 +216,6 @@ class _Read:
             if not (view.num_output_tokens or view.is_partial or view.status == "finished")
             and self.explainer.only in (None, view.request_id)
         ]
-
-
-def _unrecorded_apart(late: list[Late], begin_ns: int | None) -> list[Late]:
-    """Mark unknown time before the recording as `unrecorded`.
-
-    So it can be told from time that is unknown because messages were lost.
-    """
-    if begin_ns is None:
-        return late
-    return [
-        each._replace(
-            pieces=tuple(
-                piece._replace(detail="unrecorded")
-                if piece.cause == "unknown" and piece.start_ns + piece.ns <= begin_ns
-                else piece
-                for piece in each.pieces
-            )
-        )
-        if each.start_ns < begin_ns
-        else each
-        for each in late
-    ]
 
 
 def _median(waits: Distribution) -> int | None:

@@ -3,21 +3,15 @@
 A landmark is a step with a mark (a note by a person), a knob change or a workload change.
 """
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import msgspec
-
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, Mark
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.state.audit_text import typed_text
 
 if TYPE_CHECKING:
-    from stepscope.recordings.file.reader import Recording  # needs mcap
-
-_TOPICS = (wire.TOPICS[Mark], wire.TOPICS[KnobsChanged], wire.TOPICS[Audited])
+    from stepscope.recordings.file.reader import Recording
 
 
 class Landmark(NamedTuple):
@@ -30,14 +24,12 @@ class Landmark(NamedTuple):
 
 def landmarks(recording: "Recording") -> Iterator[Landmark]:
     """All landmarks, in file order."""
-    for number in range(recording.num_chunks):
-        frames = recording.chunk(number).frames
-        for place, topic in enumerate(frames.topics):
-            if topic in _TOPICS:
-                # 'stepscope verify' reports what cannot be read.
-                with contextlib.suppress(msgspec.DecodeError):
-                    if (found := landmark_of(wire.decode(frames[place].payload))) is not None:
-                        yield found
+    from stepscope.recordings.file.messages import indexes  # with mcap, only when needed
+
+    for _, index in indexes(recording):
+        for _, message in index.said:
+            if (found := landmark_of(message)) is not None:
+                yield found
 
 
 def landmark_of(message: object) -> Landmark | None:

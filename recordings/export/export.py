@@ -116,13 +116,14 @@ def export(
 
 
 def _mooncake_notes(written: MooncakeWriter) -> tuple[str, ...]:
+    book = written.reader.book
     notes = [
         "no tokens are looked at: hash_ids are equal where the engine's prefix cache showed "
-        f"it ({written.book.num_hits:,} hits, {written.book.num_unknown:,} of unknown origin), and "
+        f"it ({book.num_hits:,} hits, {book.num_unknown:,} of unknown origin), and "
         "unique elsewhere"
     ]
     for count, what in (
-        (written.num_before, "arrived before the first step of the range: left out"),
+        (len(written.reader.begun), "arrived before the first step of the range: left out"),
         (written.num_without_output, "got no token: left out"),
         (written.num_unfinished, "did not finish: with the tokens they had by then"),
     ):

@@ -17,7 +17,6 @@ Three kinds of shared tokens are missed: prefixes that were no longer cached, to
 and hits on blocks that were filled in the same step.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -140,37 +139,38 @@ class PrefixBook:
         table.blocks.extend([None] * (num_blocks - len(table.blocks)))
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 @dataclass(slots=True)
-class _Line:
-    """A request, to be written as one line once all requests that arrived earlier are written."""
-
-    arrived: wire.Arrived
-    hash_ids: list[int] | None = None
-    num_output_tokens: int = 0
-    is_done: bool = False
-
-
-class MooncakeWriter:
-    """Writes requests as lines, from the moments of a recording.
+class TracedRequest:
+    """A request that was seen to arrive.
 
     Attributes:
-        num_lines: requests written.
-        num_without_output: requests left out because they got no token.
-        num_before: requests left out because they arrived before the range.
-        num_unfinished: requests written with the tokens they had at the end of the range.
+        prefix: ids of the whole blocks of its prompt; None before its first admission.
+        end: None: it still lives.
+        num_output_tokens: at its end.
     """
 
-    def __init__(self, stream: IO[bytes], block_size: int) -> None:
-        self.num_lines = self.num_without_output = self.num_before = self.num_unfinished = 0
-        self._stream = stream
-        self.book = PrefixBook(block_size)  # the prefix hits
-        self._lines: dict[int, _Line] = {}
-        self._order: deque[int] = deque()
-        self._first_ns: int | None = None
-        self._before: set[int] = set()
+    arrived: wire.Arrived
+    prefix: list[int] | None = None
+    num_cached_tokens: int = 0  # at its first admission
+    end: wire.Finished | wire.Aborted | None = None
+    num_output_tokens: int = 0
+
+
+class RequestReader:
+    """Collects requests with the prefixes that they share, from the moments of a recording.
+
+    `id_tokens`: number of tokens per id of a prefix.
+
+    Attributes:
+        requests: in order of arrival.
+        begun: ids of those that were computed, but not seen to arrive.
+    """
+
+    def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:
+        self.book = PrefixBook(block_size, id_tokens)
+        self.requests: dict[int, TracedRequest] = {}
+        self.begun: set[int] = set()
+        self._id_tokens = id_tokens
 
     def apply(self, moment: Moment) -> None:
         message = moment.message
@@ -179,70 +179,75 @@ class MooncakeWriter:
         admitted = []
         for event in message.events:
             if isinstance(event, wire.Arrived):
-                self._lines[event.request_id] = _Line(event)
-                self._order.append(event.request_id)
+                self.requests[event.request_id] = TracedRequest(event)
             elif isinstance(event, wire.Admitted):
                 admitted.append(event)
+        cached = {event.request_id: event.num_cached_tokens for event in admitted}
         batch = (message.batch or []) if isinstance(message, wire.StepRecord) else []
         # Blocks of several groups are no chain of the prompt's tokens.
         moves = message.moves if message.kv_groups is None else []
         for request_id, chain in self.book.take(moves, batch, admitted).items():
-            self._admitted(request_id, chain)
-        for row in batch:
-            if row.request_id not in self._lines and row.request_id not in self._before:
-                self._before.add(row.request_id)
-                self.num_before += 1
+            request = self.requests.get(request_id)
+            if request is not None and request.prefix is None:
+                num_ids = request.arrived.num_prompt_tokens // self._id_tokens
+                request.prefix = list(chain.first(num_ids))
+                request.num_cached_tokens = cached[request_id]
+        self.begun.update([row.request_id for row in batch if row.request_id not in self.requests])
         for event in message.events:
             if isinstance(event, wire.Finished | wire.Aborted):
-                self._end(event, moment)
-        self._write_ready()
+                self.book.leave(event.request_id)
+                if (request := self.requests.get(event.request_id)) is not None:
+                    view = moment.state.requests.get(event.request_id)
+                    told = event if isinstance(event, wire.Finished) else view
+                    request.end = event
+                    request.num_output_tokens = 0 if told is None else told.num_output_tokens
 
     def close(self, last: Moment | None) -> None:
-        """Write the requests that had not ended at the end of the range."""
-        for request_id, line in self._lines.items():
-            view = None if last is None else last.state.requests.get(request_id)
-            if not line.is_done:
-                line.is_done = True
-                line.num_output_tokens = 0 if view is None else view.num_output_tokens
-                self.num_unfinished += line.num_output_tokens > 0
-        self._write_ready()
+        """Give the requests that still live the tokens that they have after the last moment."""
+        views = {} if last is None else last.state.requests
+        for request_id, request in self.requests.items():
+            if request.end is None and request_id in views:
+                request.num_output_tokens = views[request_id].num_output_tokens
 
-    def _admitted(self, request_id: int, chain: Chain) -> None:
-        line = self._lines.get(request_id)
-        if line is None or line.hash_ids is not None:
-            return
-        num_tokens = line.arrived.num_prompt_tokens
-        line.hash_ids = list(chain.first(num_tokens // HASH_BLOCK_TOKENS))
-        if num_tokens % HASH_BLOCK_TOKENS:
-            line.hash_ids.append(self.book.new_id())
 
-    def _end(self, event: wire.Finished | wire.Aborted, moment: Moment) -> None:
-        self.book.leave(event.request_id)
-        self._before.discard(event.request_id)
-        line = self._lines.get(event.request_id)
-        if line is None:
-            return
-        line.is_done = True
-        told = (
-            event
-            if isinstance(event, wire.Finished)
-            else moment.state.requests.get(event.request_id)
-        )
-        line.num_output_tokens = 0 if told is None else told.num_output_tokens
+_encode = msgspec.json.Encoder().encode
 
-    def _write_ready(self) -> None:
-        while self._order and self._lines[self._order[0]].is_done:
-            line = self._lines.pop(self._order.popleft())
-            if line.num_output_tokens < 1 or line.arrived.num_prompt_tokens < 1:
+
+class MooncakeWriter:
+    """Writes requests as lines, each once all that arrived earlier are written.
+
+    Attributes:
+        num_lines: requests written.
+        num_without_output: requests left out because they got no token.
+        num_unfinished: requests written with the tokens they had at the end of the range.
+    """
+
+    def __init__(self, stream: IO[bytes], block_size: int) -> None:
+        self.num_lines = self.num_without_output = self.num_unfinished = 0
+        self.reader = RequestReader(block_size)
+        self._stream = stream
+        self._first_ns: int | None = None
+
+    def write(self, *, is_over: bool = False) -> None:
+        """Write the requests that are ready; at the end of the range, all."""
+        requests = self.reader.requests
+        while requests and (is_over or next(iter(requests.values())).end is not None):
+            request = requests.pop(next(iter(requests)))
+            arrived, num_output = request.arrived, request.num_output_tokens
+            self.num_unfinished += request.end is None and num_output > 0
+            if num_output < 1 or arrived.num_prompt_tokens < 1:
                 self.num_without_output += 1
                 continue
+            hash_ids = request.prefix or []
+            if request.prefix is not None and arrived.num_prompt_tokens % HASH_BLOCK_TOKENS:
+                hash_ids.append(self.reader.book.new_id())
             if self._first_ns is None:
-                self._first_ns = line.arrived.time_ns
+                self._first_ns = arrived.time_ns
             document = {
-                "timestamp": round((line.arrived.time_ns - self._first_ns) / 1e6),
-                "input_length": line.arrived.num_prompt_tokens,
-                "output_length": line.num_output_tokens,
-                "hash_ids": line.hash_ids or [],
+                "timestamp": round((arrived.time_ns - self._first_ns) / 1e6),
+                "input_length": arrived.num_prompt_tokens,
+                "output_length": num_output,
+                "hash_ids": hash_ids,
             }
             self._stream.write(_encode(document) + b"\n")
             self.num_lines += 1
@@ -255,6 +260,8 @@ def write_mooncake(
     writer = MooncakeWriter(stream, block_size or HASH_BLOCK_TOKENS)
     last: Moment | None = None
     for last in moments:
-        writer.apply(last)
-    writer.close(last)
+        writer.reader.apply(last)
+        writer.write()
+    writer.reader.close(last)
+    writer.write(is_over=True)
     return writer

@@ -1,24 +1,20 @@
-"""Converts a session to tracks of slices, counters and arrows, as trace viewers draw them.
+"""Export to Perfetto's protobuf trace, for ui.perfetto.dev. Needs the package perfetto.
 
 The steps are slices on one track. Requests are drawn on slots, one track each, like the lanes of
 the dashboard. When a step first computes a request, the request gets the lowest free slot and keeps
 it until it ends or is preempted. This time is a slice, with prefill chunks and decoding as slices
 inside. An arrow leads from the arrival of a request to its first token.
-
-Export to Perfetto's protobuf trace, for ui.perfetto.dev. Needs the package perfetto.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.output import missing
 from stepscope.recordings.state.session import SessionState, request_name
-
-Kind = Literal["track", "counter", "begin", "end", "instant", "value"]
 
 ROOT, STEPS, ARRIVALS, OPERATOR = 1, 2, 3, 4  # ids of tracks; slots come after the counters
 FIRST_COUNTER, FIRST_SLOT = 100, 1000
@@ -32,182 +28,6 @@ _COUNTERS = (
     ("requests waiting", "requests"),
 )
 MARKER_NS = 1000  # length of the slices at the ends of arrows, the shortest that is visible
-
-
-class TraceEvent(NamedTuple):
-    """One event on a track.
-
-    `flow`: id of the arrow that starts at this event, or ends here if `ends_flow`.
-    """
-
-    kind: Kind
-    track: int
-    time_ns: int = 0
-    name: str = ""
-    args: dict[str, Any] | None = None
-    flow: int | None = None
-    ends_flow: bool = False
-    value: int = 0  # value of a counter; for a new track or counter, the id of its parent track
-    unit: str = ""
-
-
-@dataclass(slots=True)
-class _Stay:
-    slot: int
-    is_decoding: bool = False
-    decode_ends_ns: int = 0
-
-
-class Tracer:
-    """Converts moments of a recording to trace events, and assigns slots to requests."""
-
-    def __init__(self) -> None:
-        self._stays: dict[int, _Stay] = {}
-        self._free: list[int] = []
-        self._num_slots = 0
-        self._values: dict[int, int] = {}  # last value of each counter
-
-    def events(self, moments: Iterable[Moment]) -> Iterator[TraceEvent]:
-        """Yield all events. Those of one track are in order of time."""
-        yield TraceEvent("track", ROOT, name="stepscope")
-        for track, name in ((STEPS, "steps"), (ARRIVALS, "arrivals"), (OPERATOR, "operator")):
-            yield TraceEvent("track", track, name=name, value=ROOT)
-        for number, (name, unit) in enumerate(_COUNTERS):
-            yield TraceEvent("counter", FIRST_COUNTER + number, name=name, value=ROOT, unit=unit)
-        last_ns = 0
-        for moment in moments:
-            message = moment.message
-            if isinstance(message, wire.StepRecord):
-                yield from self._step(message, moment.state)
-                last_ns = message.tokens_ns
-            elif isinstance(message, wire.EngineStatus):
-                yield from self._ends(message.events, message.time_ns)
-                yield from self._arrivals(message)
-            elif isinstance(message, wire.KnobsChanged):
-                changes = {
-                    name: f"{message.old.get(name)} -> {v}" for name, v in message.new.items()
-                }
-                text = ", ".join(f"{name} {value}" for name, value in changes.items())
-                args = {**changes, "who": message.who, "effective_step": message.effective_step}
-                yield TraceEvent("instant", OPERATOR, message.time_ns, text or "knobs", args)
-            elif isinstance(message, wire.Mark):
-                yield TraceEvent("instant", OPERATOR, message.time_ns, message.text or "mark")
-        for request_id in list(self._stays):
-            yield from self._leave(request_id, last_ns)
-
-    def _step(self, record: wire.StepRecord, state: SessionState) -> Iterator[TraceEvent]:
-        start_ns, end_ns = record.schedule_start_ns, record.tokens_ns
-        yield from self._arrivals(record)
-        # Preempted requests leave their slots before the rows of this step get theirs.
-        preempted = [event for event in record.events if isinstance(event, wire.Preempted)]
-        yield from self._ends(preempted, start_ns)
-        num_tokens = record.num_prefill_tokens + record.num_decode_tokens
-        args = {
-            "prefill": record.num_prefill_tokens,
-            "decode": record.num_decode_tokens,
-            "running": record.num_running,
-            "waiting": record.num_waiting,
-        }
-        yield TraceEvent("begin", STEPS, start_ns, f"step {record.step}", args)
-        for name, begin_ns, until_ns in (
-            ("schedule", start_ns, record.schedule_end_ns),
-            ("model", record.launch_ns, end_ns),
-        ):
-            if begin_ns is not None and until_ns is not None:
-                yield TraceEvent("begin", STEPS, begin_ns, name)
-                yield TraceEvent("end", STEPS, until_ns)
-        yield TraceEvent("end", STEPS, end_ns)
-        for row in record.batch or ():
-            yield from self._row(row, state, start_ns, end_ns)
-        kv = record.kv
-        yield from self._counters(
-            start_ns,
-            (
-                num_tokens,
-                record.token_budget,
-                *((None,) * 3 if kv is None else (kv.used, kv.cached, kv.empty)),
-                record.num_running,
-                record.num_waiting,
-            ),
-        )
-        ends = [event for event in record.events if not isinstance(event, wire.Preempted)]
-        yield from self._ends(ends, end_ns)
-
-    def _row(
-        self, row: wire.BatchRow, state: SessionState, start_ns: int, end_ns: int
-    ) -> Iterator[TraceEvent]:
-        stay = self._stays.get(row.request_id)
-        if stay is None:
-            if not self._free:
-                slot, self._num_slots = self._num_slots, self._num_slots + 1
-                heappush(self._free, slot)
-                yield TraceEvent("track", FIRST_SLOT + slot, name=f"slot {slot:3}", value=ROOT)
-            stay = self._stays[row.request_id] = _Stay(heappop(self._free))
-            yield self._seated(row, state, stay, start_ns)
-        track = FIRST_SLOT + stay.slot
-        if row.phase == wire.Phase.DECODE:
-            if not stay.is_decoding:
-                stay.is_decoding = True
-                yield TraceEvent("begin", track, start_ns, "decode")
-            stay.decode_ends_ns = end_ns
-            return
-        yield from self._stop_decoding(stay)
-        name = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
-        args = {"start": row.start, "tokens": row.num_tokens, "cached": row.num_hit_tokens}
-        yield TraceEvent("begin", track, start_ns, f"{name} {row.num_tokens}", args)
-        if row.flags & wire.RowFlag.FIRST_TOKEN:
-            flow = row.request_id + 1
-            begin_ns = max(start_ns, end_ns - MARKER_NS)
-            yield TraceEvent("begin", track, begin_ns, "first token", flow=flow, ends_flow=True)
-            yield TraceEvent("end", track, end_ns)
-        yield TraceEvent("end", track, end_ns)
-
-    def _seated(
-        self, row: wire.BatchRow, state: SessionState, stay: _Stay, start_ns: int
-    ) -> TraceEvent:
-        view = state.requests.get(row.request_id)
-        args: dict[str, Any] = {"request_id": row.request_id}
-        name = request_name(row.request_id)
-        if view is not None and not view.is_partial:
-            name = f"{name} {view.client_id}"
-            args |= {"client_id": view.client_id, "prompt_tokens": view.num_prompt_tokens}
-        return TraceEvent("begin", FIRST_SLOT + stay.slot, start_ns, name, args)
-
-    def _arrivals(self, message: wire.StepRecord | wire.EngineStatus) -> Iterator[TraceEvent]:
-        for event in message.events:
-            if isinstance(event, wire.Arrived):
-                name = f"{request_name(event.request_id)} {event.client_id}"
-                args = {"prompt_tokens": event.num_prompt_tokens, "max_tokens": event.max_tokens}
-                flow = event.request_id + 1
-                yield TraceEvent("begin", ARRIVALS, event.time_ns, name, args, flow)
-                yield TraceEvent("end", ARRIVALS, event.time_ns + MARKER_NS)
-
-    def _ends(self, events: Iterable[object], time_ns: int) -> Iterator[TraceEvent]:
-        for event in events:
-            if isinstance(event, wire.Finished | wire.Aborted | wire.Preempted):
-                yield from self._leave(event.request_id, time_ns)
-
-    def _leave(self, request_id: int, time_ns: int) -> Iterator[TraceEvent]:
-        stay = self._stays.pop(request_id, None)
-        if stay is None:
-            return
-        yield from self._stop_decoding(stay)
-        yield TraceEvent("end", FIRST_SLOT + stay.slot, max(time_ns, stay.decode_ends_ns))
-        heappush(self._free, stay.slot)
-
-    def _stop_decoding(self, stay: _Stay) -> Iterator[TraceEvent]:
-        if stay.is_decoding:
-            stay.is_decoding = False
-            yield TraceEvent("end", FIRST_SLOT + stay.slot, stay.decode_ends_ns)
-
-    def _counters(self, time_ns: int, values: tuple[int | None, ...]) -> Iterator[TraceEvent]:
-        for number, value in enumerate(values):
-            track = FIRST_COUNTER + number
-            if value is not None and self._values.get(track) != value:
-                self._values[track] = value
-                yield TraceEvent("value", track, time_ns, value=value)
-
-
 _SEQUENCE = 1  # one writer
 _CLOCK_MONOTONIC = 3
 
@@ -217,69 +37,226 @@ def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
 
     Raises MissingPackage: the package perfetto is not installed.
     """
-    try:
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
-            CounterDescriptor,
-            TracePacket,
-            TrackDescriptor,
-            TrackEvent,
-        )
-        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
-    except ImportError as error:
-        raise missing("perfetto", "perfetto") from error
+    packets = _Packets(stream)
+    _Tracer(packets).trace(moments)
+    return packets.number
 
-    types = {
-        "begin": TrackEvent.TYPE_SLICE_BEGIN,
-        "end": TrackEvent.TYPE_SLICE_END,
-        "instant": TrackEvent.TYPE_INSTANT,
-        "value": TrackEvent.TYPE_COUNTER,
-    }
-    builder = StreamingTraceProtoBuilder(stream)
-    first = TracePacket()
-    first.trusted_packet_sequence_id = _SEQUENCE
-    first.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-    first.first_packet_on_sequence = True
-    builder.write_packet(first)
-    count = 1
-    for event in Tracer().events(moments):
-        packet = TracePacket()
+
+class _Packets:
+    """Writes tracks, and the events on each in order of time."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        try:
+            from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+            from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+        except ImportError as error:
+            raise missing("perfetto", "perfetto") from error
+        self.number = 0
+        self._protos: Any = perfetto_trace_pb2
+        self._builder = StreamingTraceProtoBuilder(stream)
+        first = self._protos.TracePacket()
+        first.sequence_flags = first.SEQ_INCREMENTAL_STATE_CLEARED
+        first.first_packet_on_sequence = True
+        self._write(first)
+
+    def track(self, track: int, name: str, unit: str | None = None) -> None:
+        """Add a track; with a unit, that of a counter."""
+        packet = self._protos.TracePacket(timestamp_clock_id=_CLOCK_MONOTONIC)
+        told = packet.track_descriptor
+        told.uuid, told.name = track, name
+        if track == ROOT:
+            told.child_ordering = told.EXPLICIT
+        else:
+            told.parent_uuid, told.sibling_order_rank = ROOT, track
+        if unit is not None:
+            told.counter.unit_name = unit
+        self._write(packet)
+
+    def begin(self, track: int, time_ns: int, name: str, args: Mapping[str, Any] = {}) -> None:
+        self._event("TYPE_SLICE_BEGIN", track, time_ns, name, args)
+
+    def end(self, track: int, time_ns: int) -> None:
+        self._event("TYPE_SLICE_END", track, time_ns)
+
+    def instant(self, time_ns: int, name: str, args: Mapping[str, Any] = {}) -> None:
+        self._event("TYPE_INSTANT", OPERATOR, time_ns, name, args)
+
+    def value(self, track: int, time_ns: int, value: int) -> None:
+        self._event("TYPE_COUNTER", track, time_ns, counter_value=value)
+
+    def marker(
+        self,
+        track: int,
+        begin_ns: int,
+        end_ns: int,
+        name: str,
+        args: Mapping[str, Any],
+        **flow: Any,
+    ) -> None:
+        """Add a short slice at which an arrow begins (`flow_ids`) or ends."""
+        self._event("TYPE_SLICE_BEGIN", track, begin_ns, name, args, **flow)
+        self.end(track, end_ns)
+
+    def _event(
+        self,
+        kind: str,
+        track: int,
+        time_ns: int,
+        name: str | None = None,
+        args: Mapping[str, Any] = {},
+        **more: Any,
+    ) -> None:
+        packet = self._protos.TracePacket(timestamp_clock_id=_CLOCK_MONOTONIC, timestamp=time_ns)
+        event = self._protos.TrackEvent(track_uuid=track, name=name, **more)
+        event.type = getattr(event, kind)
+        for key, value in args.items():
+            is_number = isinstance(value, int)
+            given = {"int_value": value} if is_number else {"string_value": str(value)}
+            event.debug_annotations.add(name=key, **given)
+        packet.track_event.CopyFrom(event)
+        self._write(packet)
+
+    def _write(self, packet: Any) -> None:
         packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.timestamp_clock_id = _CLOCK_MONOTONIC
-        if event.kind in ("track", "counter"):
-            track = packet.track_descriptor
-            track.uuid = event.track
-            track.name = event.name
-            if event.value:
-                track.parent_uuid = event.value
-                track.sibling_order_rank = event.track
-            else:
-                track.child_ordering = TrackDescriptor.EXPLICIT
-            if event.kind == "counter":
-                track.counter.CopyFrom(CounterDescriptor(unit_name=event.unit))
-        else:
-            packet.timestamp = event.time_ns
-            _fill(packet.track_event, event, types[event.kind])
-        builder.write_packet(packet)
-        count += 1
-    return count
+        self._builder.write_packet(packet)
+        self.number += 1
 
 
-def _fill(track_event: Any, event: TraceEvent, kind: Any) -> None:
-    track_event.type = kind
-    track_event.track_uuid = event.track
-    if event.kind == "value":
-        track_event.counter_value = event.value
-        return
-    if event.name:
-        track_event.name = event.name
-    if event.flow is not None:
-        (track_event.terminating_flow_ids if event.ends_flow else track_event.flow_ids).append(
-            event.flow
+@dataclass(slots=True)
+class _Stay:
+    track: int
+    is_decoding: bool = False
+    decode_ends_ns: int = 0
+
+
+class _Tracer:
+    """Draws the moments of a recording, and assigns slots to requests."""
+
+    def __init__(self, packets: _Packets) -> None:
+        self._packets = packets
+        self._stays: dict[int, _Stay] = {}
+        self._free: list[int] = []  # tracks of slots
+        self._num_slots = 0
+        self._values: dict[int, int] = {}  # last value of each counter
+
+    def trace(self, moments: Iterable[Moment]) -> None:
+        packets, last_ns = self._packets, 0
+        names = {ROOT: "stepscope", STEPS: "steps", ARRIVALS: "arrivals", OPERATOR: "operator"}
+        for track, name in names.items():
+            packets.track(track, name)
+        for track, (name, unit) in enumerate(_COUNTERS, FIRST_COUNTER):
+            packets.track(track, name, unit)
+        for moment in moments:
+            message = moment.message
+            if isinstance(message, wire.StepRecord):
+                self._step(message, moment.state)
+                last_ns = message.tokens_ns
+            elif isinstance(message, wire.EngineStatus):
+                self._ends(message.events, message.time_ns)
+                self._arrivals(message)
+            elif isinstance(message, wire.KnobsChanged):
+                changes = {
+                    name: f"{message.old.get(name)} -> {v}" for name, v in message.new.items()
+                }
+                text = ", ".join(f"{name} {value}" for name, value in changes.items())
+                args = {**changes, "who": message.who, "effective_step": message.effective_step}
+                packets.instant(message.time_ns, text or "knobs", args)
+            elif isinstance(message, wire.Mark):
+                packets.instant(message.time_ns, message.text or "mark")
+        for request_id in list(self._stays):
+            self._leave(request_id, last_ns)
+
+    def _step(self, record: wire.StepRecord, state: SessionState) -> None:
+        packets, start_ns, end_ns = self._packets, record.schedule_start_ns, record.tokens_ns
+        self._arrivals(record)
+        # Preempted requests leave their slots before the rows of this step get theirs.
+        self._ends([e for e in record.events if isinstance(e, wire.Preempted)], start_ns)
+        args = {
+            "prefill": record.num_prefill_tokens,
+            "decode": record.num_decode_tokens,
+            "running": record.num_running,
+            "waiting": record.num_waiting,
+        }
+        packets.begin(STEPS, start_ns, f"step {record.step}", args)
+        for name, begin_ns, until_ns in (
+            ("schedule", start_ns, record.schedule_end_ns),
+            ("model", record.launch_ns, end_ns),
+        ):
+            if begin_ns is not None and until_ns is not None:
+                packets.begin(STEPS, begin_ns, name)
+                packets.end(STEPS, until_ns)
+        packets.end(STEPS, end_ns)
+        for row in record.batch or ():
+            self._row(row, state, start_ns, end_ns)
+        kv = record.kv
+        values = (
+            record.num_prefill_tokens + record.num_decode_tokens,
+            record.token_budget,
+            *((None,) * 3 if kv is None else (kv.used, kv.cached, kv.empty)),
+            record.num_running,
+            record.num_waiting,
         )
-    for name, value in (event.args or {}).items():
-        annotation = track_event.debug_annotations.add()
-        annotation.name = name
-        if isinstance(value, int):
-            annotation.int_value = value
-        else:
-            annotation.string_value = str(value)
+        for track, value in enumerate(values, FIRST_COUNTER):
+            if value is not None and self._values.get(track) != value:
+                self._values[track] = value
+                packets.value(track, start_ns, value)
+        self._ends([e for e in record.events if not isinstance(e, wire.Preempted)], end_ns)
+
+    def _row(self, row: wire.BatchRow, state: SessionState, start_ns: int, end_ns: int) -> None:
+        packets = self._packets
+        stay = self._stays.get(row.request_id) or self._seated(row.request_id, state, start_ns)
+        if row.phase == wire.Phase.DECODE:
+            if not stay.is_decoding:
+                stay.is_decoding = True
+                packets.begin(stay.track, start_ns, "decode")
+            stay.decode_ends_ns = end_ns
+            return
+        self._stop_decoding(stay)
+        name = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
+        args = {"start": row.start, "tokens": row.num_tokens, "cached": row.num_hit_tokens}
+        packets.begin(stay.track, start_ns, f"{name} {row.num_tokens}", args)
+        if row.flags & wire.RowFlag.FIRST_TOKEN:
+            flow, begin_ns = [row.request_id + 1], max(start_ns, end_ns - MARKER_NS)
+            packets.marker(
+                stay.track, begin_ns, end_ns, "first token", {}, terminating_flow_ids=flow
+            )
+        packets.end(stay.track, end_ns)
+
+    def _seated(self, request_id: int, state: SessionState, start_ns: int) -> _Stay:
+        if not self._free:
+            heappush(self._free, FIRST_SLOT + self._num_slots)
+            self._packets.track(self._free[0], f"slot {self._num_slots:3}")
+            self._num_slots += 1
+        stay = self._stays[request_id] = _Stay(heappop(self._free))
+        view = state.requests.get(request_id)
+        args: dict[str, Any] = {"request_id": request_id}
+        name = request_name(request_id)
+        if view is not None and not view.is_partial:
+            name = f"{name} {view.client_id}"
+            args |= {"client_id": view.client_id, "prompt_tokens": view.num_prompt_tokens}
+        self._packets.begin(stay.track, start_ns, name, args)
+        return stay
+
+    def _arrivals(self, message: wire.StepRecord | wire.EngineStatus) -> None:
+        for event in message.events:
+            if isinstance(event, wire.Arrived):
+                name = f"{request_name(event.request_id)} {event.client_id}"
+                args = {"prompt_tokens": event.num_prompt_tokens, "max_tokens": event.max_tokens}
+                at_ns, flow = event.time_ns, [event.request_id + 1]
+                self._packets.marker(ARRIVALS, at_ns, at_ns + MARKER_NS, name, args, flow_ids=flow)
+
+    def _ends(self, events: Iterable[object], time_ns: int) -> None:
+        for event in events:
+            if isinstance(event, wire.Finished | wire.Aborted | wire.Preempted):
+                self._leave(event.request_id, time_ns)
+
+    def _leave(self, request_id: int, time_ns: int) -> None:
+        if (stay := self._stays.pop(request_id, None)) is not None:
+            self._stop_decoding(stay)
+            self._packets.end(stay.track, max(time_ns, stay.decode_ends_ns))
+            heappush(self._free, stay.track)
+
+    def _stop_decoding(self, stay: _Stay) -> None:
+        if stay.is_decoding:
+            stay.is_decoding = False
+            self._packets.end(stay.track, stay.decode_ends_ns)

@@ -128,15 +128,11 @@ class WholeLives:
                 continue
             key = origin.engine, origin.request_id
             self._seen.add(key)
-            before = self._lives.get(key)
-            waited_ns = 0
-            if before is not None and before.decode_id == view.request_id:
-                waited_ns = before.loaded_after_ns
-            self._lives[key] = WholeLife(
-                *key,
-                view.client_id,
-                view.arrival_ns,
-                waited_until_ns=0 if before is None else before.waited_until_ns,
+            life = self._lives.get(key) or WholeLife(*key, view.client_id, view.arrival_ns)
+            waited_ns = life.loaded_after_ns if life.decode_id == view.request_id else 0
+            self._lives[key] = life._replace(
+                client_id=view.client_id,
+                arrival_ns=view.arrival_ns,
                 first_token_ns=origin.first_token_ns,
                 decode=name,
                 decode_id=view.request_id,

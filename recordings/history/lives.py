@@ -15,7 +15,7 @@ from typing import NamedTuple
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import RequestView, Snapshot, StepRecord, Transcript
 from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
-from stepscope.recordings.attribution.causes import Late, Piece
+from stepscope.recordings.attribution.causes import Late, Piece, known_apart
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.late_sweep import LateSweep, LateWait
 from stepscope.recordings.history.step_cache import StepCache
@@ -322,19 +322,10 @@ class LifeKeeper:
         return None
 
     def _known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-        """Mark unknown time before the first step in memory as `forgotten`.
-
-        So it can be told from time that is unknown because messages were lost.
-        """
         with self._lock:
             starts_ns = self._timeline.columns.column("schedule_start_ns")
             begin_ns = starts_ns[0] if starts_ns else 0
-        return tuple(
-            piece._replace(detail="forgotten")
-            if piece.cause == "unknown" and piece.start_ns < begin_ns
-            else piece
-            for piece in pieces
-        )
+        return known_apart(pieces, begin_ns, "forgotten")
 
     def _transcript_of(self, request_id: int) -> Transcript | None:
         """The text of a request in the timeline's first snapshot; None if that has none."""

@@ -36,30 +36,26 @@ def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> 
 
     `minute`: the sums over the last minute up to the end of the window.
     """
-    num_preempted = minute.num_preempted if minute_s else None
-    last_minute = num_preempted, minute_s, per(minute.recompute_ns, minute.busy_ns)
-    seconds = sums.seconds
-    if seconds <= 0:
-        return Rates(0.0, sums.num_records, *(None,) * 3, *last_minute, *(None,) * 9, ())
-    num_in = sums.num_in_tokens
+    seconds, num_in = max(0.0, sums.seconds), sums.num_in_tokens
     if num_in is None and not state.is_summed_up:
         num_in = sums.num_prefill_tokens
+    busy = per(sums.busy_ns, seconds * 1e9)
     return Rates(
         seconds=seconds,
         num_steps=sums.num_records,
         steps_per_s=per(sums.num_steps, seconds),
         in_tokens_per_s=per(num_in, seconds),
         output_tokens_per_s=per(sums.num_out_tokens, seconds),
-        num_preempted=last_minute[0],
-        preempted_s=last_minute[1],
-        recompute_tax=last_minute[2],
+        num_preempted=minute.num_preempted if minute_s else None,
+        preempted_s=minute_s,
+        recompute_tax=per(minute.recompute_ns, minute.busy_ns),
         evictions_per_s=per(sums.num_evicted, seconds),
         prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
         mixed_share=per(sums.num_mixed, sums.num_steps),
         model_share=_share(sums.model_ns, seconds),
         device_share=_share(sums.device_ns, seconds),
         schedule_share=_share(sums.schedule_ns, seconds),
-        idle_share=None if sums.busy_ns is None else max(0.0, 1.0 - sums.busy_ns / 1e9 / seconds),
+        idle_share=None if busy is None else max(0.0, 1.0 - busy),
         budget_share=sums.budget_used,
         rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
         rank_waits_ns=sums.rank_waits_ns,
@@ -67,4 +63,5 @@ def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> 
 
 
 def _share(spent_ns: int | None, seconds: float) -> float | None:
-    return None if spent_ns is None else min(1.0, spent_ns / 1e9 / seconds)
+    share = per(spent_ns, seconds * 1e9)
+    return None if share is None else min(1.0, share)

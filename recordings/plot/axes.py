@@ -8,12 +8,12 @@ printed in grey is readable.
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stepscope.recordings.export.output import missing
-from stepscope.recordings.plot.series import PlotColumn, PlotSeries
+from stepscope.recordings.plot.series import PlotSeries
 from stepscope.recordings.state.series.distribution import Distribution
 
 if TYPE_CHECKING:
@@ -145,19 +145,18 @@ class PlotGrid:
         self.unit, self.unit_ns = _time_unit(series.duration_ns)
         # Positions of the edges and middles of the pixel columns, in `unit`.
         self.edges: Any = np.linspace(
-            0.0, series.duration_ns / self.unit_ns, len(series.columns) + 1
+            0.0, series.duration_ns / self.unit_ns, series.num_columns + 1
         )
         self.middles: Any = (self.edges[:-1] + self.edges[1:]) / 2
 
-    def values(self, value: Callable[[PlotColumn], float | None]) -> Any:
-        """Return an array with one number per column; NaN where `value` returns None."""
-        found = [value(column) for column in self.series.columns]
-        return self.np.array([self.np.nan if each is None else each for each in found], float)
-
-    def spread(self, name: Literal["step", "itl"]) -> tuple[Any, Any]:
-        """Return the longest and the median latency of each column."""
-        longest = self.values(lambda column: (of := getattr(column, name)) and of.largest)
-        return longest, self.values(lambda c: (of := getattr(c, name)) and of.percentiles(50)[0])
+    def spread(self, waits: Sequence[Distribution]) -> tuple[Any, Any]:
+        """Return the longest and the median latency of each column; NaN without any."""
+        known = [
+            (each.largest, *each.percentiles(50)) if each.count else (self.np.nan, self.np.nan)
+            for each in waits
+        ]
+        longest, median = self.np.array(known, float).T
+        return longest, median
 
     def stairs(self, values: Any) -> Any:
         """Return one value for each edge of the columns, by repeating the last value."""

@@ -197,7 +197,7 @@ def _panels(drawing: "Figure", grid: axes.PlotGrid, head: float) -> "list[Axes]"
         (left, inner),
         (1 - (head - 0.1) / height, _BOTTOM / height, _STRIP / height),
     )
-    has_kv = any(column.max_kv_used is not None for column in grid.series.columns)
+    has_kv = not grid.np.isnan(grid.series.kv_used).all()
     shown = {draw: share for draw, share in PANELS.items() if has_kv or draw is not kv_cache}
     top = 1 - (head + 0.12 + num_rows * _STRIP) / height
     gap = _BETWEEN / height
@@ -252,11 +252,8 @@ def _step_numbers(panel: "Axes", grid: axes.PlotGrid, height: float) -> None:
     """Draw an axis of step numbers below the time axis, to find a step in a replay."""
     from matplotlib.ticker import FixedLocator
 
-    found = [
-        (column.first_step, x)
-        for column, x in zip(grid.series.columns, grid.middles, strict=True)
-        if column.first_step is not None
-    ]
+    firsts = grid.series.first_steps
+    found = [(int(n), x) for n, x in zip(firsts, grid.middles, strict=True) if n == n]
     ticks = step_ticks(found, grid.edges[-1] - grid.edges[0])
     axis = panel.secondary_xaxis(-_STEP_AXIS / height)
     axis.xaxis.set_major_locator(FixedLocator([x for _, x in ticks]))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepscope.recordings.plot import axes
-from stepscope.recordings.plot.series import PlotColumn
 from stepscope.recordings.state.series.distribution import Distribution
 
 if TYPE_CHECKING:
@@ -20,28 +19,29 @@ _MANY_LATE = 150  # with more late points, their marks are smaller
 def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
     """Draw the tokens of a step, by prefill, decode and so on, against the token budget."""
     colours, series, np = grid.colours, grid.series, grid.np
-    if any(column.num_steps > 1 for column in series.columns):
-        fullest = grid.values(lambda column: column.max_spent_tokens)
+    num_steps = series.counts["num_steps"]
+    if (num_steps > 1).any():
+        fullest = np.nan_to_num(series.most["num_spent_tokens"])
         axes.area(panel, grid, fullest, facecolor=(colours.prefill, 0.3), label="fullest step")
-    base = np.zeros(len(series.columns))
+    base = np.zeros(series.num_columns)
     for name, colour, hatch, label in (
         ("num_decode_tokens", colours.decode, None, "decode"),
         ("num_prefill_tokens", colours.prefill, None, "prefill"),
         ("num_padded_tokens", colours.padded, "....", "padding"),
         ("num_cached_tokens", colours.cached, "//////", "cached, not spent"),
     ):
-        if hatch and not any(getattr(column, name) for column in series.columns):
+        if hatch and not series.counts[name].any():
             continue
-        top = base + grid.values(_mean_of(name))
+        top = base + series.counts[name] / np.maximum(num_steps, 1)
         face = (colour, 0.3) if hatch else colour
         axes.area(
             panel, grid, base, top, facecolor=face, edgecolor=colour, hatch=hatch, label=label
         )
         base = top
-    budgets = grid.values(lambda column: column.token_budget)
+    budgets = series.budget
     axes.steps(panel, grid, grid.filled(budgets), color=colours.ink, linewidth=1.3, label="budget")
     panel.set_ylim(0, None)
-    lines = [f"{series.num_steps:,} steps"]
+    lines = [f"{series.sums.num_records:,} steps"]
     known = budgets[~np.isnan(budgets)]
     if len(known):
         low, high = int(known.min()), int(known.max())
@@ -55,7 +55,7 @@ def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
 def step_time(panel: "Axes", grid: axes.PlotGrid) -> None:
     measured = grid.series.waits.of["step"]
     unit, unit_ns = axes.unit_of(measured)
-    longest, median = (each / unit_ns for each in grid.spread("step"))
+    longest, median = (each / unit_ns for each in grid.spread(grid.series.steps))
     shade = (grid.colours.muted, 0.5)
     axes.area(panel, grid, grid.np.nan_to_num(longest), facecolor=shade, label="longest")
     axes.steps(panel, grid, median, color=grid.colours.ink, linewidth=0.9, label="median")
@@ -64,15 +64,15 @@ def step_time(panel: "Axes", grid: axes.PlotGrid) -> None:
 
 
 def itl(panel: "Axes", grid: axes.PlotGrid) -> None:
-    longest, median = grid.spread("itl")
+    longest, median = grid.spread(grid.series.itls)
     measured, bound_ms = grid.series.waits.of["itl"], grid.series.slo.itl_ms
     _latency(panel, grid, "Inter-token latency (ITL)", measured, bound_ms, longest, median)
 
 
 def ttft(panel: "Axes", grid: axes.PlotGrid) -> None:
-    longest = grid.values(lambda column: column.max_ttft_ns)
-    measured, bound_ms = grid.series.waits.of["ttft"], grid.series.slo.ttft_ms
-    _latency(panel, grid, "Time to first token (TTFT)", measured, bound_ms, longest)
+    series = grid.series
+    measured, bound_ms = series.waits.of["ttft"], series.slo.ttft_ms
+    _latency(panel, grid, "Time to first token (TTFT)", measured, bound_ms, series.ttft_ns)
 
 
 def _latency(
@@ -130,8 +130,7 @@ def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
     from matplotlib.ticker import MaxNLocator
 
     np = grid.np
-    waiting = grid.filled(grid.values(lambda column: column.max_waiting))
-    running = grid.filled(grid.values(lambda column: column.max_running))
+    waiting, running = (grid.filled(grid.series.most[f"num_{k}"]) for k in ("waiting", "running"))
     colours = grid.colours
     axes.area(panel, grid, np.nan_to_num(waiting), facecolor=colours.waiting, label="waiting")
     axes.steps(panel, grid, running, color=colours.running, linewidth=1.1, label="running")
@@ -143,14 +142,13 @@ def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
 
 def kv_cache(panel: "Axes", grid: axes.PlotGrid) -> None:
     np, series, colours = grid.np, grid.series, grid.colours
-    held = 100 * grid.filled(grid.values(lambda column: column.max_kv_used))
-    cached = 100 * grid.filled(grid.values(lambda column: column.kv_cached))
+    held, cached = (100 * grid.filled(each) for each in (series.kv_used, series.kv_cached))
     axes.area(panel, grid, held, facecolor=colours.held, label="held by requests")
     pale: dict[str, Any] = {"facecolor": (colours.cached, 0.2), "edgecolor": colours.cached}
     axes.area(panel, grid, held, held + cached, hatch="//////", label="cached, free", **pale)
     lines = [f"held max {np.nanmax(held):.0f}%"]
     if num_preempted := series.sums.num_preempted:
-        is_out = np.array([column.num_preempted > 0 for column in series.columns])
+        is_out = series.num_preempted > 0
         panel.plot(
             grid.middles[is_out],
             np.full(int(is_out.sum()), 108.0),
@@ -177,8 +175,3 @@ PANELS: Mapping[Callable[["Axes", axes.PlotGrid], None], float] = {
     requests: 1.0,
     kv_cache: 1.0,
 }
-
-
-def _mean_of(name: str) -> Callable[[PlotColumn], float]:
-    """Return a function that divides the sum `name` of a column by the number of its steps."""
-    return lambda column: getattr(column, name) / column.num_steps if column.num_steps else 0.0

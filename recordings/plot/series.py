@@ -1,4 +1,4 @@
-"""`PlotSeries`: the data of a plot, one entry per pixel column.
+"""`PlotSeries`: the data of a plot, an array of each kind with one entry per pixel column.
 
 The indexes of the recording are read, in bounded memory. Every column covers the same span of time
 and keeps the maxima of the steps in it. A step longer than a column counts in each column that it
@@ -7,7 +7,7 @@ covers.
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
@@ -17,40 +17,28 @@ from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.session.index import KINDS, Index, IndexRows
-from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.session.sums import Sums, sums_of
-from stepscope.recordings.session.waits import WaitSums
+from stepscope.recordings.session.waits import STEP_TIMES, WaitSums
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.events import changed_knobs, gap_event
 from stepscope.recordings.state.series.latency import SLO
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 EventKind: TypeAlias = Literal["knobs", "mark", "pause", "lost"]
 
 MAX_EVENTS = 200  # most events kept of each kind
 _COLUMN_VALUES, _COLUMN_BITS = 64, 7  # precision of the samples in a column
-
-
-@dataclass(slots=True)
-class PlotColumn:
-    """The steps within the time span of one pixel column: sums and maxima; None if unknown."""
-
-    num_steps: int = 0
-    first_step: int | None = None
-    # Sums over the steps, for means.
-    num_decode_tokens: int = 0
-    num_prefill_tokens: int = 0
-    num_padded_tokens: int = 0
-    num_cached_tokens: int = 0
-    max_spent_tokens: int = 0
-    token_budget: int | None = None  # the smallest budget
-    step: Distribution | None = None
-    itl: Distribution | None = None
-    max_ttft_ns: int | None = None
-    max_running: int | None = None
-    max_waiting: int | None = None
-    max_kv_used: float | None = None  # shares of all blocks
-    kv_cached: float | None = None  # at the time of `max_kv_used`
-    num_preempted: int = 0
+_SPENT = ("num_decode_tokens", "num_prefill_tokens", "num_padded_tokens")
+_SUMMED = (*_SPENT, "num_cached_tokens")
+_MOST = ("num_spent_tokens", "num_running", "num_waiting")
+_KV = ("kv_used", "kv_cached", "kv_empty")
+_COLUMNS = (
+    "step", *STEP_TIMES, "token_budget", "num_running", "num_waiting", "num_preempted",
+    *_SUMMED, *_KV,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +57,31 @@ class PlotSeries:
     """The data of a plot, filled from the indexes of a recording, in order.
 
     `start_ns`, `end_ns`: the range, in engine time.
+
+    Attributes, with an entry per column; NaN or None without a step in it:
+        counts: the number of its steps and, by column of the table, sums over them, for means.
+        most: by column of the table, the largest value of its steps.
+        kv_used, kv_cached: shares of all blocks, of the step with most in use.
+        steps, itls: how long its steps were, and the gaps between tokens that ended in it.
     """
 
     def __init__(
         self, start_ns: int, end_ns: int, num_columns: int, slo: SLO, *, is_one_step: bool = True
     ) -> None:
+        import numpy as np
+
+        unknown = np.full(num_columns, np.nan)
+        self.num_columns = num_columns
         self.start_ns = start_ns
         self.end_ns = max(end_ns, start_ns + 1)
         self.slo = slo
-        self.columns = [PlotColumn() for _ in range(num_columns)]
+        self.counts = {name: np.zeros(num_columns) for name in ("num_steps", *_SUMMED)}
+        self.most = {name: unknown.copy() for name in _MOST}
+        self.budget, self.first_steps = unknown.copy(), unknown.copy()  # the smallest of each
+        self.kv_used, self.kv_cached = unknown.copy(), unknown.copy()
+        self.ttft_ns = unknown.copy()  # the longest
+        self.num_preempted = np.zeros(num_columns)
+        self.steps, self.itls = ([_few_values() for _ in range(num_columns)] for _ in range(2))
         self.waits = WaitSums({"itl": slo.itl_ms * 1e6, "ttft": slo.ttft_ms * 1e6})
         self.sums = Sums()
         self.events: list[PlotEvent] = []
@@ -86,7 +90,6 @@ class PlotSeries:
         self.knobs: dict[str, KnobValue] = {}  # at the first step
         self.first_step: int | None = None
         self.last_step: int | None = None
-        self.num_steps = 0
         self._num_kept: Counter[EventKind] = Counter()
         self._is_one_step = is_one_step
 
@@ -95,9 +98,8 @@ class PlotSeries:
         return self.end_ns - self.start_ns
 
     def add(self, index: Index, first: int, last: int) -> None:
-        rows = IndexRows(index)
-        table = rows.steps()
-        begin, end = table.num_before(first), table.num_before(last + 1)
+        import numpy as np
+
         for start_ns, end_ns in index.pauses:
             if self.start_ns <= start_ns <= self.end_ns:
                 self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
@@ -111,27 +113,59 @@ class PlotSeries:
                 self._keep("mark", message.time_ns, message.text)
         for lost in index.lost:
             self._keep("lost", lost.time_ns, gap_event(*lost).text)
+        rows = IndexRows(index)
+        table = rows.steps()
+        begin, end = table.num_before(first), table.num_before(last + 1)
         if begin == end:
             return
-        self.num_steps += end - begin
         if self.first_step is None:
             self.first_step = table.steps[begin]
         self.last_step = table.steps[end - 1]
         self.sums += sums_of(table, begin, end)
         self.waits.add(rows, begin, end, is_one_step=self._is_one_step)
-        for place in range(begin, end):
-            self._add_step(table.summary(place))
-        kinds = rows.column("waits", "kind").tolist()
-        places, waits_ns = (rows.column("waits", name).tolist() for name in ("place", "ns"))
-        numbers = rows.column("waits", "number").tolist()
-        for kind, place, ns, number in zip(kinds, places, waits_ns, numbers, strict=True):
-            if begin <= place < end:
-                column = self.columns[self._column_at(table.tokens_ns[place])]
-                if KINDS[kind] == "itl":
-                    column.itl = column.itl or _few_values()
-                    column.itl.add(ns, number)
-                elif KINDS[kind] == "ttft":
-                    column.max_ttft_ns = max(column.max_ttft_ns or 0, ns)
+        self._add_steps({name: rows.column("steps", name)[begin:end] for name in _COLUMNS})
+        places, kinds, waits_ns, numbers = (
+            rows.column("waits", name) for name in ("place", "kind", "ns", "number")
+        )
+        at = self._columns_at(rows.column("steps", "tokens_ns")[places])
+        is_inside = (places >= begin) & (places < end)
+        is_itl, is_ttft = (is_inside & (kinds == KINDS.index(kind)) for kind in ("itl", "ttft"))
+        np.fmax.at(self.ttft_ns, at[is_ttft], waits_ns[is_ttft])
+        gaps = (each[is_itl].tolist() for each in (at, waits_ns, numbers))
+        for column, gap_ns, number in zip(*gaps, strict=True):
+            self.itls[column].add(gap_ns, number)
+
+    def _add_steps(self, steps: "dict[str, NDArray[np.int64]]") -> None:
+        import numpy as np
+
+        first, last = (self._columns_at(steps[name]) for name in STEP_TIMES)
+        first = np.minimum(first, last)
+        number = last - first + 1
+        row = np.repeat(np.arange(len(number)), number)
+        at = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
+        np.add.at(self.counts["num_steps"], at, 1)
+        known = {name: np.maximum(values, 0) for name, values in steps.items()}
+        for name in _SUMMED:
+            np.add.at(self.counts[name], at, known[name][row])
+        known["num_spent_tokens"] = np.sum([known[name] for name in _SPENT], axis=0)
+        for name, most in self.most.items():
+            np.fmax.at(most, at, known[name][row])
+        np.fmin.at(self.first_steps, at, steps["step"][row])
+        budget = steps["token_budget"]
+        np.fmin.at(self.budget, at, np.where(budget < 0, np.nan, budget)[row])
+        np.add.at(self.num_preempted, last, known["num_preempted"])
+        took_ns = steps["tokens_ns"] - steps["schedule_start_ns"]
+        if self._is_one_step:
+            for column, ns in zip(at.tolist(), took_ns[row].tolist(), strict=True):
+                self.steps[column].add(ns)
+        used, cached, empty = (steps[name] for name in _KV)
+        total = used + cached + empty
+        is_known = (np.minimum(np.minimum(used, cached), empty) >= 0) & (total > 0)
+        total[~is_known] = 1
+        share = np.where(is_known, used / total, np.nan)[row]
+        np.fmax.at(self.kv_used, at, share)
+        most = np.flatnonzero(share == self.kv_used[at])[::-1]  # of equal ones the first
+        self.kv_cached[at[most]] = (cached / total)[row[most]]
 
     def _keep(self, kind: EventKind, time_ns: int, text: str) -> None:
         if not self.start_ns <= time_ns <= self.end_ns:
@@ -142,16 +176,9 @@ class PlotSeries:
         else:
             self.num_left_out += 1
 
-    def _column_at(self, time_ns: int) -> int:
-        place = (time_ns - self.start_ns) * len(self.columns) // self.duration_ns
-        return min(max(place, 0), len(self.columns) - 1)
-
-    def _add_step(self, step: StepSummary) -> None:
-        last = self._column_at(step.tokens_ns)
-        first = min(self._column_at(step.schedule_start_ns), last)
-        for column in self.columns[first : last + 1]:
-            _add_step(column, step, is_one_step=self._is_one_step)
-        self.columns[last].num_preempted += step.num_preempted or 0
+    def _columns_at(self, times_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
+        shares = (times_ns - self.start_ns) / self.duration_ns
+        return (shares * self.num_columns).astype(int).clip(0, self.num_columns - 1)
 
 
 def read_series(
@@ -189,27 +216,3 @@ def _record_at(recording: Recording, step: int) -> StepRecord | None:
 
 def _few_values() -> Distribution:
     return Distribution(max_values=_COLUMN_VALUES, num_bits=_COLUMN_BITS)
-
-
-def _add_step(column: PlotColumn, step: StepSummary, *, is_one_step: bool) -> None:
-    column.num_steps += 1
-    if column.first_step is None:
-        column.first_step = step.step
-    column.num_decode_tokens += step.num_decode_tokens
-    column.num_prefill_tokens += step.num_prefill_tokens
-    column.num_padded_tokens += step.num_padded_tokens or 0
-    column.num_cached_tokens += step.num_cached_tokens or 0
-    column.max_spent_tokens = max(column.max_spent_tokens, step.num_spent_tokens)
-    budget = step.token_budget
-    if budget is not None:
-        column.token_budget = min(column.token_budget or budget, budget)
-    if is_one_step:
-        column.step = column.step or _few_values()
-        column.step.add(step.duration_ns)
-    column.max_running = max(column.max_running or 0, step.num_running or 0)
-    column.max_waiting = max(column.max_waiting or 0, step.num_waiting or 0)
-    if step.kv_used is not None and step.kv_cached is not None and step.kv_empty is not None:
-        total = step.kv_used + step.kv_cached + step.kv_empty
-        share = step.kv_used / total if total else None
-        if share is not None and (column.max_kv_used is None or share > column.max_kv_used):
-            column.max_kv_used, column.kv_cached = share, step.kv_cached / total

@@ -60,12 +60,8 @@ class Filler:
 
         Raises One of `DAMAGE`: do not use this history; append message by message to a new one.
         """
-        recording = self._recording
         num_taken = 0
-        for number in range(self._position.chunk, min(end.chunk + 1, recording.num_chunks)):
-            chunk = recording.chunk(number)
-            place = self._position.message if number == self._position.chunk else 0
-            last = min(end.message, len(chunk)) if number == end.chunk else len(chunk)
+        for chunk, place, last in _chunks(self._recording, self._position, end):
             while place < last:
                 run_end = chunk.end_of_run(place, min(last, place + TURN_MESSAGES))
                 num_in_run = self._take_run(chunk.frames.bodies(place, run_end))
@@ -148,10 +144,7 @@ def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
     snapshot, start = recording.keyframe_before(end)
     forward = FastForward(SessionState.from_snapshot(snapshot))
     sequence = snapshot.sequence
-    for number in range(start.chunk, min(end.chunk + 1, recording.num_chunks)):
-        chunk = recording.chunk(number)
-        place = start.message if number == start.chunk else 0
-        last = min(end.message, len(chunk)) if number == end.chunk else len(chunk)
+    for chunk, place, last in _chunks(recording, start, end):
         while place < last:
             run_end = chunk.end_of_run(place, last)
             for lower, payload in chunk.frames.bodies(place, run_end):
@@ -163,6 +156,16 @@ def forwarded(recording: Recording, end: Position) -> tuple[FastForward, int]:
                 sequence = whole_sequence(frame.sequence, sequence)
             place = run_end + 1
     return forward, sequence
+
+
+def _chunks(
+    recording: Recording, start: Position, end: Position
+) -> Iterator[tuple[LoadedChunk, int, int]]:
+    """Yield the chunks between two positions, each with the places of the messages to read."""
+    for number in range(start.chunk, min(end.chunk + 1, recording.num_chunks)):
+        chunk = recording.chunk(number)
+        first = start.message if number == start.chunk else 0
+        yield chunk, first, min(end.message, len(chunk)) if number == end.chunk else len(chunk)
 
 
 def step_in(recording: Recording, step: int, ns: int) -> int | None:

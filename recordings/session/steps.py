@@ -99,17 +99,13 @@ _NO_RANK = (UNKNOWN,) * 2
 
 
 class Span(NamedTuple):
-    """Summary of consecutive steps: maxima of their numbers, and the last known budget and seats.
-
-    Seats are the number of requests that may run at once (`max_num_seqs`).
-    """
+    """Summary of consecutive steps: maxima of their numbers, and the last known budget."""
 
     start_ns: int  # when the first step was scheduled
     max_prefill_tokens: int
     max_decode_tokens: int
     max_padded_tokens: int
     token_budget: int | None
-    max_num_seqs: int | None
     has_preemption: bool
     max_itl_ns: int | None
     longest_ns: int  # of a step, from its scheduling to its tokens
@@ -200,7 +196,6 @@ class StepTable:
             worst("num_decode_tokens"),
             max(0, worst("num_padded_tokens")),
             _last_known(self.column("token_budget"), begin, end),
-            _last_known(self.column("max_num_seqs"), begin, end),
             worst("num_preempted") > 0,
             None if max_itl_ns == UNKNOWN else max_itl_ns,
             took_ns[-1],

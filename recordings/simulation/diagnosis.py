@@ -9,12 +9,13 @@ for the next bottleneck.
 
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from stepscope.recordings.simulation.suspects import SUSPECTS, Evidence, Remedy, Seen, Suspect
-from stepscope.recordings.simulation.what_if import Forecast, ForecastStopped, forecast
+from stepscope.recordings.simulation.what_if import Forecast, forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import NAMED_WAITS, Limit
 
@@ -125,17 +126,9 @@ class _Trials:
         return found
 
     def _forecast(self, remedy: Remedy, what: str = "simulating it as it was") -> Forecast:
-        found = forecast(
-            self._seen.basis._replace(setup=remedy.setup),
-            remedy.text,
-            remedy.changes,
-            [self._level],
-            lambda share: self._on_run(what, share),
-            NUM_RUNS,
-        )
-        if found is None:
-            raise ForecastStopped
-        return found
+        basis = self._seen.basis._replace(setup=remedy.setup)
+        on_run = partial(self._on_run, what)
+        return forecast(basis, remedy.text, remedy.changes, [self._level], on_run, NUM_RUNS)
 
 
 def _trial(remedy: Remedy, found: Forecast, before: Forecast) -> Trial:

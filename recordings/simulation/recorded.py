@@ -16,10 +16,11 @@ from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.engine.simulation.virtual.session import TimedKnobs
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Moment, Progress, moments
-from stepscope.recordings.export.mooncake import Chain, PrefixBook
+from stepscope.recordings.export.mooncake import RequestReader, TracedRequest
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
+from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.latency_samples import RequestWatch
 
@@ -80,6 +81,8 @@ def recorded_work(
     requests, changes = reader.finished_with(last)
     if not requests:
         raise RecordingError(f"{recording.path} holds no request from its arrival on")
+    book = reader.reader.book
+    has_hashes = any(each.arrived.prefix_hashes is not None for each in reader.requests)
     return RecordedWork(
         requests=requests,
         knobs=knobs,
@@ -89,10 +92,10 @@ def recorded_work(
         block_size=info.block_size,
         overlap=bool(info.overlap),
         figures=reader.figures.result(),
-        num_begun=len(reader.begun),
-        num_unfinished=reader.num_unfinished,
-        num_hits=reader.book.num_hits,
-        num_unknown_hits=0 if reader.has_hashes else reader.book.num_unknown,
+        num_begun=len(reader.reader.begun),
+        num_unfinished=sum(not isinstance(each.end, wire.Finished) for each in reader.requests),
+        num_hits=book.num_hits,
+        num_unknown_hits=0 if has_hashes else book.num_unknown,
     )
 
 
@@ -101,133 +104,87 @@ class _WorkReader:
 
     def __init__(self, block_size: int, knobs: Knobs, levels: Sequence[SLO]) -> None:
         self.figures = RunSums(levels)
-        self.book = PrefixBook(block_size, id_tokens=block_size)
-        self.begun: set[int] = set()
-        self.has_hashes = False
-        self.num_unfinished = 0
+        self.reader = RequestReader(block_size, id_tokens=block_size)
         self._block_size = block_size
         self._knobs = knobs
-        self._arrived: dict[int, wire.Arrived] = {}  # in order
-        self._prefixes: dict[int, tuple[int, ...]] = {}
-        self._num_hit_blocks: dict[int, int] = {}
-        self._num_outputs: dict[int, int] = {}  # of requests that ended
-        self._output_hashes: dict[int, list[int]] = {}  # of requests that ended, if published
         self._changes: list[TimedKnobs] = []
         self._watch: RequestWatch | None = None
         self._worst_ns: dict[int, int] = {}  # longest gap of each request, without pauses
 
+    @property
+    def requests(self) -> list[TracedRequest]:
+        return list(self.reader.requests.values())
+
     def apply(self, moment: Moment) -> None:
-        message = moment.message
+        message, outcome = moment.message, moment.outcome
         if self._watch is None:
             self._watch = RequestWatch(0.0)
             self._watch.begin(moment.state)
         if isinstance(message, wire.KnobsChanged):
             self._knobs = _known_knobs({**self._knobs.as_dict(), **message.new})
             self._changes.append(TimedKnobs(message.time_ns, self._knobs))
-        if not isinstance(message, wire.StepRecord | wire.EngineStatus):
-            return
-        if isinstance(message, wire.StepRecord) and moment.outcome is not None:
-            self._watch.take(moment.outcome, moment.state, message.tokens_ns)
-            self._worst_ns.update(moment.outcome.longer)
-        for event in message.events:
-            if isinstance(event, wire.Arrived):
-                self._arrived[event.request_id] = event
-                self.has_hashes |= event.prefix_hashes is not None
-            elif isinstance(event, wire.Finished):
-                self._end(event, moment.state.requests.get(event.request_id), moment.state.pauses)
-        self._apply_prefixes(message)
-        if isinstance(message, wire.StepRecord):
-            self._apply_step(message, moment)
+        self.reader.apply(moment)
+        if isinstance(message, wire.StepRecord) and outcome is not None:
+            self._watch.take(outcome, moment.state, message.tokens_ns)
+            self._worst_ns.update(outcome.longer)
+            self._count(message, outcome)
+        for event in getattr(message, "events", ()):
+            if isinstance(event, wire.Finished) and event.request_id in self.reader.requests:
+                self._end(moment.state.requests.get(event.request_id), moment.state.pauses)
 
     def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[TimedKnobs]]:
         """Return all requests and knob changes, with times since the first arrival.
 
         Requests that had not ended at the moment `last` are included, with the tokens they had.
         """
-        views = {} if last is None else last.state.requests
-        begin_ns = min((each.time_ns for each in self._arrived.values()), default=0)
+        self.reader.close(last)
+        begin_ns = min((each.arrived.time_ns for each in self.requests), default=0)
         work = [
             SimulatedRequest(
-                arrival_ns=arrived.time_ns - begin_ns,
-                num_prompt_tokens=max(1, arrived.num_prompt_tokens),
-                num_output_tokens=max(1, self._num_output(request_id, views.get(request_id))),
-                name=arrived.client_id,
-                priority=arrived.priority,
-                prefix=self._prefix(arrived),
+                arrival_ns=each.arrived.time_ns - begin_ns,
+                num_prompt_tokens=max(1, each.arrived.num_prompt_tokens),
+                num_output_tokens=max(1, each.num_output_tokens),
+                name=each.arrived.client_id,
+                priority=each.arrived.priority,
+                prefix=self._prefix(each),
                 prefix_tokens=self._block_size,
-                names_output=arrived.prefix_hashes is not None,
+                names_output=each.arrived.prefix_hashes is not None,
             )
-            for request_id, arrived in self._arrived.items()
+            for each in self.requests
         ]
         work.sort(key=lambda each: each.arrival_ns)
         changes = [each._replace(time_ns=each.time_ns - begin_ns) for each in self._changes]
         return work, changes
 
-    def _prefix(self, arrived: wire.Arrived) -> tuple[int, ...]:
+    def _prefix(self, request: TracedRequest) -> tuple[int, ...]:
         """Return the prefix ids of a request. Equal ids mean equal blocks of tokens.
 
         If no hit of the session can be traced, all requests with hits are assumed to share one
         prefix.
         """
-        request_id = arrived.request_id
-        if arrived.prefix_hashes is not None:
-            return (*arrived.prefix_hashes, *self._output_hashes.get(request_id, ()))
-        if 0 < self.book.num_hits == self.book.num_unknown:
-            num_blocks = self._num_hit_blocks.get(request_id, 0)
+        if (hashes := request.arrived.prefix_hashes) is not None:
+            return (*hashes, *(getattr(request.end, "prefix_hashes", None) or ()))
+        if 0 < self.reader.book.num_hits == self.reader.book.num_unknown:
+            num_blocks = request.num_cached_tokens // self._block_size
             return tuple(range(_ONE_BEGINNING, _ONE_BEGINNING + num_blocks))
-        return self._prefixes.get(request_id, ())
+        return tuple(request.prefix or ())
 
-    def _num_output(self, request_id: int, view: wire.RequestView | None) -> int:
-        if request_id in self._num_outputs:
-            return self._num_outputs[request_id]
-        self.num_unfinished += 1
-        return 0 if view is None else view.num_output_tokens
-
-    def _apply_prefixes(self, message: wire.StepRecord | wire.EngineStatus) -> None:
-        admitted = []
-        for event in message.events:
-            if isinstance(event, wire.Admitted):
-                admitted.append(event)
-                num_blocks = event.num_cached_tokens // self._block_size
-                self._num_hit_blocks.setdefault(event.request_id, num_blocks)
-        batch = (message.batch or []) if isinstance(message, wire.StepRecord) else []
-        for request_id, chain in self.book.take(message.moves, batch, admitted).items():
-            self._admit(request_id, chain)
-        for event in message.events:
-            if event.request_id in self._arrived and isinstance(event, wire.Finished):
-                self.book.leave(event.request_id)
-
-    def _admit(self, request_id: int, chain: Chain) -> None:
-        arrived = self._arrived.get(request_id)
-        if arrived is not None and request_id not in self._prefixes:
-            ids = chain.first(arrived.num_prompt_tokens // self._block_size)
-            self._prefixes[request_id] = tuple(ids)
-
-    def _apply_step(self, step: wire.StepRecord, moment: Moment) -> None:
-        figures, outcome = self.figures, moment.outcome
+    def _count(self, step: wire.StepRecord, outcome: Outcome) -> None:
+        figures = self.figures
         figures.add_step(step.num_prefill_tokens, step.num_decode_tokens, 1)
-        for row in step.batch or ():
-            if row.request_id not in self._arrived:
-                self.begun.add(row.request_id)
-        if outcome is None:
-            return
         for gap_ns, count in outcome.gaps_ns.items():
             figures.add_gaps(gap_ns, count)
         for request_id, ttft_ns in outcome.ttft_ns:
-            if request_id in self._arrived:
+            if request_id in self.reader.requests:
                 figures.add_first(ttft_ns)
         for _ in range(outcome.num_preempted):
             figures.add_preemption()
 
-    def _end(self, event: wire.Finished, view: wire.RequestView | None, pauses: PauseTrail) -> None:
-        self._num_outputs[event.request_id] = event.num_output_tokens
-        if event.prefix_hashes:
-            self._output_hashes[event.request_id] = event.prefix_hashes
+    def _end(self, view: wire.RequestView | None, pauses: PauseTrail) -> None:
         if view is None or view.is_partial or view.first_token_ns is None:
             return
-        if event.request_id in self._arrived:
-            worst_ns = self._worst_ns.pop(event.request_id, 0)
-            self.figures.add_finished(_without_pauses(view, pauses), worst_ns)
+        worst_ns = self._worst_ns.pop(view.request_id, 0)
+        self.figures.add_finished(_without_pauses(view, pauses), worst_ns)
 
 
 def _without_pauses(view: wire.RequestView, pauses: PauseTrail) -> wire.RequestView:

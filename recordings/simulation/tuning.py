@@ -15,7 +15,7 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.recorded import RecordedWork
 from stepscope.recordings.simulation.suspects import chunks_for
-from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped, forecast
+from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, forecast
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.series.latency import SLO
 
@@ -155,8 +155,6 @@ class Tuning:
         text = changes_text(changes)
         basis = self._basis._replace(work=work)
         found = forecast(basis, text, changes, [self._level], on_run, num_runs)
-        if found is None:
-            raise ForecastStopped
         figures = {name: each.value for name, each in found.figures.items()}
         goodput, rate = figures["goodput_0_per_s"], figures["requests_per_s"]
         strain = max(

@@ -89,7 +89,7 @@ NUM_RUNS = 20
 
 
 class ForecastStopped(Exception):  # noqa: N818 - reads as what happened
-    """The caller's `on_run` stopped a search or diagnosis before its forecasts were done."""
+    """The caller's `on_run` stopped it before all forecasts were done."""
 
 
 class Forecast(NamedTuple):
@@ -131,10 +131,10 @@ def what_if(
         def on_case(share: float, number: int = number) -> bool:
             return on_run((number + share) / len(wanted))
 
-        case = forecast(basis, text, changes, levels, on_case, num_runs)
-        if case is None:
+        try:
+            cases.append(forecast(basis, text, changes, levels, on_case, num_runs))
+        except ForecastStopped:
             return None
-        cases.append(case)
     again, *rest = cases
     return WhatIf(flat(basis.work.figures), again, rest, basis.speed.drift)
 
@@ -146,21 +146,22 @@ def forecast(
     levels: Sequence[SLO],
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
-) -> Forecast | None:
+) -> Forecast:
     """Forecast a recorded session with `changes` to its knobs, in `num_runs` runs.
 
     Runs with the same seed simulate the same random machine, whatever the knobs.
 
-    `on_run`: called before each run with the share of the runs done. If it returns True, the result
-    is None.
+    `on_run`: called before each run with the share of the runs done.
 
-    Raises ConfigError: the knobs are incompatible.
+    Raises:
+        ForecastStopped: `on_run` returned True.
+        ConfigError: the knobs are incompatible.
     """
     runs: list[dict[str, float | None]] = []
     num_steps = num_extrapolated = 0
     for seed in range(num_runs):
         if on_run(seed / num_runs):
-            return None
+            raise ForecastStopped
         figures, model = run_once(basis, changes, levels, seed)
         runs.append(flat(figures.result()))
         num_steps += figures.num_steps

@@ -159,7 +159,6 @@ def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_s
     assert whole is not None
     assert (whole.first, whole.last) == (0, len(prefills) - 1)
     assert whole.num_prefill_tokens == max(prefills)
-    assert whole.num_rows is None
     assert whole.longest_us is None
     step = data.draw(st.integers(0, len(prefills) - 1))
     index = points.index_of_step(step)
@@ -376,7 +375,7 @@ def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(
     assert found.figure("ttft_p50").a is not None  # events tell it
     point = side_of(bare).points.worst(0, 0)
     assert point is not None
-    assert (point.token_budget, point.num_rows, point.longest_us) == (None, None, None)
+    assert (point.token_budget, point.longest_us) == (None, None)
 
 
 def test_pairing_equal_requests_finds_a_winner_among_few_requests() -> None:

@@ -107,28 +107,25 @@ def test_every_plot_column_shows_the_worst_of_its_steps(
 ) -> None:
     history, path = session
     series = read(path, num_columns)
-    assert len(series.columns) == num_columns
     steps = range(history.first_step or 0, (history.last_step or 0) + 1)
     summaries = [summary for step in steps if (summary := history.summary(step)) is not None]
     width_ns = series.duration_ns / num_columns
     for summary in summaries:
         place = min(int((summary.tokens_ns - series.start_ns) / width_ns), num_columns - 1)
-        column = series.columns[place]
-        assert column.step.largest >= summary.duration_ns
-        assert column.max_spent_tokens >= summary.num_spent_tokens
-        assert column.max_waiting >= summary.num_waiting
-        assert column.token_budget <= summary.token_budget
-        if summary.max_itl_ns is not None:
-            assert column.itl.largest >= summary.max_itl_ns
+        assert series.steps[place].largest >= summary.duration_ns
+        assert series.most["num_spent_tokens"][place] >= summary.num_spent_tokens
+        assert series.most["num_waiting"][place] >= (summary.num_waiting or 0)
+        assert series.budget[place] <= (summary.token_budget or 0)
+        assert series.itls[place].largest >= (summary.max_itl_ns or 0)
         if summary.max_ttft_ns is not None:
-            assert column.max_ttft_ns >= summary.max_ttft_ns
+            assert series.ttft_ns[place] >= summary.max_ttft_ns
     # ... and invents nothing.
-    columns = series.columns
-    assert max(c.max_spent_tokens for c in columns) == max(s.num_spent_tokens for s in summaries)
-    assert sum(c.num_preempted for c in columns) == sum(s.num_preempted for s in summaries) > 0
+    most, num_preempted = series.most["num_spent_tokens"], sum(series.num_preempted)
+    assert max(each for each in most if each >= 0) == max(s.num_spent_tokens for s in summaries)
+    assert num_preempted == sum(s.num_preempted or 0 for s in summaries) > 0
     # A step fills every column that it covers, so that a stall is as wide as it took.
     longest = max(summaries, key=lambda summary: summary.duration_ns)
-    covered = [c for c in columns if c.step is not None and c.step.largest == longest.duration_ns]
+    covered = [each for each in series.steps if each.largest == longest.duration_ns]
     assert len(covered) >= int(longest.duration_ns / width_ns) - 1
 
 
@@ -142,7 +139,7 @@ def test_plotted_events_are_in_order_and_only_from_the_range(session: tuple[Hist
         ("knobs", "max_num_batched_tokens 1024→512"),
     ]
     part = read(path, 100, 150, 250)
-    assert (part.first_step, part.last_step, part.num_steps) == (150, 250, 101)
+    assert (part.first_step, part.last_step, part.sums.num_records) == (150, 250, 101)
     assert [event.kind for event in part.events] == ["pause"]
 
 

@@ -130,14 +130,17 @@ def advice(side: Run) -> list[Advice]:
 
 
 def _seats(seen: _Evidence) -> tuple[str, str] | None:
-    budget_used, kv_used = seen.steps.budget_used, seen.steps.kv_used
-    if budget_used is None or budget_used > _HALF or kv_used is None or kv_used > _FULL_KV:
+    kv_used, free = seen.steps.kv_used, _free_budget(seen)
+    if free is None or kv_used is None or kv_used > _FULL_KV:
         return None
-    return (
-        f"seats limited {seen.share:.0%} of the steps, while {1 - budget_used:.0%} of their token "
-        f"budget and {1 - kv_used:.0%} of the KV blocks were free",
-        "raise max_num_seqs",
-    )
+    evidence = f"seats limited {seen.share:.0%} of the steps, while {free}"
+    return f"{evidence} and {1 - kv_used:.0%} of the KV blocks were free", "raise max_num_seqs"
+
+
+def _free_budget(seen: _Evidence) -> str | None:
+    """Say how much of the token budget was free; None if it was less than half."""
+    used = seen.steps.budget_used
+    return None if used is None or used > _HALF else f"{1 - used:.0%} of their token budget"
 
 
 def _budget(seen: _Evidence) -> tuple[str, str] | None:
@@ -189,28 +192,19 @@ def _mode(seen: _Evidence) -> tuple[str, str] | None:
 
 
 def _threshold(seen: _Evidence) -> tuple[str, str] | None:
-    threshold, budget_used = seen.knobs.get("long_prefill_token_threshold"), seen.steps.budget_used
-    if not threshold or budget_used is None or budget_used > _HALF:
-        return None
+    threshold, free = seen.knobs.get("long_prefill_token_threshold"), _free_budget(seen)
     itl = seen.figures["itl_p99"]
-    if itl is None or itl > seen.itl_ms:
+    if not threshold or free is None or itl is None or itl > seen.itl_ms:
         return None  # longer chunks make gaps longer
-    return (
-        f"long_prefill_token_threshold={threshold} limited {seen.share:.0%} of the steps, while "
-        f"{1 - budget_used:.0%} of their token budget was free",
-        "raise long_prefill_token_threshold",
-    )
+    what = f"long_prefill_token_threshold={threshold} limited {seen.share:.0%} of the steps"
+    return f"{what}, while {free} was free", "raise long_prefill_token_threshold"
 
 
 def _lora(seen: _Evidence) -> tuple[str, str] | None:
-    budget_used = seen.steps.budget_used
-    if budget_used is None or budget_used > _HALF:
+    if (free := _free_budget(seen)) is None:
         return None
-    return (
-        f"requests waited for a LoRA slot in {seen.share:.0%} of the steps, while "
-        f"{1 - budget_used:.0%} of their token budget was free",
-        "start the engine with a larger max_loras",
-    )
+    what = f"requests waited for a LoRA slot in {seen.share:.0%} of the steps"
+    return f"{what}, while {free} was free", "start the engine with a larger max_loras"
 
 
 def _work(seen: _Evidence) -> tuple[str, str] | None:

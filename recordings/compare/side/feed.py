@@ -59,16 +59,15 @@ class HistoryFeed:
         self._history = history
         self._slo = slo
         self._stretch = stretch
-        self._follower = history.follow(stretch.first)
+        self._begin = self._reader = history.follow(stretch.first)
         # Read from the oldest arrival among the requests that are live when the stretch begins.
-        oldest_ns = oldest_arrival(self._follower.state.requests.values())
+        oldest_ns = oldest_arrival(self._begin.state.requests.values())
         first = None if oldest_ns is None else history.step_at(oldest_ns)
-        self._earlier = self._follower if first is None else history.follow(first)
-        if not self._earlier.distance(self._follower):
-            self._earlier = self._follower
-        since_ns = max(history.known_since_ns, known_since(self._earlier.state))
+        if first is not None and (earlier := history.follow(first)).distance(self._begin):
+            self._reader = earlier
+        since_ns = max(history.known_since_ns, known_since(self._reader.state))
         self._has_all = False  # the last read ended because there was no more
-        self._past = RunFollower(slo, self._earlier.state, since_ns)
+        self._past = RunFollower(slo, self._reader.state, since_ns)
         self.note: str | None = None
 
     @property
@@ -79,45 +78,33 @@ class HistoryFeed:
             return 0.0
         if self._has_all:
             return None
-        num_read, num_ahead = self.side.version, self._follower.num_ahead
+        num_read, num_ahead = self.side.version, self._reader.num_ahead
         return num_read / max(1, num_read + num_ahead)
 
     def read(self, until_s: float) -> bool:
         if self.is_done:
             return False
-        if self.side is None:
-            if not self._read_past(until_s):
-                return True
-            self.side = Side(self.name, self._slo, self._past)
-        taken = has_all = False
-        while time.monotonic() < until_s:
-            num_taken = 0
-            for message, after_gap in self._follower.read(BATCH):
+        taken = self._has_all = False
+        while time.monotonic() < until_s and not self._has_all:
+            num_before = self._reader.distance(self._begin)
+            if not num_before and self.side is None:
+                self.side = Side(self.name, self._slo, self._past)
+            num_taken, last = 0, self._stretch.last
+            for message, after_gap in self._reader.read(min(BATCH, num_before) or BATCH):
                 num_taken += 1
-                last = self._stretch.last
+                if self.side is None:
+                    self._past.apply(message, after_gap)
+                    continue
                 if isinstance(message, StepRecord) and last is not None and message.step > last:
                     self.side.is_cut = self.is_done = True
                     return True
                 self.side.apply(message, after_gap)
             taken = taken or num_taken > 0
-            if num_taken < BATCH:
-                has_all = True
-                break
-        self._has_all = has_all
-        if not self._history.is_followed_by(self._follower):
+            self._has_all = self.side is not None and num_taken < BATCH
+        if not self._history.is_followed_by(self._reader):
             self.note = f"{self.name}: the engine restarted; this is the session before it"
             self.is_done = not taken
         return taken
-
-    def _read_past(self, until_s: float) -> bool:
-        """Read the messages before the first step of the range. Returns whether all were read."""
-        earlier, follower = self._earlier, self._follower
-        while num_left := earlier.distance(follower):
-            if time.monotonic() >= until_s:
-                return False
-            for message, after_gap in earlier.read(min(BATCH, num_left)):
-                self._past.apply(message, after_gap)
-        return True
 
     def close(self) -> None:
         self.is_done = True

@@ -27,7 +27,6 @@ class StepPoint(NamedTuple):
     num_prefill_tokens: int
     num_decode_tokens: int
     token_budget: int | None
-    num_rows: int | None
     num_waiting: int | None
     longest_us: int | None  # longest ITL wait that ended here
     duration_us: int

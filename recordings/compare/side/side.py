@@ -59,7 +59,7 @@ Kind: TypeAlias = Literal["TTFT", "ITL"]
 
 _BLOCK_STEPS = 4096  # steps that are added to the sums at once, at most
 _POINT_COLUMNS = (
-    "num_prefill_tokens", "num_decode_tokens", "token_budget", "num_rows", "num_waiting",
+    "num_prefill_tokens", "num_decode_tokens", "token_budget", "num_waiting",
 )  # fmt: skip
 
 

@@ -68,8 +68,6 @@ def matrix(found: Comparison, width: int, *, with_parts: bool) -> list[Line]:
         if kind == "e2e" or kind in _SERVED.values():
             continue  # the sum of the others; the table has it
         of_kind = [figure for figure in found.figures if figure.kind == kind]
-        if kind.startswith("served") and all(f.a is None and f.b is None for f in of_kind):
-            continue  # few engines tell
         rows.append((" " + label.removesuffix(" time"), of_kind))
         if kind == "itl" and with_parts:
             rows += [

@@ -31,7 +31,6 @@ class ChartColumn(NamedTuple):
     num_prefill_tokens: int
     num_decode_rows: int
     token_budget: int | None
-    max_num_seqs: int | None = None
     has_preemption: bool = False
     has_knob_change: bool = False
     has_mark: bool = False
@@ -147,7 +146,6 @@ class ChartColumns:
             span.max_prefill_tokens,
             span.max_decode_tokens,
             span.token_budget,
-            span.max_num_seqs,
             span.has_preemption,
             span.has_knob_change,
             span.has_mark,

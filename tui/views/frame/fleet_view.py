@@ -60,7 +60,6 @@ class FleetPage(NamedTuple):
     sort: ColumnKey
     is_reversed: bool  # against the column's default direction
     selected: int | None  # index into `lines`
-    current: str | None  # the engine whose screens are open
     standing_out: dict[str, frozenset[FleetFigure]]  # engine -> figures
     recorded: frozenset[str] = frozenset()  # engines that are being recorded
 
@@ -100,7 +99,6 @@ class FleetView:
             self.sort,
             self.is_reversed,
             None if self.selected is None else names.index(self.selected),
-            current,
             {each.name: frozenset(each.figures) for each in picture.imbalances},
             recorded,
         )

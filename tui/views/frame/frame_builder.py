@@ -2,22 +2,17 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.engine.protocol.wire import StepInFlight
-from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.compare.side.advice import Advice, RecentRun, advice
+from stepscope.recordings.compare.side.advice import RecentRun, advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.rates import Rates
-from stepscope.recordings.history.verdict import Verdict, verdict_at
-from stepscope.recordings.history.windows import Goodput, Stalls
-from stepscope.recordings.session.drafts import Speculation
-from stepscope.recordings.session.sums import Sums
+from stepscope.recordings.history.verdict import verdict_at
 from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import LatencyReport
-from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame import chart_columns
 from stepscope.tui.views.frame.frame import (
@@ -40,25 +35,6 @@ _MOST_REFRESH_S = 5.0  # of figures that cost very much
 _KNEE_SHARE = 4_000  # a knee that took t seconds is found again after 4,000 t: it hardly changes
 _LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
 _ASKING = ("knobs", "latency", "kv")  # pages with figures of their own
-
-
-class _Figures(NamedTuple):
-    """The figures of a frame that change slowly; they are computed about once a second."""
-
-    latency: LatencyReport
-    rates: Rates
-    goodput: Goodput
-    limits: dict[Limit, float]
-    stall: Late | None
-    worst: Stalls
-    waiting_trend: int
-    verdict: Verdict
-    output_trend: tuple[float | None, ...]
-    advice: Sequence[Advice]
-    speculation: Speculation | None
-    prompts: Sums | None
-    knee: int | None
-    time_ns: int  # of the step that they are up to
 
 
 class _Cached(NamedTuple):
@@ -127,7 +103,8 @@ class FrameBuilder:
         self._keys = keys or {}
         self._columns = chart_columns.ChartColumns(history)
         self._windows = LatencyWindows(history, clock)
-        self._figures: _Figures | None = None
+        self._figures: Mapping[str, Any] = {}
+        self._figures_ns = 0  # engine time of the step that they are up to
         self._figures_mode: object = None
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
@@ -195,17 +172,8 @@ class FrameBuilder:
             cursor_column=cursor_column,
             lanes=lanes,
             num_lanes=total,
-            latency=figures.latency,
-            rates=figures.rates,
-            goodput=figures.goodput,
-            limits=figures.limits,
-            stall=figures.stall,
-            worst=figures.worst,
-            waiting_trend=figures.waiting_trend,
-            verdict=figures.verdict,
-            output_trend=figures.output_trend,
-            advice=figures.advice,
-            figures_age_s=max(0, state.time_ns - figures.time_ns) / 1e9,
+            **figures,
+            figures_age_s=max(0, state.time_ns - self._figures_ns) / 1e9,
             age_s=self._age_s(),
             behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
             events=self._events(view, num_events),
@@ -216,9 +184,6 @@ class FrameBuilder:
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,
             windows=windows,
-            speculation=figures.speculation,
-            prompts=figures.prompts,
-            knee=figures.knee,
             keys=self._keys,
         )
 
@@ -232,8 +197,8 @@ class FrameBuilder:
 
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
-    ) -> _Figures:
-        """Return the slowly changing figures; compute them again if a second has passed.
+    ) -> Mapping[str, Any]:
+        """Return the fields of a frame that change slowly; compute them again after a second.
 
         If computing takes long, because a minute has very many samples, more time passes between
         two computations. Processor time counts, not time: a busy machine must not age the figures.
@@ -250,26 +215,26 @@ class FrameBuilder:
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
-        if self._figures is None or self._figures_mode != mode or is_due or is_elsewhere:
+        if not self._figures or self._figures_mode != mode or is_due or is_elsewhere:
             spent_s = -self._cpu_clock()
             end_ns = None if view.live else state.time_ns
             minute = minute or history.windows.latency(end_ns, window_s)
-            self._figures = _Figures(
-                minute,
-                self._rates(end_ns),
-                history.windows.goodput(end_ns, window_s),
-                history.windows.limits(end_ns, window_s),
-                history.last_stall(cursor),
-                history.windows.stalls(),
-                self._waiting_trend(cursor, state),
-                verdict_at(history, state, cursor, minute),
-                history.windows.output_trend(end_ns, OUTPUT_TREND_S),
-                advice(RecentRun(history, state)) if page == "knobs" else (),
-                history.speculation(end_ns, window_s) if page == "latency" else None,
-                history.windows.sums(end_ns, None) if page == "kv" else None,
-                self._knee_at(view, cursor),
-                state.time_ns,
-            )
+            self._figures = {
+                "latency": minute,
+                "rates": self._rates(end_ns),
+                "goodput": history.windows.goodput(end_ns, window_s),
+                "limits": history.windows.limits(end_ns, window_s),
+                "stall": history.last_stall(cursor),
+                "worst": history.windows.stalls(),
+                "waiting_trend": self._waiting_trend(cursor, state),
+                "verdict": verdict_at(history, state, cursor, minute),
+                "output_trend": history.windows.output_trend(end_ns, OUTPUT_TREND_S),
+                "advice": advice(RecentRun(history, state)) if page == "knobs" else (),
+                "speculation": history.speculation(end_ns, window_s) if page == "latency" else None,
+                "prompts": history.windows.sums(end_ns, None) if page == "kv" else None,
+                "knee": self._knee_at(view, cursor),
+            }
+            self._figures_ns = state.time_ns
             self._figures_mode, self._figures_at = mode, cursor
             spent_s, now_s = spent_s + self._cpu_clock(), self._clock()
             pause_s = min(_MOST_REFRESH_S, max(_REFRESH_S, 50 * spent_s))

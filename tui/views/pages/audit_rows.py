@@ -50,12 +50,9 @@ def _change_width(width: int) -> int:
 def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
     """Return the row of a knob change, with latencies before and after it (`!`: late)."""
     room = _change_width(width)
-    cells: list[Cell] = [
-        (f"{entry.effective_step:,}", "text"),
-        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
-        (_who(entry.who), "text"),
-        (changes_text(entry.old, entry.new, room), "mark"),
-    ]
+    cells = _row(
+        frame, f"{entry.effective_step:,}", entry, changes_text(entry.old, entry.new, room)
+    )
     slo = frame.history.slo
     effect = effect_of(frame.history, entry, frame.state.time_ns)
     if effect.is_blank:
@@ -73,28 +70,29 @@ def change(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
 
 
 def audited(frame: Frame, entry: Audited) -> list[Cell]:
-    style = "caution" if entry.code else "text"
-    return [
-        ("refused" if entry.code else f"{entry.effective_step or 0:,}", style),
-        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
-        (_who(who_text(entry)), "text"),
-        (change_text(entry), style),
-    ]
+    step = "refused" if entry.code else f"{entry.effective_step or 0:,}"
+    return _row(frame, step, entry, change_text(entry))
 
 
 def coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
     """Return the row of a command after the cursor in a replayed file, without effect yet."""
-    ahead = "ahead: "
+    what = "ahead: "
     if isinstance(entry, KnobsChanged):
-        who = entry.who
-        what = changes_text(entry.old, entry.new, width - _BEFORE_CHANGE - len(ahead))
+        what += changes_text(entry.old, entry.new, width - _BEFORE_CHANGE - len(what))
     else:
-        who, what = who_text(entry), change_text(entry)
+        what += change_text(entry)
+    return [(text, "muted") for text, _ in _row(frame, f"{step:,}", entry, what)]
+
+
+def _row(frame: Frame, step: str, entry: Entry, what: str) -> list[Cell]:
+    is_change = isinstance(entry, KnobsChanged)
+    style = "caution" if isinstance(entry, Audited) and entry.code else "text"
+    who = shorter_who(entry.who if isinstance(entry, KnobsChanged) else who_text(entry), _WHO_WIDTH)
     return [
-        (f"{step:,}", "muted"),
+        (step, style),
         (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
-        (_who(who), "muted"),
-        (ahead + what, "muted"),
+        (clean(who, _WHO_WIDTH), "text"),
+        (what, "mark" if is_change else style),
     ]
 
 
@@ -107,10 +105,6 @@ def about(frame: Frame, entry: Entry, width: int, *, is_ahead: bool) -> str:
     full = changes_text(entry.old, entry.new)
     short = changes_text(entry.old, entry.new, width - len(end))
     return fmt.first_fitting((f"{entry.who}: {full}{end}", f"{full}{end}", f"{short}{end}"), width)
-
-
-def _who(who: str) -> str:
-    return clean(shorter_who(who, _WHO_WIDTH), _WHO_WIDTH)
 
 
 EFFECT_S = 10.0  # seconds before and after a change, less if another change is nearer

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, RequestView
+from stepscope.recordings.session.sums import plus
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import kv_map
@@ -200,34 +201,21 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
     title: Line = (("in use", "title"), (f"  blocks (last {room} steps)", "muted"))
     if frame.cursor is None:
         return framed([], width, height, title)
-    history = frame.history
-    summaries = history.summaries(max(0, frame.cursor - room + 1), frame.cursor)
-    values: list[float | None] = [None] * (room - len(summaries))
-    values += [None if s is None or s.kv_used is None else float(s.kv_used) for s in summaries]
-    sizes = [
-        s.kv_used + s.kv_cached + s.kv_empty
-        for s in summaries
-        if s is not None
-        and s.kv_used is not None
-        and s.kv_cached is not None
-        and s.kv_empty is not None
-    ]
-    if not any(value is not None for value in values):
+    found = frame.history.summaries(max(0, frame.cursor - room + 1), frame.cursor)
+    steps = [*[None] * (room - len(found)), *found]
+    used = [None if step is None else step.kv_used for step in steps]
+    kept = [None if step is None else plus(step.kv_used, step.kv_cached) for step in steps]
+    sizes = [plus(step.kv_used, step.kv_cached, step.kv_empty) for step in found if step]
+    if not any(number is not None for number in used):
         text = " the engine does not report its blocks"
         return framed([((text, "muted"),)], width, height, title)
-    top = max(sizes, default=1)
-    kept: list[float | None] = [None] * (room - len(summaries))
-    kept += [
-        None if s is None or s.kv_used is None or s.kv_cached is None else s.kv_used + s.kv_cached
-        for s in summaries
-    ]
-    chart = _stacked(values, kept, height - 3, top)
+    top = max((size for size in sizes if size is not None), default=1)
+    chart = _stacked(used, kept, height - 3, top)
     body: list[Line] = []
     for y, line in enumerate(chart):
         label = fmt.short(top) if y == 0 else "0" if y == len(chart) - 1 else ""
         body.append(((f"{label:>6} ", "muted"), ("│", "frame"), *line))
-    marks = "".join("✗" if s is not None and s.num_preempted else "─" for s in summaries)
-    marks = "─" * (room - len(marks)) + marks
+    marks = "".join("✗" if step is not None and step.num_preempted else "─" for step in steps)
     axis = [(glyph, "preempted" if glyph == "✗" else "frame") for glyph in f"┤{marks}"]
     body.append((("       ", "muted"), *joined(axis)))
     legend: Line = (

@@ -9,6 +9,7 @@ from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.causes import hold_up_text
 from stepscope.recordings.attribution.queue import beneficiaries
 from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
+from stepscope.recordings.state.series.events import request_event
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
@@ -23,8 +24,10 @@ from stepscope.tui.views.lines import (
     length_of,
     whole,
 )
+from stepscope.tui.views.panels.event_list import ICONS
 
 _MAX_TEXT = 48
+_NO_STATE = SessionState()  # the texts of most events need none
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -294,19 +297,10 @@ def _event(event: wire.RequestEvent, is_resumed: bool = False) -> Line:
             text += f", {event.num_loaded_tokens:,} loaded{took}"
     elif isinstance(event, wire.FirstToken):
         icon, text = ("━", "decode"), f"{name} first token"
-    elif isinstance(event, wire.Finished) and event.handed_to is not None:
-        icon, text = ("→", "finished"), f"{name} handed over to {event.handed_to}"
-    elif isinstance(event, wire.Finished):
-        text = f"{name} done ({event.reason}), {event.num_output_tokens:,} tokens"
-        icon = ("●", "finished")
-    elif isinstance(event, wire.Preempted):
-        text = f"{name} preempted ({event.reason}), {event.num_blocks} blocks freed"
-        icon = ("✗", "preempted")
-    elif isinstance(event, wire.Aborted):
-        icon, text = ("○", "aborted"), f"{name} aborted: {event.reason}"
     else:
-        assert isinstance(event, wire.Rejected)
-        icon, text = ("○", "caution"), f"rejected: {event.reason}"
+        said = request_event(event, _NO_STATE, 0, 0)
+        assert said is not None
+        icon, text = ICONS[said.kind], said.text
     return ((" ", "text"), icon, (f" {clean(text, _MAX_TEXT)}", "text"))
 
 

@@ -21,19 +21,11 @@ def draw(frame: Frame) -> list[Line]:
         lines.append(((" the engine does not report its blocks", "muted"),))
     else:
         total = max(1, kv.used + kv.cached + kv.empty)
-        for name, count, style in (
-            ("used", kv.used, "kv_used"),
-            ("cached, free", kv.cached, "kv_cached"),
-            ("empty", kv.empty, "kv_empty"),
-        ):
-            cells = round(count / total * 14)
-            lines.append(
-                (
-                    (f" {name:<13}", "muted"),
-                    (f"{count:>8,} {count / total:>4.0%}  ", "text"),
-                    ("█" * cells, style),
-                )
-            )
+        lines += [
+            _part("used", kv.used, total, "kv_used"),
+            _part("cached, free", kv.cached, total, "kv_cached"),
+            _part("empty", kv.empty, total, "kv_empty"),
+        ]
     lines += _group_lines(frame)
     if owner is not None and refs is not None and len(refs):
         lines += _references(refs)
@@ -60,23 +52,29 @@ def _prompts(sums: Sums) -> list[Line]:
     queried, hit = sums.num_queried_tokens, sums.num_hit_tokens
     if not queried:
         return []
-    lines: list[Line] = [_figure("prompt tokens", fmt.short(queried), "all in memory")]
-    for name, count, style in (
-        ("hit", hit, "cached"),
-        ("new", sums.num_new_tokens, "muted"),
-        ("diverged", sums.num_diverged_tokens, "prefill"),
-        ("evicted", sums.num_evicted_tokens, "caution"),
-    ):
-        share = per(count, queried) or 0.0
-        number = fmt.count(count) if queried < 10_000_000 else fmt.short(count)
-        bar = ("█" * round(share * 14), style)
-        lines.append(((f"   {name:<11}", "muted"), (f"{number:>8} {share:>4.0%}  ", "text"), bar))
+    lines: list[Line] = [
+        _figure("prompt tokens", fmt.short(queried), "all in memory"),
+        _part("  hit", hit, queried, "cached"),
+        _part("  new", sums.num_new_tokens, queried, "muted"),
+        _part("  diverged", sums.num_diverged_tokens, queried, "prefill"),
+        _part("  evicted", sums.num_evicted_tokens, queried, "caution"),
+    ]
     half, twice = (
         fmt.percent(per(plus(hit, more), queried))
         for more in (sums.num_more_hits_1_5x, sums.num_more_hits_2x)
     )
     lines.append(_figure("hits, 1.5x pool", half, f"2x pool {twice}"))
     return lines
+
+
+def _part(name: str, count: int | None, total: int, style: str) -> Line:
+    share = per(count, total) or 0.0
+    number = fmt.count(count) if total < 10_000_000 else fmt.short(count)
+    return (
+        (f" {name:<13}", "muted"),
+        (f"{number:>8} {share:>4.0%}  ", "text"),
+        ("█" * round(share * 14), style),
+    )
 
 
 def _group_lines(frame: Frame) -> list[Line]:
