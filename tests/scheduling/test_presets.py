@@ -71,7 +71,7 @@ def test_an_option_overrides_the_preset() -> None:
 def test_config_prints_the_defaults_of_another_engine_beside_those_of_stepscope(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config(like="vllm@0.20", flags={})
+    config(like="vllm@0.20")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["setting", "stepscope", "vllm", "0.20+", "on", "h100,", "h200"]
     order = next(line for line in lines if line.startswith("order"))
