@@ -46,7 +46,7 @@ FLOOD_S = 1.5
 CLIENTS = ("slow", "stopped", "reconnecting", "recorder")
 SLOW_MS = 4.0
 NUM_ENGINES = 2  # one after another
-RING = 1_200  # messages that an engine keeps
+RING = 600  # messages that an engine keeps
 FLOODS = (  # none of which takes effect
     b"\xc1" * 40,
     commands.encode(GetInfo()),

@@ -10,7 +10,7 @@ RUN = Path(__file__).parents[1] / "chaos" / "run_chaos.py"
 
 def test_under_chaos_every_step_is_received_or_shown_as_lost() -> None:
     done = subprocess.run(  # noqa: PLW1510 - what it said is wanted first
-        [sys.executable, str(RUN), "--seconds", "1.5", "--seed", "11", "--ring", "600"],
+        [sys.executable, str(RUN), "--seconds", "1.5", "--seed", "11"],
         capture_output=True,
         text=True,
         timeout=200,
