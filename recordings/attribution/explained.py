@@ -10,6 +10,7 @@ from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late, known_apart
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums
+from stepscope.recordings.attribution.graphs import GraphSize, GraphSizes
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Recording
@@ -72,6 +73,7 @@ class Explanation(NamedTuple):
     never_served: NeverServed  # they have no late token that would show them
     waits: Mapping[LatencyKind, Distribution]  # all, late or not
     fronts: FrontSums
+    graphs: list[GraphSize]  # empty where the kind of graph is unknown
     request_id: int | None = None  # explains this one alone; None: all
     view: wire.RequestView | None = None  # that one, as it was last known
 
@@ -130,6 +132,7 @@ def explain_recording(
         found.never_served(),
         learnt.of,
         found.fronts,
+        found.graphs.found(),
         request_id,
         found.view,
     )
@@ -163,6 +166,7 @@ class _Read:
         self.live: set[int] = set()  # requests that were live at some time
         self.ended: set[int] = set()
         self.fronts = FrontSums()
+        self.graphs = GraphSizes()
         self.view: wire.RequestView | None = None
         self._given_up_ns: list[int] = []  # the waits of requests that ended without a token
 
@@ -186,6 +190,8 @@ class _Read:
                     message.time_ns if isinstance(message, wire.EngineStatus) else message.tokens_ns
                 )
                 self._given_up_ns += self._unserved(gone, now_ns)
+        if isinstance(message, wire.StepRecord):
+            self.graphs.take(message)
         outcome = self.explainer.take(message, lost)
         only = self.explainer.only
         self.fronts.take(message, state.requests)

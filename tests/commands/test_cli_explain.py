@@ -100,6 +100,22 @@ def test_explain_names_the_step_that_stalled_streams(
     assert f"), which held up {streams:,} stream" in said
 
 
+def test_explain_shows_the_kind_of_cuda_graph_that_steps_of_each_size_ran_in(
+    run: Callable[..., Any], document: Callable[..., Any]
+) -> None:
+    graphs = document("h200")["graphs"]
+    assert [(each["kind"], each["least_tokens"], each["most_tokens"]) for each in graphs] == [
+        ("full", 1, 1), ("full", 9, 9), ("full", 17, 25), ("full", 33, 64), ("full", 65, 65),
+        ("piecewise", 281, 281), ("piecewise", 576, 576), ("piecewise", 2048, 2048),
+    ]  # fmt: skip
+    assert sum(each["num_steps"] for each in graphs) == 264
+    assert sum(each["share"] for each in graphs) == pytest.approx(1)
+    said = run("h200").stdout
+    assert "CUDA graph    tokens  steps  share  step time p50\n" in said
+    assert "piecewise      2,048     40  15.2%        64.6 ms\n" in said
+    assert "CUDA graph" not in run("freeze").stdout
+
+
 def test_without_service_levels_in_the_file_explain_uses_the_defaults(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:

@@ -134,6 +134,7 @@ def explain(
         *([] if side is None else [f"limited by: {limits_text(side)}", *advice_lines(side)]),
         *_served(found),
         *_shares(found),
+        *_graphs(found),
         *_tables(found, limit),
         *(["", f"'stepscope tune {file}' names the bottleneck"] if is_long and found.late else []),
     )
@@ -237,6 +238,23 @@ def _shares(found: Explanation) -> list[str]:
     return ["", *text_table(["cause", "largest in", "time in late waits", "share"], rows)]
 
 
+def _graphs(found: Explanation) -> list[str]:
+    if all(each.kind == "none" for each in found.graphs) or found.request_id is not None:
+        return []
+    rows = [
+        [
+            each.kind,
+            f"{each.least_tokens:,}"
+            + f" to {each.most_tokens:,}" * (each.most_tokens > each.least_tokens),
+            f"{each.num_steps:,}",
+            f"{each.share:.1%}",
+            f"{each.median_ms:.3g} ms",
+        ]
+        for each in found.graphs
+    ]
+    return ["", *text_table(["CUDA graph", "tokens", "steps", "share", "step time p50"], rows)]
+
+
 def _tables(found: Explanation, limit: int) -> list[str]:
     """Return a table of late gaps and one of late first tokens, the longest wait first.
 
@@ -298,6 +316,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "requests": found.affected._asdict(),
         "never_served": found.never_served._asdict(),
         "causes": [told(share) for share in found.shares],
+        "graphs": [told(each) for each in found.graphs],
         "late": [
             {
                 **told(each, "request_id", "client_id", "kind", "step", "cause"),
