@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-import torch
 from gpu_bench import Bench, NotMeasuredError  # type: ignore[import-not-found]
 from gpu_report import percentile  # type: ignore[import-not-found]
 from telemetry_reader import TelemetryReader  # type: ignore[import-not-found]
@@ -45,7 +44,6 @@ from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.engine.simulation.model_shape import ModelShape, model_shape
 
 Lengths = Sequence[tuple[int, int]]  # of each request: tokens before the step, tokens in the step
@@ -174,29 +172,26 @@ def time_steps(
 
     Returns:
         From one step's tokens to the next step's, with two steps in flight; and as facts the times
-        with no other step in flight (`alone_ms`), and by CUDA events of the forward pass
-        (`device_ms`) and of what follows until the tokens are there (`sampling_ms`).
+        with no other step in flight (`alone_ms`), and of the device by CUDA events, sampling
+        included (`device_ms`).
 
     Raises:
         MemoryError: the whole step does not fit in memory.
     """
     step = trial_step(lengths, runner.num_blocks, runner.block_size)
-    step_ms, alone_ms, device_ms, sampling_ms = [], [], [], []
+    step_ms, alone_ms, device_ms = [], [], []
     for _ in range(5):
         start_ns = runner.clock()
         result = runner.execute(step)
         if result.num_tokens_fit is not None:
             raise MemoryError(f"out of memory: of the step only {result.num_tokens_fit} tokens fit")
         alone_ms.append((runner.clock() - start_ns) / 1e6)
-    running, end = _launched(bench, runner, step)
+    running = runner.launch(step)
     before_ns = None
     for _ in range(bench.sizes.num_samples + 1):
-        following, following_end = _launched(bench, runner, step)
+        following = runner.launch(step)
         result = running.collect()
-        if end is not None:
-            end.synchronize()
-            sampling_ms.append(running.timer._events[1].elapsed_time(end))
-        running, end = following, following_end
+        running = following
         now_ns = runner.clock()
         if before_ns is not None:
             step_ms.append((now_ns - before_ns) / 1e6)
@@ -209,20 +204,9 @@ def time_steps(
     running.collect()
     return step_ms, {
         "device_ms": device_ms,
-        "sampling_ms": sampling_ms,
         "alone_ms": alone_ms[2:],  # two warm up
         "num_padded_tokens": result.num_padded_tokens,
     }
-
-
-def _launched(bench: Bench, runner: ModelRunner, step: ScheduledStep) -> tuple[Any, Any]:
-    """Launch a step. Returns it, and the event of its end on a GPU."""
-    launched = runner.launch(step)
-    if not bench.is_gpu:
-        return launched, None
-    end = torch.cuda.Event(enable_timing=True)
-    end.record()
-    return launched, end
 
 
 # Requests through the engine's loop

@@ -163,17 +163,17 @@ def _itl_ratio(outcome: Outcome) -> float | None:
 def hidden_share(point: Point | None) -> float | None:
     """The share of the host's work in a step that ran while the device worked on another.
 
-    The device's work is the forward pass and the sampling. With no other step in flight, the rest
-    of a step is the host's; with two in flight, the rest is what the device waited for.
+    With no other step in flight, what the device does not take of a step is the host's; with two
+    in flight, it is what the device waited for. Older reports tell sampling apart (`sampling_ms`).
     """
-    if point is None or not point.samples or not point.facts.get("sampling_ms"):
+    if point is None or not point.samples or not point.facts.get("alone_ms"):
         return None
-    median = {
-        name: statistics.median(point.facts[name])
-        for name in ("device_ms", "sampling_ms", "alone_ms")
-    }
-    device_ms = median["device_ms"] + median["sampling_ms"]
-    host_ms, left_ms = median["alone_ms"] - device_ms, statistics.median(point.samples) - device_ms
+    parts = [point.facts.get(name) for name in ("device_ms", "sampling_ms")]
+    if not parts[0]:
+        return None
+    device_ms = sum(statistics.median(part) for part in parts if part)
+    host_ms = statistics.median(point.facts["alone_ms"]) - device_ms
+    left_ms = statistics.median(point.samples) - device_ms
     return 1 - max(0.0, left_ms) / host_ms if host_ms > 0 else None
 
 
