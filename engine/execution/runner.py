@@ -171,6 +171,7 @@ class ModelRunner:
             "num_parameters": model.num_parameters,
             "weight_bytes": model.weight_bytes,
             "flops_per_token": model.flops_per_token,
+            "max_graph_tokens": None if self.pieces is None else self.pieces.sizes[-1],
         }
 
     def clock(self) -> int:

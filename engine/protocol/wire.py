@@ -120,6 +120,8 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
     # Tokens of requests of `max_model_len` that fit at once; None: as many as the blocks have.
     kv_tokens: int | None = None
     pipeline_parallel_size: int | None = None
+    # Tokens of the largest step that can run in a CUDA graph; None: there are none, or not known.
+    max_graph_tokens: int | None = None
 
     @property
     def publishes(self) -> bool:

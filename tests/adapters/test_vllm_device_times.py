@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.engine.protocol.wire import StepRecord
+from stepscope.engine.protocol.wire import EngineInfo, StepRecord
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
 
@@ -117,6 +117,22 @@ def test_steps_name_the_cuda_graph_and_padding_that_vllm_reports(attach: Attach,
     stats = SimpleNamespace(runtime_mode=mode, num_paddings=5)
     found = reported(attach, SimpleNamespace(cudagraph_stats=stats))
     assert {(each.cuda_graph, each.num_graph_padding) for each in found} == {(mode.lower(), 5)}
+
+
+@pytest.mark.parametrize(("mode", "most"), [("FULL_AND_PIECEWISE", 512), ("NONE", None)])
+def test_the_largest_graph_is_the_largest_size_that_vllm_captured(
+    attach: Attach, mode: str, most: int | None
+) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    scheduler.vllm_config.compilation_config = SimpleNamespace(
+        cudagraph_mode=SimpleNamespace(name=mode), cudagraph_capture_sizes=[1, 2, 512, 256]
+    )
+    attachment = attach(scheduler)
+    for _ in scheduler.play():
+        pass
+    attachment.close()
+    infos = [each for _, each in published(attachment) if isinstance(each, EngineInfo)]
+    assert {each.max_graph_tokens for each in infos} == {most}
 
 
 @pytest.mark.parametrize("output", [object(), SimpleNamespace(cudagraph_stats=None)])

@@ -147,6 +147,7 @@ def steps_name_their_graph(published: Published) -> str:
     """The servers run without graphs (`--enforce-eager`), and vLLM reports that for each step."""
     kinds = {step.cuda_graph for step in published.steps}
     assert kinds == {"none"}, kinds
+    assert {info.max_graph_tokens for info in published.infos} == {None}
     padded = sum(step.num_graph_padding or 0 for step in published.steps)
     return f"none in {len(published.steps)} steps, {padded} tokens of padding"
 

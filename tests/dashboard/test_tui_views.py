@@ -96,6 +96,27 @@ def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
     assert f"{128 + last.num_decode_tokens + 256}/512" in figures
 
 
+@pytest.mark.parametrize(
+    ("most", "row"), [(256, 6), (129, 6), (257, 5), (1024, None), (2048, None)]
+)
+def test_a_line_shows_the_largest_step_that_runs_in_a_cuda_graph(
+    source: Any, most: int, row: int | None
+) -> None:
+    history = source.history
+    before = chart_rows(frame_of(source))
+    history.append(
+        history.last_sequence + 1, msgspec.structs.replace(history.info, max_graph_tokens=most)
+    )
+    frame = frame_of(source)  # 8 rows for a budget of 1,024
+    drawn = chart_rows(frame)
+    changed = {at for at, (old, new) in enumerate(zip(before, drawn, strict=True)) if old != new}
+    assert changed == ({row} if row is not None else set())
+    if row is not None:
+        assert drawn[row].replace("─", " ") == before[row]
+        labels = line_texts(budget_chart.draw(frame, WIDTH, 13, GUTTER))
+        assert f"graph {most}" in labels[1 + row]
+
+
 def in_flight(source: Any) -> wire.StepInFlight:
     """A step in flight that spends half its budget on a prompt."""
     history = source.history

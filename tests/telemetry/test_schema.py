@@ -108,6 +108,7 @@ INFO = wire.EngineInfo(
     ),
     kv_tokens=65_536,
     pipeline_parallel_size=2,
+    max_graph_tokens=512,
 )
 KV = wire.KVCounts(used=3, cached=2, empty=1019, evicted=1, queried_tokens=700, hit_tokens=64)
 ORIGIN = wire.RequestOrigin(

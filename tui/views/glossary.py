@@ -67,6 +67,11 @@ TERMS = (
         "the tokens from which on a step is bound by compute. With fewer it takes as long, because "
         "it reads all weights: a lower budget wastes the device, a far higher one gains little.",
     ),
+    Term(
+        "CUDA graph",
+        "the kernels of a step, recorded once and launched as one. A step of more tokens than the "
+        "largest graph has its kernels launched one by one.",
+    ),
     Term("seats", "max_num_seqs: how many requests may run at a time. The others wait."),
     Term(
         "KV block",

@@ -70,6 +70,7 @@ def describe(
         kv_tokens=None
         if groups is None
         else known(lambda: int(config.cache_config.kv_cache_size_tokens)),
+        max_graph_tokens=known(lambda: versions.max_graph_tokens(config)),
     )
 
 

@@ -193,6 +193,13 @@ def is_eager_on_cpu(config: Any) -> bool:
     return not mode and config.device_config.device_type == "cpu"
 
 
+def max_graph_tokens(config: Any) -> int | None:
+    """Return the largest size of a CUDA graph, in tokens; None if there are no graphs."""
+    compilation = config.compilation_config
+    has_graphs = getattr(compilation.cudagraph_mode, "name", "NONE") != "NONE"
+    return max(compilation.cudagraph_capture_sizes) if has_graphs else None
+
+
 def queues(scheduler: VllmScheduler) -> tuple[str, ...]:
     """Return the names of the attributes that hold waiting requests in this version."""
     return tuple(name for name in _QUEUES if hasattr(scheduler, name))

@@ -2,7 +2,8 @@
 
 It has two scales, because fifty decodes among 8,192 tokens would fill less than a cell. The upper
 rows show prefill *tokens* up to the budget line. One row below shows which steps decoded; its label
-is the number of *decodes* at the cursor. The budget line is dotted where no prefill covers it.
+is the number of *decodes* at the cursor. The budget line is dotted where no prefill covers it; a
+solid line is the largest step that can run in a CUDA graph.
 Padding, which a static batch spends on no request, is drawn dashed on top of the prefill.
 """
 
@@ -19,7 +20,7 @@ from stepscope.tui.views.theme import LEVELS, LIMIT_LETTERS
 
 _RUNS = re.compile(
     "(?P<prefill>[▓▁▂▃▄▅▆▇]+)|(?P<decode>━+)|(?P<idle>[·╌]+)|(?P<mark>[◆▼]+)"
-    "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?]+)|(?P<text> +)"
+    "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?─]+)|(?P<text> +)"
     "|(?P<caution>[▒╍]+)"
 )
 _LIMIT_STYLES: dict[Limit | None, str] = {
@@ -60,9 +61,13 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         bars.append(re.sub("[▓▁▂▃▄▅▆▇]", "▒", bar) if column.is_open else bar)
         before = budget
     body: list[Line] = []
+    ceiling = (frame.state.info and frame.state.info.max_graph_tokens) or scale
+    ceiling_row = num_rows + -ceiling * num_rows // scale  # 0, under the budget's label: none
     for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
-        label = _label(row, num_rows, scale) if row else top_label
-        body.append((*labelled(label, gutter), *_runs("".join(cells), frame, _RUNS)))
+        label, text = _label(row, num_rows, scale) if row else top_label, "".join(cells)
+        if row == ceiling_row > 0:
+            label, text = f"graph {_fitting(ceiling, gutter - 8)}", text.replace(" ", "─")
+        body.append((*labelled(label, gutter), *_runs(text, frame, _RUNS)))
     decodes = "".join([_decode_cell(column) for column in columns])
     body.append((*labelled(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
     if has_limits:
