@@ -93,7 +93,7 @@ LEGEND = (
     ("░", "cached", "prefix hit: prompt tokens that were cached and skipped"),
     ("·", "idle", "waiting, or unused budget (its dots end at the budget line)"),
     ("╌", "idle", "running, but left out of this step; in the budget chart: padding"),
-    ("─", "idle", "its step still runs, or a client still waits; in the budget chart: largest graph"),
+    ("─", "idle", "its step runs, a client waits; in the budget chart: largest graph"),
     ("▒", "caution", "in the budget chart: a step in flight (its decodes: ╍)"),
     ("✗", "preempted", "preempted: its blocks are freed and computed again later"),
     ("●", "finished", "finished"),
