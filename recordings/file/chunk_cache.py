@@ -22,7 +22,6 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord
 from stepscope.recordings.file.mcap.chunk import (
-    bodies_at,
     channels,
     first_messages,
     message_at,
@@ -85,10 +84,6 @@ class Frames:
         _, sequence, log_ns, payload = message_at(self._records, self._begins[place])
         return MessageFrame(self.topics[place], sequence, log_ns, payload)
 
-    def bodies(self, first: int, last: int) -> list[tuple[int, bytes]]:
-        """Sequence and payload of the messages between two indices, the last one excluded."""
-        return bodies_at(self._records, self._begins[first:last])
-
 
 class LoadedChunk:
     """The messages of a chunk, unpacked on demand. Reading them in order is quickest."""
@@ -125,13 +120,6 @@ class LoadedChunk:
     def is_packed(self, place: int) -> bool:
         return place in self._packed
 
-    def end_of_run(self, place: int, last: int) -> int:
-        """Index of the first message from `place` on that is no packed step, at most `last`."""
-        packed = self._packed
-        while place < last and place in packed:
-            place += 1
-        return place
-
     def frame(self, place: int) -> MessageFrame | None:
         """The message as received from the engine; None if it cannot be unpacked (damage)."""
         frame = self.frames[place]
@@ -143,7 +131,7 @@ class LoadedChunk:
         except _UNPACKABLE:
             return None
         self._unpacked = place + 1
-        return frame._replace(payload=payload)
+        return MessageFrame(frame.topic, frame.sequence, frame.log_ns, payload)
 
     def _go_to(self, place: int) -> None:
         """Feed the unpacker the earlier steps that the step at `place` depends on."""

@@ -257,8 +257,10 @@ class Recording:
                 if frame is None:
                     self._chunks.damaged.add(number)
                     continue
-                sequence = whole_sequence(frame.sequence, sequence)
-                yield frame._replace(sequence=sequence), Position(number, place + 1)
+                topic, lower, log_ns, payload = frame
+                sequence = whole_sequence(lower, sequence)
+                whole = chunk_cache.MessageFrame(topic, sequence, log_ns, payload)
+                yield whole, Position(number, place + 1)
 
     # Inside
 

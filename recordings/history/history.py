@@ -5,7 +5,7 @@ is set back, a new history begins in the same object. The last history with any 
 `previous` until `reset`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Self
 
 from stepscope.engine.protocol import wire
@@ -13,10 +13,8 @@ from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecor
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.file import service_levels
 from stepscope.recordings.history.history_view import HistoryView
-from stepscope.recordings.history.ring.fast_forward import FastForward
-from stepscope.recordings.history.ring.segment import PackedStep
 from stepscope.recordings.history.timeline import Timeline
-from stepscope.recordings.state.clocks import back_by, check_numbers, goes_on, set_back
+from stepscope.recordings.state.clocks import back_by, check_numbers, set_back
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
@@ -80,50 +78,6 @@ class History(HistoryView):
                     self._judge()
             self.version += 1
 
-    def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> int:
-        """Add the next packed steps of a file without examining every row.
-
-        Stops before a step that is late, out of order, or preceded by missing messages. Such a step
-        needs `append`. Do not read the history until `forward.settle()` was called.
-
-        `forward`: the result of `forward()`.
-
-        Returns the number of steps that were added.
-
-        Raises:
-            msgspec.DecodeError: a number in one of the steps is out of range. The history is then
-            unchanged.
-            ValueError: a step does not fit the steps before it. Do not use this history any more.
-        """
-        with self._lock:
-            num_taken = self._num_in_order(run)
-            if num_taken:
-                self._timeline.take_run(run[:num_taken], forward)
-                self.version += num_taken
-            return num_taken
-
-    def forward(self) -> FastForward:
-        """A `FastForward` for `take_run` that begins at the newest state."""
-        return FastForward(self._timeline.state)
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether adding the next message will store a keyframe (a copy of the state before it).
-
-        If so, the caller must settle its `FastForward` first.
-        """
-        return self._timeline.ring.is_full
-
-    def is_state(self, state: SessionState) -> bool:
-        """Whether `state` is the object that new messages update.
-
-        It no longer is once another history has begun.
-        """
-        return self._timeline.state is state
-
-    def remember(self, record: StepRecord) -> None:
-        self._cache.keep(record)
-
     def skip(self, sequence: int) -> None:
         """Skip a message of an unknown kind, so that its number does not count as missing."""
         with self._lock:
@@ -161,9 +115,7 @@ class History(HistoryView):
         with self._lock:
             old = self._timeline
             self.previous = None
-            at_hand = other._cache
             self._begin(other._timeline)
-            self._cache.keep_all(at_hand)
             other._begin(old)
             self._keep_marks(old)
             self.version += 1
@@ -276,18 +228,6 @@ class History(HistoryView):
             self.slo = slo
             self._timeline.set_slo(slo)
             self._drop_caches()
-
-    def _num_in_order(self, run: Sequence[PackedStep]) -> int:
-        """How many of the steps follow the history and each other without a gap."""
-        columns = self._timeline.columns
-        before = self._timeline.last_sequence
-        step, time_ns = (columns.steps[-1], columns.tokens_ns[-1]) if columns.steps else (-1, 0)
-        for number, (sequence, record, _) in enumerate(run):
-            check_numbers(sequence, record)
-            if before is None or sequence != before + 1 or not goes_on(step, time_ns, record):
-                return number
-            before, step, time_ns = sequence, record.step, record.tokens_ns
-        return len(run)
 
     def _new_timeline(self, state: SessionState, last_sequence: int | None) -> Timeline:
         return Timeline(self.slo, self.max_steps, self.max_bytes, state, last_sequence)

@@ -55,11 +55,6 @@ class StepCache:
             while len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
 
-    def keep_all(self, other: "StepCache") -> None:
-        """Cache all records that another cache of the same timeline holds."""
-        for record in other._records.values():
-            self.keep(record)
-
     def state_at(self, step: int) -> SessionState:
         with self._lock:
             ring = self._timeline.ring

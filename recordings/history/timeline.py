@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.recordings.history.ring.fast_forward import FastForward
-from stepscope.recordings.history.ring.ring import SEGMENT_STEPS, StepRing
-from stepscope.recordings.history.ring.segment import PackedStep
+from stepscope.recordings.history.ring.ring import StepRing
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
 from stepscope.recordings.state.audit_text import in_flight_text
 from stepscope.recordings.state.clocks import BACK_NS, WallClock, leave_out
@@ -115,42 +113,6 @@ class Timeline:
             self.log.add(audit_event(message, at))
         if isinstance(message, wire.EngineInfo | wire.Snapshot) and state.info is not None:
             self.wall_clock.add(state.info)
-
-    def take_run(self, run: Sequence[PackedStep], forward: FastForward) -> None:
-        """Add the next packed steps of a file.
-
-        `forward`: applies the steps to the state; it must hold `state`.
-
-        Raises ValueError: a step does not fit the steps before it. Do not use this timeline any
-        more.
-        """
-        is_first = not self.columns.steps
-        begin = 0
-        while begin < len(run):
-            if self.ring.is_full or is_first:
-                forward.settle()
-            if is_first:
-                self.lanes = LaneBoard(self.state, run[0].record.step)
-                is_first = False
-            if forward.lanes is not self.lanes:
-                forward.draw(self.lanes)
-            part = run[begin : begin + (self.ring.room or SEGMENT_STEPS)]
-            begin += len(part)
-            payloads, steps = [each.payload for each in part], [each.record.step for each in part]
-            has_forgotten = self.ring.extend_packed(
-                payloads, steps, self.state, self._true_after, forward.rows
-            )
-            for sequence, record, _ in part:
-                pauses = self.state.pauses
-                outcome = forward.advance(record)
-                self._note_pause(record, pauses)
-                self._note_step(record, outcome)
-                applied = AppliedStep(sequence, record, outcome, forward.num_rows)
-                self.columns.append(applied)
-                self.latencies.append(applied)
-            self.last_sequence = part[-1].sequence
-            if has_forgotten:
-                self._forget_old()
 
     def pass_over(self, sequence: int, message: wire.Telemetry) -> None:
         """Count the next message and update the engine's status, but do not store it."""

@@ -3,24 +3,15 @@
 from array import array
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import zstandard
-from msgspec import Meta
 
 from stepscope.engine.protocol.wire import EMPTY, BlockMove, BlockRun
 from stepscope.recordings.packing.payloads import compressed
 
 MAX_BLOCKS = 1 << 24
 _LIMIT = 1 << 62
-
-
-class SoundMove(BlockMove, array_like=True, frozen=True, gc=False):
-    """A `BlockMove` (new owner and reference count of a block), range-checked when decoded."""
-
-    block_id: Annotated[int, Meta(ge=0)]
-    owner: Annotated[int, Meta(gt=-_LIMIT, lt=_LIMIT)]
-    ref_count: Annotated[int, Meta(gt=-_LIMIT, lt=_LIMIT)]
 
 
 class PackedBlocks(NamedTuple):
@@ -126,14 +117,6 @@ class BlockMap:
             for move, group in zip(moves, groups, strict=False):
                 if 0 <= move.block_id < len(self.groups):
                     self.groups[move.block_id] = group
-        if moves and type(moves[0]) is SoundMove:
-            try:
-                for move in moves:
-                    block_id = move.block_id
-                    owner[block_id], refs[block_id] = move.owner, move.ref_count
-                return
-            except IndexError:  # a block outside the map
-                pass
         num_blocks = len(owner)
         for move in moves:
             block_id, holder, ref_count = move.block_id, move.owner, move.ref_count

@@ -116,15 +116,6 @@ def back_by(last_ns: int, record: wire.StepRecord) -> int:
     return back_ns if back_ns > BACK_NS else 0
 
 
-def goes_on(step: int, tokens_ns: int, record: wire.StepRecord) -> bool:
-    """Whether a record continues a history that ends with `step`.
-
-    It must have a later step, and the engine's clock must not have gone back. If it does not
-    continue the history, the caller must begin a new one.
-    """
-    return record.step > step and not back_by(tokens_ns, record)
-
-
 def set_back(state: SessionState, back_ns: int) -> SessionState:
     """A copy of the state in which all times are `back_ns` earlier.
 

@@ -7,7 +7,7 @@ import io
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 import zstandard
@@ -198,16 +198,6 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
 def message_at(records: bytes, begin: int) -> RawMessage:
     _, length = RECORD.unpack_from(records, begin)
     return _message(records, begin, length)
-
-
-def bodies_at(records: bytes, begins: Iterable[int]) -> list[tuple[int, bytes]]:
-    """Sequence number and payload of each message that begins at these byte offsets."""
-    head, skipped = _NUMBERED.unpack_from, RECORD.size + _MESSAGE.size
-    found = []
-    for begin in begins:
-        _, length, _, sequence = head(records, begin)
-        found.append((sequence, records[begin + skipped : begin + RECORD.size + length]))
-    return found
 
 
 def _message(records: bytes, begin: int, length: int) -> RawMessage:

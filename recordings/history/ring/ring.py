@@ -7,13 +7,11 @@ segments are compressed. The segments that were read last are also kept decompre
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import attrgetter
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import BatchRow
 from stepscope.recordings.history.ring.segment import Keyframe, Segment
-from stepscope.recordings.packing.payloads import OpenPayloads
 from stepscope.recordings.state.session import SessionState
 
 SEGMENT_STEPS = 128
@@ -54,20 +52,6 @@ class StepRing:
         newest = self.segments[-1]
         return newest.first_number + len(newest.payloads)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the next message will begin a new segment.
-
-        If so, it needs the state before it.
-        """
-        return not self.room
-
-    @property
-    def room(self) -> int:
-        """How many more steps fit into the newest segment."""
-        newest = self.segments[-1]
-        return min(SEGMENT_STEPS - len(newest.steps), SEGMENT_MESSAGES - len(newest.payloads))
-
     def append(
         self, payload: bytes, step: int | None, before: SessionState, sequence: int | None
     ) -> bool:
@@ -75,37 +59,19 @@ class StepRing:
 
         `sequence`: the number of the message that led to `before`; see `Keyframe`.
         """
-        segment, payloads = self._open(before, sequence)
+        newest = self.segments[-1]
+        is_full = len(newest.steps) >= SEGMENT_STEPS or len(newest.payloads) >= SEGMENT_MESSAGES
+        segment = self._begin(before, sequence) if is_full else newest
+        assert isinstance(segment.payloads, list)  # the newest one has not ended
         if step is not None:
             segment.steps.append(step)
-            segment.step_places.append(len(payloads))
+            segment.step_places.append(len(segment.payloads))
             self.num_steps += 1
-        payloads.append(payload)
-        return self._count(segment, len(payload) + _PAYLOAD_OVERHEAD)
-
-    def extend_packed(
-        self,
-        payloads: list[bytes],
-        steps: list[int],
-        before: SessionState,
-        sequence: int | None,
-        rows: Callable[[], list[BatchRow]],
-    ) -> bool:
-        """Add packed steps, which must fit into one segment.
-
-        Returns whether old segments were forgotten to make room.
-
-        Args:
-            before, sequence: as in `append`, for the first of the steps.
-            rows: returns the batch of the step before the first one.
-        """
-        segment, opened = self._open(before, sequence)
-        begin, is_first = len(opened), not segment.steps
-        segment.steps.extend(steps)
-        segment.step_places.extend(range(begin, begin + len(steps)))
-        self.num_steps += len(steps)
-        opened.extend_packed(payloads, rows() if is_first else None)
-        return self._count(segment, sum(map(len, payloads)) + _PAYLOAD_OVERHEAD * len(payloads))
+        segment.payloads.append(payload)
+        num_bytes = len(payload) + _PAYLOAD_OVERHEAD
+        segment.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        return self._evict()
 
     def locate(self, step: int) -> tuple[Segment, int] | None:
         """Segment of the last record at or before `step`, and its index there; None without one."""
@@ -121,8 +87,8 @@ class StepRing:
     def payloads(self, segment: Segment, begin: int = 0, end: int | None = None) -> list[bytes]:
         """Messages of a segment with the indices [begin, end), in order."""
         payloads = segment.payloads
-        if isinstance(payloads, OpenPayloads):
-            return payloads.all(segment.step_places)[begin:end]
+        if isinstance(payloads, list):
+            return payloads[begin:end]
         number = segment.first_number
         if number not in self._unpacked:
             self._unpacked[number] = payloads.all()
@@ -157,7 +123,7 @@ class StepRing:
         num_kept = bisect_right(segment.step_places, place)
         kept = Segment(segment.keyframe, segment.first_number)
         payloads = self.payloads(segment, 0, place + 1)
-        kept.payloads = OpenPayloads(payloads)
+        kept.payloads = payloads
         kept.steps = segment.steps[:num_kept]
         kept.step_places = segment.step_places[:num_kept]
         kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)
@@ -182,17 +148,6 @@ class StepRing:
         self.segments[:0] = older
         self.num_steps += sum(len(segment.steps) for segment in older)
         self.num_bytes += sum(segment.num_bytes for segment in older)
-
-    def _open(self, before: SessionState, sequence: int | None) -> tuple[Segment, OpenPayloads]:
-        """Return the segment for the next message, and its payloads. Begins a new one if needed."""
-        segment = self._begin(before, sequence) if self.is_full else self.segments[-1]
-        assert isinstance(segment.payloads, OpenPayloads)  # the newest one has not ended
-        return segment, segment.payloads
-
-    def _count(self, segment: Segment, num_bytes: int) -> bool:
-        segment.num_bytes += num_bytes
-        self.num_bytes += num_bytes
-        return self._evict()
 
     def _begin(self, state: SessionState, sequence: int | None) -> Segment:
         number = self.end_number if self.segments else 0

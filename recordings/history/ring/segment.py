@@ -1,44 +1,12 @@
-"""`Segment`: consecutive messages of a session, and a keyframe of the state before them.
-
-`PackedRecord`: a packed step of a file, decoded without building all of its rows.
-"""
+"""`Segment`: consecutive messages of a session, and a keyframe of the state before them."""
 
 import copy
 from array import array
 from typing import NamedTuple
 
-import msgspec
-
-from stepscope.engine.protocol.wire import BatchRow, BlockMove, StepRecord
-from stepscope.recordings.packing.payloads import CompressedPayloads, OpenPayloads
-from stepscope.recordings.state.blocks import PackedBlocks, SoundMove
+from stepscope.recordings.packing.payloads import CompressedPayloads
+from stepscope.recordings.state.blocks import PackedBlocks
 from stepscope.recordings.state.session import SessionState
-
-
-class PackedRecord(StepRecord, frozen=True, kw_only=True, tag="StepRecord"):
-    """A step record in the packed form of a file (see `packing.steps`).
-
-    Its `batch` holds the block size, then full rows and counts of rows. Decoding fails if it moves
-    blocks with impossible numbers.
-    """
-
-    batch: list[int | BatchRow]  # type: ignore[assignment]
-    moves: list[SoundMove] = msgspec.field(default_factory=list)  # type: ignore[assignment]
-
-    def spelled_out(self, rows: list[BatchRow]) -> StepRecord:
-        fields = {name: getattr(self, name) for name in StepRecord.__struct_fields__}
-        moves = [BlockMove(*msgspec.structs.astuple(move)) for move in self.moves]
-        return StepRecord(**(fields | {"batch": rows, "moves": moves}))
-
-
-class PackedStep(NamedTuple):
-    sequence: int
-    record: PackedRecord
-    payload: bytes
-
-
-decode_packed = msgspec.msgpack.Decoder(PackedRecord).decode
-
 
 _VIEW_BYTES = 480  # estimated size of a copied request
 _ENTRY_BYTES = 100  # estimated size of an entry for a shared request
@@ -85,13 +53,13 @@ class Segment:
     def __init__(self, keyframe: Keyframe, first_number: int) -> None:
         self.keyframe = keyframe
         self.first_number = first_number  # number of its first message in the ring
-        self.payloads: OpenPayloads | CompressedPayloads = OpenPayloads([])
+        self.payloads: list[bytes] | CompressedPayloads = []
         self.steps = array("q")
         self.step_places = array("q")  # where in `payloads` each step is
         self.num_bytes = keyframe.num_bytes
 
     def end(self) -> None:
         """Compress the messages. Call it when no more will be added."""
-        if isinstance(self.payloads, OpenPayloads) and not self.payloads.is_packed:
-            self.payloads = CompressedPayloads(self.payloads.all(self.step_places))
+        if isinstance(self.payloads, list):
+            self.payloads = CompressedPayloads(self.payloads)
             self.num_bytes = self.keyframe.num_bytes + self.payloads.num_bytes

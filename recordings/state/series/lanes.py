@@ -80,7 +80,6 @@ _ABSENT, _UNKNOWN, _WAITING, _IDLE = (
     bytes((cell,)) for cell in (Cell.ABSENT, Cell.UNKNOWN, Cell.WAITING, Cell.IDLE)
 )
 _DECODE = int(Cell.DECODE)
-_DECODING = bytes((_DECODE,))
 
 
 class LaneName(NamedTuple):
@@ -109,7 +108,7 @@ class LaneBoard:
 
     def extend(self, message: wire.Telemetry) -> None:
         if isinstance(message, wire.StepRecord):
-            self.extend_step(message, message.batch or ())
+            self._extend(message)
         elif isinstance(message, wire.EngineStatus):
             # An event between two steps is shown where it takes effect: an arrival in the next
             # step, an end in the step before.
@@ -232,8 +231,7 @@ class LaneBoard:
             self._pages.setdefault(number, {}).update(self._open)
         self._last_page = page
 
-    def extend_step(self, record: wire.StepRecord, rows: Iterable[wire.BatchRow]) -> None:
-        """Add a step. `rows` are its batch rows, except those of requests passed to `go_on`."""
+    def _extend(self, record: wire.StepRecord) -> None:
         step = record.step
         if step > self.end:
             for track in self._open.values():
@@ -249,7 +247,7 @@ class LaneBoard:
             else:
                 self._take(event, step, step)
         seated = self._open
-        for row in rows:
+        for row in record.batch or ():
             track = seated.get(row.request_id) or self._seat(row.request_id, step)
             cells = track.cells
             if len(cells) == step - track.start:  # as nearly always
@@ -260,23 +258,6 @@ class LaneBoard:
             track.filler = _IDLE  # only now, as unwritten steps before this one were waits
         for event in ends:
             self._take(event, step, step)
-
-    def go_on(self, request_ids: Iterable[int], step: int) -> None:
-        """Let these requests decode one token in each step from `step` on, until `stop`.
-
-        Their cells are filled in without further calls.
-        """
-        for request_id in request_ids:
-            track = self._open.get(request_id) or self._seat(request_id, step)
-            track.fill_to(step, track.filler)
-            track.filler = _DECODING
-
-    def stop(self, request_ids: Iterable[int], step: int) -> None:
-        """End the effect of `go_on`: the requests decoded in all steps before `step`."""
-        for request_id in request_ids:
-            track = self._tracks[request_id]
-            track.fill_to(step, track.filler)
-            track.filler = _IDLE
 
     def _seat(self, request_id: int, step: int) -> Track:
         """Return the track of a request in the batch that has no open track.
