@@ -8,7 +8,7 @@ client after the engine had it.
 import math
 import re
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -94,7 +94,6 @@ class ClientMatch(NamedTuple):
     pairs: list[ClientPair]
     num_requests: int  # those of the result that got a token
     by: str  # what they were found by
-    num_unsure: int  # pairs that a request of the same lengths at that time might replace
     num_unlike: int  # pairs whose client counts other lengths than the engine
     num_unfit: int  # pairs that contradict the clocks of the others
     offset_ns: int | None
@@ -147,20 +146,19 @@ def client_match(session: ForeignSession, recording: Recording) -> ClientMatch:
     by = "request id" if kind is _id else "time and lengths" if nominal else "order and lengths"
     num_found, num_unlike = len(pairs), sum(_lengths(a) != _lengths(b) for a, b in pairs)
     if not nominal:
-        num_unsure = 0 if kind is _id else _num_unsure(pairs, served, kind, None)
-        return ClientMatch(pairs, len(clients), by, num_unsure, num_unlike, 0, None, 0, 0)
+        return ClientMatch(pairs, len(clients), by, num_unlike, 0, None, 0, 0)
     low, high = _bounds(pairs)
-    fit, num_unsure = [each for each in pairs if each.fits(low, high)], 0
+    fit = [each for each in pairs if each.fits(low, high)]
     if kind is not _id:
-        pairs, num_unsure = fit, _num_unsure(fit, served, kind, (low, high))
+        pairs = fit
     offset_ns, error_ns = (low + high) // 2, (high - low + 1) // 2
     if low - _SLACK_NS <= 0 <= high + _SLACK_NS:
         offset_ns = error_ns = 0
     elif low <= nominal[1] <= high:
         offset_ns, error_ns = nominal[1], max(nominal[1] - low, high - nominal[1])
-    apart_ns = min(abs(offset_ns - at) for at in nominal)
-    told = num_found - len(fit), offset_ns, error_ns, apart_ns
-    return ClientMatch(pairs, len(clients), by, num_unsure, num_unlike, *told)
+    apart_ns, num_unfit = min(abs(offset_ns - at) for at in nominal), num_found - len(fit)
+    told = num_unlike, num_unfit, offset_ns, error_ns, apart_ns
+    return ClientMatch(pairs, len(clients), by, *told)
 
 
 def _id(each: ClientRequest | ServedRequest) -> str | None:
@@ -243,26 +241,3 @@ def _bounds(pairs: Sequence[ClientPair]) -> tuple[int, int]:
         if number > best:
             best, low, high = number, at_ns, edges[place + 1][0]
     return low, high
-
-
-def _num_unsure(
-    pairs: Sequence[ClientPair],
-    served: Sequence[ServedRequest],
-    kind: _Kind,
-    bounds: tuple[int, int] | None,
-) -> int:
-    """How many pairs are not the only ones possible: another request fits, too."""
-    of_kind: dict[object, list[ServedRequest]] = defaultdict(list)
-    for each in served:
-        of_kind[kind(each)].append(each)
-    number = 0
-    for client, engine in pairs:
-        alike = of_kind[kind(engine)]
-        if bounds is None:
-            number += len(alike) > 1
-            continue
-        first = bisect_left(alike, client.start_ns + bounds[0], key=_ARRIVAL)
-        end = bisect_right(alike, client.tokens_ns[0] + bounds[1], key=_ARRIVAL)
-        others = (each for each in alike[first:end] if each is not engine)
-        number += any(ClientPair(client, each).fits(*bounds) for each in others)
-    return number

@@ -15,8 +15,6 @@ from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry, 
 from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _NS = 1_000_000_000
-_DAY_NS = 86_400 * _NS
-_LONG_NS = 2 * _DAY_NS
 _LONGER = 1.5  # a gap this much longer than usual is a time without lines
 
 
@@ -71,12 +69,12 @@ class LogClock:
                 now = datetime.fromisoformat(f"{last:%Y-%m-%d} {clock}")
                 around = [now + timedelta(days=days) for days in (-1, 0, 1)]
             elif date.count("-") == 1:
-                years = [
-                    year
-                    for year in range(last.year - 1, last.year + 2)
+                years = range(last.year - 1, last.year + 2)
+                around = [
+                    datetime.fromisoformat(f"{year:04}-{date} {clock}")
+                    for year in years
                     if date != "02-29" or isleap(year)
                 ]
-                around = [datetime.fromisoformat(f"{year:04}-{date} {clock}") for year in years]
             else:
                 around = [datetime.fromisoformat(f"{date} {clock}")]
             if self._last is None and len(around) > 1:
@@ -109,14 +107,13 @@ class LogFormat(NamedTuple):
             if (entry := self.entry(clock, number, line)) is not None:
                 ranks.setdefault(entry.rank, []).append(entry)
         (rank, mine), *others = ranks.items()
-        name, notes = file.path.name, _odd_stamps(mine)
+        name, note = file.path.name, None
         if others:
-            names = ", ".join(name for name, _ in others)
-            notes.append(
-                f"it is the log of {len(others) + 1} ranks: {rank} is read, not {names}; "
+            note = (
+                f"{name}: it is the log of {len(ranks)} ranks: {rank} is read, not "
+                f"{', '.join(name for name, _ in others)}; "
                 f"'stepscope top - < {name}' shows all side by side"
             )
-        note = f"{name}: {'; '.join(notes)}" if notes else None
         return self.session(file, mine)._replace(note=note)
 
     def entry(self, clock: LogClock, number: int, line: str) -> LogEntry | None:
@@ -139,20 +136,10 @@ class LogFormat(NamedTuple):
         if every_s is not None and gaps_s:
             every_s = min(every_s, float(max(1, gaps_s.most_common(1)[0][0])))
         began_ns, unit_s = begun[0].wall_ns, None if has_steps else every_s or 1.0
-        info = file.info(self.engine, "log", began_ns, began_ns, unit_s)
+        clocks = {"monotonic_ns": began_ns, "wall_ns": began_ns}
+        info = file.info(self.engine, "log", totals_every_s=unit_s, **clocks)
         lines = chain(begun, later)
         return ForeignSession(info, _steps(lines) if has_steps else _intervals(lines, every_s))
-
-
-def _odd_stamps(entries: Sequence[LogEntry]) -> list[str]:
-    """What is said of stamps that go back, or leave out days."""
-    apart_ns = [b.wall_ns - a.wall_ns for a, b in pairwise(entries)]
-    said, num_back = [], sum(each < 0 for each in apart_ns)
-    if num_back:
-        said.append(f"stamps before that of the line above, which counts instead: {num_back:,}")
-    if (most_ns := max(apart_ns, default=0)) > _LONG_NS:
-        said.append(f"{most_ns // _DAY_NS:,} days without a line lie in it")
-    return said
 
 
 def _steps(entries: Iterable[LogEntry | None]) -> Iterator[Telemetry]:

@@ -75,10 +75,6 @@ def _summary(match: ClientMatch) -> list[str]:
         said.append(f"{match.num_unlike:,} have other lengths at the client than in the engine")
     elif match.by == "request id":
         said.append("all their lengths agree")
-    if match.num_unsure:
-        said.append(f"{match.num_unsure:,} might as well be another one of the same lengths")
-    elif match.by != "request id":
-        said.append("for each there is only one")
     if match.num_unfit:
         said.append(f"{match.num_unfit:,} contradict the clocks of the others")
     if match.offset_ns is None:
