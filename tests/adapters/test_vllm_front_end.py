@@ -295,7 +295,7 @@ def test_two_engines_hear_of_all_requests_and_each_tells_of_its_own(tmp_path: Pa
     front._socket.sendto(b"not a report", str(tmp_path / "front"))
     reports.read()
     reports.close()
-    told = recorder.drain_front()
+    told = recorder.drain()["front"]
     assert told is not None
     assert [row.request_id for each in told for row in each.taken] == [8, 9]
     chunks = [chunk for each in told for chunk in each.chunks()]

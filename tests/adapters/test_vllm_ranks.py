@@ -45,7 +45,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Atta
 
 
 def budgets(ranks: list[Attachment]) -> list[KnobValue]:
-    return [rank._engine.knobs.values[BUDGET] for rank in ranks]
+    return [rank.knobs.values[BUDGET] for rank in ranks]
 
 
 def test_the_name_of_a_data_parallel_group_selects_all_its_ranks(ranks: list[Attachment]) -> None:
@@ -84,7 +84,7 @@ def test_a_knob_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
 
 
 def test_a_knob_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachment]) -> None:
-    knobs = ranks[1]._engine.knobs
+    knobs = ranks[1].knobs
     knobs.specs = tuple(spec for spec in knobs.specs if spec.name != BUDGET)
     clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
     with pytest.raises(CommandRefused, match=r"vllm-0.dp1: .*no engine of the group is changed"):
@@ -164,7 +164,7 @@ def test_a_knob_change_in_the_dashboard_reaches_all_ranks(
 def test_a_knob_change_in_the_dashboard_changes_no_rank_if_one_refuses(
     ranks: list[Attachment], link: EngineLink
 ) -> None:
-    knobs = ranks[0]._engine.knobs
+    knobs = ranks[0].knobs
     knobs.specs = tuple(spec for spec in knobs.specs if spec.name != BUDGET)
     refused = answer_of(link, 32)
     assert "vllm-0.dp0: " in (refused.error or "")

@@ -16,7 +16,7 @@ import json
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,6 @@ from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
-
-from stepscope.engine.adapters.vllm import versions
 
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
 OPTIONAL = ("max_num_active_reqs", "scheduler_reserve_full_isl", "local_prefill_interval")
@@ -124,9 +122,8 @@ class Tape:
         )
 
     def schedule(self) -> Any:
-        were_running = list(self._scheduler.running)
         might_prefill = self._scheduler.waiting or any(
-            getattr(request, "is_prefill_chunk", False) for request in were_running
+            getattr(request, "is_prefill_chunk", False) for request in self._scheduler.running
         )
         output = self._scheduler.schedule()
         tokens = output.num_scheduled_tokens
@@ -149,23 +146,14 @@ class Tape:
                     again.req_ids, again.new_block_ids, again.num_computed_tokens, strict=True
                 )
             ],
-            resumed=sorted(versions.resumed(again)),
-            preempted=sorted(self._preempted(output, were_running)),
+            resumed=sorted(again.resumed_req_ids),
+            preempted=sorted(output.preempted_req_ids or ()),
             held_prefills=held if getattr(self._scheduler, OPTIONAL[2], 1) > 1 else [],
             held=sorted(
                 request.request_id for request in getattr(self._scheduler, "deferred_waiting", ())
             ),
         )
         return output
-
-    def _preempted(self, output: Any, were_running: list[Request]) -> Collection[str]:
-        if hasattr(output, "preempted_req_ids"):
-            return output.preempted_req_ids or ()
-        return [
-            request.request_id
-            for request in were_running
-            if request.status is RequestStatus.PREEMPTED
-        ]
 
     def update(self, output: Any, result: Any) -> None:
         self._scheduler.update_from_output(output, result)
@@ -505,8 +493,6 @@ def main() -> int:
         for name, case in cases().items():
             if given.case not in (None, name):
                 continue
-            if name == "pause" and not hasattr(interface, "PauseState"):
-                continue  # before 0.17
             if name == "cadence" and not HAS_CADENCE:
                 continue
             lines = record(case, model, is_v2=given.v2)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
 from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked
@@ -17,17 +17,10 @@ _T = TypeVar("_T")
 
 
 def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
-    """Return the endpoint of one data-parallel rank.
+    """Return the endpoint of one of `size` data-parallel ranks, as far as this rank knows.
 
     With several ranks, rank N of `vllm-0` has the endpoint `vllm-0.dpN`. For a TCP address, rank N
-    adds 2 * N to the port.
-
-    Args:
-        text: an endpoint as in STEPSCOPE_ENDPOINT.
-        size: number of data-parallel ranks, as far as this rank knows.
-
-    Raises:
-        ConfigError: `text` is not an endpoint.
+    adds 2 * N to the port. Raises ConfigError: `text` is not an endpoint.
     """
     endpoint = Endpoint.parse(text)
     if rank or size > 1:
@@ -75,24 +68,11 @@ def described(engine: str, endpoint: Endpoint, knobs: "AttachedKnobs") -> Engine
 
 
 def known(get: Callable[[], _T]) -> _T | None:
-    """Return what `get` returns.
-
-    None if it raises an error, because this version lacks the value.
-    """
+    """Return what `get` returns; None if it raises, because this version lacks the value."""
     try:
         return get()
     except Exception:  # noqa: BLE001 - after any error the value is unknown
         return None
-
-
-class KnobWriter(Protocol):
-    """Sets knobs of one scheduler. Use it between two steps."""
-
-    def write(self, values: Mapping[str, KnobValue]) -> None:
-        """Set these knobs. They apply from the next step that the engine schedules."""
-
-    def restore(self) -> None:
-        """Restore the values that the engine had before stepscope changed them."""
 
 
 class AttachedKnobs:
@@ -100,6 +80,7 @@ class AttachedKnobs:
 
     Args:
         engine: the engine's name, for messages.
+        write: sets knobs between two steps; they apply from the next step that is scheduled.
 
     Attributes:
         limits: the values at engine start, which bound the knobs.
@@ -115,29 +96,22 @@ class AttachedKnobs:
         limits: Limits,
         values: dict[str, KnobValue],
         specs: Sequence[KnobSpec],
-        writer: KnobWriter,
+        write: Callable[[Mapping[str, KnobValue]], None],
         *,
         is_deferred: bool = False,
     ) -> None:
-        self._engine = engine
-        self.limits = limits
-        self.values = values
-        self.specs = tuple(specs)
-        self._writer = writer
-        self.is_deferred = is_deferred
-        self.restore = writer.restore
+        self._engine, self._write = engine, write
+        self.limits, self.specs, self.is_deferred = limits, tuple(specs), is_deferred
+        self.values = self._start = values
 
     def changed(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         """Return the values with `changes` applied, without setting them.
 
-        Raises:
-            ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
+        Raises ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
         """
         known = {spec.name: spec for spec in self.specs}
         live = ", ".join(known) or "none"
-        for name in changes:
-            if name in known:
-                continue
+        for name in changes.keys() - known.keys():
             if name not in self.values:
                 raise ConfigError("unknown_knob", f"no knob is called {name!r}; there are: {live}")
             raise ConfigError(
@@ -149,6 +123,13 @@ class AttachedKnobs:
 
     def set(self, changes: Mapping[str, KnobValue]) -> None:
         """Set the knobs that `changes` changes. Raises ConfigError as `changed` does."""
-        before, self.values = self.values, self.changed(changes)
-        if new := dict(self.values.items() - before.items()):
-            self._writer.write(new)
+        self._become(self.changed(changes))
+
+    def restore(self) -> None:
+        """Restore the values at engine start."""
+        self._become(self._start)
+
+    def _become(self, values: dict[str, KnobValue]) -> None:
+        before, self.values = self.values, values
+        if new := dict(values.items() - before.items()):
+            self._write(new)

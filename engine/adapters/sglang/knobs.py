@@ -22,41 +22,6 @@ LIVE = {"max_num_batched_tokens": CHUNK, "max_num_seqs": SEATS}
 _MARK = "stepscope"
 
 
-class KnobRequests:
-    """Builds SGLang requests that carry new knob values, for `drain` to return.
-
-    Args:
-        start: the values at SGLang's start.
-
-    Raises:
-        ImportError: this SGLang has no `SetInternalStateReq`.
-    """
-
-    def __init__(self, start: Mapping[str, KnobValue]) -> None:
-        from sglang.srt.managers.io_struct import SetInternalStateReq
-
-        self._kind = SetInternalStateReq
-        self._start = start
-        self._changed: set[str] = set()
-        self._to_send: list[Any] = []
-
-    def write(self, values: Mapping[str, KnobValue]) -> None:
-        """Set knobs on all ranks, from the next batch on."""
-        self._changed |= values.keys()
-        theirs = {LIVE[name]: value for name, value in values.items()}
-        self._to_send.append(self._kind(server_args={_MARK: 1, **theirs}))
-
-    def restore(self) -> None:
-        """Restore the values at SGLang's start."""
-        if self._changed:
-            self.write({name: self._start[name] for name in self._changed})
-
-    def drain(self) -> list[Any]:
-        """Return the requests that were built since the last call."""
-        requests, self._to_send = self._to_send, []
-        return requests
-
-
 def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> Any:
     """Handle a request to change state, in place of SGLang's `Scheduler.set_internal_state`.
 
@@ -75,12 +40,19 @@ def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> A
     return None
 
 
-def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, KnobRequests]:
-    """Return the knobs of a tensor-parallel group, and the requests that change them on all ranks.
+def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, list[Any]]:
+    """Return the knobs of a tensor-parallel group, and where requests to change them wait.
+
+    They are to be sent to all ranks, in order.
 
     Args:
         parallel: SGLang's parallel context, which has the limit on running requests.
+
+    Raises:
+        ImportError: this SGLang has no `SetInternalStateReq`.
     """
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
     chunk = scheduler.chunked_prefill_size
     limits = Limits(
         max_num_batched_tokens=chunk or scheduler.max_prefill_tokens,
@@ -96,9 +68,14 @@ def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, 
         "policy": str(scheduler.schedule_policy),
         "enable_prefix_caching": not scheduler.disable_radix_cache,
     }
-    requests = KnobRequests(values)
+    to_send: list[Any] = []
+
+    def write(changed: Mapping[str, KnobValue]) -> None:
+        theirs = {LIVE[name]: value for name, value in changed.items()}
+        to_send.append(SetInternalStateReq(server_args={_MARK: 1, **theirs}))
+
     specs = list(_specs(scheduler, limits))
-    return AttachedKnobs("SGLang", limits, values, specs, requests, is_deferred=True), requests
+    return AttachedKnobs("SGLang", limits, values, specs, write, is_deferred=True), to_send
 
 
 def _specs(scheduler: SglangScheduler, limits: Limits) -> Iterator[KnobSpec]:

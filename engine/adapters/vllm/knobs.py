@@ -16,7 +16,10 @@ from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 
 
 def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
-    """Return the knobs of a scheduler. A change applies from its next `schedule()` on."""
+    """Return the knobs of a scheduler. A change applies from its next `schedule()` on.
+
+    At its end, `schedule()` checks that it kept the token budget, so write knobs between two calls.
+    """
     config, cache = scheduler.scheduler_config, scheduler.cache_config
     limits = Limits(
         max_num_batched_tokens=versions.token_budget(scheduler),
@@ -27,7 +30,7 @@ def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "max_num_seqs": versions.num_seats(scheduler),
         "long_prefill_token_threshold": config.long_prefill_token_threshold,
-        "reserve": "prompt" if getattr(scheduler, versions.RESERVE, False) else "none",
+        "reserve": "prompt" if getattr(scheduler, versions.RESERVE) else "none",
         "watermark": float(getattr(config, "watermark", 0.0)),
         "prefill_schedule_interval": int(getattr(config, "prefill_schedule_interval", 1)),
         "enable_chunked_prefill": bool(config.enable_chunked_prefill),
@@ -35,42 +38,22 @@ def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
     }
     specs = list(_specs(scheduler, values, limits))
-    return AttachedKnobs("vLLM", limits, values, specs, _AttributeWriter(scheduler))
+    live = {spec.name: versions.LIVE[spec.name] for spec in specs}
+    theirs = {name: getattr(at.owner_in(scheduler), at.attribute) for name, at in live.items()}
 
-
-class _AttributeWriter:
-    """Sets attributes of vLLM's objects. Use it between two calls of `schedule()`.
-
-    At its end, `schedule()` checks that it kept the token budget, so the budget may not change
-    meanwhile.
-    """
-
-    def __init__(self, scheduler: VllmScheduler) -> None:
-        self._scheduler = scheduler
-        self._before: dict[str, object] = {}
-
-    def write(self, values: Mapping[str, KnobValue]) -> None:
-        for name, value in values.items():
-            theirs: object = value
-            if name == "reserve":
-                theirs = value == "prompt"
+    def write(changed: Mapping[str, KnobValue]) -> None:
+        for name, value in changed.items():
+            their: object = value
+            if value == values[name]:
+                their = theirs[name]
+            elif name == "reserve":
+                their = value == "prompt"
             elif name == "watermark":
-                pool = self._scheduler.kv_cache_manager.block_pool
-                theirs = int(float(value) * pool.num_gpu_blocks)
-            self._before.setdefault(name, self._put(name, theirs))
+                pool = scheduler.kv_cache_manager.block_pool
+                their = int(float(value) * pool.num_gpu_blocks)
+            setattr(live[name].owner_in(scheduler), live[name].attribute, their)
 
-    def restore(self) -> None:
-        for name, value in self._before.items():
-            self._put(name, value)
-        self._before.clear()
-
-    def _put(self, name: str, value: object) -> object:
-        """Set a knob to vLLM's value. Returns the one before."""
-        live = versions.LIVE[name]
-        owner = live.owner_in(self._scheduler)
-        before: object = getattr(owner, live.attribute)
-        setattr(owner, live.attribute, value)
-        return before
+    return AttachedKnobs("vLLM", limits, values, specs, write)
 
 
 def _specs(

@@ -111,7 +111,7 @@ class ProcessReports:
 
     def arrived(self, name: str, request_id: int) -> None:
         """Note that the engine has got a request."""
-        _keep(self._arrived, name, request_id)
+        keep(self._arrived, name, request_id)
         if (early := self._early.pop(name, None)) is not None:
             server, row = early
             row = self._known(server, row, request_id)
@@ -140,25 +140,28 @@ class ProcessReports:
         front, server = report.front, (report.front.number, report.pid)
         taken = []
         for name, row in zip(report.names, front.taken, strict=False):
-            request_id = self._arrived.get(name)
-            if request_id is None:
-                _keep(self._early, name, (server, row))
+            if (request_id := self._arrived.get(name)) is None:
+                keep(self._early, name, (server, row))
             else:
                 taken.append(self._known(server, row, request_id))
-        ids, of = self._ids, server
-        chunks = [(ids[*of, at], came, out) for at, came, out in front.chunks() if (*of, at) in ids]
-        ended = [(ids[*of, at], reason) for at, reason in front.ended if (*of, at) in ids]
+        ids = self._ids
+        chunks = [
+            (ids[*server, at], came_ns, out_ns)
+            for at, came_ns, out_ns in front.chunks()
+            if (*server, at) in ids
+        ]
+        ended = [(ids[*server, at], why) for at, why in front.ended if (*server, at) in ids]
         for request_id, reason in ended:
-            _keep(self._reasons, request_id, reason)
+            keep(self._reasons, request_id, reason)
         if taken or chunks or ended:
             self._recorder.tell(FrontEnd.of(front.number, taken, chunks, ended))
 
     def _known(self, server: tuple[int, int], row: TakenRow, request_id: int) -> TakenRow:
-        _keep(self._ids, (*server, row.request_id), request_id)
+        keep(self._ids, (*server, row.request_id), request_id)
         return msgspec.structs.replace(row, request_id=request_id)
 
 
-def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+def keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     """Add an entry; beyond `_MOST_REQUESTS` the oldest goes."""
     known[key] = value
     if len(known) > _MOST_REQUESTS:

@@ -2,9 +2,9 @@
 
 A release is known by its scheduler's attributes, not by a number.
 
-These attributes appear in these releases: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.14
-`cudagraph_stats`; 0.20 `skipped_waiting`, `scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`,
-`kv_holding_waiting`, `deferred_waiting` and the watermark; 0.33 `local_prefill_interval`.
+These attributes appear in these releases: 0.20 `scheduler_reserve_full_isl`, `skipped_waiting`;
+0.31 `max_num_active_reqs`, `kv_holding_waiting`, `deferred_waiting` and the watermark; 0.33
+`local_prefill_interval`.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ class CachedRequestData(Protocol):
     """
 
     req_ids: Sequence[str]
-    resumed_from_preemption: Sequence[bool]  # before 0.11.1; see `versions.resumed`
+    resumed_req_ids: Collection[str]  # those that run again after a preemption
     new_block_ids: Sequence[Sequence[Sequence[int]] | None]
     num_computed_tokens: Sequence[int]
 
@@ -60,6 +60,7 @@ class SchedulerOutput(Protocol):
     num_scheduled_tokens: Mapping[str, int]
     scheduled_spec_decode_tokens: Mapping[str, Sequence[int]]
     total_num_scheduled_tokens: int
+    preempted_req_ids: Collection[str] | None
 
 
 class VllmBlock(Protocol):
@@ -98,22 +99,19 @@ class VllmScheduler(Protocol):
     waiting: Any
 
 
+SEATS = "max_num_active_reqs"
+RESERVE = "scheduler_reserve_full_isl"
+CADENCE = "local_prefill_interval"
+
 _OPTIONAL = ("num_executed_steps", "last_prefill_step", "lora_config")
 NEEDED = (
-    "schedule",
-    "update_from_output",
-    "add_request",
-    "finish_requests",
+    *("schedule", "update_from_output", "add_request", "finish_requests", RESERVE),
     *(name for name in VllmScheduler.__annotations__ if name not in _OPTIONAL),
 )
 _NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks", "free_blocks")
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
-SEATS = "max_num_active_reqs"
-RESERVE = "scheduler_reserve_full_isl"
-CADENCE = "local_prefill_interval"
-
-FIRST_RELEASE = (0, 11)
+FIRST_RELEASE = (0, 20)
 
 
 class LiveKnob(NamedTuple):
@@ -135,7 +133,7 @@ _LONG_PREFILL = "long_prefill_token_threshold"
 LIVE = {
     "max_num_batched_tokens": LiveKnob(FIRST_RELEASE, "max_num_scheduled_tokens"),
     _LONG_PREFILL: LiveKnob(FIRST_RELEASE, _LONG_PREFILL, "scheduler_config"),
-    "reserve": LiveKnob((0, 20), RESERVE),
+    "reserve": LiveKnob(FIRST_RELEASE, RESERVE),
     "max_num_seqs": LiveKnob((0, 31), SEATS),
     "watermark": LiveKnob((0, 31), "watermark_blocks", "kv_cache_manager"),
     "prefill_schedule_interval": LiveKnob((0, 33), CADENCE),
@@ -186,13 +184,6 @@ def rank_sizes(parallel: Any) -> tuple[int, int]:
     return (size, num_stages) if is_usual else (1, 1)
 
 
-def is_eager_on_cpu(config: Any) -> bool:
-    """Whether workers call collectives from Python, and wait there for the other ranks."""
-    compilation = config.compilation_config
-    mode = getattr(compilation, "mode", getattr(compilation, "level", None))
-    return not mode and config.device_config.device_type == "cpu"
-
-
 def queues(scheduler: VllmScheduler) -> tuple[str, ...]:
     """Return the names of the attributes that hold waiting requests in this version."""
     return tuple(name for name in _QUEUES if hasattr(scheduler, name))
@@ -208,31 +199,6 @@ def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
     return num_waiting
 
 
-def names_preempted(scheduler: VllmScheduler) -> bool:
-    """Whether scheduler outputs name preempted requests.
-
-    If not, watch the `waiting` queue for them.
-    """
-    return hasattr(scheduler, "_preempt_request")
-
-
-def preempted(out: SchedulerOutput) -> Collection[str]:
-    """Return the ids of requests that this step preempted. Empty if outputs do not name them."""
-    return getattr(out, "preempted_req_ids", None) or ()
-
-
-def resumed(again: CachedRequestData) -> Collection[str]:
-    """Return the ids of requests that run again after a preemption."""
-    names: Collection[str] | None = getattr(again, "resumed_req_ids", None)
-    if names is not None:
-        return names
-    return [
-        name
-        for name, is_resumed in zip(again.req_ids, again.resumed_from_preemption, strict=True)
-        if is_resumed
-    ]
-
-
 def changes_later(out: SchedulerOutput) -> bool:
     """Whether running the model changes `out` or its requests, so that `out` must be read at once.
 
@@ -240,11 +206,8 @@ def changes_later(out: SchedulerOutput) -> bool:
     removes draft tokens that it cannot use. A resumed request gets more tokens, and these would
     wrongly count as recomputed.
     """
-    return bool(
-        out.scheduled_new_reqs
-        or out.scheduled_spec_decode_tokens
-        or resumed(out.scheduled_cached_reqs)
-    )
+    is_again = out.scheduled_cached_reqs.resumed_req_ids
+    return bool(out.scheduled_new_reqs or out.scheduled_spec_decode_tokens or is_again)
 
 
 class CudaGraph(NamedTuple):
@@ -266,10 +229,7 @@ def cuda_graph(result: Any) -> CudaGraph:
 
 
 def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
-    """Return whether vLLM is paused. `draining`: running requests go on, no other is admitted.
-
-    Before 0.17 vLLM has no pause.
-    """
+    """Return whether vLLM is paused. `draining`: running requests go on, no other is admitted."""
     state: Any = getattr(scheduler, "pause_state", None)
     if not state:
         return None

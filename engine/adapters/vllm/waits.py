@@ -4,20 +4,20 @@ A request may be held back for a reason of its own: vLLM then passes over it. Al
 the same, which stopped vLLM's look into the queue.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import islice
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmScheduler
 
 _MOST_HELD = 256  # requests whose reason is looked for in a step
 _OF_STATUS = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": "grammar",
-    "WAITING_FOR_FSM": "grammar",  # until 0.16
     "WAITING_FOR_REMOTE_KVS": "remote_kv",
     "WAITING_FOR_STREAMING_REQ": "input",
 }
+_FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
 
 
 class HeldRequests:
@@ -94,12 +94,6 @@ def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> boo
     return num_free * scheduler.block_size >= num_tokens
 
 
-def _adapters(running: Sequence[VllmRequest]) -> dict[int, str]:
-    """Return the names of the LoRA adapters that running requests use, by vLLM's number."""
-    used = [request.lora_request for request in running if request.lora_request is not None]
-    return {adapter.lora_int_id: adapter.lora_name for adapter in used}
-
-
 def common_reason(
     scheduler: VllmScheduler,
     out: SchedulerOutput,
@@ -121,9 +115,6 @@ def common_reason(
     if is_without_prefills:
         return "cadence"
     return "encoder" if lacks_encoder_budget(scheduler, held) else "kv_blocks"
-
-
-_FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
 
 
 def counted(num_waiting: int, common: str, held: Mapping[str, str]) -> dict[str, int]:
@@ -149,8 +140,7 @@ def overtaken(
     best = min((priority for _, priority in came), default=0)
     found = []
     for tracked in table.values():
-        adapter = _adapter_of(tracked)
-        priority = tracked.engine_request.priority
+        adapter, priority = _adapter_of(tracked), tracked.engine_request.priority
         if tracked.was_overtaken or tracked.block_table or priority <= best:
             continue
         if adapter and adapter not in loaded and len(loaded) >= max_loras:
@@ -167,25 +157,19 @@ def _adapter_of(tracked: TrackedRequest) -> int | None:
 
 
 def _held(scheduler: VllmScheduler) -> dict[str, str]:
-    """Return the waiting requests that vLLM passes over, with the reason.
-
-    Before 0.20 it does not say which they are.
-    """
+    """Return the waiting requests that vLLM passes over, with the reason."""
     found: dict[str, str] = {}
-    skipped = getattr(scheduler, "deferred_waiting", None) or getattr(
-        scheduler, "skipped_waiting", None
-    )
-    if not skipped:
-        return found
-    adapters: dict[int, str] | None = None
-    for request in islice(skipped, _MOST_HELD):
+    used: dict[int, str] | None = None  # the names of adapters that running requests use
+    queue = getattr(scheduler, "deferred_waiting", getattr(scheduler, "skipped_waiting", ()))
+    for request in islice(queue, _MOST_HELD):
         reason = _OF_STATUS.get(request.status.name)
         if reason is None and (adapter := getattr(request, "lora_request", None)) is not None:
-            if adapters is None:
-                adapters = _adapters(scheduler.running)
-            has_room = len(adapters) < scheduler.lora_config.max_loras
-            if adapter.lora_int_id not in adapters and not has_room:
-                reason = f"lora: {', '.join(adapters.values())}"
+            if used is None:
+                all_used = (each.lora_request for each in scheduler.running)
+                used = {each.lora_int_id: each.lora_name for each in all_used if each is not None}
+            has_room = len(used) < scheduler.lora_config.max_loras
+            if adapter.lora_int_id not in used and not has_room:
+                reason = f"lora: {', '.join(used.values())}"
         if reason is None:
             is_remote = getattr(scheduler, "connector", None) is not None
             reason = "remote_kv" if is_remote else "deferred"

@@ -1,5 +1,6 @@
 """`VllmWatcher`: reads what vLLM schedules and finishes, for the step recorder."""
 
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,33 +9,16 @@ from typing import NamedTuple, cast
 
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
-from stepscope.engine.adapters.vllm import versions, waits
+from stepscope.engine.adapters.vllm import kv_blocks, versions, waits
 from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
-from stepscope.engine.adapters.vllm.kv_blocks import (
-    BlockHolders,
-    PublishedBlocks,
-    VllmPrefixHashes,
-    groups_of,
-)
 from stepscope.engine.adapters.vllm.ranks import DeviceTimes, RankTable
 from stepscope.engine.adapters.vllm.reports import ProcessReports
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
-from stepscope.engine.adapters.vllm.versions import (
-    SchedulerOutput,
-    VllmBlock,
-    VllmRequest,
-    VllmScheduler,
-)
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    EngineState,
-    Finished,
-    KVGroup,
-    KVTransfers,
-    RequestEvent,
-)
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
+from stepscope.engine.protocol import wire
 from stepscope.engine.telemetry.step_draft import StepDraft
 
+PREFIX_HASHES = "STEPSCOPE_PREFIX_HASHES"
 _LOOK_STEPS = 16
 _RESET = "the prefix cache was reset"
 _STOP_OR_GONE = "by a stop string, or its client left"
@@ -81,66 +65,50 @@ class VllmWatcher:
         self._scheduler = scheduler
         self._queues = versions.queues(scheduler)
         self._has_cadence = hasattr(scheduler, versions.CADENCE)
-        self.groups: tuple[KVGroup, ...] | None = None
-        self.pool: PublishedBlocks | None = None
-        self.holders: BlockHolders | None = None
         self._has_connector = getattr(scheduler, "connector", None) is not None
-        if (found := groups_of(scheduler)) is not None:
+        self.groups: tuple[wire.KVGroup, ...] | None = None
+        self.pool: kv_blocks.PublishedBlocks | None = None
+        self.holders: kv_blocks.BlockHolders | None = None
+        if (found := kv_blocks.groups_of(scheduler)) is not None:
             groups, of_table = found
             if len(groups) > 1 or groups[0].kind != "full attention":
                 self.groups = tuple(groups)
-            pool = scheduler.kv_cache_manager.block_pool
-            self.pool = PublishedBlocks(pool, len(self.groups or ()))
-            self.holders = BlockHolders(of_table, [group.block_size for group in groups])
+            pool, sizes = scheduler.kv_cache_manager.block_pool, [g.block_size for g in groups]
+            self.pool = kv_blocks.PublishedBlocks(pool, len(self.groups or ()))
+            self.holders = kv_blocks.BlockHolders(of_table, sizes)
         self._freed: list[int] = []
         self._loads: list[tuple[str, int, bool]] = []
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
-        size = scheduler.block_size
-        self._hashes = VllmPrefixHashes.if_wanted(size) if caches_prefixes else None
+        self._hashes: kv_blocks.VllmPrefixHashes | None = None
         self._judged: JudgedBlocks | None = None
-        is_plain = self.groups is None and not self._has_connector
-        if self.pool is not None and self._hashes is not None and is_plain:
-            self._judged = JudgedBlocks(self.pool.num_blocks, size)
+        if caches_prefixes and os.environ.get(PREFIX_HASHES, "") == "1":
+            self._hashes = kv_blocks.VllmPrefixHashes(scheduler.block_size)
+            if self.pool is not None and self.groups is None and not self._has_connector:
+                self._judged = JudgedBlocks(self.pool.num_blocks, scheduler.block_size)
         self.recorder = StepRecorder(self.pool, caches_prefixes, self._judged)
-        sizes = versions.rank_sizes(scheduler.vllm_config.parallel_config)
-        self._ranks = RankTable(*sizes)
-        self._has_ranks = sizes != (1, 1)
+        rank_sizes = versions.rank_sizes(scheduler.vllm_config.parallel_config)
+        self._ranks, self._has_ranks = RankTable(*rank_sizes), rank_sizes != (1, 1)
         self.reports = ProcessReports(reports_path, self.recorder, self._ranks.add)
         self.device_times = DeviceTimes.if_here()
-        self._put_back: list[str] = []
         self._held = waits.HeldRequests(scheduler)
         policy = scheduler.scheduler_config.policy
+        self._has_priorities = getattr(policy, "value", policy) == "priority"
         loras = getattr(scheduler, "lora_config", None)
         self._max_loras = 0 if loras is None else int(loras.max_loras or 0)
-        self._has_priorities = getattr(policy, "value", policy) == "priority"
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
 
     def added(self, request: VllmRequest) -> None:
-        """Note the arrival of a request.
-
-        New input for a request that is known already is no arrival.
-        """
+        """Note the arrival of a request. New input for one that is known already is none."""
         if request.request_id in self.recorder.table:
             return
         # vLLM's `arrival_time` is wall-clock time of another process: convert to monotonic time.
         arrival_ns = int(request.arrival_time * 1e9) - (time.time_ns() - monotonic_ns())
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
+        has_output, elsewhere = request.pooling_params is None, versions.elsewhere(request)
         tracked = self.recorder.arrived(
-            request,
-            arrival_ns,
-            hashes,
-            has_output=request.pooling_params is None,
-            elsewhere=versions.elsewhere(request),
+            request, arrival_ns, hashes, has_output=has_output, elsewhere=elsewhere
         )
         self.reports.arrived(request.request_id, tracked.request_id)
-
-    def put_back(self, request: VllmRequest) -> None:
-        """Note that vLLM put a preempted request back in the queue.
-
-        Only needed if scheduler outputs do not name preempted requests.
-        """
-        if request.status.name == "PREEMPTED":
-            self._put_back.append(request.request_id)
 
     def note(
         self,
@@ -160,18 +128,15 @@ class VllmWatcher:
             is_throttled: whether vLLM was asked to leave prefills out of this step.
         """
         scheduler = self._scheduler
-        preempted = versions.preempted(out)
+        preempted = out.preempted_req_ids or ()
         if self._taken_back:
             preempted = set(preempted) - self._taken_back
             self._taken_back = set()
-        if self._put_back:
-            preempted, self._put_back = self._put_back, []
         if not (preempted or out.total_num_scheduled_tokens or self._freed or self._loads):
             return None
         if self._has_ranks and out.total_num_scheduled_tokens:
             self._ranks.stamp(out)
-        num_seats = versions.num_seats(scheduler)
-        num_waiting = versions.num_waiting(scheduler, self._queues)
+        num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
         is_free = (is_throttled or self._has_cadence) and waits.leaves_out_prefills(
             scheduler, is_throttled=is_throttled
         )
@@ -185,33 +150,22 @@ class VllmWatcher:
             if held_anew is None and self._loads:  # their blocks are told with it
                 held_anew = self._held.reasons
         loads, self._loads = self._loads, []
-        held = self._held.reasons
         if num_waiting:
+            held = self._held.reasons
             common = "preemption" if preempted else "paused" if halted else None
             if common is None:
                 common = waits.common_reason(
                     scheduler, out, num_seats, budget, held, is_without_prefills=is_free
                 )
             reasons = waits.counted(num_waiting, common, held)
-        return Noted(
-            start_ns,
-            end_ns,
-            budget,
-            num_seats,
-            len(scheduler.running),
-            num_waiting,
-            reasons,
-            preempted,
-            held_anew,
-            self.take_freed(),
-            [
-                (name, count, scheduler.kv_cache_manager.get_block_ids(name) if waits else ())
-                for name, count, waits in loads
-            ],
-            is_free,
-        )
+        told = [
+            (name, count, scheduler.kv_cache_manager.get_block_ids(name) if is_late else ())
+            for name, count, is_late in loads
+        ]
+        state = start_ns, end_ns, budget, num_seats, len(scheduler.running), num_waiting, reasons
+        return Noted(*state, preempted, held_anew, self.take_freed(), told, is_free)
 
-    def note_freed(self, blocks: Iterable[VllmBlock]) -> None:
+    def note_freed(self, blocks: Iterable[versions.VllmBlock]) -> None:
         """Note blocks that the pool has just freed: twice their ids, and 1 if they are cached."""
         self._freed += [each.block_id << 1 | (each.block_hash is not None) for each in blocks]
 
@@ -250,25 +204,15 @@ class VllmWatcher:
         ]
 
     def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
-        """Record what `schedule()` decided.
-
-        It may be called later, but in the order of the steps.
-        """
-        total = out.total_num_scheduled_tokens
-        recorder = self.recorder
-        step = UnfinishedStep(
-            out,
-            recorder.next_step if total else None,
-            noted.start_ns,
-            noted.end_ns,
-            recorder.knobs_version,
-            noted.budget,
-            noted.num_seats,
-        )
+        """Record what `schedule()` decided, now or later, but in the order of the steps."""
+        total, recorder, holders = out.total_num_scheduled_tokens, self.recorder, self.holders
+        number, version = recorder.next_step if total else None, recorder.knobs_version
+        times = noted.start_ns, noted.end_ns
+        step = UnfinishedStep(out, number, *times, version, noted.budget, noted.num_seats)
         step.num_tokens = total
         if noted.preempted:
             step.preempt(recorder.known(noted.preempted))
-        if (holders := self.holders) is not None:
+        if holders is not None:
             step.freed = holders.free(noted.freed)
             for name, num_tokens, tables in noted.loads:
                 if (tracked := recorder.table.get(name)) is not None:
@@ -279,8 +223,7 @@ class VllmWatcher:
         make_rows(step, out, recorder.table)
         if self._has_priorities and step.admitted:
             step.overtaken = waits.overtaken(step, recorder.table, self._max_loras)
-        step.num_running = noted.num_running
-        step.num_waiting = noted.num_waiting
+        step.num_running, step.num_waiting = noted.num_running, noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
         if noted.is_without_prefills:
             # A prompt that is not computed to its end has no row in this step.
@@ -343,9 +286,8 @@ class VllmWatcher:
             self.recorder.ended(tracked, self._end_of(tracked))
         if self.holders is not None:
             self.recorder.freed(self.holders.free(freed))
-            if self._has_connector:
-                for tracked in found:
-                    self.holders.end(tracked, monotonic_ns())
+            for tracked in found if self._has_connector else ():
+                self.holders.end(tracked, monotonic_ns())
         return set(found)
 
     def forgot_cache(self, running: Collection[str]) -> None:
@@ -357,8 +299,7 @@ class VllmWatcher:
         if lost := self.recorder.known(running):
             self._taken_back.update(running)
             self.recorder.lost(lost)
-            now_ns = monotonic_ns()
-            version = self.recorder.knobs_version
+            now_ns, version = monotonic_ns(), self.recorder.knobs_version
             step = UnfinishedStep(None, None, now_ns, now_ns, version, None, 0)
             step.preempt_reason = _RESET
             step.preempt(lost)
@@ -375,7 +316,7 @@ class VllmWatcher:
             self.recorder.has_unpublished = True
 
     @property
-    def kv_transfers(self) -> KVTransfers | None:
+    def kv_transfers(self) -> wire.KVTransfers | None:
         return None if self.holders is None else self.holders.transfers()
 
     @property
@@ -390,28 +331,27 @@ class VllmWatcher:
         return usage
 
     @property
-    def halted(self) -> EngineState | None:
+    def halted(self) -> wire.EngineState | None:
         return versions.halt(self._scheduler)
 
     @property
     def num_waiting(self) -> int:
         return versions.num_waiting(self._scheduler, self._queues)
 
-    def _end_of(self, tracked: TrackedRequest) -> RequestEvent:
+    def _end_of(self, tracked: TrackedRequest) -> wire.RequestEvent:
         request = cast(VllmRequest, tracked.engine_request)
         status = request.status.name.removeprefix("FINISHED_").lower()
         if status == "aborted":
             # vLLM's front end looks for stop strings, and then aborts the request here.
             reason = self.reports.reason(tracked.request_id)
-            if reason == "stop":
-                status = "stopped"
-            else:
+            if reason != "stop":
                 has_stop = getattr(getattr(request, "sampling_params", None), "stop", None)
                 unknown = _STOP_OR_GONE if has_stop else "aborted in vLLM"
                 said = "its client left" if reason == "abort" else unknown
-                return Aborted(tracked.request_id, said)
+                return wire.Aborted(tracked.request_id, said)
+            status = "stopped"
         reasons = {"stopped": "stop", "length_capped": "length", "ignored": "length"}
-        return Finished(
+        return wire.Finished(
             tracked.request_id,
             reasons.get(status, status),
             request.num_output_tokens,
