@@ -337,7 +337,7 @@ def test_an_output_without_tokens_may_end_while_a_later_step_runs(attach: Attach
     def end_one(out: SimpleNamespace, number: int) -> None:
         with ranks.attachment.notes.done():
             assert watcher.recorder.has_step_in_flight
-            assert watcher.updated(nothing, (None, None), 0, 0, set(), {}, None) is None
+            assert watcher.updated(nothing, None, 0, 0, {}, None, (), []) is None
 
     ranks.play(end_one)
     assert ranks.attachment.is_attached

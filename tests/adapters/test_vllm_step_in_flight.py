@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 
 
@@ -59,5 +58,5 @@ def test_a_step_is_in_flight_until_vllm_has_finished_it() -> None:
     said = running.message(5_000_000_000)
     assert (said.step, said.since_ns, said.token_budget) == (0, 1_000, 512)
     assert (said.num_prefill_tokens, said.num_decodes) == (64, 0)
-    watcher.updated(out, versions.CudaGraph(), 6_000_000_000, 0, set(), {}, None)
+    watcher.updated(out, None, 6_000_000_000, 0, {}, None, (), [])
     assert watcher.recorder.step_under_way is None

@@ -27,8 +27,9 @@ def cut_down(tool: str) -> Any:
         return json.loads(AIPERF.read_text("utf-8").splitlines()[0])
     if tool == "guidellm":
         report = json.loads(GUIDELLM.read_text("utf-8"))
-        groups = report["benchmarks"][0]["requests"]
-        groups.update({name: (group or [])[:2] for name, group in groups.items()})
+        request = report["benchmarks"][0]["requests"]["successful"][0]
+        request["info"] = {"timings": request["info"]["timings"]}
+        groups = {"successful": [request, request], "errored": [], "incomplete": []}
         return {"config": {}, "benchmarks": [{"requests": groups}]}
     if tool == "inference-perf":
         return json.loads(INFERENCE_PERF.read_text("utf-8"))[:2]

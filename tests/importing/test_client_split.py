@@ -15,9 +15,10 @@ from stepscope.recordings.importing.client_match import (
     ClientMatch,
     ServedRequest,
     client_match,
+    client_waits,
     served_requests,
+    worst_marks,
 )
-from stepscope.recordings.importing.client_split import client_waits, worst_marks
 from stepscope.recordings.importing.imported import client_result
 from stepscope.recordings.importing.source import ClientRequest, ForeignSession
 from stepscope.recordings.replay.replay import ReplaySource

@@ -35,8 +35,7 @@ class BlockGroups:
 class PublishedPool(Protocol):
     """The published state of the KV pool: which requests hold each block.
 
-    Attributes:
-        groups: None if all blocks are of one group.
+    `groups`: None if all blocks are of one group.
     """
 
     groups: BlockGroups | None
@@ -45,11 +44,9 @@ class PublishedPool(Protocol):
         """Add request `owner` as a holder of blocks, the first `num_hit` of them from the cache."""
 
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
-        """Remove `owner` as a holder of a block, if it is one.
+        """Remove `owner` (None: an unknown one) as a holder of a block, if it is one.
 
-        Args:
-            owner: None: one that is not known as a holder.
-            is_cached: whether the block's content stays in the prefix cache.
+        `is_cached`: whether the block's content stays in the prefix cache.
         """
 
     def drain(self) -> list[BlockMove]:
@@ -58,9 +55,7 @@ class PublishedPool(Protocol):
     def counts(self, num_queried: int = 0, num_hit: int = 0) -> wire.KVCounts:
         """Return the numbers as of the last `drain`, and the evictions since the last call.
 
-        Args:
-            num_queried, num_hit: prompt tokens that were looked up in the prefix cache, and those
-                found in it, to be returned with them.
+        With them are returned the prompt tokens that were looked up in the prefix cache, and found.
         """
 
     def runs(self) -> list[wire.BlockRun] | None:
@@ -96,9 +91,7 @@ class Settlement:
     def settle(self, step: UnfinishedStep, ended_now: set[TrackedRequest]) -> list[RequestEvent]:
         """Apply the effects of a step that is about to be published. Returns its request events.
 
-        Args:
-            ended_now: requests that ended with this step's tokens. The effects on requests that
-                ended earlier are skipped.
+        Effects on requests that ended before this step's tokens, not with them, are skipped.
         """
         events: list[RequestEvent] = []
         for tracked in step.preempted:
@@ -150,8 +143,7 @@ class Settlement:
     def totals(self, kv_used: float | None) -> Totals | None:
         """Return what is known of a KV pool that is not published, and reset the counts; else None.
 
-        Args:
-            kv_used: the share of the pool in use, by the engine's own figure.
+        `kv_used`: the share of the pool in use, by the engine's own figure.
         """
         if self._pool is not None:
             return None
@@ -166,8 +158,7 @@ class Settlement:
     def drain(self) -> tuple[wire.KVCounts | None, list[BlockMove]]:
         """Release the blocks that were freed since the last step.
 
-        Returns:
-            The block counts, and the new state of each block that changed since the last call.
+        Returns the block counts, and the new state of each block that changed since the last call.
         """
         if self._judged is not None:
             for tracked in self._to_release:

@@ -82,10 +82,7 @@ class StepRecorder:
     ) -> TrackedRequest:
         """Add a request that is not in the table, and return it.
 
-        For `prefix_hashes` and `elsewhere` see `Arrived`.
-
-        Args:
-            has_output: whether it samples tokens after its prompt.
+        For `prefix_hashes` and `elsewhere` see `Arrived`; `has_output`: it samples tokens.
         """
         arrival_ns = min(arrival_ns, monotonic_ns())
         max_tokens = engine_request.max_tokens if has_output else 0
@@ -133,16 +130,13 @@ class StepRecorder:
         self.has_unpublished = True
 
     def take(self, is_it: Callable[[UnfinishedStep], bool]) -> UnfinishedStep | None:
-        """Remove and return the step that the engine has finished. It must be the oldest in flight.
+        """Remove and return the step that the engine has finished: of which `is_it` is true.
 
         Also applies the effects of older steps that ran no request. Their events are published with
         the next record. Returns None if the finished step ran no request either.
 
-        Args:
-            is_it: whether a given step is the one that the engine has finished.
-
         Raises:
-            RuntimeError: the engine finished a step that is not the oldest one.
+            RuntimeError: the engine finished a step that is not the oldest one in flight.
         """
         while self._in_flight:
             step = self._in_flight[0]

@@ -114,8 +114,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
     """Return the body of a response as text.
 
-    Raises:
-        FetchError: no answer in time, an HTTP error, or more than `MAX_BYTES`.
+    Raises FetchError: no answer in time, an HTTP error, or more than `MAX_BYTES`.
     """
     deadline_s, late = time.monotonic() + timeout_s, f"{url} took longer than {timeout_s:g} s"
     try:
@@ -146,8 +145,7 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
 def reading_of(address: MetricsAddress, timeout_s: float = TIMEOUT_S) -> Reading:
     """Return the current values of a server's metrics.
 
-    Raises:
-        FetchError: the server does not answer in time, or exports no metric of a known engine.
+    Raises FetchError: it does not answer in time, or exports no metric of a known engine.
     """
     errors: list[FetchError] = []
     for path in (address.path,) if address.path else _PATHS:

@@ -33,8 +33,7 @@ class LocalServer(NamedTuple):
 class LocalServers:
     """Looks for local servers again and again, on a background thread.
 
-    Args:
-        ports: returns the ports to ask, each with the pid that listens there, or None.
+    `ports` returns the ports to ask, each with the pid that listens there, or None.
     """
 
     def __init__(self, ports: "Callable[[], Iterable[tuple[int, int | None]]] | None" = None):

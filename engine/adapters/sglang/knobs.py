@@ -26,9 +26,7 @@ def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> A
     """Handle a request to change state, in place of SGLang's `Scheduler.set_internal_state`.
 
     A request of ours sets knobs on this rank. Any other request goes to SGLang's method, `change`.
-
-    Returns:
-        SGLang's answer. None for our own requests, because no client of SGLang waits for an answer.
+    Returns SGLang's answer; None for our own requests, for which no client of SGLang waits.
     """
     values = request.server_args
     if _MARK not in values:
@@ -43,13 +41,8 @@ def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> A
 def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, list[Any]]:
     """Return the knobs of a tensor-parallel group, and where requests to change them wait.
 
-    They are to be sent to all ranks, in order.
-
-    Args:
-        parallel: SGLang's parallel context, which has the limit on running requests.
-
-    Raises:
-        ImportError: this SGLang has no `SetInternalStateReq`.
+    They are to be sent to all ranks, in order. Raises ImportError: this SGLang has no
+    `SetInternalStateReq`.
     """
     from sglang.srt.managers.io_struct import SetInternalStateReq
 

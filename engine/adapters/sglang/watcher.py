@@ -68,10 +68,8 @@ class SglangRequest:
 class PageCounts:
     """Counts the pages. Create it on SGLang's own thread: only that thread may read the pool.
 
-    It is a `PublishedPool` that does not know the owners of pages.
-
-    Attributes:
-        num_evicted_tokens: tokens evicted from the radix cache and not published yet.
+    It is a `PublishedPool` without the owners of pages. `num_evicted_tokens` were evicted from the
+    radix cache and are not published yet.
     """
 
     groups: BlockGroups | None = None
@@ -86,10 +84,7 @@ class PageCounts:
     def evicted(self, before: int, num_tokens: int) -> None:
         """Count the tokens of an eviction, with those of evictions nested in it.
 
-        One of SGLang's methods calls the other. So the count is set, and not only increased.
-
-        Args:
-            before: value of `num_evicted_tokens` before this eviction.
+        One of SGLang's methods calls the other. So the count is set, to more than `before` it.
         """
         self.num_evicted_tokens = before + num_tokens
 
@@ -125,11 +120,7 @@ _FULL, _NOT_FULL = "out of KV blocks", "for a request of higher priority, or a p
 
 
 class SglangWatcher:
-    """Reports to the step recorder. Use it only under the attachment's lock.
-
-    Args:
-        parallel: SGLang's parallel context.
-    """
+    """Reports to the step recorder. Use it only under the attachment's lock."""
 
     kv_used: float | None = None  # `pool` knows the pages
     kv_transfers: wire.KVTransfers | None = None  # not of servers of prefill or decode alone
@@ -147,8 +138,7 @@ class SglangWatcher:
     def queued(self, req: SglangReq, is_retracted: bool) -> None:
         """Note that SGLang puts a request in its waiting queue, on arrival or after a preemption.
 
-        Args:
-            is_retracted: whether SGLang took the request's pages because the pool is full.
+        `is_retracted`: SGLang took the request's pages because the pool is full.
         """
         tracked = self._tracked(req)
         if tracked is None:

@@ -4,7 +4,7 @@ The wrappers run on the scheduler's thread.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -167,20 +167,8 @@ class _VllmHooks:
         lock, publisher, notes = attachment.lock, attachment.publisher, attachment.notes
         has_pool = watcher.pool is not None
 
-        def publish(
-            out: SchedulerOutput,
-            result: object,
-            tokens_ns: int,
-            num_got: Mapping[str, int],
-            kv_used: float | None,
-            finished: Collection[str],
-            freed: list[int],
-        ) -> None:
-            ended_now = watcher.note_ended(finished, freed)
-            graph = versions.cuda_graph(result)
-            record = watcher.updated(
-                out, graph, tokens_ns, publisher.num_dropped, ended_now, num_got, kv_used
-            )
+        def publish(out: SchedulerOutput, result: object, tokens_ns: int, *told: Any) -> None:
+            record = watcher.updated(out, result, tokens_ns, publisher.num_dropped, *told)
             if record is not None:
                 publisher.publish(record)
 
@@ -199,9 +187,9 @@ class _VllmHooks:
                             name: request.num_output_tokens - before
                             for name, request, before in drafted
                         }
-                        ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
                         kv_used = None if has_pool else watcher.kv_used
-                        found = (out, model_runner_output, tokens_ns, num_got, kv_used)
+                        ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
+                        found = out, model_runner_output, tokens_ns, num_got, kv_used
                         notes.put(publish, *found, *ended)
                         notes.wake()
                     except Exception as error:  # noqa: BLE001

@@ -115,8 +115,7 @@ class FrontEndWatch:
         hooks = self._hooks = Hooks(processor)
         hooks.wrap("add_request", lambda add: self._then(add, self._added))
         hooks.wrap("process_outputs", self._around_process)
-        aborted = lambda names, *_: self._note_ended(names, "abort")  # noqa: E731
-        hooks.wrap("abort_requests", lambda abort: self._then(abort, aborted))
+        hooks.wrap("abort_requests", lambda abort: self._then(abort, self._note_ended))
 
     def guard(self, ours: Callable[..., object], *args: object) -> None:
         """Call `ours`; after an error, watch no more."""
@@ -165,12 +164,12 @@ class FrontEndWatch:
         self._flush_soon()
 
     def _processed(self, result: Any, outputs: Any, *args: Any) -> None:
-        self._note_ended(result.reqs_to_abort, "stop")
+        self._note_ended(result.reqs_to_abort, reason="stop")
         for output in outputs:
             if output.finish_reason is not None:
                 self._numbers.pop(output.request_id, None)
 
-    def _note_ended(self, names: Sequence[str], reason: str) -> None:
+    def _note_ended(self, names: Sequence[str], *args: Any, reason: str = "abort") -> None:
         for name in names:
             if (number := self._numbers.pop(name, None)) is not None:
                 self._ended.append((number, reason))

@@ -57,14 +57,10 @@ class VllmPrefixHashes:
 
 
 class PublishedBlocks:
-    """Tracks who holds each block. Use it only inside `with attachment.notes.done()`.
+    """Tracks who holds each block, of several groups or of one (`num_groups` 0).
 
-    Args:
-        num_groups: number of groups that the blocks are told apart by; 0: they are all of one.
-
-    Attributes:
-        groups: see `BlockGroups`. None if all blocks are of one group.
-        num_evicted: blocks evicted from the prefix cache since the last `counts`.
+    Use it only inside `with attachment.notes.done()`. `num_evicted`: blocks evicted from the prefix
+    cache since the last `counts`.
     """
 
     def __init__(self, pool: VllmBlockPool, num_groups: int = 0) -> None:

@@ -43,10 +43,9 @@ def watch(worker: Any, endpoint: str) -> None:
 
 
 class WorkerWatch:
-    """Follows the steps of one worker. After an error of ours it tells nothing more.
+    """Follows the steps of one worker, for the engine with the socket at `path`.
 
-    Args:
-        path: the socket of its engine.
+    After an error of ours it tells nothing more.
     """
 
     def __init__(self, worker: Any, path: Path) -> None:

@@ -27,8 +27,7 @@ _MOST_REQUESTS = 16_384  # known by name
 class FrontReport(Struct, array_like=True, frozen=True, tag=True):
     """What one API server did. It has numbers of its own for requests, from 0.
 
-    Attributes:
-        names: vLLM's ids of the requests in `front.taken`.
+    `names`: vLLM's ids of the requests in `front.taken`.
     """
 
     pid: int

@@ -17,10 +17,8 @@ def note_blocks(
 ) -> None:
     """Add to `step` the admitted requests, and the blocks that requests received.
 
-    They are in vLLM's order: it gives blocks to running requests first.
-
-    Args:
-        holders: None if vLLM has kinds of layers that are not known.
+    They are in vLLM's order: it gives blocks to running requests first. `holders`: None if vLLM has
+    kinds of layers that are not known.
     """
 
     def give(tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], num_cached: int) -> None:

@@ -7,7 +7,6 @@ These attributes appear in these releases: 0.20 `scheduler_reserve_full_isl`, `s
 `local_prefill_interval`.
 """
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -109,21 +108,17 @@ NEEDED = (
     *(name for name in VllmScheduler.__annotations__ if name not in _OPTIONAL),
 )
 _NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks", "free_blocks")
-_QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
+QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # as far as a release has them
 
 FIRST_RELEASE = (0, 20)
 
 
 class LiveKnob(NamedTuple):
-    """Where vLLM keeps a knob that can be changed while it runs, and from which release on.
-
-    Attributes:
-        owner: the attribute of the scheduler that has it; "": the scheduler itself.
-    """
+    """Where vLLM keeps a knob that can be changed while it runs, and from which release on."""
 
     since: tuple[int, int]
     attribute: str
-    owner: str = ""
+    owner: str = ""  # the attribute of the scheduler that has it; empty: the scheduler itself
 
     def owner_in(self, scheduler: VllmScheduler) -> Any:
         return getattr(scheduler, self.owner) if self.owner else scheduler
@@ -154,10 +149,7 @@ def check(scheduler: Any) -> None:
 
 
 def live_knobs(release: str) -> list[str]:
-    """Return the knobs that can change while a release of vLLM (`0.32.0`) runs.
-
-    Empty if the release is too old to attach to.
-    """
+    """Return the knobs that can change while a release (`0.32.0`) runs; none if it is too old."""
     parts = release.split(".")
     number = (int(parts[0]), int(parts[1]))
     return [name for name, live in LIVE.items() if number >= live.since]
@@ -169,8 +161,8 @@ def data_parallel_rank(owner: Any) -> int:
     If the ranks are independent engines, vLLM keeps the rank in `data_parallel_index`.
     """
     parallel = owner.vllm_config.parallel_config
-    index: int = getattr(parallel, "data_parallel_index", 0) or 0
-    return index or int(getattr(parallel, "data_parallel_rank", 0) or 0)
+    index = getattr(parallel, "data_parallel_index", 0)
+    return int(index or getattr(parallel, "data_parallel_rank", 0) or 0)
 
 
 def rank_sizes(parallel: Any) -> tuple[int, int]:
@@ -184,21 +176,6 @@ def rank_sizes(parallel: Any) -> tuple[int, int]:
     return (size, num_stages) if is_usual else (1, 1)
 
 
-def queues(scheduler: VllmScheduler) -> tuple[str, ...]:
-    """Return the names of the attributes that hold waiting requests in this version."""
-    return tuple(name for name in _QUEUES if hasattr(scheduler, name))
-
-
-def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
-    """Return the number of waiting requests in all queues."""
-    num_waiting = 0
-    for name in queues:
-        queue = getattr(scheduler, name)
-        # vLLM's own `__len__` of a deque is slower by a microsecond.
-        num_waiting += deque.__len__(queue) if isinstance(queue, deque) else len(queue)
-    return num_waiting
-
-
 def changes_later(out: SchedulerOutput) -> bool:
     """Whether running the model changes `out` or its requests, so that `out` must be read at once.
 
@@ -208,24 +185,6 @@ def changes_later(out: SchedulerOutput) -> bool:
     """
     is_again = out.scheduled_cached_reqs.resumed_req_ids
     return bool(out.scheduled_new_reqs or out.scheduled_spec_decode_tokens or is_again)
-
-
-class CudaGraph(NamedTuple):
-    """The CUDA graph mode of a step and the tokens it was padded with, as in `StepRecord`."""
-
-    kind: str | None = None
-    num_padding: int | None = None
-
-
-def cuda_graph(result: Any) -> CudaGraph:
-    """Return the CUDA graph mode of a step, read from vLLM's `ModelRunnerOutput`.
-
-    It is unknown if vLLM runs without `--cudagraph-metrics`.
-    """
-    stats = getattr(result, "cudagraph_stats", None)
-    if stats is None:
-        return CudaGraph()
-    return CudaGraph(str(stats.runtime_mode).lower(), stats.num_paddings)
 
 
 def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:

@@ -23,8 +23,7 @@ _FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is know
 class HeldRequests:
     """The waiting requests that vLLM passes over, each with a reason of its own.
 
-    Attributes:
-        reasons: by the id of the request, as of the last look.
+    `reasons`: by the id of the request, as of the last look.
     """
 
     def __init__(self, scheduler: VllmScheduler) -> None:
@@ -38,11 +37,8 @@ class HeldRequests:
         """Look after `schedule()`, if that may have changed them. Returns them if it has, or None.
 
         With as many running and waiting requests as before, and none that begins, they can only
-        have changed if one came as another left; so a look now and then is enough.
-
-        Args:
-            num_waiting: 0 while vLLM is halted: then it holds back no single request.
-            is_due: look in any case.
+        have changed if one came as another left; so a look now and then (`is_due`) is enough. While
+        vLLM is halted it holds back no single request: `num_waiting` is 0.
         """
         if num_waiting:
             counts = len(self._scheduler.running), num_waiting
@@ -64,9 +60,7 @@ class HeldRequests:
 def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool:
     """Whether vLLM would have computed no prompt in the step that it has just scheduled.
 
-    Args:
-        is_throttled: whether its engine asked for that (`throttle_prefills`). From 0.33 on the
-            scheduler of a single engine decides so itself.
+    Its engine asks for that (`is_throttled`); from 0.33 on a single scheduler decides so itself.
     """
     interval: int = getattr(scheduler, versions.CADENCE, 1)
     if interval > 1:
@@ -78,11 +72,7 @@ def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool
 
 
 def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> bool:
-    """Whether the first request that vLLM did not pass over waits for its encoder, not for blocks.
-
-    Args:
-        held: those that it passed over.
-    """
+    """Whether the first request that is not `held` back waits for its encoder, not for blocks."""
     if not getattr(scheduler, "max_num_encoder_input_tokens", 0):
         return False
     waiting = (request for request in scheduler.waiting if request.request_id not in held)
@@ -103,11 +93,7 @@ def common_reason(
     *,
     is_without_prefills: bool,
 ) -> str:
-    """Return what those wait for that are not held, if vLLM is not paused and preempted nobody.
-
-    Args:
-        is_without_prefills: see `leaves_out_prefills`.
-    """
+    """Return what those wait for that are not held, if vLLM is not paused and preempted nobody."""
     if len(scheduler.running) >= num_seats:
         return "seats"
     if out.total_num_scheduled_tokens >= budget:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic_ns
@@ -63,7 +64,7 @@ class VllmWatcher:
 
     def __init__(self, scheduler: VllmScheduler, reports_path: Path) -> None:
         self._scheduler = scheduler
-        self._queues = versions.queues(scheduler)
+        self._queues = [name for name in versions.QUEUES if hasattr(scheduler, name)]
         self._has_cadence = hasattr(scheduler, versions.CADENCE)
         self._has_connector = getattr(scheduler, "connector", None) is not None
         self.groups: tuple[wire.KVGroup, ...] | None = None
@@ -122,10 +123,7 @@ class VllmWatcher:
         """Return vLLM's state right after `schedule()`, to be passed to `scheduled`.
 
         None if there is nothing to tell: no token, no preemption, no block freed or loaded into.
-
-        Args:
-            budget: maximum number of tokens of this step.
-            is_throttled: whether vLLM was asked to leave prefills out of this step.
+        `budget`: tokens of this step at most; `is_throttled`: vLLM is to leave prefills out of it.
         """
         scheduler = self._scheduler
         preempted = out.preempted_req_ids or ()
@@ -175,11 +173,7 @@ class VllmWatcher:
         return freed
 
     def note_load(self, request: VllmRequest, num_tokens: int, *, waits: bool) -> None:
-        """Note that a request got blocks for keys and values from elsewhere.
-
-        Args:
-            waits: whether it waits while they are on their way.
-        """
+        """Note that a request got blocks for KV from elsewhere, and whether it waits for that."""
         self._loads.append((request.request_id, num_tokens, waits))
 
     def held_anew(self) -> dict[TrackedRequest, str] | None:
@@ -237,28 +231,31 @@ class VllmWatcher:
     def updated(
         self,
         out: SchedulerOutput,
-        graph: versions.CudaGraph,
+        result: object,
         tokens_ns: int,
         num_dropped: int,
-        ended_now: set[TrackedRequest],
         num_got: Mapping[str, int],
         kv_used: float | None,
+        finished: Collection[str],
+        freed: list[int],
     ) -> StepDraft | None:
         """Return the record of the step whose `update_from_output` has returned.
 
         None if the step ran no request.
 
         Args:
+            result: vLLM's `ModelRunnerOutput`, with graphs if `--cudagraph-metrics` is on.
             tokens_ns: when `update_from_output` was called.
             num_dropped: messages that subscribers have missed so far.
-            ended_now: requests that ended with this step's tokens.
             num_got: for each request with drafts, how many tokens it got.
             kv_used: share of the KV pool in use, see `kv_used`.
+            finished, freed: see `note_ended`.
         """
+        ended_now, recorder = self.note_ended(finished, freed), self.recorder
         if not out.total_num_scheduled_tokens:  # other steps may be in flight, as in a pipeline
-            self.recorder.settle_empty()
+            recorder.settle_empty()
             return None
-        step = self.recorder.take(lambda step: step.key is out)
+        step = recorder.take(lambda step: step.key is out)
         if step is None:
             raise RuntimeError("vLLM finished a step that it did not schedule")
         if self.device_times is not None:
@@ -266,12 +263,14 @@ class VllmWatcher:
         if self._has_ranks:
             self.reports.read()
             step.ranks = self._ranks.of(out, step.start_ns, tokens_ns)
-        step.cuda_graph, step.num_graph_padding = graph
+        if (graph := getattr(result, "cudagraph_stats", None)) is not None:
+            step.cuda_graph = str(graph.runtime_mode).lower()
+            step.num_graph_padding = graph.num_paddings
         for tracked in step.drafted:
             step.num_got[tracked] = num_got.get(tracked.engine_request.request_id, 0)
             if not step.num_got[tracked]:  # vLLM has dropped what the step computed
                 step.lost.add(tracked)
-        recorder, transfers = self.recorder, self.kv_transfers
+        transfers = self.kv_transfers
         return recorder.record(step, tokens_ns, num_dropped, ended_now, kv_used, transfers)
 
     def note_ended(self, finished: Collection[str], freed: list[int]) -> set[TrackedRequest]:
@@ -291,10 +290,9 @@ class VllmWatcher:
         return set(found)
 
     def forgot_cache(self, running: Collection[str]) -> None:
-        """Note that vLLM has reset its prefix cache, so that cached blocks are checked again.
+        """Note that vLLM has reset its prefix cache, and for that taken blocks of `running` ones.
 
-        Args:
-            running: requests whose blocks it took for that.
+        Cached blocks are checked again.
         """
         if lost := self.recorder.known(running):
             self._taken_back.update(running)
@@ -336,7 +334,12 @@ class VllmWatcher:
 
     @property
     def num_waiting(self) -> int:
-        return versions.num_waiting(self._scheduler, self._queues)
+        number = 0
+        for name in self._queues:
+            queue = getattr(self._scheduler, name)
+            # vLLM's own `__len__` of a deque is slower by a microsecond.
+            number += deque.__len__(queue) if isinstance(queue, deque) else len(queue)
+        return number
 
     def _end_of(self, tracked: TrackedRequest) -> wire.RequestEvent:
         request = cast(VllmRequest, tracked.engine_request)

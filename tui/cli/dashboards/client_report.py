@@ -6,8 +6,14 @@ from statistics import fmean
 from typing import Any
 
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.importing.client_match import NEAR_NS, ClientMatch, client_match
-from stepscope.recordings.importing.client_split import ClientWait, ClientWaits, client_waits
+from stepscope.recordings.importing.client_match import (
+    NEAR_NS,
+    ClientMatch,
+    ClientWait,
+    ClientWaits,
+    client_match,
+    client_waits,
+)
 from stepscope.recordings.importing.imported import client_result
 from stepscope.recordings.importing.source import ForeignSession
 from stepscope.recordings.state.session import request_name
