@@ -40,16 +40,11 @@ class EngineWatcher(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
-    def kv_used(self) -> float | None:
-        """The share of the KV pool in use, by the engine's own figure; None: `pool` says."""
-
+    def kv_used(self) -> float | None: ...  # the share of the KV pool; None: the pool says
     @property
-    def kv_transfers(self) -> wire.KVTransfers | None:
-        """See `StepRecord.kv_transfers`."""
-
+    def kv_transfers(self) -> wire.KVTransfers | None: ...
     @property
-    def halted(self) -> EngineState | None:
-        """`paused` or `draining` if the engine's own server has halted it; else None."""
+    def halted(self) -> EngineState | None: ...  # paused or draining by the engine's own server
 
 
 class AttachedCore:

@@ -74,10 +74,7 @@ class Judged(Protocol):
 class Settlement:
     """Applies the effects of ended steps. Use it only while the attachment's notes are held.
 
-    Args:
-        pool: the KV pool as published. None if the engine does not report its blocks.
-        caches_prefixes: whether the engine looks prompts up in a prefix cache.
-        judged: None if nobody wants to know why prompts miss; never without a pool.
+    For its arguments see `StepRecorder`.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.attached.tracked import Freed, Taken, TrackedRequest
-from stepscope.engine.adapters.vllm.versions import VllmBlockPool, VllmRequest, VllmScheduler
+from stepscope.engine.adapters.vllm.versions import VllmRequest, VllmScheduler
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, KVGroup
 from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
@@ -63,7 +63,7 @@ class PublishedBlocks:
     cache since the last `counts`.
     """
 
-    def __init__(self, pool: VllmBlockPool, num_groups: int = 0) -> None:
+    def __init__(self, pool: Any, num_groups: int = 0) -> None:
         self._pool = pool
         self.num_blocks = pool.num_gpu_blocks - 1
         self.groups = BlockGroups(num_groups, self.num_blocks) if num_groups else None

@@ -62,20 +62,6 @@ class SchedulerOutput(Protocol):
     preempted_req_ids: Collection[str] | None
 
 
-class VllmBlock(Protocol):
-    block_id: int
-    block_hash: object | None
-
-
-class VllmBlockPool(Protocol):
-    """vLLM's `BlockPool`. Block 0 is the null block, which no request holds."""
-
-    blocks: Sequence[VllmBlock]
-    num_gpu_blocks: int
-
-    def get_num_free_blocks(self) -> int: ...
-
-
 class VllmScheduler(Protocol):
     """vLLM's `Scheduler` or `AsyncScheduler`, or a scheduler class of the user."""
 
@@ -86,15 +72,12 @@ class VllmScheduler(Protocol):
     max_num_running_reqs: int
     max_model_len: int
     block_size: int
-    num_executed_steps: int  # from 0.33 on, as the next one
-    last_prefill_step: int  # by that count
     # Objects of vLLM's configuration and cache. Their fields differ between versions.
     scheduler_config: Any
     cache_config: Any
     vllm_config: Any
     kv_cache_config: Any
     kv_cache_manager: Any
-    lora_config: Any
     waiting: Any
 
 
@@ -102,10 +85,9 @@ SEATS = "max_num_active_reqs"
 RESERVE = "scheduler_reserve_full_isl"
 CADENCE = "local_prefill_interval"
 
-_OPTIONAL = ("num_executed_steps", "last_prefill_step", "lora_config")
 NEEDED = (
     *("schedule", "update_from_output", "add_request", "finish_requests", RESERVE),
-    *(name for name in VllmScheduler.__annotations__ if name not in _OPTIONAL),
+    *VllmScheduler.__annotations__,
 )
 _NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks", "free_blocks")
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # as far as a release has them

@@ -6,6 +6,7 @@ the same, which stopped vLLM's look into the queue.
 
 from collections.abc import Collection, Mapping
 from itertools import islice
+from typing import Any
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
@@ -57,7 +58,7 @@ class HeldRequests:
         return found
 
 
-def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool:
+def leaves_out_prefills(scheduler: Any, *, is_throttled: bool) -> bool:
     """Whether vLLM would have computed no prompt in the step that it has just scheduled.
 
     Its engine asks for that (`is_throttled`); from 0.33 on a single scheduler decides so itself.
@@ -71,17 +72,14 @@ def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool
     return any(not getattr(request, "is_prefill_chunk", False) for request in scheduler.running)
 
 
-def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> bool:
+def lacks_encoder_budget(scheduler: Any, held: Collection[str]) -> bool:
     """Whether the first request that is not `held` back waits for its encoder, not for blocks."""
     if not getattr(scheduler, "max_num_encoder_input_tokens", 0):
         return False
-    waiting = (request for request in scheduler.waiting if request.request_id not in held)
-    first = next(waiting, None)
-    if first is None or not getattr(first, "has_encoder_inputs", False):
-        return False
-    num_free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    num_tokens: int = first.num_tokens
-    return num_free * scheduler.block_size >= num_tokens
+    first: Any = next((each for each in scheduler.waiting if each.request_id not in held), None)
+    num_free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    has_inputs = getattr(first, "has_encoder_inputs", False)
+    return bool(has_inputs and num_free * scheduler.block_size >= first.num_tokens)
 
 
 def common_reason(
@@ -142,7 +140,7 @@ def _adapter_of(tracked: TrackedRequest) -> int | None:
     return None if adapter is None else int(adapter.lora_int_id)
 
 
-def _held(scheduler: VllmScheduler) -> dict[str, str]:
+def _held(scheduler: Any) -> dict[str, str]:
     """Return the waiting requests that vLLM passes over, with the reason."""
     found: dict[str, str] = {}
     used: dict[int, str] | None = None  # the names of adapters that running requests use

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic_ns
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
@@ -163,7 +163,7 @@ class VllmWatcher:
         state = start_ns, end_ns, budget, num_seats, len(scheduler.running), num_waiting, reasons
         return Noted(*state, preempted, held_anew, self.take_freed(), told, is_free)
 
-    def note_freed(self, blocks: Iterable[versions.VllmBlock]) -> None:
+    def note_freed(self, blocks: Iterable[Any]) -> None:
         """Note blocks that the pool has just freed: twice their ids, and 1 if they are cached."""
         self._freed += [each.block_id << 1 | (each.block_hash is not None) for each in blocks]
 
