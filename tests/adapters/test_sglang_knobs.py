@@ -127,9 +127,7 @@ def test_when_a_lease_ends_every_rank_gets_its_old_values_back(attach_sglang: At
     wait_for(lambda: turn(group.ranks) or group.chunks() == [64, 64], "the first chunk size")
 
 
-def test_sglangs_own_state_changes_are_still_made_and_answered(
-    attach_sglang: AttachSglang,
-) -> None:
+def test_sglangs_own_state_changes_are_still_made_and_answered(attach_sglang: AttachSglang) -> None:
     group = Group(attach_sglang)
     turn(group.ranks, SetInternalStateReq({SEATS: 3}), SetInternalStateReq({"unknown": 1}))
     assert group.seats() == [3, 3]

@@ -71,9 +71,7 @@ def test_a_load_that_came_before_a_step_is_not_blamed_on_it(attach: Attach) -> N
     assert not any(each.cause == "transfer" for each in pieces)
 
 
-def test_blocks_that_wait_for_a_connector_are_told_with_the_time_since_when(
-    attach: Attach,
-) -> None:
+def test_blocks_that_wait_for_a_connector_are_told_with_the_time_since_when(attach: Attach) -> None:
     played = Grouped(attach, "connector")
     since: dict[str, set[int | None]] = {name: set() for name in WAITS}
     for step, truth in zip(played.steps, played.truth, strict=True):

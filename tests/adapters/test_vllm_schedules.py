@@ -143,6 +143,21 @@ def test_after_every_step_published_used_blocks_equal_those_of_vllm(
     assert max(used) > 0
 
 
+def test_a_step_is_under_way_until_vllm_has_finished_it(attach: Attach) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    attachment = attach(scheduler)
+    for call in scheduler.play():
+        with attachment.notes.done():
+            step = attachment.watcher.recorder.step_under_way
+        if call != "schedule" or not (tokens := scheduler.outputs[-1].num_scheduled_tokens):
+            assert step is None
+            continue
+        assert step is not None
+        said = step.message(step.since_ns + 5_000_000_000)
+        assert said.token_budget == scheduler.max_num_scheduled_tokens
+        assert said.num_prefill_tokens + said.num_decodes == sum(tokens.values())
+
+
 def test_published_preemptions_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "preemption")
     expected = sum(len(call.get("preempted", ())) for call in played.scheduler.calls)

@@ -108,9 +108,7 @@ def test_guidellms_report_tells_all_but_single_gaps(
     assert session[1] == "benchmarks.json holds 2 benchmarks: the last one is shown"
 
 
-def test_inference_perfs_requests_tell_each_chunk(
-    stats: Callable[[Path], dict[str, Any]],
-) -> None:
+def test_inference_perfs_requests_tell_each_chunk(stats: Callable[[Path], dict[str, Any]]) -> None:
     requests, found = json.loads(INFERENCE_PERF.read_text("utf-8")), stats(INFERENCE_PERF)
     answers = [each["info"]["response_metrics"] for each in requests]
     times_s = [each["chunk_times"] for each in answers]

@@ -80,8 +80,7 @@ def in_file(path: Path) -> list[MetricsAddress]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         why = error if isinstance(error, WrongValue | OSError) else "not of that form"
         raise WrongValue(
-            "bad_endpoint",
-            f'{path} is no list of targets ([{{"targets": ["HOST:PORT"]}}]): {why}',
+            "bad_endpoint", f'{path} is no list of targets ([{{"targets": ["HOST:PORT"]}}]): {why}'
         ) from error
     if not found:
         raise WrongValue("bad_endpoint", f"{path} names no target")
