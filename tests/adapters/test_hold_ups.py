@@ -28,7 +28,7 @@ WATCHED = textwrap.dedent("""
     from stepscope.engine.adapters.attached.hold_ups import HoldUps
     from stepscope.engine.adapters.attached.hooks import Hooks
     held = HoldUps()
-    held.open(Hooks)
+    held.open(Hooks())
     begins, ends = threading.Event(), threading.Event()
     def pump():
         while not ends.is_set():
@@ -133,7 +133,7 @@ def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(counted: Co
 
 def test_garbage_collection_on_the_engines_thread_is_told_with_its_generation() -> None:
     held = HoldUps()
-    held.open(Hooks)
+    held.open(Hooks())
     try:
         gc.disable()
         for _ in range(200_000):

@@ -49,8 +49,8 @@ def test_removed_hooks_leave_no_trace_unless_other_code_has_wrapped_them(
     is_wrapped_again: bool,
 ) -> None:
     target = Target()
-    hooks = Hooks(target)
-    hooks.wrap("schedule", lambda method: lambda: method().upper())
+    hooks = Hooks()
+    hooks.wrap(target, "schedule", lambda method: lambda: method().upper())
     ours = target.schedule
     assert ours() == "THEIRS"
     if is_wrapped_again:

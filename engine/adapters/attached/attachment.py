@@ -55,7 +55,7 @@ class Attachment:
 
     Args:
         engine: the engine's name, for messages.
-        hook: wraps the engine's methods, with hooks from `hooks_on`.
+        hook: wraps the engine's methods, with `hooks`.
         reports: what the engine's other processes tell; None: they tell nothing.
 
     Attributes:
@@ -63,6 +63,7 @@ class Attachment:
             the engine calls some of the wrapped methods from within others.
         notes: what the engine's thread saw and nobody has processed yet. Use the core or the
             recorder only inside `with notes.done()`. Take `lock` first if both are needed.
+        hooks: wraps the engine's methods until stepscope detaches.
         is_attached: False once stepscope has detached or the engine was shut down.
 
     Raises:
@@ -88,7 +89,7 @@ class Attachment:
         self._ended = threading.Event()
         self._seen_ns = 0  # when the engine's thread was here last
         self._next_tend_ns = 0
-        self._hooks: list[Hooks] = []
+        self.hooks = Hooks()
         self.is_attached = True
         sweep()
         with contextlib.ExitStack() as stack:
@@ -102,24 +103,18 @@ class Attachment:
             control = ControlServer(endpoint.control, self.core, intake, None, replay, gate)
             control.start()
             stack.callback(control.close)
-            stack.callback(self._unhook)
+            stack.callback(self.hooks.restore)
             if reports is not None:
                 reports.open()
                 stack.callback(reports.close)
             hold_ups = watcher.recorder.hold_ups
-            hold_ups.open(self.hooks_on)
+            hold_ups.open(self.hooks)
             stack.callback(hold_ups.close)
             hook(self)
             self._to_close = stack.pop_all()
         self._pump = threading.Thread(target=self._run, name="stepscope", daemon=True)
         self._pump.start()
         log.info("stepscope is attached: stepscope top %s", endpoint.control)
-
-    def hooks_on(self, target: Any) -> Hooks:
-        """Return hooks for wrapping methods of `target`. Detaching removes them."""
-        hooks = Hooks(target)
-        self._hooks.append(hooks)
-        return hooks
 
     # On the engine's thread
 
@@ -223,12 +218,8 @@ class Attachment:
 
     def _restore(self) -> None:
         self.is_attached = False
-        self._unhook()
+        self.hooks.restore()
         self.knobs.restore()
-
-    def _unhook(self) -> None:
-        for hooks in self._hooks:
-            hooks.restore()
 
     # The end
 

@@ -55,14 +55,13 @@ class HoldUps:
         self._tokens_ns = 0
         self._collecting: tuple[int, ThreadTimes | None] | None = None
 
-    def open(self, hooks_on: Callable[[Any], Hooks]) -> None:
-        """Begin. Call it on the engine's thread. `hooks_on` is the attachment's."""
+    def open(self, hooks: Hooks) -> None:
+        """Begin. Call it on the engine's thread. `hooks` are the attachment's."""
         self._engine_id = threading.get_ident()
         self._engine = open_times()
         gc.callbacks.append(self._collect)
         compilation = getattr(sys.modules.get("triton.knobs"), "compilation", None)
-        if hasattr(compilation, "listener"):
-            hooks_on(compilation).wrap("listener", self._around_listener)
+        hooks.wrap(compilation, "listener", self._around_listener)
 
     def close(self) -> None:
         with contextlib.suppress(ValueError):

@@ -134,19 +134,18 @@ def _hook(
 
         return stepscope_send_abort_output
 
-    around = attachment.around
-    hooks = attachment.hooks_on(scheduler)
-    hooks.wrap("get_next_batch_to_run", lambda method: around(method, scheduled))
-    hooks.wrap("run_batch", lambda method: around(method, launched))
-    hooks.wrap("process_batch_result", lambda method: around(method, processed))
-    hooks.wrap("_add_request_to_queue", around_queue)
-    hooks.wrap("send_abort_output", around_abort)
-    evictor = attachment.hooks_on(scheduler.tree_cache)
+    around, wrap = attachment.around, attachment.hooks.wrap
+    wrap(scheduler, "get_next_batch_to_run", lambda method: around(method, scheduled))
+    wrap(scheduler, "run_batch", lambda method: around(method, launched))
+    wrap(scheduler, "process_batch_result", lambda method: around(method, processed))
+    wrap(scheduler, "_add_request_to_queue", around_queue)
+    wrap(scheduler, "send_abort_output", around_abort)
+    cache, before_eviction = scheduler.tree_cache, lambda: pool.num_evicted_tokens
     for name in ("evict", "evict_for_alloc"):
-        evictor.wrap(name, lambda method: around(method, evicted, lambda: pool.num_evicted_tokens))
+        wrap(cache, name, lambda method: around(method, evicted, before_eviction))
 
     # Removed last: one more loop iteration must send SGLang's own values to the other ranks.
-    turns = Hooks(scheduler)
+    turns = Hooks()
 
     def tend() -> None:
         attachment.tend_if_due()
@@ -169,4 +168,4 @@ def _hook(
 
         return stepscope_poll_timeout_aborts
 
-    turns.wrap("_poll_timeout_aborts", around_turn)
+    turns.wrap(scheduler, "_poll_timeout_aborts", around_turn)

@@ -97,28 +97,25 @@ class _VllmHooks:
         self, scheduler: VllmScheduler, watcher: VllmWatcher, attachment: Attachment
     ) -> None:
         self._scheduler, self._watcher, self._attachment = scheduler, watcher, attachment
-        manager = scheduler.kv_cache_manager
+        wrap, before_end = attachment.hooks.wrap, attachment.before_end
+        wrap(scheduler, "schedule", self._around_schedule)
+        wrap(scheduler, "update_from_output", self._around_update)
+        wrap(scheduler, "add_request", self._around_add)
+        wrap(scheduler, "finish_requests", partial(self._locked, after=self._note_ended))
+        wrap(scheduler, "reset_prefix_cache", self._around_reset)
+        wrap(scheduler, "set_pause_state", partial(self._locked, after=self._note_pause))
+        wrap(scheduler, "shutdown", before_end)
         # On exit, vLLM calls `clear_backend` before anything else. It then waits for its workers,
         # and may be killed before it shuts down its scheduler.
         grammars = getattr(scheduler, "structured_output_manager", None)
-        for owner, name, wrap in (
-            (scheduler, "schedule", self._around_schedule),
-            (scheduler, "update_from_output", self._around_update),
-            (scheduler, "add_request", self._around_add),
-            (scheduler, "finish_requests", partial(self._locked, after=self._note_ended)),
-            (scheduler, "reset_prefix_cache", self._around_reset),
-            (scheduler, "set_pause_state", partial(self._locked, after=self._note_pause)),
-            (scheduler, "shutdown", attachment.before_end),
-            (grammars, "clear_backend", attachment.before_end),
-        ):
-            if hasattr(owner, name):
-                attachment.hooks_on(owner).wrap(name, wrap)
+        wrap(grammars, "clear_backend", before_end)
         if watcher.device_times is not None:
             watcher.device_times.hook(attachment)
         if watcher.holders is not None:
-            attachment.hooks_on(manager.block_pool).wrap("free_blocks", self._around_free)
+            manager = scheduler.kv_cache_manager
+            wrap(manager.block_pool, "free_blocks", self._around_free)
             if getattr(scheduler, "connector", None) is not None:
-                attachment.hooks_on(manager).wrap("allocate_slots", self._around_allocate)
+                wrap(manager, "allocate_slots", self._around_allocate)
 
     def _around_schedule(self, schedule: Callable[..., SchedulerOutput]) -> Callable[..., Any]:
         scheduler, watcher, attachment = self._scheduler, self._watcher, self._attachment

@@ -98,7 +98,7 @@ class FrontEndWatch:
         self.batch_ns = 0  # when the batch came whose outputs are being processed
         self.is_on = True
         self._number, self._sender = number, ReportSender(paths)
-        self._hooks: Hooks | None = None
+        self._hooks = Hooks()
         self._numbers: dict[str, int] = {}
         self._next_number = 0
         self._is_flush_due = False
@@ -112,10 +112,10 @@ class FrontEndWatch:
 
     def hook(self, processor: Any) -> None:
         """Wrap methods of vLLM's output processor."""
-        hooks = self._hooks = Hooks(processor)
-        hooks.wrap("add_request", lambda add: self._then(add, self._added))
-        hooks.wrap("process_outputs", self._around_process)
-        hooks.wrap("abort_requests", lambda abort: self._then(abort, self._note_ended))
+        wrap = self._hooks.wrap
+        wrap(processor, "add_request", lambda add: self._then(add, self._added))
+        wrap(processor, "process_outputs", self._around_process)
+        wrap(processor, "abort_requests", lambda abort: self._then(abort, self._note_ended))
 
     def guard(self, ours: Callable[..., object], *args: object) -> None:
         """Call `ours`; after an error, watch no more."""
@@ -126,8 +126,7 @@ class FrontEndWatch:
         except Exception as error:  # noqa: BLE001 - vLLM never sees it
             self.is_on = False
             self.batch_ns = 0
-            if self._hooks is not None:
-                self._hooks.restore()
+            self._hooks.restore()
             log.warning("stepscope watches this API server no more: %r", error)
 
     def _then(self, method: Callable[..., Any], ours: Callable[..., None]) -> Callable[..., Any]:

@@ -56,9 +56,10 @@ class WorkerWatch:
         self._wait_ns = 0
         self._is_waiting = False
         self._sent_ns = 0  # when the result of the step went to the next stage
-        _wrap(worker, "execute_model", self._around_forward)
+        wrap = Hooks().wrap
+        wrap(worker, "execute_model", self._around_forward)
         for name in ("isend_tensor_dict", "send_tensor_dict"):
-            _wrap(parallel_state.get_pp_group(), name, self._around_send)
+            wrap(parallel_state.get_pp_group(), name, self._around_send)
         # vLLM's functions that return them raise where it has made none.
         found = [getattr(parallel_state, name, None) for name in ("_TP", "_DP", "_EP")]
         groups = [each for each in found if each is not None and each.world_size > 1]
@@ -68,7 +69,7 @@ class WorkerWatch:
         self._knows_waits = is_eager or not groups
         for group in groups if is_eager else ():
             for name in _COLLECTIVES:
-                _wrap(group.device_communicator, name, self._around_collective)
+                wrap(group.device_communicator, name, self._around_collective)
 
     def _around_forward(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         def stepscope_execute_model(out: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,11 +111,6 @@ class WorkerWatch:
                 self._wait_ns += monotonic_ns() - begin_ns
 
         return stepscope_collective
-
-
-def _wrap(target: Any, name: str, wrap: Callable[..., Callable[..., Any]]) -> None:
-    if hasattr(target, name):
-        Hooks(target).wrap(name, wrap)
 
 
 class RankTable:
@@ -226,7 +222,7 @@ class DeviceTimes:
 
             return stepscope_execute_model
 
-        attachment.hooks_on(self._worker_class).wrap("execute_model", around)
+        attachment.hooks.wrap(self._worker_class, "execute_model", around)
 
     def take_ns(self, out: SchedulerOutput) -> int | None:
         """Return the GPU time of an ended step in ns, and forget the step. None if unknown."""

@@ -10,25 +10,17 @@ These attributes appear in these releases: 0.20 `scheduler_reserve_full_isl`, `s
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from stepscope.engine.adapters.attached.tracked import EngineRequest
 
-class VllmRequest(Protocol):
+
+class VllmRequest(EngineRequest, Protocol):
     """vLLM's `Request`. `arrival_time` is wall-clock time in seconds, read by vLLM's front end."""
 
-    request_id: str
     arrival_time: float
-    max_tokens: int
-    num_computed_tokens: int
-    num_prompt_tokens: int
-    priority: int
     status: Any  # a member of vLLM's `RequestStatus`
     pooling_params: object | None  # of a request that puts out no token
     lora_request: Any  # None: it needs no adapter
     block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
-
-    @property
-    def num_output_tokens(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
 
 
 class NewRequestData(Protocol):
