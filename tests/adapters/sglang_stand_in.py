@@ -134,18 +134,6 @@ class Scheduler:
     def _poll_timeout_aborts(self) -> list[Any]:
         return []
 
-    def pause_generation(self) -> None:
-        """Pause in mode `retract`; the loop continues at the next turn."""
-        if self.result_queue:
-            self.process_batch_result(self.result_queue.popleft(), "SGLang's own result")
-        batches = [self.running_batch, *([self.last_batch] if self.last_batch else [])]
-        reqs = dict.fromkeys(req for batch in batches for req in batch.reqs if not req.finished())
-        self.running_batch, self.last_batch, self.chunked_req = ScheduleBatch(), None, None
-        for req in reqs:
-            self.tree_cache.release(req.kv, req.ids, keep=False)
-            req.is_retracted = True
-            self._add_request_to_queue(req)
-
     # The next batch
 
     def get_next_batch_to_run(

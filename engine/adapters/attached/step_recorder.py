@@ -105,13 +105,12 @@ class StepRecorder:
         self.has_unpublished = True
         return tracked
 
-    def begun(self, step: UnfinishedStep) -> None:
-        """Add a step that the engine has scheduled.
-
-        Its `number` must be `next_step`, or None if the step runs no request.
-        """
+    def begun(self, step: UnfinishedStep, *, runs: bool) -> None:
+        """Add a step that the engine has scheduled, and number it if it runs a request."""
         self._in_flight.append(step)
-        if step.number is not None:
+        step.knobs_version = self.knobs_version
+        if runs:
+            step.number = self.next_step
             self.next_step += 1
 
     def lost(self, requests: Sequence[TrackedRequest]) -> None:

@@ -129,7 +129,7 @@ class UnfinishedStep:
 
     Attributes:
         key: identifies the step. The engine's package sets and compares it.
-        number: None if the step runs no request and only preempted requests.
+        number, knobs_version: from the recorder. No number: it only preempted requests.
         token_budget: None if the step had no token budget.
         admitted: admitted requests, each with its number of cached tokens.
         preempt_reason: why the requests in `preempted` were preempted, in words.
@@ -146,12 +146,12 @@ class UnfinishedStep:
     """
 
     key: Any
-    number: int | None
     start_ns: int
     end_ns: int
-    knobs_version: int
     token_budget: int | None
     num_seats: int
+    number: int | None = None
+    knobs_version: int = 0
     launch_ns: int | None = None
     device_ns: int | None = None
     cuda_graph: str | None = None

@@ -153,6 +153,9 @@ def read(text: str) -> Reading | None:
         """The samples of the first name that the server exports."""
         return next((found[name] for name in names.get(kind, ()) if name in found), [])
 
+    reasons: Counter[str] = Counter()
+    for each in of("reasons"):
+        reasons[each.labels.get("reason", "")[:40]] += _count(each.value) or 0
     models = (each.labels.get("model_name") for some in found.values() for each in some)
     shares = [each.value for each in of("kv_used")]
     return Reading(
@@ -161,7 +164,7 @@ def read(text: str) -> Reading | None:
         start_s=_sum(found.get(_START_TIME, [])),
         num_running=_count(_sum(of("running"))),
         num_waiting=_count(_sum(of("waiting"))),
-        waiting_reasons=_reasons(of("reasons")),
+        waiting_reasons=dict(+reasons) if of("reasons") else None,
         kv_used=None if not shares else min(1.0, max(0.0, sum(shares) / len(shares))),
         counters={kind: total for kind in _COUNTERS if (total := _sum(of(kind))) is not None},
         histograms={kind: buckets for kind in _HISTOGRAMS if (buckets := _buckets(of(kind)))},
@@ -210,13 +213,6 @@ def _sum(samples: list[Sample]) -> float | None:
 
 def _count(value: float | None) -> int | None:
     return None if value is None else max(0, min(round(value), _MAX_COUNT))
-
-
-def _reasons(samples: list[Sample]) -> dict[str, int] | None:
-    found: Counter[str] = Counter()
-    for each in samples:
-        found[each.labels.get("reason", "")[:40]] += _count(each.value) or 0
-    return dict(+found) if samples else None
 
 
 def _buckets(samples: list[Sample]) -> dict[float, float]:
@@ -282,25 +278,18 @@ def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate
     unknown.
     """
     was, found = before.histograms.get(kind, {}), []
-    low_s, seen = 0.0, 0.0
+    low_ms, seen = 0.0, 0.0
     for bound_s, cumulative in now.histograms.get(kind, {}).items():
         come = cumulative - was.get(bound_s, 0.0)
         count = min(_MAX_COUNT, round(come - seen))
         seen = max(seen, come)
-        high_s = low_s if math.isinf(bound_s) else bound_s
+        high_ms = low_ms if math.isinf(bound_s) else bound_s * 1e3
         if count > 0:
-            found += _spread(low_s * 1e3, high_s * 1e3, count)
-        low_s = high_s
+            number = min(_POINTS, count) if low_ms < high_ms else 1
+            width_ms, (each, rest) = (high_ms - low_ms) / number, divmod(count, number)
+            found += [
+                LatencyEstimate(low_ms + (place + 0.5) * width_ms, each + (place < rest))
+                for place in range(number)
+            ]
+        low_ms = high_ms
     return found
-
-
-def _spread(low_ms: float, high_ms: float, count: int) -> list[LatencyEstimate]:
-    if low_ms == high_ms:
-        return [LatencyEstimate(low_ms, count)]
-    number = min(_POINTS, count)
-    width = (high_ms - low_ms) / number
-    each, rest = divmod(count, number)
-    return [
-        LatencyEstimate(low_ms + (place + 0.5) * width, each + (place < rest))
-        for place in range(number)
-    ]

@@ -161,16 +161,15 @@ class SglangWatcher:
         batch = plan.batch_to_run
         runs = batch is not None and bool(batch.reqs) and not batch.forward_mode.is_idle()
         if runs or self._preempted:
-            recorder, num_seats = self.recorder, self._parallel.pp_max_micro_batch_size
-            number, version = recorder.next_step if runs else None, recorder.knobs_version
-            step = UnfinishedStep(None, number, start_ns, end_ns, version, None, num_seats)
+            num_seats = self._parallel.pp_max_micro_batch_size
+            step = UnfinishedStep(None, start_ns, end_ns, None, num_seats)
             step.preempt([tracked for tracked in self._preempted if not tracked.ended])
             step.preempt_reason = self._preempt_reason
             self._preempted = []
             if batch is not None and runs:
                 self._fill(step, batch, plan.running_batch)
                 self._planned = step
-            recorder.begun(step)
+            self.recorder.begun(step, runs=runs)
         if not runs:
             self.recorder.settle_empty()
 

@@ -200,9 +200,7 @@ class VllmWatcher:
     def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
         """Record what `schedule()` decided, now or later, but in the order of the steps."""
         total, recorder, holders = out.total_num_scheduled_tokens, self.recorder, self.holders
-        number, version = recorder.next_step if total else None, recorder.knobs_version
-        times = noted.start_ns, noted.end_ns
-        step = UnfinishedStep(out, number, *times, version, noted.budget, noted.num_seats)
+        step = UnfinishedStep(out, noted.start_ns, noted.end_ns, noted.budget, noted.num_seats)
         step.num_tokens = total
         if noted.preempted:
             step.preempt(recorder.known(noted.preempted))
@@ -226,7 +224,7 @@ class VllmWatcher:
             )
         if noted.held is not None:
             step.held = self._tracked(noted.held)
-        recorder.begun(step)
+        recorder.begun(step, runs=bool(total))
 
     def updated(
         self,
@@ -297,14 +295,14 @@ class VllmWatcher:
         if lost := self.recorder.known(running):
             self._taken_back.update(running)
             self.recorder.lost(lost)
-            now_ns, version = monotonic_ns(), self.recorder.knobs_version
-            step = UnfinishedStep(None, None, now_ns, now_ns, version, None, 0)
+            now_ns = monotonic_ns()
+            step = UnfinishedStep(None, now_ns, now_ns, None, 0)
             step.preempt_reason = _RESET
             step.preempt(lost)
             if self.holders is not None:
                 # They are not cached any more.
                 step.freed = self.holders.free(each & ~1 for each in self.take_freed())
-            self.recorder.begun(step)
+            self.recorder.begun(step, runs=False)
             if self.recorder.step_under_way is None:
                 self.recorder.settle_empty()
         if self._judged is not None:
