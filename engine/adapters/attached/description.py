@@ -3,14 +3,16 @@
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
-from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked
-from stepscope.engine.protocol.wire import EngineInfo, KnobSpec, KnobValue
+from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked, knob_specs
+from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 
 _T = TypeVar("_T")
@@ -80,12 +82,13 @@ class AttachedKnobs:
 
     Args:
         engine: the engine's name, for messages.
+        live: the knobs that can change, and how their specs differ from those of our engine.
         write: sets knobs between two steps; they apply from the next step that is scheduled.
 
     Attributes:
         limits: the values at engine start, which bound the knobs.
         values: the current values, by name.
-        specs: the knobs that can change.
+        specs: of the knobs that can change.
         is_deferred: whether only the engine's thread may apply changes, by calling
             `AttachedCore.apply_deferred`.
     """
@@ -95,14 +98,19 @@ class AttachedKnobs:
         engine: str,
         limits: Limits,
         values: dict[str, KnobValue],
-        specs: Sequence[KnobSpec],
+        live: Mapping[str, Mapping[str, Any]],
         write: Callable[[Mapping[str, KnobValue]], None],
         *,
         is_deferred: bool = False,
     ) -> None:
         self._engine, self._write = engine, write
-        self.limits, self.specs, self.is_deferred = limits, tuple(specs), is_deferred
+        self.limits, self.is_deferred = limits, is_deferred
         self.values = self._start = values
+        self.specs = tuple(
+            msgspec.structs.replace(spec, **{"default": values[spec.name], **live[spec.name]})
+            for spec in knob_specs(limits)
+            if spec.name in live
+        )
 
     def changed(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         """Return the values with `changes` applied, without setting them.

@@ -5,15 +5,13 @@ has its own scheduler, and all must decide alike. So a change is broadcast by SG
 request among the others of the next loop iteration: each rank applies it before that batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import msgspec
 
 from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.sglang.shapes import SglangScheduler
-from stepscope.engine.protocol.settings.knobs import Limits, knob_specs
-from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.wire import KnobValue
 
 CHUNK = "chunked_prefill_size"
 SEATS = "pp_max_micro_batch_size"
@@ -67,25 +65,17 @@ def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, 
         theirs = {LIVE[name]: value for name, value in changed.items()}
         to_send.append(SetInternalStateReq(server_args={_MARK: 1, **theirs}))
 
-    specs = list(_specs(scheduler, limits))
-    return AttachedKnobs("SGLang", limits, values, specs, write, is_deferred=True), to_send
-
-
-def _specs(scheduler: SglangScheduler, limits: Limits) -> Iterator[KnobSpec]:
-    if scheduler.recv_skipper is not None:
-        return  # the skipper drops requests that a rank adds to a loop iteration
-    if scheduler.server_args.nnodes > 1:
-        return  # a node without our plugin would ignore the request and decide differently
     # With the smallest chunk, every prompt makes progress. Prefill chunks end at page boundaries,
     # and decodes of mixed batches use part of the chunk.
     least = max(scheduler.page_size, scheduler.truncation_align_size or 1)
     if scheduler.is_mixed_chunk:
         least += limits.max_num_seqs
-    lows = {"max_num_batched_tokens": least, "max_num_seqs": 1}
-    for spec in knob_specs(limits):
-        if spec.name not in LIVE:
-            continue
-        low, high = lows[spec.name], getattr(limits, spec.name)
-        is_fixed = spec.name == "max_num_batched_tokens" and scheduler.chunked_prefill_size is None
-        if low <= high and not is_fixed:
-            yield msgspec.structs.replace(spec, default=high, low=low, high=high)
+    bounds = {"max_num_seqs": (1, limits.max_num_seqs)}
+    if chunk is not None:
+        bounds["max_num_batched_tokens"] = least, chunk
+    # The skipper drops requests that a rank adds to a loop iteration. Another node, without our
+    # plugin, would ignore the request and decide differently.
+    if scheduler.recv_skipper is not None or scheduler.server_args.nnodes > 1:
+        bounds = {}
+    live = {n: {"low": low, "high": high} for n, (low, high) in bounds.items() if low <= high}
+    return AttachedKnobs("SGLang", limits, values, live, write, is_deferred=True), to_send

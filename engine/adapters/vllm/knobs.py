@@ -3,16 +3,14 @@
 An operator may change some of them, within bounds given by the values at vLLM's start.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.versions import VllmScheduler
-from stepscope.engine.protocol.settings.knobs import Limits, knob_specs
-from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.wire import KnobValue
 
 
 def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
@@ -37,9 +35,25 @@ def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
         "policy": str(getattr(config.policy, "value", config.policy)),
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
     }
-    specs = list(_specs(scheduler, values, limits))
-    live = {spec.name: versions.LIVE[spec.name] for spec in specs}
-    theirs = {name: getattr(at.owner_in(scheduler), at.attribute) for name, at in live.items()}
+    most = limits.max_num_batched_tokens
+    # With less, vLLM would never schedule some prompts.
+    least = 1 if values["enable_chunked_prefill"] else min(most, limits.max_model_len)
+    if getattr(scheduler, "need_mamba_block_aligned_split", False):
+        least = min(most, max(least, scheduler.block_size))
+    bounds: dict[str, dict[str, Any]] = {
+        "max_num_batched_tokens": {"low": least},
+        "reserve": {"choices": ("none", "prompt")},
+    }
+    owners = {name: live.owner_in(scheduler) for name, live in versions.LIVE.items()}
+    if scheduler.vllm_config.parallel_config.data_parallel_size > 1:
+        # Several ranks that step together: their engine decides which steps take prefills.
+        del owners["prefill_schedule_interval"]
+    attributes = {name: versions.LIVE[name].attribute for name in owners}
+    theirs = {
+        name: getattr(owner, attributes[name])
+        for name, owner in owners.items()
+        if hasattr(owner, attributes[name])
+    }
 
     def write(changed: Mapping[str, KnobValue]) -> None:
         for name, value in changed.items():
@@ -51,30 +65,7 @@ def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
             elif name == "watermark":
                 pool = scheduler.kv_cache_manager.block_pool
                 their = int(float(value) * pool.num_gpu_blocks)
-            setattr(live[name].owner_in(scheduler), live[name].attribute, their)
+            setattr(owners[name], attributes[name], their)
 
-    return AttachedKnobs("vLLM", limits, values, specs, write)
-
-
-def _specs(
-    scheduler: VllmScheduler, values: Mapping[str, KnobValue], limits: Limits
-) -> Iterator[KnobSpec]:
-    most = limits.max_num_batched_tokens
-    # With less, vLLM would never schedule some prompts.
-    least = 1 if values["enable_chunked_prefill"] else min(most, limits.max_model_len)
-    if getattr(scheduler, "need_mamba_block_aligned_split", False):
-        least = min(most, max(least, scheduler.block_size))
-    bounds: dict[str, dict[str, Any]] = {
-        "max_num_batched_tokens": {"low": least},
-        "reserve": {"choices": ("none", "prompt")},
-    }
-    # With several ranks that step together, their engine decides which steps take prefills.
-    has_peers = scheduler.vllm_config.parallel_config.data_parallel_size > 1
-    for spec in knob_specs(limits):
-        live = versions.LIVE.get(spec.name)
-        if live is None or not hasattr(live.owner_in(scheduler), live.attribute):
-            continue
-        if spec.name == "prefill_schedule_interval" and has_peers:
-            continue
-        changed = bounds.get(spec.name, {})
-        yield msgspec.structs.replace(spec, default=values[spec.name], **changed)
+    live = {name: bounds.get(name, {}) for name in theirs}
+    return AttachedKnobs("vLLM", limits, values, live, write)
