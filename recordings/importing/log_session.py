@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import chain, groupby, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -33,21 +33,11 @@ class LogEntry(Struct, kw_only=True):
     num_waiting: Count | None = None
     num_preempted: Count | None = None
     kv_used: Number | None = None
-    kv_percent: Number | None = None
     has_graph: bool | None = None
 
 
-class LogLine(NamedTuple):
-    """What stands in a line: `YYYY-MM-DD`, `MM-DD` or None, and `HH:MM:SS`; and its figures.
-
-    `names`: of the fields of `LogEntry`, by the names of figures.
-    """
-
-    date: str | None
-    clock: str
-    rank: str
-    figures: Mapping[str, str]
-    names: Mapping[str, str]
+# What stands in a line: `YYYY-MM-DD`, `MM-DD` or None; `HH:MM:SS`; the rank; and its figures.
+LogLine: TypeAlias = tuple[str | None, str, str, dict[str, str]]
 
 
 class LogClock:
@@ -96,6 +86,7 @@ class LogFormat(NamedTuple):
 
     engine: str
     parse: Callable[[str], LogLine | None]  # finds the figures in a line; None if it has none
+    names: Mapping[str, str]  # of the fields of `LogEntry`, by the names of figures
     every_s: float | None = None
 
     def read(self, file: ForeignFile) -> ForeignSession | None:
@@ -120,10 +111,9 @@ class LogFormat(NamedTuple):
         """What a line tells. Raises RecordingError if it has figures, but wrong ones."""
         if (found := self.parse(line)) is None:
             return None
-        entry = clock.file.fields(number, found.figures, LogEntry, found.names)
-        entry.wall_ns, entry.rank = clock.wall_ns(number, found.date, found.clock), found.rank
-        if entry.kv_percent is not None:
-            entry.kv_used = entry.kv_percent / 100
+        date, time_of_day, rank, figures = found
+        entry = clock.file.fields(number, figures, LogEntry, self.names)
+        entry.wall_ns, entry.rank = clock.wall_ns(number, date, time_of_day), rank
         return entry
 
     def session(
@@ -255,7 +245,7 @@ _VLLM_NAMES = {
     "context tokens": "num_prompt",
     "generation tokens": "num_output",
     "iteration elapsed time": "elapsed_ms",
-    "KV cache usage": "kv_percent",
+    "KV cache usage": "kv_used",
 }
 
 
@@ -263,17 +253,16 @@ def _vllm(line: str) -> LogLine | None:
     iteration = _VLLM_ITERATION.search(line)
     if iteration is None and "Avg prompt throughput: " not in line:
         return None
-    # The name of the device (GPU, CPU, TPU) stands before that of the cache.
-    figures = {
-        "KV cache usage" if name.endswith("KV cache usage") else name: value
-        for name, value in _VLLM_FIGURE.findall(line)
-    }
+    figures = dict(_VLLM_FIGURE.findall(line))
+    for name in [name for name in figures if name.endswith("KV cache usage")]:
+        # Of the device (GPU, CPU, TPU), which stands before that; in percent.
+        figures["KV cache usage"] = f"{figures[name]}e-2"
     if iteration is not None:
         figures |= dict(zip(_OF_ITERATION, iteration.groups(), strict=True))
     rank, stamp = _VLLM_RANK.search(line), _VLLM_STAMP.search(line)
     number = "0" if rank is None else rank[rank.lastindex or 0].lstrip("0") or "0"
     date, clock = (None, "") if stamp is None else stamp.groups()
-    return LogLine(date, clock, f"engine {number}", figures, _VLLM_NAMES)
+    return date, clock, f"engine {number}", figures
 
 
 # SGLang until 0.5, `log_prefill_stats` and `report_decode_stats` of its scheduler: a prefill line
@@ -289,16 +278,19 @@ _SGLANG_NAMES = {
     "#queue-req": "num_waiting",
     "token usage": "kv_used",
     "full token usage": "kv_used",  # of layers with full attention, if others have less
+    "gen throughput (token/s)": "output_rate",
+    "cuda graph": "has_graph",
 }
-_OF_DECODES = {"gen throughput (token/s)": "output_rate", "cuda graph": "has_graph"}
+_OF_DECODES = ("gen throughput (token/s)", "cuda graph")
 
 
 def _sglang(line: str) -> LogLine | None:
     if (head := _SGLANG_BATCH.search(line)) is None:
         return None
-    names = _SGLANG_NAMES | _OF_DECODES if head[4] == "Decode" else _SGLANG_NAMES
     figures = dict(_SGLANG_FIGURE.findall(line, head.end()))
-    return LogLine(head[1], head[2], head[3] or "rank 0", figures, names)
+    if head[4] == "Prefill":  # what it says of decodes is of the time before
+        figures = {name: each for name, each in figures.items() if name not in _OF_DECODES}
+    return head[1], head[2], head[3] or "rank 0", figures
 
 
 # TensorRT-LLM 1.x with `print_iter_log`, `tensorrt_llm/_torch/pyexecutor/py_executor.py`: a line
@@ -319,11 +311,11 @@ def _trtllm(line: str) -> LogLine | None:
     if (head := _TRTLLM_ITERATION.search(line)) is None:
         return None
     figures = dict(_TRTLLM_FIGURE.findall(line))
-    return LogLine(head[2], head[3], f"rank {head[1]}", figures, _TRTLLM_NAMES)
+    return head[2], head[3], f"rank {head[1]}", figures
 
 
 LOGS = (
-    LogFormat("vllm", _vllm, _VLLM_EVERY_S),
-    LogFormat("sglang", _sglang),
-    LogFormat("tensorrt-llm", _trtllm),
+    LogFormat("vllm", _vllm, _VLLM_NAMES, _VLLM_EVERY_S),
+    LogFormat("sglang", _sglang, _SGLANG_NAMES),
+    LogFormat("tensorrt-llm", _trtllm, _TRTLLM_NAMES),
 )
