@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from stepscope.engine.adapters.attached.reports import FrontReport, ProcessReports
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.vllm import front_end, plugin
 from stepscope.engine.adapters.vllm.front_end import FrontEndWatch
-from stepscope.engine.adapters.vllm.reports import FrontReport, ProcessReports
 from stepscope.engine.protocol.wire import Aborted, Arrived, Finished, FrontEnd, TakenRow
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums, served_life, shares_of

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from stepscope.engine.adapters.attached.reports import RankReport, ReportSender
 from stepscope.engine.adapters.vllm import plugin
 from stepscope.engine.adapters.vllm import ranks as rank_module
 from stepscope.engine.adapters.vllm.ranks import _STAMP, RankTable
-from stepscope.engine.adapters.vllm.reports import RankReport, ReportSender
 from stepscope.engine.protocol.wire import EngineInfo, RankTimes, StepRecord
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.fleets.figures import figures, measure

@@ -19,11 +19,12 @@ import time
 import traceback
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
 from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.reports import ProcessReports
 from stepscope.engine.adapters.attached.step_notes import StepNotes
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.audit import ControlTally
@@ -40,14 +41,6 @@ PUMP_S = 0.05
 QUIET_NS = 100_000_000  # the pump applies commands after the engine's thread was away this long
 _ADVICE = "set STEPSCOPE_ENDPOINT to another name"
 MAX_COMMANDS = 20  # applied between two steps at most
-
-
-class Reports(Protocol):
-    """Reports of the engine's other processes. Read them only inside `with notes.done()`."""
-
-    def open(self) -> None: ...
-    def read(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Attachment:
@@ -80,7 +73,7 @@ class Attachment:
         watcher: EngineWatcher,
         knobs: AttachedKnobs,
         hook: "Callable[[Attachment], object]",
-        reports: Reports | None = None,
+        reports: ProcessReports | None = None,
     ) -> None:
         self._engine, self._log = engine, log
         self.watcher, self.knobs, self._reports = watcher, knobs, reports

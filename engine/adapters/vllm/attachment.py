@@ -198,18 +198,17 @@ class _VllmHooks:
     def _around_add(self, add: Callable[..., Any]) -> Callable[..., Any]:
         attachment = self._attachment
 
+        def note_added(request: VllmRequest) -> None:
+            attachment.notes.put(self._watcher.added, request)
+            # A request may end on arrival, or end another request.
+            if self._scheduler.finished_req_ids:
+                with attachment.notes.done():
+                    self._note_ended()
+
         def stepscope_add_request(request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
             with attachment.lock:
                 result = add(request, *args, **kwargs)
-                if attachment.is_attached:
-                    try:
-                        attachment.notes.put(self._watcher.added, request)
-                        # A request may end on arrival, or end another request.
-                        if self._scheduler.finished_req_ids:
-                            with attachment.notes.done():
-                                self._note_ended()
-                    except Exception as error:  # noqa: BLE001
-                        attachment.fail(error)
+                attachment.guard(lambda: note_added(request))
                 return result
 
         return stepscope_add_request

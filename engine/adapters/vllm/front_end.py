@@ -18,8 +18,8 @@ from typing import Any
 
 from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.reports import FrontReport, ReportSender, keep
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.reports import FrontReport, ReportSender, keep
 from stepscope.engine.protocol.wire import FrontEnd, TakenRow
 from stepscope.engine.transport.endpoints import reports_path
 

@@ -69,6 +69,7 @@ class PublishedBlocks:
         self.groups = BlockGroups(num_groups, self.num_blocks) if num_groups else None
         self._holders: dict[int, list[int]] = {}  # of blocks in use; the latest is last
         self._free_as: dict[int, bool] = {}  # whether free blocks were cached when they were freed
+        self._group_of: dict[int, int] = {}  # of blocks that were taken since the last drain
         self._changed: dict[int, None] = {}
         # As of the last drain; see `BlockPool`.
         self._published_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * self.num_blocks)
@@ -78,9 +79,9 @@ class PublishedBlocks:
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None:
         """See `PublishedPool`."""
-        if self.groups is not None:
-            self._regroup(self.groups, blocks, group)
         holders, changed = self._holders, self._changed
+        if self.groups is not None:
+            self._group_of.update(dict.fromkeys(blocks, group))
         for i, block in enumerate(blocks):
             if block in holders:
                 holders[block].append(owner)
@@ -89,15 +90,6 @@ class PublishedBlocks:
                 if i >= num_hit and self._published[block] >> REF_BITS == CACHED:
                     self.num_evicted += 1
             changed[block] = None
-
-    def _regroup(self, groups: BlockGroups, blocks: Sequence[int], group: int) -> None:
-        for block in blocks:
-            before, owner = groups.of_block[block], self._published[block] >> REF_BITS
-            if before != group and owner != EMPTY:  # as it was last published
-                counts = groups.cached if owner == CACHED else groups.used
-                counts[before] -= 1
-                counts[group] += 1
-            groups.of_block[block] = group
 
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
         """See `PublishedPool`."""
@@ -119,14 +111,14 @@ class PublishedBlocks:
             else:
                 owner, refs = CACHED if self._free_as.get(block) else EMPTY, 0
             before = published[block] >> REF_BITS
-            used = (owner >= 0) - (before >= 0)
-            cached = (owner == CACHED) - (before == CACHED)
-            self._num_used += used
-            self._num_cached += cached
+            self._num_used += (owner >= 0) - (before >= 0)
+            self._num_cached += (owner == CACHED) - (before == CACHED)
             if groups is not None:
-                group = groups.of_block[block]
-                groups.used[group] += used
-                groups.cached[group] += cached
+                was = groups.of_block[block]
+                groups.of_block[block] = now = self._group_of.pop(block, was)
+                for group, each, by in ((was, before, -1), (now, owner, 1)):
+                    groups.used[group] += by * (each >= 0)
+                    groups.cached[group] += by * (each == CACHED)
             published[block] = owner << REF_BITS | refs
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.reports import RankReport, ReportSender
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.reports import RankReport, ReportSender
 from stepscope.engine.adapters.vllm.versions import SchedulerOutput
 from stepscope.engine.protocol.wire import RankTimes
 from stepscope.engine.transport.endpoints import reports_path

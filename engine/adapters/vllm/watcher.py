@@ -8,12 +8,12 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any, NamedTuple, cast
 
+from stepscope.engine.adapters.attached.reports import ProcessReports
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm import kv_blocks, versions, waits
 from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
 from stepscope.engine.adapters.vllm.ranks import DeviceTimes, RankTable
-from stepscope.engine.adapters.vllm.reports import ProcessReports
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.protocol import wire

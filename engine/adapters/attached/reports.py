@@ -1,4 +1,4 @@
-"""What vLLM's other processes tell, on its way to the engine's process: API servers and workers.
+"""What other processes of an engine tell, on its way to the engine's own: API servers, workers.
 
 Each sends its reports to a Unix socket beside the endpoint, and never waits. A report that does not
 arrive leaves unknown what it told.
@@ -27,7 +27,7 @@ _MOST_REQUESTS = 16_384  # known by name
 class FrontReport(Struct, array_like=True, frozen=True, tag=True):
     """What one API server did. It has numbers of its own for requests, from 0.
 
-    `names`: vLLM's ids of the requests in `front.taken`.
+    `names`: the engine's ids of the requests in `front.taken`.
     """
 
     pid: int
