@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -234,13 +234,13 @@ def has_restarted(before: Reading, now: Reading) -> bool:
 
     True if a counter went down, or if the engine or its start time changed.
     """
-    if before.engine != now.engine or before.start_s != now.start_s:
-        return True
-    if any(now.counters.get(key, 0.0) < value for key, value in before.counters.items()):
-        return True
-    return any(
-        now.histograms.get(kind, {}).get(math.inf, 0.0) < buckets.get(math.inf, 0.0)
-        for kind, buckets in before.histograms.items()
+    return (
+        (before.engine, before.start_s) != (now.engine, now.start_s)
+        or any(now.counters.get(key, 0.0) < value for key, value in before.counters.items())
+        or any(
+            now.histograms.get(kind, {}).get(math.inf, 0.0) < buckets.get(math.inf, 0.0)
+            for kind, buckets in before.histograms.items()
+        )
     )
 
 
@@ -249,26 +249,13 @@ def totals(before: Reading, now: Reading) -> Totals:
 
     A counter missing in either reading gives None. `kv_used` is the value of `now`.
     """
-
-    def counted(key: str) -> int | None:
-        if key not in before.counters or key not in now.counters:
-            return None
-        return min(_MAX_COUNT, max(0, round(now.counters[key] - before.counters[key])))
-
-    return Totals(
-        num_steps=counted("steps"),
-        num_prompt_tokens=counted("prompt_tokens"),
-        num_output_tokens=counted("output_tokens"),
-        num_cached_tokens=counted("cached_tokens"),
-        num_queried_tokens=counted("queried_tokens"),
-        num_preempted=counted("preempted"),
-        num_finished=counted("finished"),
-        is_load_known=now.num_running is not None and now.num_waiting is not None,
-        kv_used=now.kv_used,
-        ttft=_estimates(before, now, "ttft"),
-        itl=_estimates(before, now, "itl"),
-        tpot=_estimates(before, now, "tpot"),
-    )
+    told: dict[str, Any] = {
+        f"num_{key}": _count(now.counters[key] - before.counters[key])
+        for key in now.counters.keys() & before.counters.keys()
+    }
+    told |= {kind: _estimates(before, now, kind) for kind in _HISTOGRAMS}
+    is_known = now.num_running is not None and now.num_waiting is not None
+    return Totals(is_load_known=is_known, kv_used=now.kv_used, **told)
 
 
 def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate]:
