@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
-from stepscope.engine.protocol.wire import FrontEnd, TakenRow
+from stepscope.engine.protocol.wire import FrontEnd
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -95,7 +95,7 @@ class ProcessReports:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._arrived: dict[str, int] = {}
-        self._early: dict[str, tuple[tuple[int, int], TakenRow]] = {}  # not arrived yet
+        self._early: dict[str, FrontReport] = {}  # of requests that have not arrived yet
         self._ids: dict[tuple[int, int, int], int] = {}  # API server, process, its number
         self._reasons: dict[int, str] = {}
 
@@ -112,9 +112,7 @@ class ProcessReports:
         """Note that the engine has got a request."""
         keep(self._arrived, name, request_id)
         if (early := self._early.pop(name, None)) is not None:
-            server, row = early
-            row = self._known(server, row, request_id)
-            self._recorder.tell(FrontEnd.of(server[0], [row], [], []))
+            self._take(early)
 
     def reason(self, request_id: int) -> str | None:
         """Why an API server has ended a request: "stop" or "abort"; None: it did not say."""
@@ -136,14 +134,15 @@ class ProcessReports:
                     self._take(report)
 
     def _take(self, report: FrontReport) -> None:
-        front, server = report.front, (report.front.number, report.pid)
+        front, server, ids = report.front, (report.front.number, report.pid), self._ids
         taken = []
         for name, row in zip(report.names, front.taken, strict=False):
             if (request_id := self._arrived.get(name)) is None:
-                keep(self._early, name, (server, row))
+                early = FrontEnd.of(front.number, [row], [], [])
+                keep(self._early, name, FrontReport(report.pid, early, [name]))
             else:
-                taken.append(self._known(server, row, request_id))
-        ids = self._ids
+                keep(ids, (*server, row.request_id), request_id)
+                taken.append(msgspec.structs.replace(row, request_id=request_id))
         chunks = [
             (ids[*server, at], came_ns, out_ns)
             for at, came_ns, out_ns in front.chunks()
@@ -154,10 +153,6 @@ class ProcessReports:
             keep(self._reasons, request_id, reason)
         if taken or chunks or ended:
             self._recorder.tell(FrontEnd.of(front.number, taken, chunks, ended))
-
-    def _known(self, server: tuple[int, int], row: TakenRow, request_id: int) -> TakenRow:
-        keep(self._ids, (*server, row.request_id), request_id)
-        return msgspec.structs.replace(row, request_id=request_id)
 
 
 def keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
