@@ -15,7 +15,6 @@ from tests.adapters.sglang_objects import (
     AbortReq,
     FinishReason,
     ForwardMode,
-    NextBatchPlan,
     RadixCache,
     Req,
     ReqKvInfo,
@@ -138,7 +137,7 @@ class Scheduler:
 
     def get_next_batch_to_run(
         self, running_batch: ScheduleBatch, last_batch: ScheduleBatch | None
-    ) -> NextBatchPlan:
+    ) -> SimpleNamespace:
         self._abort_chunked()
         if last_batch is not None and last_batch.forward_mode.is_extend():
             last_batch.filter_batch((self.chunked_req, last_batch.chunked_req))
@@ -153,7 +152,7 @@ class Scheduler:
             running_batch = ScheduleBatch()
         if batch is None and running_batch.reqs:
             batch = self._decode(running_batch)
-        return NextBatchPlan(batch, running_batch)
+        return SimpleNamespace(batch_to_run=batch, running_batch=running_batch)
 
     def _abort_chunked(self) -> None:
         req, self._pending_chunked_abort_req = self._pending_chunked_abort_req, None
