@@ -1,25 +1,30 @@
-"""Finds the requests of a client's result in a recording, and what lies between the two clocks.
+"""Finds the requests of a client's result in a recording, and divides what the client waited for.
 
-By the id that the client gave to a request, or else by when requests came and how long they were.
-Of the clocks only bounds are known: a request arrives after it was sent, and a token comes to the
-client after the engine had it.
+They are found by the id that the client gave to a request, or else by when requests came and how
+long they were. Of the clocks only bounds are known: a request arrives after it was sent, and a
+token comes to the client after the engine had it.
+
+A wait has parts before the engine, in it and after it, which add up to the client's own figure.
+Between two clocks that are not the same, time before and after the engine may be exchanged by as
+much as `ClientMatch.error_ns`.
 """
 
 import math
 import re
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.wire import Arrived, BatchRow, Phase, RowFlag, StepRecord
+from stepscope.engine.protocol.wire import Arrived, BatchRow, Mark, Phase, RowFlag, StepRecord
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.importing.source import ClientRequest, ForeignSession
+from stepscope.recordings.state.session import request_name
 
 # The number of a request of 'vllm bench serve', or a UUID, in the id that a server makes of it.
 _ID = re.compile(r"bench-[0-9a-f]{8}(-\d+)|([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
@@ -30,6 +35,7 @@ _REACH = 20  # widths after the usual delay in which a slow request may come
 _MAX_TRIED = 4_000_000  # pairs
 _MOST = 0.9  # of the most votes is as good
 _SLACK_NS = 1_000_000  # by which stamps of one machine may contradict each other
+_NUM_MARKS = 5  # of each kind
 
 _ARRIVAL = attrgetter("arrival_ns")
 _Kind: TypeAlias = "Callable[[ClientRequest | ServedRequest], object]"
@@ -94,7 +100,6 @@ class ClientMatch(NamedTuple):
     pairs: list[ClientPair]
     num_requests: int  # those of the result that got a token
     by: str  # what they were found by
-    num_unsure: int  # pairs that a request of the same lengths at that time might replace
     num_unlike: int  # pairs whose client counts other lengths than the engine
     num_unfit: int  # pairs that contradict the clocks of the others
     offset_ns: int | None
@@ -147,20 +152,19 @@ def client_match(session: ForeignSession, recording: Recording) -> ClientMatch:
     by = "request id" if kind is _id else "time and lengths" if nominal else "order and lengths"
     num_found, num_unlike = len(pairs), sum(_lengths(a) != _lengths(b) for a, b in pairs)
     if not nominal:
-        num_unsure = 0 if kind is _id else _num_unsure(pairs, served, kind, None)
-        return ClientMatch(pairs, len(clients), by, num_unsure, num_unlike, 0, None, 0, 0)
+        return ClientMatch(pairs, len(clients), by, num_unlike, 0, None, 0, 0)
     low, high = _bounds(pairs)
-    fit, num_unsure = [each for each in pairs if each.fits(low, high)], 0
+    fit = [each for each in pairs if each.fits(low, high)]
     if kind is not _id:
-        pairs, num_unsure = fit, _num_unsure(fit, served, kind, (low, high))
+        pairs = fit
     offset_ns, error_ns = (low + high) // 2, (high - low + 1) // 2
     if low - _SLACK_NS <= 0 <= high + _SLACK_NS:
         offset_ns = error_ns = 0
     elif low <= nominal[1] <= high:
         offset_ns, error_ns = nominal[1], max(nominal[1] - low, high - nominal[1])
-    apart_ns = min(abs(offset_ns - at) for at in nominal)
-    told = num_found - len(fit), offset_ns, error_ns, apart_ns
-    return ClientMatch(pairs, len(clients), by, num_unsure, num_unlike, *told)
+    apart_ns, num_unfit = min(abs(offset_ns - at) for at in nominal), num_found - len(fit)
+    told = num_unlike, num_unfit, offset_ns, error_ns, apart_ns
+    return ClientMatch(pairs, len(clients), by, *told)
 
 
 def _id(each: ClientRequest | ServedRequest) -> str | None:
@@ -245,24 +249,73 @@ def _bounds(pairs: Sequence[ClientPair]) -> tuple[int, int]:
     return low, high
 
 
-def _num_unsure(
-    pairs: Sequence[ClientPair],
-    served: Sequence[ServedRequest],
-    kind: _Kind,
-    bounds: tuple[int, int] | None,
-) -> int:
-    """How many pairs are not the only ones possible: another request fits, too."""
-    of_kind: dict[object, list[ServedRequest]] = defaultdict(list)
-    for each in served:
-        of_kind[kind(each)].append(each)
-    number = 0
-    for client, engine in pairs:
-        alike = of_kind[kind(engine)]
-        if bounds is None:
-            number += len(alike) > 1
-            continue
-        first = bisect_left(alike, client.start_ns + bounds[0], key=_ARRIVAL)
-        end = bisect_right(alike, client.tokens_ns[0] + bounds[1], key=_ARRIVAL)
-        others = (each for each in alike[first:end] if each is not engine)
-        number += any(ClientPair(client, each).fits(*bounds) for each in others)
-    return number
+class ClientWait(NamedTuple):
+    """One TTFT (`chunk` 0) or ITL of a client, and its parts as `ClientWaits.names` calls them."""
+
+    pair: ClientPair
+    chunk: int
+    ns: int
+    parts_ns: tuple[int, ...]
+
+    @property
+    def request_id(self) -> int:
+        return self.pair.engine.request_id
+
+    @property
+    def step(self) -> int:
+        return self.pair.engine.steps[self.chunk]
+
+
+class ClientWaits(NamedTuple):
+    kind: str
+    names: tuple[str, ...]
+    waits: list[ClientWait]
+
+    def at(self, rank: float) -> ClientWait:
+        """The wait that is the nearest-rank percentile of a rank in (0, 100]."""
+        return self.waits[-math.ceil(rank * len(self.waits) / 100)]
+
+    def worst(self, number: int) -> list[ClientWait]:
+        longest: dict[int, ClientWait] = {}
+        for each in self.waits:
+            longest.setdefault(each.step, each)
+            if len(longest) == number:
+                break
+        return list(longest.values())
+
+
+def client_waits(match: ClientMatch) -> tuple[ClientWaits, ClientWaits]:
+    """The TTFTs and the ITLs as the client measured them.
+
+    Of ITLs, those of requests whose chunks are the engine's steps, one by one.
+    """
+    names: tuple[str, ...] = ("front end", "queue", "prefill", "delivery")
+    if match.offset_ns is None:
+        names = ("queue", "prefill", "front end + delivery")
+    first, gaps = [], []
+    for pair in match.pairs:
+        client, engine = pair
+        came_ns, had_ns = client.tokens_ns, engine.times_ns
+        ttft_ns = came_ns[0] - client.start_ns
+        parts_ns = [engine.begun_ns - engine.arrival_ns, had_ns[0] - engine.begun_ns]
+        if match.offset_ns is not None:
+            parts_ns.insert(0, engine.arrival_ns - client.start_ns - match.offset_ns)
+        first.append(ClientWait(pair, 0, ttft_ns, (*parts_ns, ttft_ns - sum(parts_ns))))
+        for chunk in range(1, len(came_ns) if pair.has_same_chunks else 0):
+            itl_ns, decode_ns = (each[chunk] - each[chunk - 1] for each in (came_ns, had_ns))
+            gaps.append(ClientWait(pair, chunk, itl_ns, (decode_ns, itl_ns - decode_ns)))
+    for waits in (first, gaps):
+        waits.sort(key=lambda each: -each.ns)
+    return ClientWaits("TTFT", names, first), ClientWaits("ITL", ("decode", "delivery"), gaps)
+
+
+def worst_marks(match: ClientMatch, tool: str) -> list[Mark]:
+    found = []
+    for of in client_waits(match):
+        for each in of.worst(_NUM_MARKS):
+            ns, part = max(zip(each.parts_ns, of.names, strict=True))
+            text = f"client's {of.kind} {each.ns / 1e6:,.1f} ms of {request_name(each.request_id)}"
+            text += f": {part} {ns / 1e6:,.1f} ms"
+            time_ns = each.pair.engine.times_ns[each.chunk]
+            found.append(Mark(step=each.step, time_ns=time_ns, text=text, who=tool))
+    return found

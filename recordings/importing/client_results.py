@@ -9,13 +9,11 @@
 - `profile_export.jsonl` of aiperf, a record for each request, with latencies in milliseconds. Its
   "inter-chunk latency" is our ITL, its "inter-token latency" our TPOT.
 - `per_request_lifecycle_metrics.json` of inference-perf (`apis/base.py` of 2026), an object for
-  each request: seconds of `perf_counter`; a chunk without text has none. Older releases have the
-  fields of `response_metrics` in `info` itself.
+  each request: seconds of `perf_counter`; a chunk without text has none.
 """
 
 import time
 from collections.abc import Iterable
-from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Annotated, Any, TypeAlias
 
@@ -60,8 +58,6 @@ class _Lists(Struct):
     duration: Number = 0.0
     date: str = ""  # of its end
     model_id: str | None = None  # vLLM's alone
-    request_rate: float | str | None = None
-    max_concurrency: Count | None = None
 
 
 def _lists(file: ForeignFile, documents: _Documents) -> ForeignSession:
@@ -76,10 +72,12 @@ def _lists(file: ForeignFile, documents: _Documents) -> ForeignSession:
         if got is not None and (len(got) != num or not num):
             expected = f"{num} entries ({detail})" if num else f"an entry a request ({detail})"
             raise file.error(f"{line}, {name}", expected, str(len(got) or "none"))
-    starts_s = told.start_times
-    if starts_s is None:
-        starts_s, how = _likely_starts(told)
-        notes.append(f"it has no start times: {how}")
+    if (starts_s := told.start_times) is None:
+        # So far apart that the last token comes at the end.
+        lasted_s = [ttft + sum(itls) for ttft, itls in zip(told.ttfts, told.itls, strict=True)]
+        apart_s = [max(0, told.duration - e2e_s) / n for n, e2e_s in enumerate(lasted_s) if n]
+        starts_s = [number * min(apart_s, default=0) for number in range(num)]
+        notes.append("it has no start times: requests are spread evenly over its duration")
     requests = [_of_lists(told, number, round(at * _NS)) for number, at in enumerate(starts_s)]
     if len(results) > 1:
         notes.append(f"it holds {len(results)} results: the last one is shown")
@@ -87,29 +85,10 @@ def _lists(file: ForeignFile, documents: _Documents) -> ForeignSession:
         end_ns = int(time.mktime(time.strptime(told.date, "%Y%m%d-%H%M%S"))) * 10**9
     except (ValueError, OverflowError):
         end_ns = file.changed_ns
-    return client_session(
-        file,
-        tool,
-        requests,
-        end_ns - round(told.duration * _NS),
-        f"{file.path.name}: {'; '.join(notes)}" if notes else None,
-        told.model_id or "",
-        has_starts=told.start_times is not None,
-    )
-
-
-def _likely_starts(told: _Lists) -> tuple[list[float], str]:
-    lasted_s = [ttft + sum(itls) for ttft, itls in zip(told.ttfts, told.itls, strict=True)]
-    if told.max_concurrency and str(told.request_rate) == "inf":
-        starts_s, ends_s = list[float](), [0.0] * min(told.max_concurrency, len(lasted_s))
-        for e2e_s in lasted_s:
-            starts_s.append(heappop(ends_s))
-            heappush(ends_s, starts_s[-1] + e2e_s)
-        return starts_s, f"{told.max_concurrency:,} at a time, each begins when another ends"
-    # So far apart that the last token comes at the end.
-    apart_s = [max(0, told.duration - e2e_s) / n for n, e2e_s in enumerate(lasted_s) if n]
-    starts_s = [number * min(apart_s, default=0) for number in range(len(lasted_s))]
-    return starts_s, "requests are spread evenly over its duration"
+    note = f"{file.path.name}: {'; '.join(notes)}" if notes else None
+    wall_ns, has_starts = end_ns - round(told.duration * _NS), told.start_times is not None
+    model = told.model_id or ""
+    return client_session(file, tool, requests, wall_ns, note, model, has_starts=has_starts)
 
 
 def _of_lists(told: _Lists, number: int, start_ns: int) -> ClientRequest:
@@ -154,9 +133,8 @@ def _guidellm(file: ForeignFile, documents: _Documents) -> ForeignSession:
         for number, each in enumerate(groups.get(name) or ()):
             place = f"{line}, {name}[{number}]"
             info = file.part(place, each, "info")
-            told = file.fields(
-                place, each | info | file.part(place, info, "timings"), _RequestStats
-            )
+            timings = file.part(place, info, "timings")
+            told = file.fields(place, each | info | timings, _RequestStats)
             if name != "successful" and told.request_start_time is None:
                 continue
             start_s = told.request_start_time or 0.0
@@ -230,7 +208,6 @@ class _Lifecycle(Struct):
     prompt_tokens: Count | None = None  # as the server counts
     completion_tokens: Count | None = None
     chunk_times: list[Number] = []
-    output_token_times: list[Number] = []
     error: dict[str, Any] | None = None
 
 
@@ -242,7 +219,6 @@ def _inference_perf(file: ForeignFile, documents: _Documents) -> ForeignSession:
         answer = file.part(place, info, "response_metrics")
         usage = file.part(place, answer, "server_usage")
         told = file.fields(place, values | info | answer | usage, _Lifecycle)
-        times_s = told.chunk_times or told.output_token_times
         error = None if told.error is None else str(told.error.get("error_msg") or told.error)
         requests.append(
             ClientRequest(
@@ -250,7 +226,7 @@ def _inference_perf(file: ForeignFile, documents: _Documents) -> ForeignSession:
                 end_ns=round(told.end_time * _NS),
                 num_prompt=told.prompt_tokens or told.input_tokens,
                 num_output=told.completion_tokens or told.output_tokens,
-                tokens_ns=[round(time_s * _NS) for time_s in times_s],
+                tokens_ns=[round(time_s * _NS) for time_s in told.chunk_times],
                 error=error,
             )
         )

@@ -39,8 +39,9 @@ def client_session(
         raise file.error(1, f"a request that did not fail, of {len(requests):,}", got)
     in_order = sorted(requests, key=lambda each: each.start_ns)
     start_ns = in_order[0].start_ns
-    began_ns = start_ns if wall_ns is None else wall_ns
-    info = file.info(tool, "result", start_ns, began_ns, _ANY_MOMENT_S, _text(model))
+    clocks = {"monotonic_ns": start_ns, "wall_ns": start_ns if wall_ns is None else wall_ns}
+    told = {"totals_every_s": _ANY_MOMENT_S, "model": _text(model), **clocks}
+    info = file.info(tool, "result", **told)
     return ForeignSession(info, _messages(in_order), note, requests, has_starts)
 
 

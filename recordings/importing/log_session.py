@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import chain, groupby, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -15,8 +15,6 @@ from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry, 
 from stepscope.recordings.importing.source import Count, ForeignFile, ForeignSession, Number
 
 _NS = 1_000_000_000
-_DAY_NS = 86_400 * _NS
-_LONG_NS = 2 * _DAY_NS
 _LONGER = 1.5  # a gap this much longer than usual is a time without lines
 
 
@@ -35,21 +33,11 @@ class LogEntry(Struct, kw_only=True):
     num_waiting: Count | None = None
     num_preempted: Count | None = None
     kv_used: Number | None = None
-    kv_percent: Number | None = None
     has_graph: bool | None = None
 
 
-class LogLine(NamedTuple):
-    """What stands in a line: `YYYY-MM-DD`, `MM-DD` or None, and `HH:MM:SS`; and its figures.
-
-    `names`: of the fields of `LogEntry`, by the names of figures.
-    """
-
-    date: str | None
-    clock: str
-    rank: str
-    figures: Mapping[str, str]
-    names: Mapping[str, str]
+# What stands in a line: `YYYY-MM-DD`, `MM-DD` or None; `HH:MM:SS`; the rank; and its figures.
+LogLine: TypeAlias = tuple[str | None, str, str, dict[str, str]]
 
 
 class LogClock:
@@ -71,12 +59,12 @@ class LogClock:
                 now = datetime.fromisoformat(f"{last:%Y-%m-%d} {clock}")
                 around = [now + timedelta(days=days) for days in (-1, 0, 1)]
             elif date.count("-") == 1:
-                years = [
-                    year
-                    for year in range(last.year - 1, last.year + 2)
+                years = range(last.year - 1, last.year + 2)
+                around = [
+                    datetime.fromisoformat(f"{year:04}-{date} {clock}")
+                    for year in years
                     if date != "02-29" or isleap(year)
                 ]
-                around = [datetime.fromisoformat(f"{year:04}-{date} {clock}") for year in years]
             else:
                 around = [datetime.fromisoformat(f"{date} {clock}")]
             if self._last is None and len(around) > 1:
@@ -98,6 +86,7 @@ class LogFormat(NamedTuple):
 
     engine: str
     parse: Callable[[str], LogLine | None]  # finds the figures in a line; None if it has none
+    names: Mapping[str, str]  # of the fields of `LogEntry`, by the names of figures
     every_s: float | None = None
 
     def read(self, file: ForeignFile) -> ForeignSession | None:
@@ -109,24 +98,22 @@ class LogFormat(NamedTuple):
             if (entry := self.entry(clock, number, line)) is not None:
                 ranks.setdefault(entry.rank, []).append(entry)
         (rank, mine), *others = ranks.items()
-        name, notes = file.path.name, _odd_stamps(mine)
+        name, note = file.path.name, None
         if others:
-            names = ", ".join(name for name, _ in others)
-            notes.append(
-                f"it is the log of {len(others) + 1} ranks: {rank} is read, not {names}; "
+            note = (
+                f"{name}: it is the log of {len(ranks)} ranks: {rank} is read, not "
+                f"{', '.join(name for name, _ in others)}; "
                 f"'stepscope top - < {name}' shows all side by side"
             )
-        note = f"{name}: {'; '.join(notes)}" if notes else None
         return self.session(file, mine)._replace(note=note)
 
     def entry(self, clock: LogClock, number: int, line: str) -> LogEntry | None:
         """What a line tells. Raises RecordingError if it has figures, but wrong ones."""
         if (found := self.parse(line)) is None:
             return None
-        entry = clock.file.fields(number, found.figures, LogEntry, found.names)
-        entry.wall_ns, entry.rank = clock.wall_ns(number, found.date, found.clock), found.rank
-        if entry.kv_percent is not None:
-            entry.kv_used = entry.kv_percent / 100
+        date, time_of_day, rank, figures = found
+        entry = clock.file.fields(number, figures, LogEntry, self.names)
+        entry.wall_ns, entry.rank = clock.wall_ns(number, date, time_of_day), rank
         return entry
 
     def session(
@@ -139,20 +126,10 @@ class LogFormat(NamedTuple):
         if every_s is not None and gaps_s:
             every_s = min(every_s, float(max(1, gaps_s.most_common(1)[0][0])))
         began_ns, unit_s = begun[0].wall_ns, None if has_steps else every_s or 1.0
-        info = file.info(self.engine, "log", began_ns, began_ns, unit_s)
+        clocks = {"monotonic_ns": began_ns, "wall_ns": began_ns}
+        info = file.info(self.engine, "log", totals_every_s=unit_s, **clocks)
         lines = chain(begun, later)
         return ForeignSession(info, _steps(lines) if has_steps else _intervals(lines, every_s))
-
-
-def _odd_stamps(entries: Sequence[LogEntry]) -> list[str]:
-    """What is said of stamps that go back, or leave out days."""
-    apart_ns = [b.wall_ns - a.wall_ns for a, b in pairwise(entries)]
-    said, num_back = [], sum(each < 0 for each in apart_ns)
-    if num_back:
-        said.append(f"stamps before that of the line above, which counts instead: {num_back:,}")
-    if (most_ns := max(apart_ns, default=0)) > _LONG_NS:
-        said.append(f"{most_ns // _DAY_NS:,} days without a line lie in it")
-    return said
 
 
 def _steps(entries: Iterable[LogEntry | None]) -> Iterator[Telemetry]:
@@ -268,7 +245,7 @@ _VLLM_NAMES = {
     "context tokens": "num_prompt",
     "generation tokens": "num_output",
     "iteration elapsed time": "elapsed_ms",
-    "KV cache usage": "kv_percent",
+    "KV cache usage": "kv_used",
 }
 
 
@@ -276,17 +253,16 @@ def _vllm(line: str) -> LogLine | None:
     iteration = _VLLM_ITERATION.search(line)
     if iteration is None and "Avg prompt throughput: " not in line:
         return None
-    # The name of the device (GPU, CPU, TPU) stands before that of the cache.
-    figures = {
-        "KV cache usage" if name.endswith("KV cache usage") else name: value
-        for name, value in _VLLM_FIGURE.findall(line)
-    }
+    figures = dict(_VLLM_FIGURE.findall(line))
+    for name in [name for name in figures if name.endswith("KV cache usage")]:
+        # Of the device (GPU, CPU, TPU), which stands before that; in percent.
+        figures["KV cache usage"] = f"{figures[name]}e-2"
     if iteration is not None:
         figures |= dict(zip(_OF_ITERATION, iteration.groups(), strict=True))
     rank, stamp = _VLLM_RANK.search(line), _VLLM_STAMP.search(line)
     number = "0" if rank is None else rank[rank.lastindex or 0].lstrip("0") or "0"
     date, clock = (None, "") if stamp is None else stamp.groups()
-    return LogLine(date, clock, f"engine {number}", figures, _VLLM_NAMES)
+    return date, clock, f"engine {number}", figures
 
 
 # SGLang until 0.5, `log_prefill_stats` and `report_decode_stats` of its scheduler: a prefill line
@@ -302,16 +278,19 @@ _SGLANG_NAMES = {
     "#queue-req": "num_waiting",
     "token usage": "kv_used",
     "full token usage": "kv_used",  # of layers with full attention, if others have less
+    "gen throughput (token/s)": "output_rate",
+    "cuda graph": "has_graph",
 }
-_OF_DECODES = {"gen throughput (token/s)": "output_rate", "cuda graph": "has_graph"}
+_OF_DECODES = ("gen throughput (token/s)", "cuda graph")
 
 
 def _sglang(line: str) -> LogLine | None:
     if (head := _SGLANG_BATCH.search(line)) is None:
         return None
-    names = _SGLANG_NAMES | _OF_DECODES if head[4] == "Decode" else _SGLANG_NAMES
     figures = dict(_SGLANG_FIGURE.findall(line, head.end()))
-    return LogLine(head[1], head[2], head[3] or "rank 0", figures, names)
+    if head[4] == "Prefill":  # what it says of decodes is of the time before
+        figures = {name: each for name, each in figures.items() if name not in _OF_DECODES}
+    return head[1], head[2], head[3] or "rank 0", figures
 
 
 # TensorRT-LLM 1.x with `print_iter_log`, `tensorrt_llm/_torch/pyexecutor/py_executor.py`: a line
@@ -332,11 +311,11 @@ def _trtllm(line: str) -> LogLine | None:
     if (head := _TRTLLM_ITERATION.search(line)) is None:
         return None
     figures = dict(_TRTLLM_FIGURE.findall(line))
-    return LogLine(head[2], head[3], f"rank {head[1]}", figures, _TRTLLM_NAMES)
+    return head[2], head[3], f"rank {head[1]}", figures
 
 
 LOGS = (
-    LogFormat("vllm", _vllm, _VLLM_EVERY_S),
-    LogFormat("sglang", _sglang),
-    LogFormat("tensorrt-llm", _trtllm),
+    LogFormat("vllm", _vllm, _VLLM_NAMES, _VLLM_EVERY_S),
+    LogFormat("sglang", _sglang, _SGLANG_NAMES),
+    LogFormat("tensorrt-llm", _trtllm, _TRTLLM_NAMES),
 )

@@ -97,26 +97,16 @@ class ForeignFile:
             found += [(line, each) for each in values if isinstance(each, dict)]
         return found
 
-    def info(
-        self,
-        engine: str,
-        kind: str,
-        began_ns: int,
-        wall_ns: int,
-        every_s: float | None,
-        model: str = "",
-    ) -> EngineInfo:
+    def info(self, engine: str, kind: str, **told: Any) -> EngineInfo:
         """Describes the engine, of which the file tells little: a log or result of `engine`."""
+        name = self.path.name
         return EngineInfo(
-            engine_id=self.path.name,
-            name=self.path.name,
+            engine_id=name,
+            name=name,
             software_version="",
-            model=model,
             engine=engine,
             imported=f"a {kind} of {engine}",
-            monotonic_ns=began_ns,
-            wall_ns=wall_ns,
-            totals_every_s=every_s,
+            **{"model": "", **told},
         )
 
     def error(self, place: int | str, expected: str, got: str) -> RecordingError:

@@ -9,7 +9,7 @@ import gzip
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -114,6 +114,14 @@ class _Event(msgspec.Struct):
     tid: int | str = 0
     args: _Args = msgspec.field(default_factory=_Args)
 
+    @property
+    def start_ns(self) -> int:
+        return round(self.ts * 1000)
+
+    @property
+    def ns(self) -> int:
+        return round(self.dur * 1000)
+
 
 class _File(msgspec.Struct, rename="camel"):
     trace_events: list[msgspec.Raw]
@@ -142,29 +150,40 @@ def read_trace(path: Path) -> TorchTrace:
 
     Raises RecordingError: it cannot be read, or names no step.
     """
-    file, by_category = _events(path)
-    begun = [
-        (_ns(each.ts), (a, b, c, d))
-        for each in by_category["user_annotation"]
+    of: dict[str, list[_Event]] = defaultdict(list)  # by category
+    decoder = msgspec.json.Decoder(_Event)
+    try:
+        payload = path.read_bytes()
+        if payload[:2] == b"\x1f\x8b":
+            payload = gzip.decompress(payload)
+        file = msgspec.json.decode(payload, type=_File)
+        for raw in file.trace_events:
+            if not any(name in bytes(raw) for name in _SKIPPED):
+                event = decoder.decode(raw)
+                if event.ph == "X":
+                    of[event.cat].append(event)
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror or error}") from error
+    except (EOFError, ValueError) as error:
+        raise RecordingError(f"{path}: expected a torch profiler's trace: {error}") from error
+    begun = sorted(
+        (each.start_ns, (a, b, c, d))
+        for each in of["user_annotation"]
         if (found := _STEP.match(each.name)) is not None
         for a, b, c, d in [map(int, found.groups())]
         if a or b or c or d
-    ]
+    )
     if not begun:
         raise RecordingError(f"{path}: expected a trace of vLLM, got one that names no step of it")
-    launched = {
-        each.args.correlation: _ns(each.ts)
-        for category in ("cuda_runtime", "cuda_driver")
-        for each in by_category[category]
-    }
+    launched = {e.args.correlation: e.start_ns for e in of["cuda_runtime"] + of["cuda_driver"]}
     ran = [
-        _Ran(each.name, launched.get(each.args.correlation, _ns(each.ts)), *_span(each))
-        for category in ("kernel", "gpu_memcpy", "gpu_memset")
-        for each in by_category[category]
+        _Ran(e.name, launched.get(e.args.correlation, start_ns), start_ns, start_ns + e.ns, e.ns)
+        for e in of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"]
+        for start_ns in [e.start_ns]
     ]
     names = {str(each.get("name")) for each in file.device_properties}
     device = (" and ".join(sorted(names)) or "GPU") if ran else ""
-    steps, kernels = _divided(sorted(begun), ran or _operators(by_category["cpu_op"]))
+    steps, kernels = _divided(begun, ran or _operators(of["cpu_op"]))
     rank = int(file.distributed_info.get("rank", 0))
     return TorchTrace(steps, file.base_time_nanoseconds, device, rank, kernels)
 
@@ -174,7 +193,7 @@ def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
 
     Raises RecordingError: hardly any have; the two are not of one run.
     """
-    known: dict[int, tuple[tuple[int, int, int, int], int, int]] = {}
+    known: dict[int, tuple[tuple[int, ...], int, int]] = {}  # batch, start, end
     with_batch: dict[object, list[int]] = defaultdict(list)
     for _, index in indexes(recording):
         table = IndexRows(index).steps()
@@ -191,23 +210,24 @@ def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
 
     wall_ns = recording.info.wall_ns - recording.info.monotonic_ns - (trace.wall_offset_ns or 0)
 
+    def beside(shift: int) -> Iterator[tuple[int, ProfiledStep]]:
+        """The steps of the trace beside the recorded ones if it begins with this step."""
+        for number, profiled in enumerate(trace.steps, shift):
+            if number in known:
+                yield number, profiled
+
     def apart_ns(shift: int) -> int:
-        """By how much the wall clocks differ at the median if the trace begins with this step."""
-        return round(
-            median(
-                abs(profiled.start_ns - known[shift + number][1] - wall_ns)
-                for number, profiled in enumerate(trace.steps)
-                if shift + number in known
-            )
-        )
+        """By how much the wall clocks then differ at the median."""
+        pairs = beside(shift)
+        return round(median(abs(each.start_ns - known[n][1] - wall_ns) for n, each in pairs))
 
     # Steps of decodes alone look alike: of places that fit as well, the nearest in time.
     most = votes.most_common(1)[0][1]
     shift = min((each for each, number in votes.items() if number == most), key=apart_ns)
     steps = [
-        KernelTimes(shift + number, known[shift + number][2] - known[shift + number][1], profiled)
-        for number, profiled in enumerate(trace.steps)
-        if shift + number in known and known[shift + number][0] == profiled.batch
+        KernelTimes(number, known[number][2] - known[number][1], profiled)
+        for number, profiled in beside(shift)
+        if known[number][0] == profiled.batch
     ]
     if len(steps) < _LEAST * len(trace.steps):
         raise RecordingError(
@@ -217,46 +237,18 @@ def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
     return ProfileMatch(steps, len(trace.steps), apart_ns(shift) if trace.wall_offset_ns else None)
 
 
-def _events(path: Path) -> tuple[_File, dict[str, list[_Event]]]:
-    found, decoder = defaultdict[str, list[_Event]](list), msgspec.json.Decoder(_Event)
-    try:
-        payload = path.read_bytes()
-        if payload[:2] == b"\x1f\x8b":
-            payload = gzip.decompress(payload)
-        file = msgspec.json.decode(payload, type=_File)
-        for raw in file.trace_events:
-            if not any(name in bytes(raw) for name in _SKIPPED):
-                event = decoder.decode(raw)
-                if event.ph == "X":
-                    found[event.cat].append(event)
-    except OSError as error:
-        raise RecordingError(f"{path}: {error.strerror or error}") from error
-    except (EOFError, ValueError) as error:
-        raise RecordingError(f"{path}: expected a torch profiler's trace: {error}") from error
-    return file, found
-
-
-def _ns(microseconds: float) -> int:
-    return round(microseconds * 1000)
-
-
-def _span(event: _Event) -> tuple[int, int, int]:
-    start_ns, ns = _ns(event.ts), _ns(event.dur)
-    return start_ns, start_ns + ns, ns
-
-
 def _operators(events: Iterable[_Event]) -> list[_Ran]:
     """Operators with their own time: without the operators that they called."""
     found: list[_Ran] = []
     callers_of: dict[object, list[_Ran]] = defaultdict(list)  # by thread
     for event in sorted(events, key=lambda each: (each.ts, -each.dur)):
-        start_ns, end_ns, ns = _span(event)
+        start_ns, ns = event.start_ns, event.ns
         callers = callers_of[event.pid, event.tid]
         while callers and callers[-1].end_ns <= start_ns:
             callers.pop()
         if callers:
             callers[-1].own_ns = max(0, callers[-1].own_ns - ns)
-        callers.append(_Ran(event.name, start_ns, start_ns, end_ns, ns))
+        callers.append(_Ran(event.name, start_ns, start_ns, start_ns + ns, ns))
         found.append(callers[-1])
     return found
 

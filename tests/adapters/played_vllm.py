@@ -12,8 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stepscope.engine.adapters.vllm import versions
-
 SCHEDULES = Path(__file__).parent / "schedules"
 SECRET_TOKEN = 0x5EC2E7  # every token of every prompt
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
@@ -45,9 +43,6 @@ class PlayedQueue:
     def __len__(self) -> int:
         return self.num_waiting
 
-    def prepend_request(self, request: "PlayedRequest") -> None:
-        """The number is set from the recording."""
-
 
 class PlayedRequest:
     """The recorded part of vLLM's `Request`."""
@@ -62,11 +57,8 @@ class PlayedRequest:
         self.kv_transfer_params: dict[str, object] = line.get("transfer", {})
         self.pooling_params: object | None = True if "pooling" in line else None
         adapter = line.get("adapter")
-        self.lora_request = (
-            None
-            if adapter is None
-            else SimpleNamespace(lora_name=adapter, lora_int_id=ord(adapter))
-        )
+        lora = adapter and SimpleNamespace(lora_name=adapter, lora_int_id=ord(adapter))
+        self.lora_request: Any = lora
         self.arrival_time = time.time()
         self.become([0, self.num_prompt_tokens, 0, "WAITING"])
 
@@ -85,9 +77,8 @@ class InProcessWorker:
         for new in output.scheduled_new_reqs:
             self._tables[new.req_id] = new.block_ids
         again = output.scheduled_cached_reqs
-        resumed = versions.resumed(again)
         for name, blocks in zip(again.req_ids, again.new_block_ids, strict=True):
-            if name in resumed:
+            if name in again.resumed_req_ids:
                 self._tables[name] = blocks
             elif blocks is not None:
                 for known, added in zip(self._tables[name], blocks, strict=True):
@@ -119,9 +110,6 @@ class PlayedScheduler:
         self.finished_req_ids: set[str] = set()
         for name in self.head["queues"]:
             setattr(self, name, PlayedQueue())
-        self._release = tuple(map(int, self.head["vllm"].split(".")))
-        if self._release >= (0, 12):
-            self._preempt_request = None
         self._configure()
 
     def _configure(self) -> None:
@@ -204,22 +192,10 @@ class PlayedScheduler:
                 req_ids=[name for name, _, _ in again],
                 new_block_ids=[blocks for _, blocks, _ in again],
                 num_computed_tokens=[num_computed for _, _, num_computed in again],
+                resumed_req_ids=set(line.get("resumed", [])),
             ),
+            preempted_req_ids=set(line.get("preempted", [])),
         )
-        resumed = line.get("resumed", [])
-        if self._release >= (0, 11, 1):
-            output.scheduled_cached_reqs.resumed_req_ids = set(resumed)
-        else:
-            output.scheduled_cached_reqs.resumed_from_preemption = [
-                name in resumed for name, _, _ in again
-            ]
-        preempted = line.get("preempted", [])
-        if self._release >= (0, 12):
-            output.preempted_req_ids = set(preempted)
-        else:
-            for name in preempted:
-                self._all[name].status = SimpleNamespace(name="PREEMPTED")
-                self.waiting.prepend_request(self._all[name])
         self.outputs.append(output)
         return output
 

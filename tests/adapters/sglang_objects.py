@@ -23,11 +23,6 @@ class ReqKvInfo:
 
 
 @dataclass
-class EvictResult:
-    num_tokens_evicted: int = 0
-
-
-@dataclass
 class RadixCache:
     """Pages of finished requests, each by all tokens up to its end, with its number of users."""
 
@@ -49,16 +44,16 @@ class RadixCache:
     def evictable_size(self) -> int:
         return PAGE * sum(not users for users in self.pages.values())
 
-    def evict(self, params: Any) -> EvictResult:
+    def evict(self, params: Any) -> SimpleNamespace:
         unused = [page for page, users in self.pages.items() if not users]
         gone = sorted(unused, key=len)[::-1][: -(-params.num_tokens // PAGE)]
         for page in gone:
             del self.pages[page]
         self.num_free += len(gone)
         self.num_evicted += len(gone)
-        return EvictResult(len(gone) * PAGE)
+        return SimpleNamespace(num_tokens_evicted=len(gone) * PAGE)
 
-    def evict_for_alloc(self, params: Any) -> EvictResult:
+    def evict_for_alloc(self, params: Any) -> SimpleNamespace:
         return self.evict(params)
 
     # The pool
@@ -91,7 +86,6 @@ class ForwardMode(Enum):
     EXTEND = 1
     DECODE = 2
     MIXED = 3
-    IDLE = 4
 
     def is_decode(self) -> bool:
         return self is ForwardMode.DECODE
@@ -100,7 +94,7 @@ class ForwardMode(Enum):
         return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
 
     def is_idle(self) -> bool:
-        return self is ForwardMode.IDLE
+        return False
 
 
 @dataclass
@@ -148,9 +142,7 @@ class Req:
     kv: ReqKvInfo = field(default_factory=ReqKvInfo)
     is_retracted: bool = False
     time_stats: Any = field(
-        default_factory=lambda: SimpleNamespace(
-            created_time=0.0, scheduler_recv_time=time.perf_counter()
-        )
+        default_factory=lambda: SimpleNamespace(created_time=time.perf_counter())
     )
 
     @property
@@ -190,9 +182,3 @@ class ScheduleBatch:
 
     def filter_batch(self, exclude: tuple[Req | None, ...] = ()) -> None:
         self.reqs = [req for req in self.reqs if req not in exclude and not req.finished()]
-
-
-@dataclass
-class NextBatchPlan:
-    batch_to_run: ScheduleBatch | None
-    running_batch: ScheduleBatch

@@ -15,7 +15,6 @@ from tests.adapters.sglang_objects import (
     AbortReq,
     FinishReason,
     ForwardMode,
-    NextBatchPlan,
     RadixCache,
     Req,
     ReqKvInfo,
@@ -134,23 +133,11 @@ class Scheduler:
     def _poll_timeout_aborts(self) -> list[Any]:
         return []
 
-    def pause_generation(self) -> None:
-        """Pause in mode `retract`; the loop continues at the next turn."""
-        if self.result_queue:
-            self.process_batch_result(self.result_queue.popleft(), "SGLang's own result")
-        batches = [self.running_batch, *([self.last_batch] if self.last_batch else [])]
-        reqs = dict.fromkeys(req for batch in batches for req in batch.reqs if not req.finished())
-        self.running_batch, self.last_batch, self.chunked_req = ScheduleBatch(), None, None
-        for req in reqs:
-            self.tree_cache.release(req.kv, req.ids, keep=False)
-            req.is_retracted = True
-            self._add_request_to_queue(req)
-
     # The next batch
 
     def get_next_batch_to_run(
         self, running_batch: ScheduleBatch, last_batch: ScheduleBatch | None
-    ) -> NextBatchPlan:
+    ) -> SimpleNamespace:
         self._abort_chunked()
         if last_batch is not None and last_batch.forward_mode.is_extend():
             last_batch.filter_batch((self.chunked_req, last_batch.chunked_req))
@@ -165,7 +152,7 @@ class Scheduler:
             running_batch = ScheduleBatch()
         if batch is None and running_batch.reqs:
             batch = self._decode(running_batch)
-        return NextBatchPlan(batch, running_batch)
+        return SimpleNamespace(batch_to_run=batch, running_batch=running_batch)
 
     def _abort_chunked(self) -> None:
         req, self._pending_chunked_abort_req = self._pending_chunked_abort_req, None

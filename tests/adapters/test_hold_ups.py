@@ -16,9 +16,10 @@ import pytest
 from stepscope.engine.adapters.attached import hold_ups
 from stepscope.engine.adapters.attached.hold_ups import HoldUps
 from stepscope.engine.adapters.attached.hooks import Hooks
-from stepscope.engine.protocol.wire import Admitted, HoldUp, StepRecord
-from tests.adapters.conftest import Attach, published
+from stepscope.engine.protocol.wire import Admitted, HoldUp
+from tests.adapters.conftest import Attach
 from tests.adapters.played_vllm import PlayedScheduler
+from tests.adapters.test_vllm_schedules import Played
 from tests.support.waiting import wait_for
 
 MS = 1_000_000
@@ -27,7 +28,7 @@ WATCHED = textwrap.dedent("""
     from stepscope.engine.adapters.attached.hold_ups import HoldUps
     from stepscope.engine.adapters.attached.hooks import Hooks
     held = HoldUps()
-    held.open(Hooks)
+    held.open(Hooks())
     begins, ends = threading.Event(), threading.Event()
     def pump():
         while not ends.is_set():
@@ -51,13 +52,10 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 0
         self.pump = self.engine = hold_ups.ThreadTimes(0, 0, 0)
-        self.num_faults = 0
-        monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
-        usage = lambda _: SimpleNamespace(ru_majflt=self.num_faults)  # noqa: E731
-        monkeypatch.setattr(hold_ups.resource, "getrusage", usage)
         self.held = HoldUps()
         self.held._pump, self.held._engine = -1, -2
         read = lambda thread: self.pump if thread == -1 else self.engine  # noqa: E731
+        monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
         monkeypatch.setattr(hold_ups, "read_times", read)
         self.held.pumping()
 
@@ -67,6 +65,11 @@ class Counted:
         self.pump = hold_ups.ThreadTimes(ran + MS, waited + waited_ms * MS, runs + num_runs)
         self.held.pumping()
         return self.held.take(self.now_ns)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
 
 
 def test_a_process_that_gets_sigstop_says_for_how_long_it_was_stopped() -> None:
@@ -95,40 +98,22 @@ def test_a_process_that_gets_sigstop_says_for_how_long_it_was_stopped() -> None:
         child.wait()
 
 
-def test_a_pump_that_neither_ran_nor_waited_for_a_processor_was_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counted = Counted(monkeypatch)
+def test_a_pump_that_neither_ran_nor_waited_was_stopped(counted: Counted) -> None:
     assert counted.after(50) is None
     assert counted.after(2_000) == [HoldUp("stopped", 50 * MS, 2_000 * MS)]
-    counted.num_faults += 5_000
-    assert counted.after(2_000) == [HoldUp("stopped", 2_050 * MS, 2_000 * MS, "5,000 pages")]
-
-
-def test_a_pump_that_waited_for_a_processor_for_python_or_for_vllm_was_not_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counted = Counted(monkeypatch)
     assert counted.after(2_000, waited_ms=1_950) is None
     assert counted.after(2_000, num_runs=400) is None  # each 5 ms it asks for Python's lock
     counted.held.pump_rests()
-    assert counted.after(2_000) is None
-
-
-def test_a_stop_is_told_of_a_pump_that_found_the_engine_quiet_because_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counted = Counted(monkeypatch)
-    counted.now_ns += 2_000 * MS  # it was stopped after it had looked
+    assert counted.after(2_000) is None  # it may have waited for vLLM's thread
+    counted.now_ns += 2_000 * MS  # it was stopped after it had looked, and finds the engine quiet
     counted.held.pump_rests()
-    assert counted.after(50) == [HoldUp("stopped", 0, 2_000 * MS)]
+    assert counted.after(50) == [HoldUp("stopped", 8_050 * MS, 2_000 * MS)]
 
 
 def test_a_stop_counts_for_the_step_that_it_delayed_not_for_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
+    counted: Counted,
 ) -> None:
     """The pump reads a step's notes late: it last ran before the step, and next after the stop."""
-    counted = Counted(monkeypatch)
     counted.now_ns += 12_000 * MS
     counted.held.pumping()
     assert counted.held.take(30 * MS) is None  # these tokens came before the stop
@@ -138,10 +123,7 @@ def test_a_stop_counts_for_the_step_that_it_delayed_not_for_the_one_before(
     assert counted.held.take(23_998 * MS) == [HoldUp("stopped", 12_000 * MS, 12_000 * MS)]
 
 
-def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counted = Counted(monkeypatch)
+def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(counted: Counted) -> None:
     assert counted.after(100) is None
     counted.engine = hold_ups.ThreadTimes(0, 40 * MS, 3)
     assert counted.after(100) == [HoldUp("descheduled", 160 * MS, 40 * MS)]
@@ -151,7 +133,7 @@ def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(
 
 def test_garbage_collection_on_the_engines_thread_is_told_with_its_generation() -> None:
     held = HoldUps()
-    held.open(Hooks)
+    held.open(Hooks())
     try:
         gc.disable()
         for _ in range(200_000):
@@ -174,47 +156,39 @@ def test_a_kernel_that_triton_compiles_on_vllms_thread_travels_with_its_step(
     before = lambda **each: told.append(each)  # noqa: E731 - what another tool listens with
     knobs = SimpleNamespace(compilation=SimpleNamespace(listener=before))
     monkeypatch.setitem(sys.modules, "triton.knobs", knobs)  # type: ignore[arg-type]
-    scheduler = PlayedScheduler("0.32.0", "chunked")
-    attachment = attach(scheduler)
     source, times = SimpleNamespace(name="_fwd_kernel"), SimpleNamespace(total=345_678)
-    calls = iter(scheduler.play())
-    while next(calls) != "schedule":
-        pass
-    knobs.compilation.listener(src=source, times=times, cache_hit=False)
-    for _ in calls:
-        pass
-    with attachment.notes.done():
-        found = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
-    compiled = [row for each in found for row in each.hold_ups or () if row.kind == "jit"]
-    assert [(row.ns, row.detail) for row in compiled] == [(345_678_000, "_fwd_kernel")]
+
+    def compile_once(scheduler: PlayedScheduler, line: dict[str, Any]) -> None:
+        if line["call"] == "schedule" and not told:
+            knobs.compilation.listener(src=source, times=times, cache_hit=False)
+
+    played = Played(attach, "0.32.0", "chunked", each=compile_once)
+    rows = [row for step in played.steps for row in step.hold_ups or () if row.kind == "jit"]
+    assert [(row.ns, row.detail) for row in rows] == [(345_678_000, "_fwd_kernel")]
     assert [each["src"] for each in told] == [source]
-    attachment.close()
     assert knobs.compilation.listener is before
 
 
 def test_prompt_tokens_that_a_connector_loads_within_a_step_are_told_with_the_admission(
     attach: Attach,
 ) -> None:
-    scheduler = PlayedScheduler("0.32.0", "prefix")
-    scheduler.connector = object()
-    schedule, manager = scheduler.schedule, scheduler.kv_cache_manager
     loaded = []
 
-    def schedule_with_loads(throttle_prefills: bool = False) -> SimpleNamespace:
-        output = schedule(throttle_prefills)
-        for new in output.scheduled_new_reqs:
-            loaded.append(new.num_computed_tokens // 2)
-            request = scheduler._all[new.req_id]
-            manager.allocate_slots(request, num_external_computed_tokens=loaded[-1])
-        return output
+    def load(scheduler: PlayedScheduler) -> None:
+        scheduler.connector, schedule = object(), scheduler.schedule
 
-    scheduler.schedule = schedule_with_loads  # type: ignore[method-assign]
-    attachment = attach(scheduler)
-    for _ in scheduler.play():
-        pass
-    with attachment.notes.done():
-        steps = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
-    admitted = [event for step in steps for event in step.events if isinstance(event, Admitted)]
+        def schedule_with_loads(throttle_prefills: bool = False) -> SimpleNamespace:
+            output = schedule(throttle_prefills)
+            for new in output.scheduled_new_reqs:
+                loaded.append(new.num_computed_tokens // 2)
+                scheduler.kv_cache_manager.allocate_slots(
+                    scheduler._all[new.req_id], num_external_computed_tokens=loaded[-1]
+                )
+            return output
+
+        scheduler.schedule = schedule_with_loads  # type: ignore[method-assign]
+
+    admitted = Played(attach, "0.32.0", "prefix", prepare=load).events(Admitted)
     assert any(loaded)
     assert [event.num_loaded_tokens for event in admitted] == loaded
     assert not any(event.load_ns or event.is_loaded_early for event in admitted)
@@ -230,13 +204,8 @@ def test_prompt_tokens_that_a_connector_loads_within_a_step_are_told_with_the_ad
     ],
 )
 def test_garbage_collection_counts_as_far_as_the_engines_thread_had_to_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-    is_engines: bool,
-    ran_ms: int,
-    waited_ms: int,
-    told: HoldUp | None,
+    counted: Counted, is_engines: bool, ran_ms: int, waited_ms: int, told: HoldUp | None
 ) -> None:
-    counted = Counted(monkeypatch)
     counted.held._engine_id = threading.get_ident() if is_engines else 0
     counted.held._collect("start", {"generation": 2})
     counted.now_ns += 100 * MS

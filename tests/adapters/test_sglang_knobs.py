@@ -78,34 +78,22 @@ def changes_through(rank: Scheduler) -> Callable[[Any], object]:
     return lambda request: around_change(Scheduler.set_internal_state, rank, request)
 
 
-def test_a_new_chunk_size_reaches_every_rank_before_the_same_batch(
-    attach_sglang: AttachSglang,
-) -> None:
+def test_a_change_reaches_every_rank_before_the_same_batch(attach_sglang: AttachSglang) -> None:
     group = Group(attach_sglang)
     turn(group.ranks, TokenizedGenerateReqInput("first", [1] * 50))
-    answer = group.set(**{BUDGET: 16})
-    turn(group.ranks, TokenizedGenerateReqInput("last", [1] * 50))
+    answer = group.set(**{BUDGET: 16}, max_num_seqs=2)
+    num_before = len(group.ranks[0].scheduled)
+    turn(group.ranks, *[TokenizedGenerateReqInput(f"r{i}", [i] * 19, 12) for i in range(6)])
     while group.ranks[0].has_work:
         turn(group.ranks)
-    assert group.chunks() == [16, 16]
+    assert (group.chunks(), group.seats()) == ([16, 16], [2, 2])
     assert group.ranks[0].scheduled == group.ranks[1].scheduled
+    assert max(len(batch) for batch in group.ranks[0].scheduled[num_before:]) == 2
     steps = [m for _, m in published(group.attachment) if isinstance(m, StepRecord)]
     budgets = {step.step: step.token_budget for step in steps if step.token_budget}
     assert {n: 16 if n >= answer.effective_step else 64 for n in budgets} == budgets
     assert set(budgets.values()) == {16, 64}
     assert group.ranks[0].answers == group.ranks[1].answers == []
-
-
-def test_a_lower_max_num_seqs_takes_effect_on_every_rank(attach_sglang: AttachSglang) -> None:
-    group = Group(attach_sglang)
-    group.set(max_num_seqs=2)
-    came = [TokenizedGenerateReqInput(f"r{i}", [i] * 9, 12) for i in range(6)]
-    turn(group.ranks, *came)
-    while group.ranks[0].has_work:
-        turn(group.ranks)
-    assert group.seats() == [2, 2]
-    assert max(len(batch) for batch in group.ranks[0].scheduled) == 2
-    assert group.ranks[0].scheduled == group.ranks[1].scheduled
 
 
 def test_a_knob_value_above_its_start_value_is_refused(attach_sglang: AttachSglang) -> None:
@@ -127,9 +115,7 @@ def test_when_a_lease_ends_every_rank_gets_its_old_values_back(attach_sglang: At
     wait_for(lambda: turn(group.ranks) or group.chunks() == [64, 64], "the first chunk size")
 
 
-def test_sglangs_own_state_changes_are_still_made_and_answered(
-    attach_sglang: AttachSglang,
-) -> None:
+def test_sglangs_own_state_changes_are_still_made_and_answered(attach_sglang: AttachSglang) -> None:
     group = Group(attach_sglang)
     turn(group.ranks, SetInternalStateReq({SEATS: 3}), SetInternalStateReq({"unknown": 1}))
     assert group.seats() == [3, 3]
@@ -147,12 +133,11 @@ def test_without_chunked_prefill_the_budget_is_fixed(attach_sglang: AttachSglang
 def test_no_knob_can_be_changed_if_a_change_might_not_reach_every_rank(
     attach_sglang: AttachSglang, where: str
 ) -> None:
-    group = Group(attach_sglang)
-    attributes = {"recv_skipper": object()} if where == "a receive interval" else {}
-    group.attachment.close()
     first = Scheduler(tp_size=2)
-    vars(first).update(attributes)
-    first.server_args.nnodes = 2 if where == "several nodes" else 1
+    if where == "several nodes":
+        first.server_args.nnodes = 2
+    else:
+        first.recv_skipper = object()  # type: ignore[assignment]
     attachment = attach_sglang(first)
     assert attachment is not None
     assert list(attachment.core.info.knobs) == []

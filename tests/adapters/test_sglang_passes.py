@@ -20,35 +20,27 @@ from tests.support.waiting import wait_for
 
 def frames(counter: int, prefill: int = 0, decodes: int = 0, waiting: int = 0) -> list[bytes]:
     """The frames of one message; an idle SGLang sends all zeros."""
+    names = ("sum_prefill_tokens", "sum_decode_kv_tokens", "num_decode_requests")
+    zeros = dict.fromkeys((*names, "num_prefill_requests", "sum_prefill_kv_tokens"), 0)
+    variances = dict.fromkeys(("var_prefill_length", "var_decode_kv_tokens"), 0.0)
+    scheduled = {"num_prefill_requests": int(prefill > 0), "sum_prefill_tokens": prefill}
     message: dict[str, Any] = {
         "version": 1,
         "worker_id": "worker",
         "dp_rank": 0,
         "counter_id": counter,
         "wall_time": 0.02 if prefill or decodes else 0.0,
-        "scheduled_requests": {
-            "num_prefill_requests": int(prefill > 0),
-            "sum_prefill_tokens": prefill,
-            "var_prefill_length": 0.0,
-            "sum_prefill_kv_tokens": 0,
-            "num_decode_requests": decodes,
-            "sum_decode_kv_tokens": 50 * decodes,
-            "var_decode_kv_tokens": 1.5,
-        },
-        "queued_requests": {
-            "num_prefill_requests": waiting,
-            "sum_prefill_tokens": 0,
-            "var_prefill_length": 0.0,
-            "num_decode_requests": 0,
-            "sum_decode_kv_tokens": 0,
-            "var_decode_kv_tokens": 0.0,
-        },
+        "scheduled_requests": zeros | variances | scheduled | {"num_decode_requests": decodes},
+        "queued_requests": zeros | variances | {"num_prefill_requests": waiting},
     }
     return [b"", counter.to_bytes(8, "big"), msgspec.msgpack.encode(message)]
 
 
+Stream = tuple[Callable[[list[bytes]], None], ForwardPassSource]
+
+
 @pytest.fixture
-def stream(tmp_path: Path) -> Iterator[tuple[Callable[[list[bytes]], None], ForwardPassSource]]:
+def stream(tmp_path: Path) -> Iterator[Stream]:
     """A function that sends a message, and the connected source that receives it."""
     where = f"ipc://{tmp_path}/fpm.0"
     with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
@@ -68,14 +60,12 @@ def arrived(source: ForwardPassSource, number: int) -> None:
     wait_for(lambda: source.history.num_steps == number, f"{number} steps")
 
 
-def test_a_forward_pass_reported_by_sglang_is_a_step_with_totals_only(
-    stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
-) -> None:
+def test_a_forward_pass_reported_by_sglang_is_a_step_with_totals_only(stream: Stream) -> None:
     send, source = stream
     send(frames(0, prefill=700, waiting=3))
     send(frames(1, decodes=12))
     arrived(source, 2)
-    first, second = source.history.record(0), source.history.record(1)
+    first, second = map(source.history.record, (0, 1))
     assert first is not None
     assert second is not None
     assert (first.num_prefill_tokens, first.num_decode_tokens, first.num_waiting) == (700, 0, 3)
@@ -88,9 +78,7 @@ def test_a_forward_pass_reported_by_sglang_is_a_step_with_totals_only(
     assert source.status == "live"
 
 
-def test_lost_messages_are_a_gap_and_restarted_numbering_means_a_new_engine(
-    stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
-) -> None:
+def test_lost_messages_are_a_gap_and_restarted_numbering_means_a_new_engine(stream: Stream) -> None:
     send, source = stream
     send(frames(5, decodes=1))
     send(frames(9, decodes=1))
@@ -101,9 +89,7 @@ def test_lost_messages_are_a_gap_and_restarted_numbering_means_a_new_engine(
     wait_for(lambda: source.history.info != before and source.history.num_steps == 1, "anew")
 
 
-def test_idle_messages_and_garbage_make_no_step(
-    stream: tuple[Callable[[list[bytes]], None], ForwardPassSource],
-) -> None:
+def test_idle_messages_and_garbage_make_no_step(stream: Stream) -> None:
     send, source = stream
     send([b"", b"short", b"x"])
     send(frames(0))

@@ -2,8 +2,6 @@
 
 import threading
 
-import pytest
-
 from stepscope.engine.adapters.attached.step_notes import StepNotes
 
 
@@ -30,20 +28,3 @@ def test_queued_step_calls_are_made_in_order_whichever_thread_makes_them() -> No
     notes.wake()
     thread.join()
     assert read == list(range(2_000))
-
-
-def test_after_a_queued_step_call_fails_no_further_one_is_made() -> None:
-    notes = StepNotes()
-    read: list[int] = []
-
-    def fail() -> None:
-        raise ValueError("cannot be read")
-
-    notes.put(read.append, 1)
-    notes.put(fail)
-    notes.put(read.append, 2)
-    with pytest.raises(ValueError, match="cannot be read"), notes.done():
-        raise AssertionError("nothing is done with half of the notes")
-    notes.put(read.append, 3)
-    notes.read()
-    assert read == [1]

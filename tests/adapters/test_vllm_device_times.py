@@ -8,6 +8,7 @@ import pytest
 from stepscope.engine.protocol.wire import EngineInfo, StepRecord
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
+from tests.adapters.test_vllm_schedules import Played
 
 STEP_MS = 7.25
 
@@ -98,46 +99,29 @@ def test_without_a_gpu_the_worker_is_not_hooked(
 # The CUDA graph and the padding of a step, which a worker reports too
 
 
-def reported(attach: Attach, model_output: object) -> list[StepRecord]:
-    """The steps of a played session whose worker returns this for each of them."""
-    scheduler = PlayedScheduler("0.32.0", "chunked")
-    scheduler.model_output = model_output
-    attachment = attach(scheduler)
-    for _ in scheduler.play():
-        pass
-    with attachment.notes.done():
-        found = [each for _, each in published(attachment) if isinstance(each, StepRecord)]
-    attachment.close()
-    assert len(found) > 10
-    return found
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL", None])
+def test_steps_name_the_cuda_graph_and_padding_that_vllm_reports(
+    attach: Attach, mode: str | None
+) -> None:
+    stats = mode and SimpleNamespace(runtime_mode=mode, num_paddings=5)
 
+    def report(scheduler: PlayedScheduler) -> None:
+        scheduler.model_output = SimpleNamespace(cudagraph_stats=stats)
 
-@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
-def test_steps_name_the_cuda_graph_and_padding_that_vllm_reports(attach: Attach, mode: str) -> None:
-    stats = SimpleNamespace(runtime_mode=mode, num_paddings=5)
-    found = reported(attach, SimpleNamespace(cudagraph_stats=stats))
-    assert {(each.cuda_graph, each.num_graph_padding) for each in found} == {(mode.lower(), 5)}
+    found = Played(attach, "0.32.0", "chunked", prepare=report).steps
+    expected = (mode.lower(), 5) if mode else (None, None)
+    assert {(each.cuda_graph, each.num_graph_padding) for each in found} == {expected}
 
 
 @pytest.mark.parametrize(("mode", "most"), [("FULL_AND_PIECEWISE", 512), ("NONE", None)])
 def test_the_largest_graph_is_the_largest_size_that_vllm_captured(
     attach: Attach, mode: str, most: int | None
 ) -> None:
-    scheduler = PlayedScheduler("0.32.0", "chunked")
-    scheduler.vllm_config.compilation_config = SimpleNamespace(
-        cudagraph_mode=SimpleNamespace(name=mode), cudagraph_capture_sizes=[1, 2, 512, 256]
-    )
-    attachment = attach(scheduler)
-    for _ in scheduler.play():
-        pass
-    attachment.close()
-    infos = [each for _, each in published(attachment) if isinstance(each, EngineInfo)]
+    def capture(scheduler: PlayedScheduler) -> None:
+        scheduler.vllm_config.compilation_config = SimpleNamespace(
+            cudagraph_mode=SimpleNamespace(name=mode), cudagraph_capture_sizes=[1, 2, 512, 256]
+        )
+
+    played = Played(attach, "0.32.0", "chunked", prepare=capture)
+    infos = [each for _, each in played.messages if isinstance(each, EngineInfo)]
     assert {each.max_graph_tokens for each in infos} == {most}
-
-
-@pytest.mark.parametrize("output", [object(), SimpleNamespace(cudagraph_stats=None)])
-def test_graph_and_padding_are_unknown_without_vllms_graph_metrics(
-    attach: Attach, output: object
-) -> None:
-    found = reported(attach, output)
-    assert {(each.cuda_graph, each.num_graph_padding) for each in found} == {(None, None)}

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from stepscope.engine.adapters.attached.reports import FrontReport, ProcessReports
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.vllm import front_end, plugin
 from stepscope.engine.adapters.vllm.front_end import FrontEndWatch
-from stepscope.engine.adapters.vllm.reports import FrontReport, ProcessReports
 from stepscope.engine.protocol.wire import Aborted, Arrived, Finished, FrontEnd, TakenRow
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums, served_life, shares_of
@@ -25,7 +25,7 @@ from stepscope.recordings.state.session import SessionState
 from tests.adapters import vllm_front_end
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
-from tests.adapters.vllm_front_end import AT_ONCE, Processor, generate, output, request, stream
+from tests.adapters.vllm_front_end import AT_ONCE, STREAMED, Processor, output, request
 
 
 @pytest.fixture
@@ -55,19 +55,33 @@ def reports(heard: socket.socket) -> list[FrontReport]:
             return found
 
 
-def test_a_chunk_came_with_its_batch_and_went_out_when_http_had_written_it(
-    queue_class: type[Any], tmp_path: Path, heard: socket.socket
-) -> None:
+Watched = tuple[FrontEndWatch, Processor]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    """The watch of API server 1, and what it watches."""
     watch, processor = FrontEndWatch(1, [tmp_path / "front"]), Processor()
     watch.hook(processor)
+    return watch, processor
+
+
+@pytest.mark.parametrize("kind", [STREAMED, AT_ONCE])
+def test_a_chunk_came_with_its_batch_and_went_out_when_http_had_written_it(
+    queue_class: type[Any], watched: Watched, heard: socket.socket, kind: object
+) -> None:
+    watch, processor = watched
+    reasons = (None, None, "length") if kind is STREAMED else ("length",)
     written: list[int] = []
 
     async def serve() -> None:
         queue = queue_class()
         front_end._http_ns.set(before_ns)
-        processor.add_request(request("a"), None, None, 0, queue)
-        task = asyncio.create_task(stream(queue, lambda _: written.append(monotonic_ns())))
-        for reason in (None, None, "length"):
+        processor.add_request(request("a", kind), None, None, 0, queue)
+        task = asyncio.create_task(
+            vllm_front_end.stream(queue, lambda _: written.append(monotonic_ns()))
+        )
+        for reason in reasons:
             processor.process_outputs([output("a", reason)], 0.0)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -76,52 +90,27 @@ def test_a_chunk_came_with_its_batch_and_went_out_when_http_had_written_it(
 
     before_ns = monotonic_ns()
     asyncio.run(serve())
-    after_ns = monotonic_ns()
-    told = reports(heard)
-    assert [each.front.number for each in told] == [1]
-    assert told[0].names == ["a"]
-    [row] = told[0].front.taken
+    [told] = reports(heard)
+    assert (told.front.number, told.names) == (1, ["a"])
+    [row] = told.front.taken
     assert row.http_ns == before_ns <= row.sent_ns
-    assert row.is_streamed
-    chunks = list(told[0].front.chunks())
-    assert len(chunks) == len(written) == 3
+    assert row.is_streamed is (kind is STREAMED)
+    chunks = list(told.front.chunks())
+    assert len(chunks) == len(written) == len(reasons)
     for (number, came_ns, out_ns), written_ns in zip(chunks, written, strict=True):
         assert number == row.request_id
         # Times are in units of 20 us.
         assert row.sent_ns - 20_000 <= came_ns <= written_ns <= out_ns + 40_000
-        assert out_ns <= after_ns
-
-
-def test_an_answer_at_once_is_one_chunk_and_no_served_ttft(
-    queue_class: type[Any], tmp_path: Path, heard: socket.socket
-) -> None:
-    watch, processor = FrontEndWatch(0, [tmp_path / "front"]), Processor()
-    watch.hook(processor)
-
-    async def serve() -> None:
-        queue = queue_class()
-        processor.add_request(request("a", AT_ONCE), None, None, 0, queue)
-        task = asyncio.create_task(stream(queue, lambda _: None))
-        await asyncio.sleep(0)
-        processor.process_outputs([output("a", "length")], 0.0)
-        await task
-        watch._flush()
-
-    asyncio.run(serve())
-    [report] = reports(heard)
-    assert not report.front.taken[0].is_streamed
-    assert report.front.taken[0].http_ns is None
-    assert len(report.front.request_ids) == 1
+        assert out_ns <= monotonic_ns()
 
 
 def test_a_stop_string_and_a_client_that_leaves_are_told_at_once_and_nothing_after_an_error(
     queue_class: type[Any],
-    tmp_path: Path,
+    watched: Watched,
     heard: socket.socket,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    watch, processor = FrontEndWatch(0, [tmp_path / "front"]), Processor()
-    watch.hook(processor)
+    watch, processor = watched
 
     async def serve() -> None:
         for name in ("stops", "leaves", "stays"):
@@ -132,7 +121,7 @@ def test_a_stop_string_and_a_client_that_leaves_are_told_at_once_and_nothing_aft
         assert [each.front.ended for each in reports(heard)] == [[(0, "stop")], [(1, "abort")]]
         watch._chunks = None  # type: ignore[assignment]
         queue = processor.queues["stays"]
-        answer = generate(queue)
+        answer = vllm_front_end.generate(queue)
         for _ in range(2):
             processor.process_outputs([output("stays")], 0.0)
             await anext(answer)
@@ -199,16 +188,13 @@ def played(attach: Attach, tmp_path: Path, stopped: set[str]) -> list[tuple[int,
     of: dict[str, Front] = {}
     num_out: dict[str, int] = {}
 
-    def before(call: dict[str, Any]) -> None:
-        if call["call"] == "add":
-            of[call["id"]] = front = fronts[int(call["id"]) % 2]
-            front.take(call["id"])
-        for name in call["ids"] if call["call"] == "finish" else ():
-            of[name].end(name, "stop" if name in stopped else "abort")
-
     calls = scheduler.play()
     for line in scheduler.calls:
-        before(line)
+        if line["call"] == "add":
+            of[line["id"]] = fronts[int(line["id"]) % 2]
+            of[line["id"]].take(line["id"])
+        for name in line["ids"] if line["call"] == "finish" else ():
+            of[name].end(name, "stop" if name in stopped else "abort")
         next(calls)
         out = {name: each.num_output_tokens for name, each in scheduler._all.items()}
         for front in fronts:
@@ -295,7 +281,7 @@ def test_two_engines_hear_of_all_requests_and_each_tells_of_its_own(tmp_path: Pa
     front._socket.sendto(b"not a report", str(tmp_path / "front"))
     reports.read()
     reports.close()
-    told = recorder.drain_front()
+    told = recorder.drain()["front"]
     assert told is not None
     assert [row.request_id for each in told for row in each.taken] == [8, 9]
     chunks = [chunk for each in told for chunk in each.chunks()]

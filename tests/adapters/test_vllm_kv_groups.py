@@ -1,5 +1,6 @@
 """KV blocks of models with several kinds of layers: vLLM frees some while their request runs."""
 
+import itertools
 import re
 from collections import Counter
 from pathlib import Path
@@ -10,64 +11,49 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import Admitted, EngineStatus, StepRecord
-from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import kv_page
 from stepscope.tui.views.view import View
-from tests.adapters.conftest import Attach, published
+from tests.adapters.conftest import Attach
 from tests.adapters.played_vllm import PlayedScheduler
+from tests.adapters.test_vllm_schedules import Played
 from tests.support.screens.screen_text import line_texts
 from tests.support.sessions.seek_sessions import record
 
-TABLES = {
-    "windows": [0, 1, 1],
-    "hybrid": [0, 1, 2],
-    "windows_ahead": [0, 1],
-    "connector": [0, 1],
-}  # the group of each block table of vLLM
-
-
+# The group of each block table of vLLM.
+TABLES = {"windows": [0, 1, 1], "hybrid": [0, 1, 2], "windows_ahead": [0, 1], "connector": [0, 1]}
 WAITS = ("loading", "sending")  # for a connector
 
 
-class Played:
+class Grouped(Played):
     """A recorded schedule with stepscope attached, and what vLLM's own managers held meanwhile."""
 
     def __init__(self, attach: Attach, case: str) -> None:
-        scheduler = PlayedScheduler("0.32.0", case)
-        attachment = attach(scheduler)
+        self.truth: list[dict[str, Counter[Any]]] = []  # after each update of a step with tokens
         state: dict[str, Any] = {}
-        self.truth: list[dict[str, Counter[int]]] = []  # after each update of a step with tokens
-        ran = []
-        for line, call in zip(scheduler.calls, scheduler.play(), strict=True):
-            state |= line
-            if call == "schedule":
-                ran.append(bool(scheduler.outputs[-1].num_scheduled_tokens))
-            if call == "update" and ran[sum(1 for _ in self.truth)]:
-                found = {}
+        updates = itertools.count()
+
+        def note(scheduler: PlayedScheduler, line: dict[str, Any]) -> None:
+            state.update(line)
+            if line["call"] == "update" and scheduler.outputs[next(updates)].num_scheduled_tokens:
+                found = {"waits": Counter({name: state.get(name, 0) for name in WAITS})}
                 for name in ("used", "cached"):
-                    found[name] = Counter[int]()
+                    found[name] = Counter()
                     for group, count in zip(TABLES[case], state[name], strict=True):
                         found[name][group] += count
-                found["waits"] = Counter({name: state.get(name, 0) for name in WAITS})
                 self.truth.append(found)
-        with attachment.notes.done():
-            self.snapshot: wire.Snapshot = attachment.core.snapshot()
-        attachment.close()
-        self.messages = published(attachment)
-        self.steps = [m for _, m in self.messages if isinstance(m, wire.StepRecord)]
-        self.info = next(m for _, m in self.messages if isinstance(m, wire.EngineInfo))
+
+        super().__init__(attach, "0.32.0", case, each=note, with_snapshot=True)
 
 
 @pytest.mark.parametrize("case", ["windows", "hybrid", "connector"])
 def test_used_and_cached_blocks_of_each_group_are_those_of_vllms_managers(
     attach: Attach, case: str
 ) -> None:
-    played = Played(attach, case)
+    played = Grouped(attach, case)
     assert len(played.steps) == len(played.truth)
     for step, truth in zip(played.steps, played.truth, strict=True):
         assert step.kv is not None
@@ -80,18 +66,13 @@ def test_used_and_cached_blocks_of_each_group_are_those_of_vllms_managers(
 
 
 def test_a_load_that_came_before_a_step_is_not_blamed_on_it(attach: Attach) -> None:
-    explainer = Explainer(0, 0)
-    for _, message in Played(attach, "connector").messages:
-        explainer.take(message)
-    pieces = [piece for late in explainer.late for piece in late.pieces]
+    pieces = [p for late in Grouped(attach, "connector").explained().late for p in late.pieces]
     assert any((each.cause, each.detail) == ("queued", "remote_kv") for each in pieces)
     assert not any(each.cause == "transfer" for each in pieces)
 
 
-def test_blocks_that_wait_for_a_connector_are_told_with_the_time_since_when(
-    attach: Attach,
-) -> None:
-    played = Played(attach, "connector")
+def test_blocks_that_wait_for_a_connector_are_told_with_the_time_since_when(attach: Attach) -> None:
+    played = Grouped(attach, "connector")
     since: dict[str, set[int | None]] = {name: set() for name in WAITS}
     for step, truth in zip(played.steps, played.truth, strict=True):
         told = step.kv_transfers or wire.KVTransfers()
@@ -104,7 +85,7 @@ def test_blocks_that_wait_for_a_connector_are_told_with_the_time_since_when(
 
 @pytest.mark.parametrize("case", sorted(TABLES))
 def test_the_map_by_group_is_the_same_by_moves_and_by_snapshot(attach: Attach, case: str) -> None:
-    played = Played(attach, case)
+    played = Grouped(attach, case)
     state = SessionState()
     for _, message in played.messages:
         state.apply(message)
@@ -118,6 +99,7 @@ def test_the_map_by_group_is_the_same_by_moves_and_by_snapshot(attach: Attach, c
         assert [each.used for each in message.kv_groups] == [
             used[group] for group in range(len(message.kv_groups))
         ]
+    assert played.snapshot is not None
     late = SessionState.from_snapshot(played.snapshot)
     assert late.blocks == state.blocks
     assert late.kv_groups == state.kv_groups
@@ -126,11 +108,11 @@ def test_the_map_by_group_is_the_same_by_moves_and_by_snapshot(attach: Attach, c
 
 
 def test_layers_that_hold_the_same_of_a_context_are_one_group(attach: Attach) -> None:
-    assert Played(attach, "windows").info.kv_groups == (
+    assert Grouped(attach, "windows").found.infos[0].kv_groups == (
         wire.KVGroup("full attention", 2, 16),
         wire.KVGroup("sliding window", 4, 16, 40, 2),
     )
-    groups = Played(attach, "hybrid").info.kv_groups or ()
+    groups = Grouped(attach, "hybrid").found.infos[0].kv_groups or ()
     assert [(group.kind, group.window) for group in groups] == [
         ("full attention", None),
         ("chunked attention", 64),
@@ -139,18 +121,13 @@ def test_layers_that_hold_the_same_of_a_context_are_one_group(attach: Attach) ->
 
 
 def test_with_one_group_no_message_tells_of_groups(attach: Attach) -> None:
-    scheduler = PlayedScheduler("0.32.0", "prefix")
-    attachment = attach(scheduler)
-    for _ in scheduler.play():
-        pass
-    attachment.close()
-    for _, message in published(attachment):
+    for _, message in Played(attach, "0.32.0", "prefix").messages:
         for name in ("kv_groups", "move_groups", "block_groups", "kv_transfers", "kv_tokens"):
             assert getattr(message, name, None) is None
 
 
 def test_verify_names_groups_that_do_not_add_up_to_the_pool(attach: Attach, tmp_path: Path) -> None:
-    played = Played(attach, "windows")
+    played = Grouped(attach, "windows")
     messages: list[tuple[int, wire.Telemetry]] = []
     for sequence, message in played.messages:
         wrong = message
@@ -166,7 +143,7 @@ def test_verify_names_groups_that_do_not_add_up_to_the_pool(attach: Attach, tmp_
 
 def test_the_kv_page_shows_each_group_and_maps_blocks_by_it(attach: Attach) -> None:
     history = History()
-    for sequence, message in Played(attach, "hybrid").messages:
+    for sequence, message in Grouped(attach, "hybrid").messages:
         history.append(sequence, message)
     view = View(page="kv", cursor=30)
     titles = []
@@ -197,28 +174,29 @@ def test_the_kv_page_shows_each_group_and_maps_blocks_by_it(attach: Attach) -> N
 
 
 def test_without_a_block_map_kv_usage_and_prefix_hits_are_vllms_own(attach: Attach) -> None:
-    scheduler = PlayedScheduler("0.32.0", "prefix")
-    scheduler.kv_cache_config = SimpleNamespace(kv_cache_groups=[None, None])
-    attachment = attach(scheduler)
     told, history = [], History()
-    for call in scheduler.play():
+
+    def use(scheduler: PlayedScheduler, line: dict[str, Any]) -> None:
         usage = 1 - scheduler.num_free / scheduler.head["num_blocks"]
         scheduler.kv_cache_manager.usage = usage
-        if call == "schedule" and scheduler.outputs[-1].num_scheduled_tokens:
+        if line["call"] == "schedule" and scheduler.outputs[-1].num_scheduled_tokens:
             told.append(usage)
-    attachment.close()
-    messages = published(attachment)
-    steps = [message for _, message in messages if isinstance(message, StepRecord)]
+
+    def hide(scheduler: PlayedScheduler) -> None:
+        scheduler.kv_cache_config = SimpleNamespace(kv_cache_groups=[None, None])
+
+    played = Played(attach, "0.32.0", "prefix", prepare=hide, each=use)
+    steps = played.steps
     assert all(step.kv is None and not step.moves for step in steps)
     assert [step.totals and step.totals.kv_used for step in steps] == told
-    for sequence, message in messages:
+    for sequence, message in played.messages:
         history.append(sequence, message)
     figures = history.windows.figures(None, None)
-    num_hit = sum(e.num_cached_tokens for s in steps for e in s.events if isinstance(e, Admitted))
-    num_prompt = sum(line["prompt"] for line in scheduler.calls if line["call"] == "add")
+    num_hit = sum(each.num_cached_tokens for each in played.events(wire.Admitted))
+    adds = [line for line in played.scheduler.calls if line["call"] == "add"]
     assert num_hit > 0
-    assert figures["prefix_hit_rate"] == num_hit / num_prompt
+    assert figures["prefix_hit_rate"] == num_hit / sum(line["prompt"] for line in adds)
     assert figures["kv_peak"] == round(max(told), 6)
-    last = next(m for _, m in reversed(messages) if isinstance(m, EngineStatus))
+    last = played.found.statuses[-1]
     assert last.totals is not None
-    assert last.totals.kv_used == usage
+    assert last.totals.kv_used == played.scheduler.kv_cache_manager.usage

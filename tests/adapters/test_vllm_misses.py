@@ -89,7 +89,7 @@ class TwoEngines:
         tables = {each: len(r.block_table) for each, r in scheduler.requests.items()}
         requests = dict(scheduler.requests)
         rows = scheduler.schedule()
-        step = UnfinishedStep(None, 0, 0, 0, 0, 16, 4)
+        step = UnfinishedStep(None, 0, 0, 16, 4)
         step.num_prefill_tokens = scheduler.num_prefill_tokens
         events = scheduler.drain_events()
         preempted = [each.request_id for each in events if isinstance(each, Preempted)]

@@ -3,7 +3,6 @@
 import pytest
 
 from stepscope.engine.protocol.wire import Audited, EngineStatus, Preempted
-from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_of
@@ -28,12 +27,8 @@ def test_a_paused_vllm_says_that_it_is_paused_since_when_and_by_whom(played: Pla
             states.append((message.state, session.pauses.since_ns is not None))
             said.add(verdict_of(history).text.rpartition(" for ")[0])
     told = [each for each, after in zip(states, [*states[1:], None], strict=True) if each != after]
-    assert told[-4:] == [
-        ("draining", False),
-        ("running", False),
-        ("paused", True),
-        ("running", False),
-    ]
+    kinds = [("draining", False), ("running", False), ("paused", True), ("running", False)]
+    assert told[-4:] == kinds
     assert "paused by vLLM's own API" in said
     audited = [m.command for _, m in played.messages if isinstance(m, Audited)]
     assert audited == ["Pause", "Resume", "Pause", "Resume"]
@@ -42,10 +37,9 @@ def test_a_paused_vllm_says_that_it_is_paused_since_when_and_by_whom(played: Pla
 def test_who_waits_for_a_paused_vllm_waits_for_the_pause(played: Played) -> None:
     reasons = [step.waiting_reasons for step in played.steps]
     assert {"paused": 1} in reasons
-    explainer = Explainer(0, 0)
-    for _, message in played.messages:
-        explainer.take(message)
-    queued = next(late for late in explainer.late if late.token_idx == 0 and late.request_id == 3)
+    queued = next(
+        late for late in played.explained().late if late.token_idx == 0 and late.request_id == 3
+    )
     said = "waited in the queue because the engine admits nobody (paused)"
     assert any(piece.text.startswith(said) for piece in queued.pieces)
 
@@ -55,12 +49,8 @@ def test_requests_that_a_reset_took_out_did_not_lack_blocks(played: Played) -> N
     assert reasons == {"the prefix cache was reset"}
     assert len(played.events(Preempted)) == 6
     assert not any("preemption" in (step.waiting_reasons or {}) for step in played.steps)
-    explainer = Explainer(0, 0)
-    for _, message in played.messages:
-        explainer.take(message)
-    again = [
-        piece.text for late in explainer.late for piece in late.pieces if piece.cause == "recompute"
-    ]
+    pieces = [piece for late in played.explained().late for piece in late.pieces]
+    again = [piece.text for piece in pieces if piece.cause == "recompute"]
     assert again
     assert all(text.endswith("the prefix cache was reset") for text in again)
 

@@ -3,6 +3,7 @@
 The stand-ins compute and wait by a clock of the test, so the true times are known.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +13,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stepscope.engine.adapters.attached.hold_ups import ThreadTimes
+from stepscope.engine.adapters.attached.reports import RankReport, ReportSender
 from stepscope.engine.adapters.vllm import plugin
 from stepscope.engine.adapters.vllm import ranks as rank_module
 from stepscope.engine.adapters.vllm.ranks import _STAMP, RankTable
-from stepscope.engine.adapters.vllm.reports import RankReport, ReportSender
 from stepscope.engine.protocol.wire import EngineInfo, RankTimes, StepRecord
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.fleets.figures import figures, measure
@@ -126,45 +126,43 @@ def join(worker: Worker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     WorkerWrapperBase().init_device()
 
 
-def engine(attach: Attach, tensor: int, pipeline: int) -> tuple[PlayedScheduler, Any]:
-    scheduler = PlayedScheduler("0.32.0", "chunked")
-    scheduler.vllm_config.parallel_config = parallel(tensor, pipeline)
-    return scheduler, attach(scheduler)
+class Group:
+    """An engine and its workers, one for each rank."""
+
+    def __init__(self, attach: Attach, tensor: int, pipeline: int) -> None:
+        self.scheduler = PlayedScheduler("0.32.0", "chunked")
+        self.scheduler.vllm_config.parallel_config = parallel(tensor, pipeline)
+        self.attachment = attach(self.scheduler)
+        self.workers: list[Worker] = []
+
+    def play(self, run: Callable[[SimpleNamespace, int], None]) -> list[StepRecord]:
+        """Let `run` have each output that runs a request, and its number; return the records."""
+        number = itertools.count()
+        for call in self.scheduler.play():
+            out = self.scheduler.outputs[-1] if self.scheduler.outputs else None
+            if call == "schedule" and out is not None and out.total_num_scheduled_tokens:
+                run(out, next(number))
+            self.attachment._read()  # the socket holds a few reports, no step takes time here
+        with self.attachment.notes.done():
+            found = published(self.attachment)
+        return [each for _, each in found if isinstance(each, StepRecord)]
 
 
-Group = Callable[..., tuple[PlayedScheduler, Any, list[Worker]]]
+Start = Callable[..., Group]
 
 
 @pytest.fixture
-def group(attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
-    """Starts an engine and its workers, one for each rank; takes options of `Worker`."""
+def group(attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts an engine and its workers; takes options of `Worker`."""
 
-    def start(
-        tensor: int, pipeline: int, **options: Any
-    ) -> tuple[PlayedScheduler, Any, list[Worker]]:
-        scheduler, attachment = engine(attach, tensor, pipeline)
-        ranks = range(tensor * pipeline)
-        workers = [Worker(rank, parallel(tensor, pipeline), **options) for rank in ranks]
-        for worker in workers:
-            join(worker, tmp_path, monkeypatch)
-        return scheduler, attachment, workers
+    def start(tensor: int, pipeline: int, **options: Any) -> Group:
+        found = Group(attach, tensor, pipeline)
+        for rank in range(tensor * pipeline):
+            found.workers.append(Worker(rank, parallel(tensor, pipeline), **options))
+            join(found.workers[-1], tmp_path, monkeypatch)
+        return found
 
     return start
-
-
-def play(
-    scheduler: PlayedScheduler, attachment: Any, run: Callable[[SimpleNamespace, int], None]
-) -> list[StepRecord]:
-    """Let `run` have each output that runs a request, and its number; return the records."""
-    number = 0
-    for call in scheduler.play():
-        if call == "schedule" and scheduler.outputs[-1].total_num_scheduled_tokens:
-            run(scheduler.outputs[-1], number)
-            number += 1
-        with attachment.notes.done():
-            attachment._read()  # the socket holds a few reports, and no step takes time here
-    with attachment.notes.done():
-        return [each for _, each in published(attachment) if isinstance(each, StepRecord)]
 
 
 def side_by_side(
@@ -186,14 +184,14 @@ def side_by_side(
         assert worker.sample_tokens(None) == "tokens"
 
 
-def test_a_rank_that_computes_longer_or_begins_later_is_named(group: Group) -> None:
-    scheduler, attachment, workers = group(2, 1)
+def test_a_rank_that_computes_longer_or_begins_later_is_named(group: Start) -> None:
+    ranks = group(2, 1)
 
     def run(out: SimpleNamespace, number: int) -> None:
         begins, work = [((0, 0), (12.0, 18.5)), ((3, 0), (5.0, 5.0))][number % 2]
-        side_by_side(workers, out, begins, work)
+        side_by_side(ranks.workers, out, begins, work)
 
-    records = play(scheduler, attachment, run)
+    records = ranks.play(run)
     assert len(records) > 20
     for record in records:
         assert record.ranks is not None
@@ -206,59 +204,17 @@ def test_a_rank_that_computes_longer_or_begins_later_is_named(group: Group) -> N
         else:
             assert found == [(8.0, TRANSFER_MS), (5.0, 3.0 + TRANSFER_MS)]
             assert (names(record.ranks)[waited[0]], waited[1]) == ("tp0", 3 * MS)
-    assert attachment.core.info.pipeline_parallel_size == 1
+    assert ranks.attachment.core.info.pipeline_parallel_size == 1
 
 
-def test_a_rank_that_was_stopped_within_a_collective_is_told_from_those_that_spin_there(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept_ns = 0  # by the thread that is asked, so far
-
-    class _CPUSHMDistributed:
-        """vLLM's name of the collectives through shared memory."""
-
-    def read_times(thread: int) -> ThreadTimes:
-        return ThreadTimes(Clock.now_ns - slept_ns, 0, 0)
-
-    monkeypatch.setattr(Communicator, "dist_module", _CPUSHMDistributed(), raising=False)
-    monkeypatch.setattr(rank_module, "open_times", lambda: -1)
-    monkeypatch.setattr(rank_module, "read_times", read_times)
-    scheduler, attachment, workers = group(2, 1)
+def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(group: Start) -> None:
+    ranks = group(2, 1)
 
     def run(out: SimpleNamespace, number: int) -> None:
-        start_ns = Clock.now_ns
-        for worker in workers:
-            Clock.now_ns = start_ns
-
-            def step(worker: Worker = worker) -> None:
-                nonlocal slept_ns
-                Clock.spend(4)
-                if worker.rank == number % 3:  # of every third step none is stopped
-                    slept_ns += 300 * MS
-                worker.communicator.last_ns = start_ns + (304 if number % 3 < 2 else 4) * MS
-                worker.communicator.all_reduce("tensor")
-
-            worker.run = step
-            worker.execute_model(out)
-
-    for record in play(scheduler, attachment, run):
-        assert record.ranks is not None
-        waited = waited_for(record.ranks)
-        if record.step % 3 < 2:
-            assert waited == (record.step % 3, 300 * MS)
-        assert (
-            sum(each.work_ns for each in record.ranks) == (308 if record.step % 3 < 2 else 8) * MS
-        )
-
-
-def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(group: Group) -> None:
-    scheduler, attachment, workers = group(2, 1)
-
-    def run(out: SimpleNamespace, number: int) -> None:
-        told = workers if number % 3 else workers[:1]
+        told = ranks.workers if number % 3 else ranks.workers[:1]
         side_by_side(told, out, [0.0] * len(told), [number + 1.0] * len(told))
 
-    for record in play(scheduler, attachment, run):
+    for record in ranks.play(run):
         if record.step % 3:
             assert record.ranks is not None
             assert [each.work_ns for each in record.ranks] == [(record.step + 1) * MS] * 2
@@ -266,8 +222,9 @@ def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(group: Group)
             assert record.ranks is None
 
 
-def test_a_stage_works_from_when_it_got_its_input_and_is_else_empty(group: Group) -> None:
-    scheduler, attachment, workers = group(1, 2)
+def test_a_stage_works_from_when_it_got_its_input_and_is_else_empty(group: Start) -> None:
+    ranks = group(1, 2)
+    workers = ranks.workers
 
     def run(out: SimpleNamespace, number: int) -> None:
         start_ns = Clock.now_ns
@@ -286,7 +243,7 @@ def test_a_stage_works_from_when_it_got_its_input_and_is_else_empty(group: Group
         workers[1].execute_model(out)
         workers[1].sample_tokens(None)
 
-    for record in play(scheduler, attachment, run):
+    for record in ranks.play(run):
         assert record.ranks is not None
         assert [each.stage for each in record.ranks] == [0, 1]
         assert [each.work_ns for each in record.ranks] == [4 * MS, 10 * MS]
@@ -312,12 +269,10 @@ def test_an_empty_stage_is_one_without_work_while_the_engine_had_some() -> None:
     assert [each.empty_ns for each in ran(1, 120)] == [10 * MS, 4 * MS]
 
 
-def test_on_an_accelerator_or_compiled_the_time_in_collectives_is_unknown(group: Group) -> None:
-    scheduler, attachment, workers = group(2, 1, mode=3)
-    assert not any("all_reduce" in vars(worker.communicator) for worker in workers)
-    records = play(
-        scheduler, attachment, lambda out, _: side_by_side(workers, out, (0, 0), (1.0, 1.0))
-    )
+def test_on_an_accelerator_or_compiled_the_time_in_collectives_is_unknown(group: Start) -> None:
+    ranks = group(2, 1, mode=3)
+    assert not any("all_reduce" in vars(worker.communicator) for worker in ranks.workers)
+    records = ranks.play(lambda out, _: side_by_side(ranks.workers, out, (0, 0), (1.0, 1.0)))
     assert all(each.wait_ns is None for record in records for each in record.ranks or ())
 
 
@@ -338,23 +293,19 @@ def test_an_error_of_ours_in_a_worker_ends_its_watch_and_harms_nobody(
     assert caplog.text.count("stepscope watches this worker no more: MemoryError") == 1
 
 
-def test_the_only_worker_of_an_engine_is_left_alone(
-    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler, attachment = engine(attach, 1, 1)
-    worker = Worker(0, parallel(1, 1))
-    join(worker, tmp_path, monkeypatch)
-    assert "execute_model" not in vars(worker)
-    records = play(scheduler, attachment, lambda out, _: None)
-    assert not any(hasattr(out, _STAMP) for out in scheduler.outputs)
+def test_the_only_worker_of_an_engine_is_left_alone(group: Start) -> None:
+    only = group(1, 1)
+    assert "execute_model" not in vars(only.workers[0])
+    records = only.play(lambda out, _: None)
+    assert not any(hasattr(out, _STAMP) for out in only.scheduler.outputs)
     assert {record.ranks for record in records} == {None}
 
 
-def test_a_late_token_names_the_rank_that_held_its_step_up(group: Group) -> None:
-    scheduler, attachment, workers = group(2, 1)
-    play(scheduler, attachment, lambda out, _: side_by_side(workers, out, (0, 0), (1.0, 900.0)))
+def test_a_late_token_names_the_rank_that_held_its_step_up(group: Start) -> None:
+    ranks = group(2, 1)
+    ranks.play(lambda out, _: side_by_side(ranks.workers, out, (0, 0), (1.0, 900.0)))
     explainer = Explainer(0, 0)
-    for _, message in published(attachment):
+    for _, message in published(ranks.attachment):
         explainer.take(message)
     assert explainer.late
     for late in explainer.late:
@@ -369,9 +320,8 @@ def test_of_many_ranks_the_worst_is_measured_by_the_median_of_the_others() -> No
     ranks = [RankTimes(0, ms * MS, 0, None) for ms in (10, 11, 10, 30, 12, 11, 28, 10)]
     waited = waited_for(ranks)
     assert waited == (3, 19 * MS)
-    stages = [
-        RankTimes(stage, ms * MS, 0, None) for stage, ms in ((0, 5), (0, 6), (1, 20), (1, 21))
-    ]
+    works = ((0, 5), (0, 6), (1, 20), (1, 21))
+    stages = [RankTimes(stage, ms * MS, 0, None) for stage, ms in works]
     assert waited_for(stages) == (3, 15 * MS)
     assert names(stages) == ["pp0 tp0", "pp0 tp1", "pp1 tp0", "pp1 tp1"]
     assert waited_for(ranks[:1]) is None
@@ -380,15 +330,17 @@ def test_of_many_ranks_the_worst_is_measured_by_the_median_of_the_others() -> No
 
 
 def test_an_output_without_tokens_may_end_while_a_later_step_runs(attach: Attach) -> None:
-    scheduler, attachment = engine(attach, 1, 2)
-    watcher = attachment._engine.watcher
+    ranks = Group(attach, 1, 2)
+    watcher: Any = ranks.attachment.watcher
     nothing = SimpleNamespace(total_num_scheduled_tokens=0, preempted_req_ids=())
-    for call in scheduler.play():
-        if call == "schedule" and scheduler.outputs[-1].total_num_scheduled_tokens:
-            with attachment.notes.done():
-                assert watcher.recorder.has_step_in_flight
-                assert watcher.updated(nothing, (None, None), 0, 0, set(), {}, None) is None
-    assert attachment.is_attached
+
+    def end_one(out: SimpleNamespace, number: int) -> None:
+        with ranks.attachment.notes.done():
+            assert watcher.recorder.has_step_in_flight
+            assert watcher.updated(nothing, None, 0, 0, {}, None, (), []) is None
+
+    ranks.play(end_one)
+    assert ranks.attachment.is_attached
 
 
 def lines_of(info: EngineInfo, record: StepRecord, width: int = 100) -> list[str]:
@@ -396,8 +348,7 @@ def lines_of(info: EngineInfo, record: StepRecord, width: int = 100) -> list[str
 
 
 def test_the_steps_panel_says_who_was_waited_for_and_what_is_unknown(attach: Attach) -> None:
-    _, attachment = engine(attach, 2, 1)
-    info = replace(attachment.core.info, device="cpu")
+    info = replace(Group(attach, 2, 1).attachment.core.info, device="cpu")
     ranks = [RankTimes(0, round(ms * MS), 0, None) for ms in (12.1, 18.4)]
     assert lines_of(info, step(0, ranks=ranks, tokens_ns=30 * MS)) == [
         " ranks   tp0 12.1 ms, tp1 18.4 ms: tp1 was waited for, 6.3 ms"

@@ -1,6 +1,7 @@
 """Data-parallel ranks of vLLM: one endpoint each, found and changed as one group."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +30,37 @@ from tests.support.waiting import wait_for
 BUDGET = "max_num_batched_tokens"
 
 
-@pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Attachment]]:
-    """Two ranks that run as `vllm-0` on this machine."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    attached = []
+def attached(size: int) -> Iterator[list[Attachment]]:
+    """Two ranks that run as `vllm-0`, and know of `size` of them."""
+    found = []
     for rank in range(2):
         scheduler = PlayedScheduler("0.32.0", "chunked")
-        scheduler.vllm_config.parallel_config.data_parallel_size = 2
-        scheduler.vllm_config.parallel_config.data_parallel_index = rank
-        attached.append(attach(scheduler, "vllm-0"))
-    yield attached
-    for attachment in attached:
+        parallel = {"data_parallel_size": size, "data_parallel_index": rank}
+        vars(scheduler.vllm_config.parallel_config).update(parallel)
+        found.append(attach(scheduler, "vllm-0"))
+    yield found
+    for attachment in found:
         attachment.close()
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[Attachment]]:
+    yield from attached(2)
+
+
+@pytest.fixture
+def clients(ranks: list[Attachment]) -> Iterator[list[ControlClient]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(ControlClient(rank)) for rank in ranks_of("vllm-0")]
+
+
 def budgets(ranks: list[Attachment]) -> list[KnobValue]:
-    return [rank._engine.knobs.values[BUDGET] for rank in ranks]
+    return [rank.knobs.values[BUDGET] for rank in ranks]
 
 
 def test_the_name_of_a_data_parallel_group_selects_all_its_ranks(ranks: list[Attachment]) -> None:
@@ -56,18 +71,9 @@ def test_the_name_of_a_data_parallel_group_selects_all_its_ranks(ranks: list[Att
     assert [rank.core.info.data_parallel_rank for rank in ranks] == [0, 1]
 
 
-def test_a_first_rank_named_without_a_suffix_still_belongs_to_its_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    attached = []
-    for rank in range(2):  # each believes that it is the only one
-        scheduler = PlayedScheduler("0.32.0", "chunked")
-        scheduler.vllm_config.parallel_config.data_parallel_index = rank
-        attached.append(attach(scheduler, "vllm-0"))
-    assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0", "vllm-0.dp1"]
-    for attachment in attached:
-        attachment.close()
+def test_a_first_rank_named_without_a_suffix_still_belongs_to_its_group() -> None:
+    for _ in attached(1):  # each believes that it is the only one
+        assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0", "vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0"]
 
 
@@ -83,57 +89,43 @@ def test_a_knob_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
         assert f"{rank.core.info.name}: holds from step 0" in said
 
 
-def test_a_knob_change_that_one_rank_refuses_changes_no_rank(ranks: list[Attachment]) -> None:
-    knobs = ranks[1]._engine.knobs
-    knobs.specs = tuple(spec for spec in knobs.specs if spec.name != BUDGET)
-    clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
+def fix_the_budget(rank: Attachment) -> None:
+    rank.knobs.specs = tuple(spec for spec in rank.knobs.specs if spec.name != BUDGET)
+
+
+def test_a_knob_change_that_one_rank_refuses_changes_no_rank(
+    ranks: list[Attachment], clients: list[ControlClient]
+) -> None:
+    fix_the_budget(ranks[1])
     with pytest.raises(CommandRefused, match=r"vllm-0.dp1: .*no engine of the group is changed"):
         set_on_all(clients, {BUDGET: 32}, "Ada")
     assert budgets(ranks) == [64, 64]
-    for client in clients:
-        client.close()
 
 
-def test_if_a_rank_refuses_a_change_that_others_made_they_get_their_old_values_back(
-    ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [CommandRefused("conflict", "too late"), NoAnswer("in 3 s")])
+def test_if_a_rank_fails_after_others_changed_all_get_their_old_values_back(
+    ranks: list[Attachment],
+    clients: list[ControlClient],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
-    clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
     set_on_last = clients[1].set_knobs
 
-    def refuse(*args: object, dry_run: bool = False, **settings: object) -> object:
+    def fail(*args: Any, dry_run: bool = False, **settings: Any) -> Ack:
+        is_only_late = isinstance(error, NoAnswer)  # the rank makes the change all the same
+        ack = set_on_last(*args, dry_run=dry_run or not is_only_late, **settings)
         if not dry_run:
-            raise CommandRefused("conflict", "someone else was faster")
-        return set_on_last(*args, dry_run=True, **settings)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(clients[1], "set_knobs", refuse)
-    with pytest.raises(CommandRefused, match="someone else was faster"):
-        set_on_all(clients, {BUDGET: 32}, "Ada")
-    assert budgets(ranks) == [64, 64]
-    assert [entry.new for entry in ranks[0].core.audit.last()] == [{BUDGET: 32}, {BUDGET: 64}]
-    for client in clients:
-        client.close()
-
-
-def test_a_rank_that_applies_a_change_after_its_timeout_restores_the_old_values(
-    ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clients = [ControlClient(rank) for rank in ranks_of("vllm-0")]
-    set_on_last = clients[1].set_knobs
-
-    def answer_too_late(*args: Any, dry_run: bool = False, **settings: Any) -> Ack:
-        ack = set_on_last(*args, dry_run=dry_run, **settings)
-        if not dry_run:
-            raise NoAnswer("no answer within 3 s")
+            raise error
         return ack
 
-    monkeypatch.setattr(clients[1], "set_knobs", answer_too_late)
-    with pytest.raises(NoAnswer):
+    monkeypatch.setattr(clients[1], "set_knobs", fail)
+    with pytest.raises(type(error)):
         set_on_all(clients, {BUDGET: 32}, "Ada")
-    wait_for(lambda: len(ranks[1].core.audit.last()) == 2, "the old values are restored")
+    changed = ranks if isinstance(error, NoAnswer) else ranks[:1]
+    for rank in changed:
+        wait_for(lambda rank=rank: len(rank.core.audit.last()) == 2, "the old values are restored")
+        assert [entry.new for entry in rank.core.audit.last()] == [{BUDGET: 32}, {BUDGET: 64}]
     assert budgets(ranks) == [64, 64]
-    assert [entry.new for entry in ranks[1].core.audit.last()] == [{BUDGET: 32}, {BUDGET: 64}]
-    for client in clients:
-        client.close()
 
 
 @pytest.fixture
@@ -164,8 +156,7 @@ def test_a_knob_change_in_the_dashboard_reaches_all_ranks(
 def test_a_knob_change_in_the_dashboard_changes_no_rank_if_one_refuses(
     ranks: list[Attachment], link: EngineLink
 ) -> None:
-    knobs = ranks[0]._engine.knobs
-    knobs.specs = tuple(spec for spec in knobs.specs if spec.name != BUDGET)
+    fix_the_budget(ranks[0])
     refused = answer_of(link, 32)
     assert "vllm-0.dp0: " in (refused.error or "")
     assert "no engine of the group is changed" in (refused.error or "")
@@ -184,20 +175,22 @@ def test_a_conflict_on_the_rank_shown_in_the_dashboard_changes_no_other_rank(
 
 @pytest.mark.parametrize("error", [EngineUnreachable, NoAnswer])
 def test_other_ranks_change_a_knob_if_one_rank_is_silent_but_not_if_it_is_unreachable(
-    ranks: list[Attachment], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    ranks: list[Attachment],
+    clients: list[ControlClient],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
 ) -> None:
-    first, second = ranks_of("vllm-0")
-    with ControlClient(second) as client, ControlClient(first) as sibling:
-        ask = client.ask
+    sibling, client = clients
+    ask = client.ask
 
-        def ask_once(command: Command, *args: Any) -> AnyReply:
-            if isinstance(command, SetKnobs) and not command.dry_run:
-                raise error("gone")
-            return ask(command, *args)
+    def ask_once(command: Command, *args: Any) -> AnyReply:
+        if isinstance(command, SetKnobs) and not command.dry_run:
+            raise error("gone")
+        return ask(command, *args)
 
-        monkeypatch.setattr(client, "ask", ask_once)
-        with pytest.raises(error):
-            ask_with_siblings(client, [sibling], SetKnobs(changes={BUDGET: 32}, who="Ada"))
+    monkeypatch.setattr(client, "ask", ask_once)
+    with pytest.raises(error):
+        ask_with_siblings(client, [sibling], SetKnobs(changes={BUDGET: 32}, who="Ada"))
     assert budgets(ranks) == [64 if error is EngineUnreachable else 32, 64]
 
 

@@ -1,13 +1,16 @@
 """Telemetry of schedules recorded from several releases of a real vLLM."""
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from stepscope.engine.protocol import wire
+from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.state.session import SessionState
@@ -26,44 +29,67 @@ class Played:
 
     Args:
         is_read_late: notes are read only where they must be read at once.
+        prepare: called with the scheduler before stepscope attaches.
+        each: called with the scheduler and the line of each call that was made.
     """
 
     def __init__(
-        self, attach: Attach, version: str, case: str, *, is_read_late: bool = False
+        self,
+        attach: Attach,
+        version: str,
+        case: str,
+        *,
+        is_read_late: bool = False,
+        prepare: Callable[[PlayedScheduler], object] = lambda scheduler: None,
+        each: Callable[[PlayedScheduler, dict[str, Any]], object] = lambda scheduler, line: None,
+        with_snapshot: bool = False,
     ) -> None:
-        self.scheduler = PlayedScheduler(version, case)
-        self.attachment = attach(self.scheduler)
+        self.scheduler = scheduler = PlayedScheduler(version, case)
+        prepare(scheduler)
+        self.attachment = attach(scheduler)
         self.num_used: list[int] = []  # blocks in use after each update, as vLLM counts them
         self.budgets: list[int] = []  # in force at each `schedule()` that ran something
         with self.attachment.notes.done() if is_read_late else nullcontext():
-            self._play()
+            for line, call in zip(scheduler.calls, scheduler.play(), strict=True):
+                assert self.attachment.is_attached
+                if call == "update":
+                    num_blocks = scheduler.head["num_blocks"] - 1
+                    self.num_used.append(num_blocks - scheduler.num_free)
+                if call == "schedule" and scheduler.outputs[-1].num_scheduled_tokens:
+                    self.budgets.append(scheduler.max_num_scheduled_tokens)
+                each(scheduler, line)
+        with self.attachment.notes.done():
+            self.snapshot = self.attachment.core.snapshot() if with_snapshot else None
         self.attachment.close()
         self.messages = published(self.attachment)
         self.found = Published([message for _, message in self.messages])
         self.steps, self.events = self.found.steps, self.found.of
         self.names = {number: name for name, number in self.found.names.items()}
 
-    def _play(self) -> None:
-        for call in self.scheduler.play():
-            assert self.attachment.is_attached
-            if call == "update":
-                num_blocks = self.scheduler.head["num_blocks"] - 1
-                self.num_used.append(num_blocks - self.scheduler.num_free)
-            if call == "schedule" and self.scheduler.outputs[-1].num_scheduled_tokens:
-                self.budgets.append(self.scheduler.max_num_scheduled_tokens)
+    @property
+    def ran(self) -> list[bool]:
+        """Whether each step ran something."""
+        return [bool(output.num_scheduled_tokens) for output in self.scheduler.outputs]
 
     @property
     def scheduled(self) -> list[dict[str, int]]:
         """Tokens of each request in each step that ran something."""
-        return [
-            output.num_scheduled_tokens
-            for output in self.scheduler.outputs
-            if output.num_scheduled_tokens
-        ]
+        tokens = [output.num_scheduled_tokens for output in self.scheduler.outputs]
+        return [each for each in tokens if each]
 
+    @property
+    def last(self) -> dict[str, list[Any]]:
+        """The last state of each request: tokens computed, tokens, output tokens, status."""
+        found: dict[str, list[Any]] = {}
+        for line in self.scheduler.calls:
+            found.update(line.get("requests", {}))
+        return found
 
-def _events(message: wire.Telemetry) -> list[wire.RequestEvent]:
-    return getattr(message, "events", [])
+    def explained(self) -> Explainer:
+        explainer = Explainer(0, 0)
+        for _, message in self.messages:
+            explainer.take(message)
+        return explainer
 
 
 @pytest.fixture(params=VERSIONS)
@@ -85,9 +111,7 @@ def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) 
 def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -> None:
     names = played.names
     assert len(names) == len(played.events(wire.Arrived)) == len(played.found.names)
-    last = {}
-    for line in played.scheduler.calls:
-        last.update(line.get("requests", {}))
+    last = played.last
     finished = {names[each.request_id]: each for each in played.events(wire.Finished)}
     aborted = {names[each.request_id] for each in played.events(wire.Aborted)}
     assert aborted == {name for name, state in last.items() if state[3] == "FINISHED_ABORTED"}
@@ -115,10 +139,23 @@ def test_after_every_step_published_used_blocks_equal_those_of_vllm(
 ) -> None:
     played = Played(attach, version, case, is_read_late=is_read_late)
     used = [step.kv.used for step in played.steps if step.kv is not None]
-    ran = [bool(output.num_scheduled_tokens) for output in played.scheduler.outputs]
-    expected = [used for used, ran in zip(played.num_used, ran, strict=True) if ran]
-    assert used == expected
+    assert used == [used for used, ran in zip(played.num_used, played.ran, strict=True) if ran]
     assert max(used) > 0
+
+
+def test_a_step_is_under_way_until_vllm_has_finished_it(attach: Attach) -> None:
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    attachment = attach(scheduler)
+    for call in scheduler.play():
+        with attachment.notes.done():
+            step = attachment.watcher.recorder.step_under_way
+        if call != "schedule" or not (tokens := scheduler.outputs[-1].num_scheduled_tokens):
+            assert step is None
+            continue
+        assert step is not None
+        said = step.message(step.since_ns + 5_000_000_000)
+        assert said.token_budget == scheduler.max_num_scheduled_tokens
+        assert said.num_prefill_tokens + said.num_decodes == sum(tokens.values())
 
 
 def test_published_preemptions_equal_those_of_vllm(attach: Attach, version: str) -> None:
@@ -174,7 +211,7 @@ def test_rows_of_requests_aborted_in_flight_are_counted_as_wasted(
     assert any(step.hidden_ns is not None for step in played.steps)
     ended_at: dict[int, int] = {}
     for number, message in played.messages:
-        for event in _events(message):
+        for event in getattr(message, "events", ()):
             if isinstance(event, wire.Aborted | wire.Finished):
                 ended_at[event.request_id] = number
     for number, message in played.messages:
@@ -189,10 +226,7 @@ def test_output_is_what_vllm_accepted_not_what_was_drafted(attach: Attach) -> No
     session = SessionState()
     outcomes = [session.apply(message) for _, message in played.messages]
     num_output = sum(outcome.num_output_tokens for outcome in outcomes if outcome is not None)
-    last = {}
-    for line in played.scheduler.calls:
-        last.update(line.get("requests", {}))
-    assert num_output == sum(state[2] for state in last.values())
+    assert num_output == sum(state[2] for state in played.last.values())
 
 
 def test_a_request_that_only_reads_its_prompt_has_no_token_and_no_ttft(attach: Attach) -> None:
@@ -200,24 +234,19 @@ def test_a_request_that_only_reads_its_prompt_has_no_token_and_no_ttft(attach: A
     assert not played.events(wire.FirstToken)
     session = SessionState()
     outcomes = [found for _, m in played.messages if (found := session.apply(m)) is not None]
-    assert [each.num_output_tokens for each in outcomes if each.num_output_tokens] == []
-    assert [each.ttft_ns for each in outcomes if each.ttft_ns] == []
+    assert not any(each.num_output_tokens or each.ttft_ns for each in outcomes)
     assert sum(len(each.e2e_ns) for each in outcomes) == 4
-    cut = [each.num_cut_rows for each in outcomes]
-    assert cut == [1, 1, 0, 0]
+    assert [each.num_cut_rows for each in outcomes] == [1, 1, 0, 0]
 
 
 def test_an_abort_of_a_request_with_stop_strings_may_be_its_stop(attach: Attach) -> None:
-    scheduler = PlayedScheduler("0.32.0", "abort")
-    attachment = attach(scheduler)
-    for _ in scheduler.play():
+    def stops(scheduler: PlayedScheduler, line: dict[str, Any]) -> None:
         for request in scheduler.requests.values():
             stop = ["\n\n"] if request.request_id == "2" else []
             request.sampling_params = SimpleNamespace(stop=stop)
-    attachment.close()
-    found = Published([message for _, message in published(attachment)])
-    names = {number: name for name, number in found.names.items()}
-    reasons = {names[each.request_id]: each.reason for each in found.of(wire.Aborted)}
+
+    played = Played(attach, "0.32.0", "abort", each=stops)
+    reasons = {played.names[each.request_id]: each.reason for each in played.events(wire.Aborted)}
     assert reasons.pop("2") == "by a stop string, or its client left"
     assert set(reasons.values()) == {"aborted in vLLM"}
 

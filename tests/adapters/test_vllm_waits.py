@@ -1,6 +1,6 @@
 """What each waiting request of an attached vLLM waits for, by name."""
 
-import json
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,27 +21,19 @@ from tests.adapters.test_vllm_schedules import Played
 from tests.support.sessions.seek_sessions import record
 
 
-def explained(messages: list[tuple[int, Any]]) -> Explainer:
-    explainer = Explainer(0, 0)
-    for _, message in messages:
-        explainer.take(message)
-    return explainer
-
-
 def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "adapters")
     told = [line.get("held", []) for line in played.scheduler.calls if line["call"] == "schedule"]
-    ran = [bool(output.num_scheduled_tokens) for output in played.scheduler.outputs]
     state, held = SessionState(), []
     for step in played.steps:
         assert (step.waiting_reasons or {}).get("lora", 0) <= step.num_waiting
     for _, message in played.messages:
         if state.apply(message) is not None:
             held.append({v.client_id: v.held for v in state.requests.values() if v.held})
-    expected = [names for names, has_run in zip(told, ran, strict=True) if has_run]
+    expected = [names for names, has_run in zip(told, played.ran, strict=True) if has_run]
     assert [sorted(each) for each in held] == expected
     assert {"2": "lora: a", "3": "lora: a"} in held
-    late = {late.client_id: late for late in explained(played.messages).late if not late.token_idx}
+    late = {late.client_id: late for late in played.explained().late if not late.token_idx}
     waited = "waited in the queue for a LoRA slot (max_loras), held by a"
     assert any(piece.text.startswith(waited) for piece in late["2"].pieces)
     for name in ("0", "1", "4", "5"):
@@ -65,27 +57,12 @@ def test_the_step_screen_says_for_which_slot_each_request_of_the_queue_waits(
     assert picture.read_text().count("a LoRA slot (max_loras), held by a") == 2
 
 
-def test_two_runs_are_compared_by_the_share_of_steps_that_waits_for_lora_slots_limited(
-    attach: Attach, tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
-    paths, shares = [], []
-    for name in ("adapters", "chunked"):
-        played = Played(attach, "0.32.0", name)
-        paths.append(str(record(tmp_path / f"{name}.mcap", played.messages)))
-        num_lora = sum("lora" in (step.waiting_reasons or {}) for step in played.steps)
-        shares.append(num_lora / len(played.steps))
-    done = stepscope("compare", *paths, "--json")
-    rows = json.loads(done.stdout)["figures"]
-    assert [rows["limit_lora"]["a"], rows["limit_lora"]["b"]] == shares
-    assert "limit_grammar" not in rows  # neither run had it
-
-
 def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
     attach: Attach,
 ) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
     attachment = attach(scheduler)
-    watcher = attachment.core._watcher
+    watcher: Any = attachment.watcher
     play = scheduler.play()
     next(play)
     request = scheduler.requests["0"]
@@ -94,17 +71,17 @@ def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
     scheduler.deferred_waiting.num_waiting = 1
     with attachment.notes.done():
         held = watcher.held_anew()
-        assert held is not None
         assert watcher.held_anew() is None
         watcher.recorder.hold_between(held)
         attachment.core.heartbeat.publish_status("running")
-    for _ in play:
-        pass
+    deque(play, 0)
     attachment.close()
-    messages = published(attachment)
-    rows = [m.held for _, m in messages if isinstance(m, EngineStatus) and m.held]
+    explainer, rows = Explainer(0, 0), []
+    for _, message in published(attachment):
+        explainer.take(message)
+        rows += [message.held] if isinstance(message, EngineStatus) and message.held else []
     assert rows == [[HeldRow(0, "grammar")]]
-    first = next(late for late in explained(messages).late if late.request_id == 0)
+    first = next(late for late in explainer.late if late.request_id == 0)
     said = [piece.text for piece in first.pieces]
     assert "waited in the queue for a grammar to be compiled" in said
 
@@ -112,7 +89,6 @@ def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
 @pytest.mark.parametrize(
     ("status", "connector", "reason"),
     [
-        ("WAITING_FOR_FSM", None, "grammar"),
         ("WAITING_FOR_REMOTE_KVS", None, "remote_kv"),
         ("WAITING_FOR_STREAMING_REQ", None, "input"),
         ("WAITING", object(), "remote_kv"),
@@ -128,18 +104,14 @@ def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
 
 
 def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(attach: Attach) -> None:
-    scheduler = PlayedScheduler("0.32.0", "connector")
-    attachment = attach(scheduler)
-    for _ in scheduler.play():
-        pass
-    attachment.close()
-    loads = {k: v for line in scheduler.calls for k, v in line.get("loads", {}).items()}
+    played = Played(attach, "0.32.0", "connector")
+    loads = {k: v for line in played.scheduler.calls for k, v in line.get("loads", {}).items()}
     given = {
         name: sum(bool(each) for ids in tables for each in ids)
         for name, (_, tables) in loads.items()
     }
     state, seen = SessionState(), {}
-    for _, message in published(attachment):
+    for _, message in played.messages:
         state.apply(message)
         waiting = [each for each in state.requests.values() if each.status == "waiting"]
         seen |= {each.client_id: each.num_blocks for each in waiting if each.held == "remote_kv"}
@@ -167,7 +139,7 @@ def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> Non
     for step in played.steps:
         assert not (step.held_prefills and step.num_prefill_tokens)
         assert "kv_blocks" not in (step.waiting_reasons or {})
-    late = [each for each in explained(played.messages).late if not each.token_idx]
+    late = [each for each in played.explained().late if not each.token_idx]
     said = " ".join(each.explanation for each in late)
     assert "waited in the queue for a step that takes prefills" in said
     assert "without prefills (prefill_schedule_interval)" in said
@@ -176,14 +148,14 @@ def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> Non
 def test_the_prefill_cadence_of_vllm_0_33_changes_while_it_runs(attach: Attach) -> None:
     scheduler: Any = PlayedScheduler("0.33.0", "cadence")
     attachment = attach(scheduler)
-    knobs = attachment.core._knobs
+    knobs = attachment.knobs
     with pytest.raises(ConfigError, match="1 or more"):
         knobs.set({"prefill_schedule_interval": 0})
     knobs.set({"prefill_schedule_interval": 7})
     assert scheduler.local_prefill_interval == 7
     attachment.close()
     assert scheduler.local_prefill_interval == 4  # vLLM's own
-    before = attach(PlayedScheduler("0.32.0", "chunked")).core._knobs
+    before = attach(PlayedScheduler("0.32.0", "chunked")).knobs
     with pytest.raises(ConfigError):
         before.changed({"prefill_schedule_interval": 7})
 
@@ -195,7 +167,7 @@ def test_a_request_that_later_ones_of_higher_priority_overtake_waits_for_priorit
     told = [(s.step, [(row.request_id, row.reason) for row in s.held or []]) for s in played.steps]
     # 4 was admitted in step 4, before 2 and 3, which came earlier; 5 came last.
     assert [each for each in told if each[1]] == [(4, [(2, "priority"), (3, "priority")])]
-    late = {late.client_id: late for late in explained(played.messages).late if not late.token_idx}
+    late = {late.client_id: late for late in played.explained().late if not late.token_idx}
     text = "later requests of higher priority went ahead"
     assert {name for name in late if text in late[name].explanation} == {"2", "3"}
     assert "for a seat (max_num_seqs)" in late["2"].explanation  # until then
@@ -209,10 +181,7 @@ def test_a_request_that_later_ones_of_higher_priority_overtake_waits_for_priorit
 
 
 def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_blocks() -> None:
-    decoding, prefilling = (
-        SimpleNamespace(is_prefill_chunk=False),
-        SimpleNamespace(is_prefill_chunk=True),
-    )
+    decoding, prefilling = (SimpleNamespace(is_prefill_chunk=each) for each in (False, True))
     scheduler: Any = SimpleNamespace(running=[prefilling], prefill_capacity_bound=False)
     assert not waits.leaves_out_prefills(scheduler, is_throttled=True)
     scheduler.running.append(decoding)

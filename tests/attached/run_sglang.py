@@ -15,13 +15,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stepscope.engine.adapters.sglang import shapes
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Preempted
+from tests.adapters.laws import check_computed_tokens, check_rows
 from tests.attached.published import Collector, Published
 from tests.attached.real_server import write_model
 from tests.attached.run_vllm import Report, record, verify
@@ -60,29 +61,30 @@ OPTIONS = {
 }
 NUM_REQUESTS, ABORTED = 24, (5, 11)
 CHUNK, SEATS = 16, 4
-RETRACTS = {"SGLANG_TEST_RETRACT": "1"}  # every third decode
+RETRACTS: dict[str, Any] = {"settings": {"SGLANG_TEST_RETRACT": "1"}}  # every third decode
 
 
 def main() -> int:
-    report = Report("sglang")
-    python = environment()
+    python, num_failed, two = environment(), 0, {"tp_size": 2}
+    pages_of_4 = {"disable_overlap_schedule": True, "page_size": 4}
+    ranks = (all_tokens_are_in_rows, a_change_reaches_both_ranks)
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary) / "model"
         model.mkdir()
         write_model(model)
-        for name, options, settings in (
-            ("overlap", {}, RETRACTS),
-            ("no overlap", {"disable_overlap_schedule": True, "page_size": 4}, RETRACTS),
-            ("mixed", {"enable_mixed_chunk": True}, RETRACTS),
+        for name, laws, options, how in (
+            ("overlap", RECORDS, {}, RETRACTS),
+            ("no overlap", RECORDS, pages_of_4, RETRACTS),
+            ("mixed", RECORDS, {"enable_mixed_chunk": True}, RETRACTS),
+            ("two ranks", ranks, two, {"changes": True}),
+            ("error", (an_error_of_ours_detaches_it,), two, {"changes": True, "fail_after": 90}),
         ):
-            run = Run(python, model, Path(temporary) / name, options, settings)
-            check_records(report, name, run)
-        two = {"tp_size": 2}
-        ranks = Run(python, model, Path(temporary) / "ranks", two, {}, True)
-        check_change(report, ranks)
-        broken = Run(python, model, Path(temporary) / "error", two, {}, True, fail_after=90)
-        check_error(report, broken)
-    return min(report.num_failed, 1)
+            report = Report("sglang", f"{name}: ")
+            run = Run(python, model, Path(temporary) / name, options, **how)
+            for law in laws:
+                report.check(law, run)
+            num_failed += report.num_failed
+    return min(num_failed, 1)
 
 
 class Run:
@@ -98,7 +100,7 @@ class Run:
         model: Path,
         folder: Path,
         options: dict[str, Any],
-        settings: dict[str, str],
+        settings: Mapping[str, str] = {},
         changes: bool = False,
         fail_after: int = 0,
     ) -> None:
@@ -114,15 +116,12 @@ class Run:
         }
         (folder / "plan.json").write_text(json.dumps(plan))
         self.endpoint = f"ipc://{folder}/sglang"
-        environment = (
-            os.environ
-            | settings
-            | {
-                "STEPSCOPE_ENDPOINT": self.endpoint,
-                "SGLANG_USE_CPU_ENGINE": "1",
-                "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(num_ranks))),
-            }
-        )
+        environment = os.environ | settings
+        environment |= {
+            "STEPSCOPE_ENDPOINT": self.endpoint,
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(num_ranks))),
+        }
         script = Path(__file__).with_name("sglang_rank.py")
         with (folder / "log").open("wb") as log:
             processes = [
@@ -165,52 +164,31 @@ class Run:
         return (self.folder / "log").read_text(errors="replace")
 
 
-def check_records(report: Report, name: str, run: Run) -> None:
-    """Check that telemetry equals what SGLang did."""
-    report.check(f"{name}: each step once, all tokens in rows or wasted", lambda: rows(run))
-    report.check(f"{name}: prompt and output of a request add up", lambda: requests(run))
-    report.check(f"{name}: retractions", lambda: retractions(run))
-    report.check(f"{name}: pages in use after every step", lambda: pages(run))
-    report.check(f"{name}: verify", lambda: verify(run.folder / "run.mcap"))
-
-
-def rows(run: Run) -> str:
-    steps, witnessed = run.published.steps, run.witness["steps"]
-    assert len(steps) == len(witnessed), f"{len(steps)} of {len(witnessed)} steps"
-    names = {ours: name for name, ours in run.published.names.items()}
-    num_wasted = 0
-    for step, tokens, chunk in zip(steps, witnessed, run.witness["chunks"], strict=True):
-        found = {names[row.request_id]: row.num_tokens for row in step.batch or ()}
-        wasted = step.num_wasted_tokens or 0
-        assert found.items() <= tokens.items(), f"step {step.step}: {found}, SGLang: {tokens}"
-        assert sum(found.values()) + wasted == sum(tokens.values()), f"step {step.step}"
+def all_tokens_are_in_rows(run: Run) -> str:
+    steps = run.published.steps
+    check_rows(run.published, run.witness["steps"])
+    for step, chunk in zip(steps, run.witness["chunks"], strict=True):
         if step.num_prefill_tokens:
-            assert sum(found.values()) <= step.token_budget == chunk, f"step {step.step}"
-        num_wasted += wasted
-    return f"{len(steps)} steps, {num_wasted} tokens wasted"
+            num_tokens = step.num_prefill_tokens + step.num_decode_tokens
+            assert num_tokens <= step.token_budget == chunk, f"step {step.step}"
+    return f"{len(steps)} steps, {sum(s.num_wasted_tokens or 0 for s in steps)} tokens wasted"
 
 
-def requests(run: Run) -> str:
+def prompt_and_output_add_up(run: Run) -> str:
     published, ends = run.published, run.witness["ends"]
     assert len(ends) == NUM_REQUESTS, f"{len(ends)} of {NUM_REQUESTS} requests ended"
-    prompts = {each.request_id: each.num_prompt_tokens for each in published.of(wire.Arrived)}
-    num_whole = 0
+    check_computed_tokens(published)
     for name, (reason, num_output) in ends.items():
         ours = published.names[name]
         if reason == "abort":
             assert published.aborted.count(ours) == 1, f"{name} was aborted"
-            continue
-        end = published.ends[ours]
-        assert (end.reason, end.num_output_tokens) == (reason, num_output), name
-        if ours not in published.preempted:
-            expected = prompts[ours] + num_output - 1 - published.cached[ours]
-            assert published.num_row_tokens[ours] == expected, name
-            num_whole += 1
-    num_cached = sum(published.cached.values())
-    return f"{len(ends)} requests, {num_whole} never retracted, {num_cached} tokens cached"
+        else:
+            end = published.ends[ours]
+            assert (end.reason, end.num_output_tokens) == (reason, num_output), name
+    return f"{len(ends)} requests, {sum(published.cached.values())} tokens cached"
 
 
-def retractions(run: Run) -> str:
+def retractions_are_published(run: Run) -> str:
     names = {ours: name for name, ours in run.published.names.items()}
     found = sorted(names[each.request_id] for each in run.published.of(Preempted))
     assert found == sorted(run.witness["retracted"]), f"{len(found)} were published"
@@ -218,18 +196,13 @@ def retractions(run: Run) -> str:
     return f"{len(found)}"
 
 
-def pages(run: Run) -> str:
+def used_pages_are_the_pools(run: Run) -> str:
     used = [step.kv.used for step in run.published.steps if step.kv is not None]
     assert used == run.witness["pages"]
     return f"at most {max(used)}"
 
 
-def check_change(report: Report, run: Run) -> None:
-    report.check("two ranks: each step once", lambda: rows(run))
-    report.check("two ranks: a change reaches both before the same batch", lambda: change(run))
-
-
-def change(run: Run) -> str:
+def a_change_reaches_both_ranks(run: Run) -> str:
     first, second = run.ranks
     assert first["steps"] == second["steps"]
     assert first["chunks"] == second["chunks"]
@@ -240,11 +213,7 @@ def change(run: Run) -> str:
     return f"from step {at} of {len(first['steps'])}"
 
 
-def check_error(report: Report, run: Run) -> None:
-    report.check("an error of stepscope", lambda: error(run))
-
-
-def error(run: Run) -> str:
+def an_error_of_ours_detaches_it(run: Run) -> str:
     first, second = run.ranks
     assert first["steps"] == second["steps"]
     assert len(first["ends"]) == NUM_REQUESTS, f"{len(first['ends'])} requests ended"
@@ -255,6 +224,16 @@ def error(run: Run) -> str:
     assert num_warnings == 1, f"{num_warnings} warnings"
     assert not [path for path in run.folder.iterdir() if path.is_socket()]
     return f"{NUM_REQUESTS} requests complete, both ranks have SGLang's values, one warning"
+
+
+def verify_finds_no_fault(run: Run) -> str:
+    return verify(run.folder / "run.mcap")
+
+
+RECORDS = (
+    *(all_tokens_are_in_rows, prompt_and_output_add_up, retractions_are_published),
+    *(used_pages_are_the_pools, verify_finds_no_fault),
+)
 
 
 def environment() -> Path:

@@ -121,8 +121,8 @@ def test_doctor_says_whether_the_compiled_telemetry_encoder_is_used(
     ("release", "said"),
     [
         ("0.32.0", "live: max_num_batched_tokens, long_prefill_token_threshold, reserve, max_num"),
-        ("0.14.1", "live: max_num_batched_tokens, long_prefill_token_threshold\n"),
-        ("0.10.2", "too old to attach to: it takes 0.11 or later"),
+        ("0.20.2", "live: max_num_batched_tokens, long_prefill_token_threshold, reserve\n"),
+        ("0.14.1", "too old to attach to: it takes 0.20 or later"),
     ],
 )
 def test_doctor_says_which_knobs_of_the_installed_vllm_can_be_changed(

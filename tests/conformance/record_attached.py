@@ -16,35 +16,23 @@ import json
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from record_vllm import (
-    HAS_CADENCE,
-    MODEL,
-    drafts_of,
-    make_request,
-    make_scheduler,
-    result_of,
-    sha256,
-)
+from record_vllm import HAS_CADENCE, MODEL, drafts_of, make_request, make_scheduler, result_of
 from vllm import PoolingParams, __version__
-from vllm.v1.core.kv_cache_utils import (
-    get_group_id,
-    get_request_block_hasher,
-    init_none_hash,
-)
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_group_id, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from stepscope.engine.adapters.vllm import versions
-
-QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
+OVER = "deferred_waiting"  # of requests that it passes over
+QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", OVER)
 OPTIONAL = ("max_num_active_reqs", "scheduler_reserve_full_isl", "local_prefill_interval")
 CADENCE = ("num_executed_steps", "last_prefill_step", "prefill_capacity_bound")
 MAX_STEPS = 400
@@ -102,7 +90,6 @@ class Tape:
                     name: getattr(scheduler, name) for name in OPTIONAL if hasattr(scheduler, name)
                 },
                 "watermark_blocks": getattr(manager, "watermark_blocks", None),
-                "has_reset": hasattr(scheduler, "reset_prefix_cache"),
                 "max_loras": case.get("max_loras"),
                 "policy": case.get("policy", "fcfs"),
             }
@@ -112,7 +99,7 @@ class Tape:
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
         self._scheduler.add_request(request)
-        self._keep(
+        self.keep(
             "add",
             id=request.request_id,
             prompt=request.num_prompt_tokens,
@@ -124,70 +111,30 @@ class Tape:
         )
 
     def schedule(self) -> Any:
-        were_running = list(self._scheduler.running)
         might_prefill = self._scheduler.waiting or any(
-            getattr(request, "is_prefill_chunk", False) for request in were_running
+            getattr(request, "is_prefill_chunk", False) for request in self._scheduler.running
         )
         output = self._scheduler.schedule()
-        tokens = output.num_scheduled_tokens
+        tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
         # In the cases with a cadence nothing else keeps prompts out of a step.
         held = bool(might_prefill and tokens and all(n == 1 for n in tokens.values()))
-        again = output.scheduled_cached_reqs
-        self._keep(
+        again, news = output.scheduled_cached_reqs, output.scheduled_new_reqs
+        computed = again.num_computed_tokens
+        self.keep(
             "schedule",
-            tokens=output.num_scheduled_tokens,
-            drafts={
-                name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()
-            },
-            new=[
-                [new.req_id, new.block_ids, new.num_computed_tokens]
-                for new in output.scheduled_new_reqs
-            ],
-            again=[
-                list(each)
-                for each in zip(
-                    again.req_ids, again.new_block_ids, again.num_computed_tokens, strict=True
-                )
-            ],
-            resumed=sorted(versions.resumed(again)),
-            preempted=sorted(self._preempted(output, were_running)),
+            tokens=tokens,
+            drafts={name: len(each) for name, each in drafts.items()},
+            new=[[new.req_id, new.block_ids, new.num_computed_tokens] for new in news],
+            again=list(map(list, zip(again.req_ids, again.new_block_ids, computed, strict=True))),
+            resumed=sorted(again.resumed_req_ids),
+            preempted=sorted(output.preempted_req_ids or ()),
             held_prefills=held if getattr(self._scheduler, OPTIONAL[2], 1) > 1 else [],
-            held=sorted(
-                request.request_id for request in getattr(self._scheduler, "deferred_waiting", ())
-            ),
+            held=sorted(each.request_id for each in getattr(self._scheduler, OVER, ())),
         )
         return output
 
-    def _preempted(self, output: Any, were_running: list[Request]) -> Collection[str]:
-        if hasattr(output, "preempted_req_ids"):
-            return output.preempted_req_ids or ()
-        return [
-            request.request_id
-            for request in were_running
-            if request.status is RequestStatus.PREEMPTED
-        ]
-
-    def update(self, output: Any, result: Any) -> None:
-        self._scheduler.update_from_output(output, result)
-        self._keep("update")
-
-    def finish(self, ids: list[str]) -> None:
-        self._scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
-        self._keep("finish", ids=ids)
-
-    def set_budget(self, budget: int) -> None:
-        self._scheduler.max_num_scheduled_tokens = budget
-        self._keep("budget", budget=budget)
-
-    def reset(self) -> None:
-        self._scheduler.reset_prefix_cache(reset_running_requests=True)
-        self._keep("reset")
-
-    def pause(self, name: str) -> None:
-        self._scheduler.set_pause_state(interface.PauseState[name])
-        self._keep("pause", state=name)
-
-    def _keep(self, call: str, **fields: Any) -> None:
+    def keep(self, call: str, **fields: Any) -> None:
+        """Write the line of a call that was made, and what it changed."""
         state = dict(self._state())
         changed = {key: value for key, value in state.items() if self._before.get(key) != value}
         self._before.update(changed)
@@ -214,16 +161,9 @@ class Tape:
 
     def _state(self) -> Iterator[tuple[str, Any]]:
         scheduler = self._scheduler
-        for request in self._requests.values():
-            yield (
-                f"request {request.request_id}",
-                [
-                    request.num_computed_tokens,
-                    request.num_tokens,
-                    request.num_output_tokens,
-                    request.status.name,
-                ],
-            )
+        for name, each in self._requests.items():
+            counts = each.num_computed_tokens, each.num_tokens, each.num_output_tokens
+            yield f"request {name}", [*counts, each.status.name]
         if getattr(scheduler, OPTIONAL[2], 1) > 1:
             yield "cadence", [getattr(scheduler, name) for name in CADENCE]
             chunks = [each.request_id for each in scheduler.running if each.is_prefill_chunk]
@@ -273,14 +213,18 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
                 if case.get("pools"):
                     request.sampling_params, request.pooling_params = None, PoolingParams()
                 tape.add(request)
-        if step in case.get("budget_at", {}):
-            tape.set_budget(case["budget_at"][step])
+        if (budget := case.get("budget_at", {}).get(step)) is not None:
+            scheduler.max_num_scheduled_tokens = budget
+            tape.keep("budget", budget=budget)
         if step in case.get("reset_at", ()):
-            tape.reset()
-        if step in case.get("pause_at", {}):
-            tape.pause(case["pause_at"][step])
-        if step in case.get("abort_at", {}):
-            tape.finish(case["abort_at"][step])
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+            tape.keep("reset")
+        if (state := case.get("pause_at", {}).get(step)) is not None:
+            scheduler.set_pause_state(interface.PauseState[state])
+            tape.keep("pause", state=state)
+        if (ids := case.get("abort_at", {}).get(step)) is not None:
+            scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+            tape.keep("finish", ids=ids)
         output = tape.schedule()
         wanted_tokens = case["requests"] if "speculative" in case else None
         if case["is_asynchronous"]:
@@ -296,13 +240,15 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
         in_flight.append((output, result))
         if len(in_flight) == most_in_flight:
             output, result = in_flight.popleft()
-            tape.update(output, result)
+            scheduler.update_from_output(output, result)
+            tape.keep("update")
             if wanted_tokens and not case["is_asynchronous"]:
                 scheduler.update_draft_token_ids(drafts_of(scheduler, result, case))
         if step > last and not scheduler.requests and not output.num_scheduled_tokens:
             break
-    while in_flight:
-        tape.update(*in_flight.popleft())
+    for output, result in in_flight:
+        scheduler.update_from_output(output, result)
+        tape.keep("update")
     assert not scheduler.requests, "the case did not end"
     return tape.lines
 
@@ -505,8 +451,6 @@ def main() -> int:
         for name, case in cases().items():
             if given.case not in (None, name):
                 continue
-            if name == "pause" and not hasattr(interface, "PauseState"):
-                continue  # before 0.17
             if name == "cadence" and not HAS_CADENCE:
                 continue
             lines = record(case, model, is_v2=given.v2)

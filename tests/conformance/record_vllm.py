@@ -38,6 +38,7 @@ from vllm.config import (
 )
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
 from vllm.v1 import kv_cache_interface
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -49,11 +50,6 @@ from vllm.v1.spec_decode.ngram_proposer import (
     _find_longest_matched_ngram_and_propose_tokens as find_ngram,
 )
 from vllm.v1.structured_output import StructuredOutputManager
-
-try:
-    from vllm.utils.hashing import sha256
-except ImportError:  # before 0.11.1
-    from vllm.utils import sha256
 
 # A model that is only described: nothing of it is ever loaded.
 MODEL = {
@@ -189,7 +185,6 @@ def make_request(
     number: int, wanted: dict[str, Any], workload: dict[str, Any], hasher: Any
 ) -> Request:
     first = number * workload.get("max_model_len", 4096)
-    has_eos = "eos_token_id" in inspect.signature(Request).parameters  # until 0.14
     return Request(
         request_id=str(number),
         prompt_token_ids=wanted.get("tokens") or list(range(first, first + wanted["prompt_len"])),
@@ -207,7 +202,6 @@ def make_request(
             if "adapter" in wanted
             else None
         ),
-        **({"eos_token_id": None} if has_eos else {}),
     )
 
 
@@ -278,23 +272,19 @@ def result_of(
     """
     ids = list(output.num_scheduled_tokens)
     requests = [scheduler.requests[request_id] for request_id in ids]
-    wanted_type = str(ModelRunnerOutput.__dataclass_fields__["sampled_token_ids"].type)
-    as_wanted = np.array if "ndarray" in wanted_type else list  # 0.11.1 and 0.11.2 want arrays
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
         sampled_token_ids=[
-            as_wanted(
-                tokens_of(
-                    request,
-                    output.scheduled_spec_decode_tokens.get(request.request_id, []),
-                    None
-                    if requests_wanted is None
-                    else requests_wanted[int(request.request_id)].get("output"),
-                )
+            tokens_of(
+                request,
+                output.scheduled_spec_decode_tokens.get(request.request_id, []),
+                None
+                if requests_wanted is None
+                else requests_wanted[int(request.request_id)].get("output"),
             )
             if request.num_computed_tokens >= request.num_tokens
-            else as_wanted([])
+            else []
             for request in requests
         ],
         logprobs=None,

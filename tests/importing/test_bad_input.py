@@ -12,13 +12,7 @@ import pytest
 from stepscope.engine.protocol.wire import encode
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.importing.imported import foreign_session
-from tests.importing.test_results import (
-    AIPERF,
-    SGLANG,
-    guidellm_report,
-    inference_perf_report,
-    result,
-)
+from tests.importing.test_results import AIPERF, GUIDELLM, INFERENCE_PERF, SGLANG, result
 
 SAMPLES = Path(__file__).parent / "samples"
 _PLACE = "here stands something else"
@@ -27,18 +21,18 @@ _BAD = ("NaN", "-1", "1e400", "9" * 400, "9" * 5000, "null", '"x"', "[]", "{}", 
 _FEW = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors", "generated_texts")
 
 
-def cut_down(tmp_path: Path, tool: str) -> Any:
+def cut_down(tool: str) -> Any:
     """A result of a tool, with two requests."""
-    whole = tmp_path / "whole"
     if tool == "aiperf":
         return json.loads(AIPERF.read_text("utf-8").splitlines()[0])
     if tool == "guidellm":
-        report = json.loads(guidellm_report(whole).read_text("utf-8"))
-        for name, group in report["benchmarks"][1]["requests"].items():
-            report["benchmarks"][1]["requests"][name] = group[:2]
-        return report
+        report = json.loads(GUIDELLM.read_text("utf-8"))
+        request = report["benchmarks"][0]["requests"]["successful"][0]
+        request["info"] = {"timings": request["info"]["timings"]}
+        groups = {"successful": [request, request], "errored": [], "incomplete": []}
+        return {"config": {}, "benchmarks": [{"requests": groups}]}
     if tool == "inference-perf":
-        return json.loads(inference_perf_report(whole, is_new=True).read_text("utf-8"))[:2]
+        return json.loads(INFERENCE_PERF.read_text("utf-8"))[:2]
     values = result() if tool == "vllm" else json.loads(SGLANG.read_text("utf-8"))
     return values | {name: values[name][:2] for name in _FEW if name in values}
 
@@ -77,7 +71,7 @@ def read(path: Path) -> None:
 
 @pytest.mark.parametrize("tool", ["vllm", "sglang", "aiperf", "guidellm", "inference-perf"])
 def test_any_value_in_any_place_is_read_or_refused_in_one_line(tmp_path: Path, tool: str) -> None:
-    document, path = cut_down(tmp_path, tool), tmp_path / "result.json"
+    document, path = cut_down(tool), tmp_path / "result.json"
     for place in places(document):
         for bad in _BAD:
             path.write_text(changed(document, place, bad), "utf-8")

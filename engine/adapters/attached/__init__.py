@@ -4,7 +4,7 @@
 methods. `step_notes` queues what the engine's thread saw, for another thread to process.
 Each engine's package reports to `step_recorder` which requests arrived and ended, and which rows
 and blocks were scheduled. The recorder builds step records, in the order in which steps end.
-`attached_core` answers commands.
+`attached_core` answers commands. Other processes of the engine send `reports`.
 
 May import: engine.control, engine.loop, engine.protocol, engine.protocol.settings,
   engine.telemetry, engine.transport.

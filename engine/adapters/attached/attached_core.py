@@ -17,27 +17,12 @@ from stepscope.engine.loop.dispatch import answering_errors
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.outlet import SnapshotQueue
-from stepscope.engine.protocol.commands import (
-    Asker,
-    Change,
-    GetAudit,
-    GetSnapshot,
-    SetKnobs,
-    Submit,
-)
+from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.commands import Asker, Submit
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    EngineState,
-    EngineStatus,
-    KnobValue,
-    KVTransfers,
-    Snapshot,
-    Telemetry,
-    Totals,
-)
+from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue, Totals
 from stepscope.engine.telemetry.heartbeat import Heartbeat, anchored
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import Publisher
@@ -55,16 +40,11 @@ class EngineWatcher(Protocol):
     @property
     def num_waiting(self) -> int: ...
     @property
-    def kv_used(self) -> float | None:
-        """The share of the KV pool in use, by the engine's own figure; None: `pool` says."""
-
+    def kv_used(self) -> float | None: ...  # the share of the KV pool; None: the pool says
     @property
-    def kv_transfers(self) -> KVTransfers | None:
-        """See `StepRecord.kv_transfers`."""
-
+    def kv_transfers(self) -> wire.KVTransfers | None: ...
     @property
-    def halted(self) -> EngineState | None:
-        """`paused` or `draining` if the engine's own server has halted it; else None."""
+    def halted(self) -> EngineState | None: ...  # paused or draining by the engine's own server
 
 
 class AttachedCore:
@@ -90,9 +70,9 @@ class AttachedCore:
         sink: Publisher,
         tally: ControlTally,
     ) -> None:
-        self.info = info
-        self.sink = sink
+        self._engine, self._watcher, self._recorder = engine, watcher, watcher.recorder
         self._knobs = knobs
+        self.info, self.sink = info, sink
         self.inbox = Inbox()
         self.deferred: deque[Call] = deque()
         self.max_waiting = 0  # only the engine's own server accepts requests
@@ -103,9 +83,6 @@ class AttachedCore:
         self.lease = KnobLease()
         self.snapshots = SnapshotQueue(self.snapshot, time.monotonic_ns)
         self.kept_snapshots = KeptSnapshots()
-        self._engine = engine
-        self._watcher = watcher
-        self._recorder = watcher.recorder
         self.heartbeat = Heartbeat(self)
 
     def take(self, item: Item) -> None:
@@ -115,7 +92,7 @@ class AttachedCore:
         elif isinstance(item, Denial):
             self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
         elif isinstance(item, Call):
-            if self._knobs.is_deferred and isinstance(item.command, SetKnobs):
+            if self._knobs.is_deferred and isinstance(item.command, commands.SetKnobs):
                 self.deferred.append(item)
             else:
                 self._apply(item)
@@ -123,10 +100,7 @@ class AttachedCore:
             assert isinstance(item, Departure), "only the engine takes requests"
 
     def apply_deferred(self) -> None:
-        """Apply the deferred knob changes, and end a lease that is due.
-
-        Call it on the engine's thread.
-        """
+        """Apply deferred knob changes, and end a lease that is due, on the engine's thread."""
         while self.deferred:
             self._apply(self.deferred.popleft())
         end_lease_if_due(self)
@@ -134,14 +108,22 @@ class AttachedCore:
     def _apply(self, call: Call) -> None:
         command = call.command
         with answering_errors(call):
-            if isinstance(command, SetKnobs):
+            if isinstance(command, commands.SetKnobs):
                 apply_knobs(self, call, command)
-            elif isinstance(command, GetSnapshot):
+            elif isinstance(command, commands.GetSnapshot):
                 self.snapshots.ask(call.client)
-            elif isinstance(command, GetAudit):
+            elif isinstance(command, commands.GetAudit):
                 call.client.reply(self.audit.page(command.after, command.limit))
             else:
-                self._refuse(call)
+                name = type(command).__name__
+                message = (
+                    f"{name} does not work with an attached {self._engine}: "
+                    "stepscope only watches its requests"
+                )
+                if isinstance(command, commands.Change):
+                    asker = call.asker or Asker(command.who)
+                    self.audit.refused(name, asker, UNSUPPORTED, message)
+                call.client.reply(Error(code=UNSUPPORTED, message=message))
 
     def end_lease_if_due(self) -> None:
         """Restore knobs that were set under a lease, if the client has stopped renewing it.
@@ -151,28 +133,17 @@ class AttachedCore:
         if not self._knobs.is_deferred:
             end_lease_if_due(self)
 
-    def note_change(self, command: Change, detail: str) -> None:
+    def note_change(self, command: commands.Change, detail: str) -> None:
         """Audit a change that came through the engine's own server, and publish the new state."""
         self.audit.done(command, Asker(command.who), self.next_step, ChangeEffect(detail=detail))
         self.heartbeat.publish(idle=not self.has_work)
 
-    def _refuse(self, call: Call) -> None:
-        command = call.command
-        name = type(command).__name__
-        message = (
-            f"{name} does not work with an attached {self._engine}: "
-            "stepscope only watches its requests"
-        )
-        if isinstance(command, Change):
-            self.audit.refused(name, call.asker or Asker(command.who), UNSUPPORTED, message)
-        call.client.reply(Error(code=UNSUPPORTED, message=message))
-
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> wire.Snapshot:
         """Publish everything that happened so far, then return the engine's state."""
         self.audit.publish_aborts()
         self.heartbeat.publish_status(self.state)
         pool, groups = self._recorder.pool, self._recorder.groups
-        return Snapshot(
+        return wire.Snapshot(
             sequence=self.sink.next_sequence - 1,
             step=self.last_step,
             time_ns=time.monotonic_ns(),
@@ -200,7 +171,7 @@ class AttachedCore:
         """Return this machine's monotonic time in nanoseconds."""
         return time.monotonic_ns()
 
-    def publish(self, message: Telemetry) -> None:
+    def publish(self, message: wire.Telemetry) -> None:
         self.sink.publish(message)
 
     def publish_info(self) -> None:
@@ -212,27 +183,19 @@ class AttachedCore:
         """Publish the engine's state, and the request events that are not published yet."""
         self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         kv_used = self._watcher.kv_used
-        kv, groups = self._recorder.counts(), self._recorder.groups
-        moves, move_groups = self._recorder.drain_moves()
         self.publish(
-            EngineStatus(
+            wire.EngineStatus(
                 time_ns=now_ns,
                 state=state,
                 step=self.last_step,
                 num_running=self._watcher.num_running,
                 num_waiting=self._watcher.num_waiting,
-                kv=kv,
-                held=self._recorder.drain_held(),
-                front=self._recorder.drain_front(),
                 totals=None if kv_used is None else Totals(kv_used=kv_used),
-                moves=moves,
-                kv_groups=None if groups is None else groups.counts(),
-                move_groups=move_groups,
                 kv_transfers=self._watcher.kv_transfers,
-                events=self._recorder.drain_events(),
                 num_dropped=self.sink.num_dropped,
                 control=self.control_tally.counts(),
                 leased=self.lease.published(),
+                **self._recorder.drain(),
             )
         )
 

@@ -13,19 +13,18 @@ engine does not wait for them.
 
 import contextlib
 import logging
-import os
 import queue
-import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
 from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.reports import ProcessReports
 from stepscope.engine.adapters.attached.step_notes import StepNotes
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.audit import ControlTally
@@ -36,53 +35,6 @@ from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import gate_of, local_key
 from stepscope.engine.transport.local_engines import sweep
 
-_ENDS = (signal.SIGTERM, signal.SIGINT)
-_NO_END = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
-
-
-def close_at_signal(close: Callable[[], None]) -> Callable[[], None]:
-    """Call `close` on a thread of its own when the process is told to end.
-
-    An engine's parent may send the signal and kill the process right after. The thread hears of it
-    at once, by Python's wakeup file descriptor, even if the engine's thread waits for a device.
-
-    Does nothing outside of the main thread, or if other code uses the wakeup descriptor. A signal
-    that the engine does not handle is no orderly end.
-
-    Returns:
-        Ends the thread. The descriptors stay: only the main thread may take them back.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    if before != -1:
-        signal.set_wakeup_fd(before)
-        os.close(reader)
-        os.close(writer)
-        return lambda: None
-
-    is_closing = threading.Event()
-
-    def wait() -> None:
-        while number := os.read(reader, 1)[0]:
-            if number in _ENDS and signal.getsignal(number) not in _NO_END:
-                is_closing.set()
-                close()
-                return
-
-    thread = threading.Thread(target=wait, name="stepscope", daemon=True)
-    thread.start()
-
-    def end() -> None:
-        if not is_closing.is_set():
-            os.write(writer, b"\0")
-            thread.join()
-
-    return end
-
-
 REPLAY_MESSAGES = 20_000
 REPLAY_BYTES = 64 * 1024 * 1024
 PUMP_S = 0.05
@@ -91,60 +43,47 @@ _ADVICE = "set STEPSCOPE_ENDPOINT to another name"
 MAX_COMMANDS = 20  # applied between two steps at most
 
 
-class Reports(Protocol):
-    """Reports of the engine's other processes. Read them only inside `with notes.done()`."""
-
-    def open(self) -> None: ...
-    def read(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class AttachedEngine(NamedTuple):
-    """Everything that an engine's package passes to `Attachment`.
-
-    Attributes:
-        name: the engine's name, for messages.
-        hook: wraps the engine's methods, with hooks from `Attachment.hooks_on`.
-        reports: what the engine's other processes tell; None: they tell nothing.
-    """
-
-    name: str
-    log: logging.Logger
-    endpoint: Endpoint
-    info: EngineInfo
-    watcher: EngineWatcher
-    knobs: AttachedKnobs
-    hook: Callable[["Attachment"], None]
-    reports: Reports | None = None
-
-
 class Attachment:
     """Owns the sockets, threads and hooks of stepscope in one process of the engine.
+
+    Args:
+        engine: the engine's name, for messages.
+        hook: wraps the engine's methods, with `hooks`.
+        reports: what the engine's other processes tell; None: they tell nothing.
 
     Attributes:
         lock: held while the engine changes what we read, and while we read it. Reentrant, because
             the engine calls some of the wrapped methods from within others.
         notes: what the engine's thread saw and nobody has processed yet. Use the core or the
             recorder only inside `with notes.done()`. Take `lock` first if both are needed.
+        hooks: wraps the engine's methods until stepscope detaches.
         is_attached: False once stepscope has detached or the engine was shut down.
+
+    Raises:
+        ConfigError: the endpoint is not available, or other machines can reach it and no key is
+            authorised. The engine is then unchanged.
     """
 
-    def __init__(self, engine: AttachedEngine) -> None:
-        """Open the endpoint, wrap the engine's methods and start the pump.
-
-        Raises:
-            ConfigError: the endpoint is not available, or other machines can reach it and no key
-                is authorised. The engine is then unchanged.
-        """
-        self._engine = engine
+    def __init__(
+        self,
+        engine: str,
+        log: logging.Logger,
+        endpoint: Endpoint,
+        info: EngineInfo,
+        watcher: EngineWatcher,
+        knobs: AttachedKnobs,
+        hook: "Callable[[Attachment], object]",
+        reports: ProcessReports | None = None,
+    ) -> None:
+        self._engine, self._log = engine, log
+        self.watcher, self.knobs, self._reports = watcher, knobs, reports
         self.lock = threading.RLock()
         self.notes = StepNotes()
         self._ended = threading.Event()
         self._seen_ns = 0  # when the engine's thread was here last
         self._next_tend_ns = 0
-        self._hooks: list[Hooks] = []
+        self.hooks = Hooks()
         self.is_attached = True
-        endpoint = engine.endpoint
         sweep()
         with contextlib.ExitStack() as stack:
             gate = stack.enter_context(gate_of("", endpoint))
@@ -152,31 +91,23 @@ class Attachment:
             self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES, gate)
             stack.callback(self.publisher.close)
             tally = ControlTally(gate)
-            self.core = AttachedCore(
-                engine.name, engine.info, engine.watcher, engine.knobs, self.publisher, tally
-            )
-            intake, replay = NoIntake(engine.name), self.publisher.replay
+            self.core = AttachedCore(engine, info, watcher, knobs, self.publisher, tally)
+            intake, replay = NoIntake(engine), self.publisher.replay
             control = ControlServer(endpoint.control, self.core, intake, None, replay, gate)
             control.start()
             stack.callback(control.close)
-            stack.callback(self._unhook)
-            if engine.reports is not None:
-                engine.reports.open()
-                stack.callback(engine.reports.close)
-            hold_ups = engine.watcher.recorder.hold_ups
-            hold_ups.open(self.hooks_on)
+            stack.callback(self.hooks.restore)
+            if reports is not None:
+                reports.open()
+                stack.callback(reports.close)
+            hold_ups = watcher.recorder.hold_ups
+            hold_ups.open(self.hooks)
             stack.callback(hold_ups.close)
-            engine.hook(self)
+            hook(self)
             self._to_close = stack.pop_all()
         self._pump = threading.Thread(target=self._run, name="stepscope", daemon=True)
         self._pump.start()
-        engine.log.info("stepscope is attached: stepscope top %s", endpoint.control)
-
-    def hooks_on(self, target: Any) -> Hooks:
-        """Return hooks for wrapping methods of `target`. Detaching removes them."""
-        hooks = Hooks(target)
-        self._hooks.append(hooks)
-        return hooks
+        log.info("stepscope is attached: stepscope top %s", endpoint.control)
 
     # On the engine's thread
 
@@ -198,10 +129,7 @@ class Attachment:
         return monotonic_ns()
 
     def note(self, ours: Callable[[], object]) -> None:
-        """Process the queued notes, then call `ours`, under the lock. Does nothing once detached.
-
-        If `ours` raises an error, stepscope detaches. The caller never sees the error.
-        """
+        """Process the queued notes, then call `ours`, under the lock; see `guard`."""
 
         def when_read() -> None:
             with self.notes.done():
@@ -222,19 +150,26 @@ class Attachment:
                 with self.lock:
                     self.fail(error)
 
-    def after(self, method: Callable[..., Any], then: Callable[[], object]) -> Callable[..., Any]:
-        """Return a wrapper around `method` that calls `method`, then `then`.
+    def around(
+        self,
+        method: Callable[..., Any],
+        after: Callable[..., object],
+        before: Callable[[], Any] | None = None,
+    ) -> Callable[..., Any]:
+        """Return a wrapper around `method`, after which `after` is called as by `note`.
 
-        Both run under the lock.
+        It gets what `before` has returned (None: when `method` was called), the result of `method`,
+        and its arguments.
         """
+        begin = before or self.seen
 
-        def stepscope_after(*args: Any, **kwargs: Any) -> Any:
-            with self.lock:
-                result = method(*args, **kwargs)
-                self.note(then)
-                return result
+        def stepscope_around(*args: Any, **kwargs: Any) -> Any:
+            begun = begin()
+            result = method(*args, **kwargs)
+            self.note(lambda: after(begun, result, *args, **kwargs))
+            return result
 
-        return stepscope_after
+        return stepscope_around
 
     def before_end(self, end: Callable[..., Any]) -> Callable[..., Any]:
         """Return a wrapper that closes stepscope, then calls `end`, which shuts the engine down."""
@@ -246,21 +181,13 @@ class Attachment:
         return stepscope_before_end
 
     def fail(self, error: Exception) -> None:
-        """Log the error and detach for good.
-
-        The engine continues with its own methods and values.
-        """
+        """Log the error and detach for good. The engine goes on with its own methods and values."""
         if not self.is_attached:
             return
         where = traceback.extract_tb(error.__traceback__)[-1:]
         place = "".join(f" at {frame.name}, line {frame.lineno}" for frame in where)
-        self._engine.log.warning(
-            "stepscope has detached itself, %s goes on: %s: %s%s",
-            self._engine.name,
-            type(error).__name__,
-            error,
-            place,
-        )
+        said = "stepscope has detached itself, %s goes on: %s: %s%s"
+        self._log.warning(said, self._engine, type(error).__name__, error, place)
         self._restore()
         self._end()
 
@@ -284,20 +211,13 @@ class Attachment:
 
     def _restore(self) -> None:
         self.is_attached = False
-        self._unhook()
-        self._engine.knobs.restore()
-
-    def _unhook(self) -> None:
-        for hooks in self._hooks:
-            hooks.restore()
+        self.hooks.restore()
+        self.knobs.restore()
 
     # The end
 
     def close(self) -> None:
-        """Publish that the engine stops, detach, and free the endpoint.
-
-        Waits two seconds at most.
-        """
+        """Publish that the engine stops, detach, and free the endpoint. Takes 2 s at most."""
         with self.lock:
             if self.is_attached:
                 with contextlib.suppress(Exception), self.notes.done():
@@ -306,12 +226,7 @@ class Attachment:
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
         self._end()
-        if threading.current_thread() is not self._pump:
-            self._pump.join(timeout=2)
-
-    def close_at_signal(self) -> None:
-        """Close at the signal that ends the engine. Call it on the main thread."""
-        self._to_close.callback(close_at_signal(self.close))
+        self._pump.join(timeout=2)
 
     def _end(self) -> None:
         self._ended.set()
@@ -319,14 +234,14 @@ class Attachment:
 
     def _read(self) -> None:
         with self.notes.done():
-            if self._engine.reports is not None:
-                self._engine.reports.read()
+            if self._reports is not None:
+                self._reports.read()
 
     def _run(self) -> None:
         """Run the pump: build records, apply commands while the engine is quiet, and clean up."""
-        steps = StepWatcher(self._engine.watcher.recorder, self.publisher.publish)
+        steps = StepWatcher(self.watcher.recorder, self.publisher.publish)
         next_look_s = 0.0
-        hold_ups = self._engine.watcher.recorder.hold_ups
+        hold_ups = self.watcher.recorder.hold_ups
         while not self._ended.is_set():
             self.notes.wait(PUMP_S)
             self.guard(hold_ups.pumping)
@@ -351,4 +266,4 @@ class Attachment:
         try:
             self._to_close.close()
         except Exception as error:  # noqa: BLE001 - nothing is left to detach
-            self._engine.log.debug("closing stepscope: %s", error)
+            self._log.debug("closing stepscope: %s", error)

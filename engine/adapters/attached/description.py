@@ -3,31 +3,26 @@
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
-from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked
-from stepscope.engine.protocol.wire import EngineInfo, KnobSpec, KnobValue
+from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked, knob_specs
+from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 
 _T = TypeVar("_T")
 
 
 def rank_endpoint(text: str, rank: int, size: int) -> Endpoint:
-    """Return the endpoint of one data-parallel rank.
+    """Return the endpoint of one of `size` data-parallel ranks, as far as this rank knows.
 
     With several ranks, rank N of `vllm-0` has the endpoint `vllm-0.dpN`. For a TCP address, rank N
-    adds 2 * N to the port.
-
-    Args:
-        text: an endpoint as in STEPSCOPE_ENDPOINT.
-        size: number of data-parallel ranks, as far as this rank knows.
-
-    Raises:
-        ConfigError: `text` is not an endpoint.
+    adds 2 * N to the port. Raises ConfigError: `text` is not an endpoint.
     """
     endpoint = Endpoint.parse(text)
     if rank or size > 1:
@@ -75,24 +70,11 @@ def described(engine: str, endpoint: Endpoint, knobs: "AttachedKnobs") -> Engine
 
 
 def known(get: Callable[[], _T]) -> _T | None:
-    """Return what `get` returns.
-
-    None if it raises an error, because this version lacks the value.
-    """
+    """Return what `get` returns; None if it raises, because this version lacks the value."""
     try:
         return get()
     except Exception:  # noqa: BLE001 - after any error the value is unknown
         return None
-
-
-class KnobWriter(Protocol):
-    """Sets knobs of one scheduler. Use it between two steps."""
-
-    def write(self, values: Mapping[str, KnobValue]) -> None:
-        """Set these knobs. They apply from the next step that the engine schedules."""
-
-    def restore(self) -> None:
-        """Restore the values that the engine had before stepscope changed them."""
 
 
 class AttachedKnobs:
@@ -100,11 +82,13 @@ class AttachedKnobs:
 
     Args:
         engine: the engine's name, for messages.
+        live: the knobs that can change, and how their specs differ from those of our engine.
+        write: sets knobs between two steps; they apply from the next step that is scheduled.
 
     Attributes:
         limits: the values at engine start, which bound the knobs.
         values: the current values, by name.
-        specs: the knobs that can change.
+        specs: of the knobs that can change.
         is_deferred: whether only the engine's thread may apply changes, by calling
             `AttachedCore.apply_deferred`.
     """
@@ -114,30 +98,28 @@ class AttachedKnobs:
         engine: str,
         limits: Limits,
         values: dict[str, KnobValue],
-        specs: Sequence[KnobSpec],
-        writer: KnobWriter,
+        live: Mapping[str, Mapping[str, Any]],
+        write: Callable[[Mapping[str, KnobValue]], None],
         *,
         is_deferred: bool = False,
     ) -> None:
-        self._engine = engine
-        self.limits = limits
-        self.values = values
-        self.specs = tuple(specs)
-        self._writer = writer
-        self.is_deferred = is_deferred
-        self.restore = writer.restore
+        self._engine, self._write = engine, write
+        self.limits, self.is_deferred = limits, is_deferred
+        self.values = self._start = values
+        self.specs = tuple(
+            msgspec.structs.replace(spec, **{"default": values[spec.name], **live[spec.name]})
+            for spec in knob_specs(limits)
+            if spec.name in live
+        )
 
     def changed(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         """Return the values with `changes` applied, without setting them.
 
-        Raises:
-            ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
+        Raises ConfigError: an unknown or fixed knob, a wrong type, a value outside its bounds.
         """
         known = {spec.name: spec for spec in self.specs}
         live = ", ".join(known) or "none"
-        for name in changes:
-            if name in known:
-                continue
+        for name in changes.keys() - known.keys():
             if name not in self.values:
                 raise ConfigError("unknown_knob", f"no knob is called {name!r}; there are: {live}")
             raise ConfigError(
@@ -149,6 +131,13 @@ class AttachedKnobs:
 
     def set(self, changes: Mapping[str, KnobValue]) -> None:
         """Set the knobs that `changes` changes. Raises ConfigError as `changed` does."""
-        before, self.values = self.values, self.changed(changes)
-        if new := dict(self.values.items() - before.items()):
-            self._writer.write(new)
+        self._become(self.changed(changes))
+
+    def restore(self) -> None:
+        """Restore the values at engine start."""
+        self._become(self._start)
+
+    def _become(self, values: dict[str, KnobValue]) -> None:
+        before, self.values = self.values, values
+        if new := dict(values.items() - before.items()):
+            self._write(new)

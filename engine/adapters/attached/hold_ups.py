@@ -12,7 +12,6 @@ What else held a thread up, such as a lock or a device, is not known here.
 import contextlib
 import gc
 import os
-import resource
 import sys
 import threading
 from collections import deque
@@ -27,7 +26,6 @@ LEAST_NS = 1_000_000  # a shorter one is not worth a row
 STOPPED_NS = 200_000_000  # by which the pump must be late
 _RUN_NS = 20_000_000  # a pump that waits for Python's lock runs more often, each 5 ms
 _SHARE = 10  # a wait for a processor counts from this part of a step on
-_MANY_FAULTS = 100
 _MOST = 256  # rows that no step has taken yet
 
 
@@ -37,12 +35,6 @@ class ThreadTimes(NamedTuple):
     ran_ns: int
     waited_ns: int  # for a processor
     num_runs: int
-
-
-class _Look(NamedTuple):
-    time_ns: int
-    pump: ThreadTimes
-    num_faults: int  # pages that the process had to read from the disk
 
 
 class HoldUps:
@@ -58,19 +50,18 @@ class HoldUps:
         self._engine_id = 0
         self._pump: int | None = None
         self._looking = threading.Lock()
-        self._last: _Look | None = None
+        self._last: tuple[int, ThreadTimes] | None = None  # when the pump was seen, and its times
         self._waited_ns = 0  # by the engine's thread, when last read
         self._tokens_ns = 0
         self._collecting: tuple[int, ThreadTimes | None] | None = None
 
-    def open(self, hooks_on: Callable[[Any], Hooks]) -> None:
-        """Begin. Call it on the engine's thread. `hooks_on` is the attachment's."""
+    def open(self, hooks: Hooks) -> None:
+        """Begin. Call it on the engine's thread. `hooks` are the attachment's."""
         self._engine_id = threading.get_ident()
         self._engine = open_times()
         gc.callbacks.append(self._collect)
         compilation = getattr(sys.modules.get("triton.knobs"), "compilation", None)
-        if hasattr(compilation, "listener"):
-            hooks_on(compilation).wrap("listener", self._around_listener)
+        hooks.wrap(compilation, "listener", self._around_listener)
 
     def close(self) -> None:
         with contextlib.suppress(ValueError):
@@ -82,8 +73,7 @@ class HoldUps:
                     os.close(thread)
             self._engine = self._pump = None
 
-    def add(self, kind: str, start_ns: int, ns: int, detail: str = "") -> None:
-        """Note a hold-up; see `HoldUp`."""
+    def _add(self, kind: str, start_ns: int, ns: int, detail: str = "") -> None:
         if ns >= LEAST_NS:
             self._rows.append(HoldUp(kind, start_ns, ns, detail))
 
@@ -93,7 +83,7 @@ class HoldUps:
         Call it once for each step, in order.
         """
         last = self._last
-        if last is not None and tokens_ns - last.time_ns > STOPPED_NS:
+        if last is not None and tokens_ns - last[0] > STOPPED_NS:
             self._look()  # the pump has not run yet
         took_ns, self._tokens_ns = tokens_ns - self._tokens_ns, tokens_ns
         with self._looking:
@@ -101,9 +91,8 @@ class HoldUps:
                 waited_ns = read_times(self._engine).waited_ns
                 ns, self._waited_ns = min(waited_ns - self._waited_ns, took_ns), waited_ns
                 if ns * _SHARE >= took_ns:
-                    self.add("descheduled", tokens_ns - ns, ns)
-        found: list[HoldUp] = []
-        later: list[HoldUp] = []
+                    self._add("descheduled", tokens_ns - ns, ns)
+        found, later = list[HoldUp](), list[HoldUp]()
         while self._rows:
             row = self._rows.popleft()
             # The pump knows the start of a stop, and its end, only about.
@@ -116,12 +105,10 @@ class HoldUps:
             with contextlib.suppress(Exception):
                 if threading.get_ident() == self._engine_id:
                     ns = int(told["times"].total) * 1000
-                    self.add("jit", monotonic_ns() - ns, ns, str(getattr(told["src"], "name", "")))
+                    self._add("jit", monotonic_ns() - ns, ns, str(getattr(told["src"], "name", "")))
             return None if before is None else before(*args, **told)
 
         return stepscope_listener
-
-    # The pump
 
     def pumping(self) -> None:
         """Note that the pump runs, and goes on to what takes no lock of the engine's."""
@@ -138,28 +125,22 @@ class HoldUps:
         with self._looking:
             if self._pump is None:
                 return
-            last, usage = self._last, resource.getrusage(resource.RUSAGE_SELF)
-            self._last = now = _Look(monotonic_ns(), read_times(self._pump), usage.ru_majflt)
-            if last is None or now.time_ns - last.time_ns < STOPPED_NS:
+            last, now_ns, pump = self._last, monotonic_ns(), read_times(self._pump)
+            self._last = now_ns, pump
+            if last is None or now_ns - last[0] < STOPPED_NS:
                 return
-            waited_ns = now.pump.waited_ns - last.pump.waited_ns
-            ran_ns = now.pump.ran_ns - last.pump.ran_ns
-            ns = now.time_ns - last.time_ns - waited_ns
-            num_runs = now.pump.num_runs - last.pump.num_runs
-            if ns - ran_ns < STOPPED_NS or num_runs * _RUN_NS > ns:
-                return
-            num_faults = now.num_faults - last.num_faults
-            detail = f"{num_faults:,} pages" if num_faults >= _MANY_FAULTS else ""
-            self.add("stopped", last.time_ns, ns, detail)
-
-    # Garbage collection
+            start_ns, before = last
+            ran_ns, waited_ns, num_runs = (b - a for a, b in zip(before, pump, strict=True))
+            ns = now_ns - start_ns - waited_ns
+            if ns - ran_ns >= STOPPED_NS and num_runs * _RUN_NS <= ns:
+                self._add("stopped", start_ns, ns)
 
     def _collect(self, phase: str, info: Mapping[str, int]) -> None:
         engine = self._engine
         if phase == "start":
             is_long = info["generation"] == 2
-            before = None if engine is None or not is_long else read_times(engine)
-            self._collecting = monotonic_ns(), before
+            times = read_times(engine) if engine is not None and is_long else None
+            self._collecting = monotonic_ns(), times
             return
         if self._collecting is None:
             return
@@ -167,15 +148,15 @@ class HoldUps:
         ns = monotonic_ns() - start_ns
         if ns < LEAST_NS:
             return
-        detail = f"generation {info['generation']}"
         ran_ns = waited_ns = 0
         if before is not None and engine is not None:
             after = read_times(engine)
             ran_ns, waited_ns = after.ran_ns - before.ran_ns, after.waited_ns - before.waited_ns
+        detail = f"generation {info['generation']}"
         if threading.get_ident() == self._engine_id:
-            self.add("gc", start_ns, ns - waited_ns, detail)
+            self._add("gc", start_ns, ns - waited_ns, detail)
         elif before is not None and ran_ns * 2 < ns:
-            self.add("gc_elsewhere", start_ns, ns, f"{detail} on another thread")
+            self._add("gc_elsewhere", start_ns, ns, f"{detail} on another thread")
 
 
 def open_times() -> int | None:
@@ -191,5 +172,4 @@ def open_times() -> int | None:
 
 
 def read_times(thread: int) -> ThreadTimes:
-    ran, waited, num_runs = os.pread(thread, 64, 0).split()
-    return ThreadTimes(int(ran), int(waited), int(num_runs))
+    return ThreadTimes(*map(int, os.pread(thread, 64, 0).split()))

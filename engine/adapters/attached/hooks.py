@@ -1,4 +1,4 @@
-"""`Hooks`: wraps methods of one object of the engine, and restores them."""
+"""`Hooks`: wraps methods of single objects of the engine, and restores them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,26 +7,27 @@ _ABSENT = object()
 
 
 class Hooks:
-    """Wraps methods of one object. The object's class and other instances stay unchanged."""
+    """Wraps methods of objects. Their classes and other instances stay unchanged."""
 
-    def __init__(self, target: Any) -> None:
-        self._target = target
-        self._ours: dict[str, tuple[object, object]] = {}  # (our wrapper, the value before it)
+    def __init__(self) -> None:
+        self._wrapped: list[tuple[Any, str, object, object]] = []  # our wrapper, what was before it
 
-    def wrap(self, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace the method called `name` by what `wrap` returns for it."""
-        before = vars(self._target).get(name, _ABSENT)
-        ours = wrap(getattr(self._target, name))
-        setattr(self._target, name, ours)
-        self._ours[name] = (ours, before)
+    def wrap(
+        self, target: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Replace the method called `name`, if there is one, by what `wrap` returns for it."""
+        if hasattr(target, name):
+            before, ours = vars(target).get(name, _ABSENT), wrap(getattr(target, name))
+            setattr(target, name, ours)
+            self._wrapped.append((target, name, ours, before))
 
     def restore(self) -> None:
         """Restore the original methods, except those that other code has wrapped since."""
-        for name, (ours, before) in self._ours.items():
-            if vars(self._target).get(name) is not ours:
+        for target, name, ours, before in self._wrapped:
+            if vars(target).get(name) is not ours:
                 continue
             if before is _ABSENT:
-                delattr(self._target, name)
+                delattr(target, name)
             else:
-                setattr(self._target, name, before)
-        self._ours.clear()
+                setattr(target, name, before)
+        self._wrapped.clear()

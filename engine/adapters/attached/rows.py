@@ -4,6 +4,7 @@ Rows are built when the step is scheduled. When it ends, rows of lost requests a
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -21,6 +22,7 @@ _Encode: TypeAlias = Callable[
 # Our own engine's encoder. It reads the slots of the type passed to it, and the first fields of a
 # row.
 _encode = cast(_Encode, cast(Any, batch_rows.compiled or batch_rows.encode_in_python))
+_fields = itemgetter(3)
 
 DECODE, _PREFILL, _RECOMPUTE = int(Phase.DECODE), int(Phase.PREFILL), int(Phase.RECOMPUTE)
 _LAST_CHUNK, _FIRST_TOKEN = int(RowFlag.LAST_CHUNK), int(RowFlag.FIRST_TOKEN)
@@ -28,10 +30,7 @@ _RESUMED = int(RowFlag.RESUMED)
 
 
 def encode_rows(step: UnfinishedStep) -> None:
-    """Encode `step.rows` into `step.batch`.
-
-    Call it before a later step changes the block tables.
-    """
+    """Encode `step.rows` into `step.batch`, before a later step changes the block tables."""
     step.batch = msgspec.Raw(_encode(step.rows, Phase.DECODE, TrackedRequest, _fields))
 
 
@@ -70,11 +69,8 @@ def fields_of(
 def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
     """Remove the rows of requests that ended or were preempted before this step ended.
 
-    Args:
-        ended_now: requests that ended with this step's tokens. Their rows stay.
-
-    Returns:
-        The number of tokens in the removed rows: the step computed them in vain.
+    Rows of `ended_now`, which ended with this step's tokens, stay. Returns the number of tokens in
+    the removed rows: the step computed them in vain.
     """
     kept, num_wasted = [], 0
     for i, row in enumerate(step.rows):
@@ -83,7 +79,7 @@ def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
             kept.append(i)
             continue
         num_wasted += num_tokens_of(row)
-        if not _is_decode(row):
+        if row[3] is not None and row[3][1] != DECODE:
             step.num_prefill_tokens -= num_tokens_of(row) - step.drafted.get(tracked, 0)
         if gives_first_token(row):
             tracked.has_first_token = False
@@ -96,8 +92,7 @@ def drop_lost(step: UnfinishedStep, ended_now: set[TrackedRequest]) -> int:
 def check_drafts(step: UnfinishedStep) -> list[DraftRow] | None:
     """Set the rows of an ended step to the tokens that their requests got, and where they start.
 
-    Returns:
-        Which drafts were accepted; None if the step checked none.
+    Returns which drafts were accepted; None if the step checked none.
     """
     if not step.drafted and not step.set_back:
         return None
@@ -118,9 +113,8 @@ def check_drafts(step: UnfinishedStep) -> list[DraftRow] | None:
 def running_row(row: Row) -> RunningRow:
     """Return the row in the short form that is published while its step still runs."""
     request, _, start, fields = row
-    if fields is None:
-        return RunningRow(request.request_id, DECODE, start, 1)
-    return RunningRow(request.request_id, fields[1], fields[2], fields[3])
+    phase = DECODE if fields is None else fields[1]
+    return RunningRow(request.request_id, phase, start, num_tokens_of(row))
 
 
 def num_tokens_of(row: Row) -> int:
@@ -134,11 +128,3 @@ def gives_token(row: Row) -> bool:
 
 def gives_first_token(row: Row) -> bool:
     return row[3] is not None and bool(row[3][6] & _FIRST_TOKEN)
-
-
-def _fields(row: Row) -> RowFields | None:
-    return row[3]
-
-
-def _is_decode(row: Row) -> bool:
-    return row[3] is None or row[3][1] == DECODE

@@ -14,10 +14,7 @@ from typing import Any
 
 
 class StepNotes:
-    """A queue of calls (notes).
-
-    Any thread may read them: it makes the calls, one thread at a time.
-    """
+    """A queue of calls. Any thread may make them, one thread at a time."""
 
     def __init__(self) -> None:
         self._notes: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -26,10 +23,7 @@ class StepNotes:
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def put(self, read: Callable[..., object], *args: object) -> None:
-        """Queue the call `read(*args)`.
-
-        The thread that next calls `StepNotes.read` makes this call.
-        """
+        """Queue the call `read(*args)`, for the thread that next calls `StepNotes.read`."""
         self._notes.append((read, args))
 
     def wake(self) -> None:
@@ -61,10 +55,7 @@ class StepNotes:
 
     @contextlib.contextmanager
     def done(self) -> Iterator[None]:
-        """Make all queued calls, then run the `with` block.
-
-        No other thread reads notes meanwhile.
-        """
+        """Make all queued calls, then run the `with` block, while no other thread reads notes."""
         with self._reading:
             self.read()
             yield

@@ -5,19 +5,13 @@ requests and blocks are applied when that step ends. A row counts as wasted if i
 was preempted before the step ended.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
+from typing import Any
 
+from stepscope.engine.adapters.attached import rows
 from stepscope.engine.adapters.attached.hold_ups import HoldUps
-from stepscope.engine.adapters.attached.rows import (
-    check_drafts,
-    drop_lost,
-    gives_first_token,
-    gives_token,
-    num_tokens_of,
-    running_row,
-)
 from stepscope.engine.adapters.attached.settlement import (
     BlockGroups,
     Judged,
@@ -27,21 +21,11 @@ from stepscope.engine.adapters.attached.settlement import (
 from stepscope.engine.adapters.attached.tracked import (
     EngineRequest,
     Freed,
-    Row,
     TrackedRequest,
     UnfinishedStep,
 )
-from stepscope.engine.protocol.wire import (
-    Arrived,
-    BlockMove,
-    FirstToken,
-    FrontEnd,
-    HeldRow,
-    KVCounts,
-    KVTransfers,
-    RequestEvent,
-    RequestView,
-)
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import HeldRow, RequestEvent
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.step_watcher import StepUnderWay
 
@@ -78,10 +62,9 @@ class StepRecorder:
         self._arrivals: list[RequestEvent] = []
         self._settled: list[RequestEvent] = []  # in steps that ran no request
         self._ends: list[RequestEvent] = []
-        self._moves: list[BlockMove] = []
         self._held: list[TrackedRequest] = []  # as published
         self._held_between: list[HeldRow] | None = None
-        self._front: list[FrontEnd] = []
+        self._front: list[wire.FrontEnd] = []
         self._last_to_sift = -1  # steps after this one have no rows of ended requests
         self._next_id = 0
         self._tokens_ns = 0
@@ -99,10 +82,7 @@ class StepRecorder:
     ) -> TrackedRequest:
         """Add a request that is not in the table, and return it.
 
-        For `prefix_hashes` and `elsewhere` see `Arrived`.
-
-        Args:
-            has_output: whether it samples tokens after its prompt.
+        For `prefix_hashes` and `elsewhere` see `Arrived`; `has_output`: it samples tokens.
         """
         arrival_ns = min(arrival_ns, monotonic_ns())
         max_tokens = engine_request.max_tokens if has_output else 0
@@ -111,13 +91,13 @@ class StepRecorder:
         self._next_id += 1
         self.table[engine_request.request_id] = tracked
         self._arrivals.append(
-            Arrived(
+            wire.Arrived(
                 request_id=tracked.request_id,
                 client_id=engine_request.request_id,
                 num_prompt_tokens=engine_request.num_prompt_tokens,
-                max_tokens=tracked.max_tokens,
+                max_tokens=max_tokens,
                 priority=engine_request.priority,
-                time_ns=tracked.arrival_ns,
+                time_ns=arrival_ns,
                 prefix_hashes=prefix_hashes,
                 elsewhere=elsewhere,
             )
@@ -125,13 +105,12 @@ class StepRecorder:
         self.has_unpublished = True
         return tracked
 
-    def begun(self, step: UnfinishedStep) -> None:
-        """Add a step that the engine has scheduled.
-
-        Its `number` must be `next_step`, or None if the step runs no request.
-        """
+    def begun(self, step: UnfinishedStep, *, runs: bool) -> None:
+        """Add a step that the engine has scheduled, and number it if it runs a request."""
         self._in_flight.append(step)
-        if step.number is not None:
+        step.knobs_version = self.knobs_version
+        if runs:
+            step.number = self.next_step
             self.next_step += 1
 
     def lost(self, requests: Sequence[TrackedRequest]) -> None:
@@ -150,24 +129,20 @@ class StepRecorder:
         self.has_unpublished = True
 
     def take(self, is_it: Callable[[UnfinishedStep], bool]) -> UnfinishedStep | None:
-        """Remove and return the step that the engine has finished. It must be the oldest in flight.
+        """Remove and return the step that the engine has finished: of which `is_it` is true.
 
         Also applies the effects of older steps that ran no request. Their events are published with
         the next record. Returns None if the finished step ran no request either.
 
-        Args:
-            is_it: whether a given step is the one that the engine has finished.
-
         Raises:
-            RuntimeError: the engine finished a step that is not the oldest one.
+            RuntimeError: the engine finished a step that is not the oldest one in flight.
         """
-        in_flight = self._in_flight
-        while in_flight:
-            step = in_flight[0]
-            if step.number is not None and not is_it(step):
-                raise RuntimeError("a step has ended that is not the oldest one in flight")
+        while self._in_flight:
+            step = self._in_flight[0]
             if step.number is not None:
-                return in_flight.popleft()
+                if not is_it(step):
+                    raise RuntimeError("a step has ended that is not the oldest one in flight")
+                return self._in_flight.popleft()
             self._settle_oldest()
             if is_it(step):
                 return None
@@ -181,6 +156,13 @@ class StepRecorder:
         while self._in_flight and self._in_flight[0].number is None:
             self._settle_oldest()
 
+    def _settle_oldest(self) -> None:
+        step = self._in_flight.popleft()
+        self._settled += self._settlement.settle(step, set())
+        if step.held is not None:
+            self.hold_between(step.held)
+        self.has_unpublished = True
+
     def record(
         self,
         step: UnfinishedStep,
@@ -188,7 +170,7 @@ class StepRecorder:
         num_dropped: int,
         ended_now: set[TrackedRequest],
         kv_used: float | None = None,
-        transfers: KVTransfers | None = None,
+        transfers: wire.KVTransfers | None = None,
     ) -> StepDraft:
         """Return the record of a step that `take` returned.
 
@@ -202,18 +184,14 @@ class StepRecorder:
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
         has_lost = step.lost or step.number <= self._last_to_sift
-        num_wasted = drop_lost(step, ended_now) if has_lost else 0
-        self._note_tokens(step.rows, tokens_ns, events)
-        drafts = check_drafts(step)
+        num_wasted = rows.drop_lost(step, ended_now) if has_lost else 0
+        self._note_tokens(step, tokens_ns, events)
+        drafts = rows.check_drafts(step)
         self._set_back(step)
-        events = [*self._arrivals, *self._settled, *events, *self._ends]
-        self._arrivals, self._settled, self._ends = [], [], []
         kv, moves = self._settlement.drain()
-        is_ahead = step.start_ns < self._tokens_ns
-        not_before_ns = self._tokens_ns
+        is_ahead, not_before_ns = step.start_ns < self._tokens_ns, self._tokens_ns
         self._tokens_ns = tokens_ns
         self.published_step = step.number
-        self.has_unpublished = False
         launch_ns = step.launch_ns
         return StepDraft(
             step=step.number,
@@ -235,21 +213,20 @@ class StepRecorder:
             num_running=max(0, step.num_running - len(ended_now)),
             num_waiting=step.num_waiting,
             waiting_reasons=step.waiting_reasons,
-            events=events,
+            events=self._drain_events(events),
             num_dropped=num_dropped,
             hidden_ns=step.end_ns - step.start_ns if is_ahead else None,
             num_wasted_tokens=num_wasted or None,
             cuda_graph=step.cuda_graph,
             held=self._hold(step.held, step.overtaken),
             held_prefills=step.held_prefills,
-            front=self.drain_front(),
+            front=self._drain_front(),
             hold_ups=self.hold_ups.take(tokens_ns),
             ranks=step.ranks,
             drafts=drafts,
             totals=self._settlement.totals(kv_used),
-            kv_groups=None if self.groups is None else self.groups.counts(),
-            move_groups=self._groups_of(moves),
             kv_transfers=transfers,
+            **self._grouped(moves),
         )
 
     # Outside of a step
@@ -259,53 +236,42 @@ class StepRecorder:
         """The groups of the KV blocks; None if all are of one, or unknown."""
         return None if self.pool is None else self.pool.groups
 
-    def _groups_of(self, moves: Sequence[BlockMove]) -> bytes | None:
-        return self.groups.of_moves(moves) if self.groups is not None and moves else None
-
     def freed(self, freed: Sequence[Freed]) -> None:
         """Publish blocks that requests have given back since the last step was scheduled."""
         self._settlement.free(freed)
         self.has_unpublished |= bool(freed)
 
-    def drain_events(self) -> list[RequestEvent]:
-        """Remove and return the request events that are not published yet, in order."""
-        events = self._arrivals + self._settled + self._ends
-        self._arrivals, self._settled, self._ends = [], [], []
-        self.has_unpublished = False
-        return events
-
-    def counts(self) -> KVCounts | None:
-        """Update the published block state, and return the block counts to publish next.
-
-        `drain_moves` then returns the block changes.
-        """
-        kv, moves = self._settlement.drain()
-        self._moves += moves
-        return kv
-
     def hold_between(self, held: dict[TrackedRequest, str]) -> None:
         """Note who is held back while no step runs; the next status tells of it."""
         self._held_between = [*(self._held_between or ()), *(self._hold(held) or ())] or None
 
-    def tell(self, front: FrontEnd) -> None:
+    def tell(self, front: wire.FrontEnd) -> None:
         """Publish what a front end did with requests that have arrived."""
         self._front.append(front)
         self.has_unpublished = True
 
-    def drain_front(self) -> list[FrontEnd] | None:
-        """Remove and return what `tell` has got since the last record or status."""
+    def drain(self) -> dict[str, Any]:
+        """Remove and return what no message has told yet: fields of the next `EngineStatus`."""
+        kv, moves = self._settlement.drain()
+        told = {"kv": kv, "moves": moves, "held": self._held_between, "front": self._drain_front()}
+        self._held_between = None
+        return told | {"events": self._drain_events(), **self._grouped(moves)}
+
+    def _drain_events(self, of_step: Sequence[RequestEvent] = ()) -> list[RequestEvent]:
+        events = [*self._arrivals, *self._settled, *of_step, *self._ends]
+        self._arrivals, self._settled, self._ends = [], [], []
+        self.has_unpublished = False
+        return events
+
+    def _drain_front(self) -> list[wire.FrontEnd] | None:
         front, self._front = self._front, []
         return front or None
 
-    def drain_held(self) -> list[HeldRow] | None:
-        """Remove and return what `hold_between` has noted since the last status."""
-        held, self._held_between = self._held_between, None
-        return held
-
-    def drain_moves(self) -> tuple[list[BlockMove], bytes | None]:
-        """Remove and return the block changes that `counts` has collected, with their groups."""
-        moves, self._moves = self._moves, []
-        return moves, self._groups_of(moves)
+    def _grouped(self, moves: Sequence[wire.BlockMove]) -> dict[str, Any]:
+        if (groups := self.groups) is None:
+            return {}
+        of_moves = groups.of_moves(moves) if moves else None
+        return {"kv_groups": groups.counts(), "move_groups": of_moves}
 
     @property
     def has_step_in_flight(self) -> bool:
@@ -314,45 +280,30 @@ class StepRecorder:
     @property
     def step_under_way(self) -> StepUnderWay | None:
         """The oldest unfinished step that runs something, or None."""
-        step = next((each for each in self._in_flight if each.number is not None), None)
-        if step is None or step.number is None:
-            return None
-        rows = [running_row(row) for row in step.rows]
-        since_ns = max(step.start_ns, self._tokens_ns)
-        return StepUnderWay(step.number, since_ns, rows, step.token_budget)
+        for step in self._in_flight:
+            if step.number is not None:
+                running = [rows.running_row(row) for row in step.rows]
+                since_ns = max(step.start_ns, self._tokens_ns)
+                return StepUnderWay(step.number, since_ns, running, step.token_budget)
+        return None
 
-    def views(self) -> list[RequestView]:
+    def views(self) -> list[wire.RequestView]:
         """Return all requests that have not ended, in their published state."""
-        num_in_flight: dict[int, int] = {}
+        in_flight: Counter[int] = Counter()
         for step in self._in_flight:
             for row in step.rows:
-                request_id = row[0].request_id
-                num_in_flight[request_id] = num_in_flight.get(request_id, 0) + num_tokens_of(row)
-        return [
-            tracked.view(num_in_flight.get(tracked.request_id, 0))
-            for tracked in self.table.values()
-        ]
+                in_flight[row[0].request_id] += rows.num_tokens_of(row)
+        return [tracked.view(in_flight[tracked.request_id]) for tracked in self.table.values()]
 
     def known(self, names: Collection[str]) -> list[TrackedRequest]:
         """Return the requests with these engine ids that have not ended, in arrival order."""
         found = [self.table[name] for name in names if name in self.table]
         return sorted(found, key=lambda tracked: tracked.request_id)
 
-    def _settle_oldest(self) -> None:
-        step = self._in_flight.popleft()
-        self._settled += self._settlement.settle(step, set())
-        if step.held is not None:
-            self.hold_between(step.held)
-        self.has_unpublished = True
-
     def _hold(
         self, held: dict[TrackedRequest, str] | None, overtaken: Sequence[TrackedRequest] = ()
     ) -> list[HeldRow] | None:
-        """Publish who is held back from this step on. Returns what has changed.
-
-        Args:
-            held: None: those who were held back before.
-        """
+        """Publish who is held back from this step on; None: those as before. Returns changes."""
         looked_at = [] if held is None else [*self._held, *held]
         changed = []
         for tracked in [*looked_at, *overtaken]:
@@ -373,22 +324,22 @@ class StepRecorder:
 
         The engine scheduled those steps as if all drafts were right.
         """
-        if not self._in_flight:
-            return
-        for tracked, num_got in step.num_got.items():
+        for tracked, num_got in step.num_got.items() if self._in_flight else ():
             if tracked in step.lost:
                 continue
             num_rejected = step.drafted[tracked] + 1 - num_got
             for later in self._in_flight:
                 later.set_back[tracked] = later.set_back.get(tracked, 0) + num_rejected
 
-    def _note_tokens(self, rows: list[Row], tokens_ns: int, events: list[RequestEvent]) -> None:
-        for row in rows:
+    def _note_tokens(
+        self, step: UnfinishedStep, tokens_ns: int, events: list[RequestEvent]
+    ) -> None:
+        for row in step.rows:
             if row[3] is None:  # an ordinary decode: almost every row is one, so avoid a call
                 row[0].last_ns = tokens_ns
-            elif gives_token(row):
+            elif rows.gives_token(row):
                 tracked = row[0]
                 tracked.last_ns = tokens_ns
-                if gives_first_token(row):
+                if rows.gives_first_token(row):
                     tracked.first_ns = tokens_ns
-                    events.append(FirstToken(tracked.request_id))
+                    events.append(wire.FirstToken(tracked.request_id))

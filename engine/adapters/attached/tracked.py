@@ -37,9 +37,8 @@ class TrackedRequest:
     and `block_table`.
 
     Attributes:
-        max_tokens: tokens that the request may put out at most; 0 if it only reads its prompt.
         request_id: our id. The engine's id is published as the client's id.
-        engine_request: the engine's own object.
+        max_tokens: tokens that the request may put out at most; 0 if it only reads its prompt.
         block_table: a zero for each block that the request holds as scheduled.
         is_prefilling: whether part of the prompt is not scheduled yet.
         num_known: tokens that it had when it was resumed last; all are computed before it decodes.
@@ -79,22 +78,18 @@ class TrackedRequest:
     last_ns: int | None = None
 
     def view(self, num_in_flight: int) -> RequestView:
-        """Return the request's published state, for a snapshot.
-
-        Args:
-            num_in_flight: the request's tokens in steps that are not published yet.
-        """
-        engine_request = self.engine_request
+        """Return the published state; `num_in_flight`: tokens in steps that are not published."""
+        request = self.engine_request
         return RequestView(
             request_id=self.request_id,
-            client_id=engine_request.request_id,
+            client_id=request.request_id,
             status=self.status,
             arrival_ns=self.arrival_ns,
-            num_prompt_tokens=engine_request.num_prompt_tokens,
+            num_prompt_tokens=request.num_prompt_tokens,
             max_tokens=self.max_tokens,
-            priority=engine_request.priority,
-            num_computed_tokens=max(0, engine_request.num_computed_tokens - num_in_flight),
-            num_output_tokens=engine_request.num_output_tokens,
+            priority=request.priority,
+            num_computed_tokens=max(0, request.num_computed_tokens - num_in_flight),
+            num_output_tokens=request.num_output_tokens,
             num_cached_tokens=self.num_cached,
             num_blocks=self.num_blocks,
             num_preemptions=self.num_preemptions,
@@ -108,8 +103,6 @@ class TrackedRequest:
 # An ordinary decode is (request, DECODE, start, None). Any other row is (request, None, start,
 # all of its fields). The compiled row encoder expects this form.
 Row: TypeAlias = tuple[TrackedRequest, Phase | None, int, RowFields | None]
-
-
 _NO_ROWS = msgspec.Raw(b"\x90")
 
 
@@ -136,7 +129,7 @@ class UnfinishedStep:
 
     Attributes:
         key: identifies the step. The engine's package sets and compares it.
-        number: None if the step runs no request and only preempted requests.
+        number, knobs_version: from the recorder. No number: it only preempted requests.
         token_budget: None if the step had no token budget.
         admitted: admitted requests, each with its number of cached tokens.
         preempt_reason: why the requests in `preempted` were preempted, in words.
@@ -153,12 +146,12 @@ class UnfinishedStep:
     """
 
     key: Any
-    number: int | None
     start_ns: int
     end_ns: int
-    knobs_version: int
     token_budget: int | None
     num_seats: int
+    number: int | None = None
+    knobs_version: int = 0
     launch_ns: int | None = None
     device_ns: int | None = None
     cuda_graph: str | None = None

@@ -24,32 +24,27 @@ _SCHEMES = ("http", "https")
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """A server that exports metrics. With an empty `path`, the default paths are tried."""
+    """A server that exports metrics. With an empty `path`, the default paths are tried.
+
+    `name`: the address without its scheme, for lists; `control`: as typed on a command line.
+    """
 
     server: str  # scheme://HOST:PORT
     path: str = ""
 
     @property
     def name(self) -> str:
-        """The address without its scheme, for lists."""
         return self.server.partition("://")[2] + self.path
 
     @property
     def control(self) -> str:
-        """The address as typed on a command line."""
         return self.server + self.path
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The URLs to try for the metrics, the likeliest first."""
-        return tuple(self.server + path for path in ((self.path,) if self.path else _PATHS))
 
     @classmethod
     def parse(cls, text: str) -> "MetricsAddress":
         """Parse http://HOST:PORT, with a path if the metrics are not at a default path.
 
-        Raises:
-            WrongValue: `text` is not such an address.
+        Raises WrongValue: `text` is not such an address.
         """
         try:
             parts = urlsplit(text.strip())
@@ -70,10 +65,7 @@ def in_file(path: Path) -> list[MetricsAddress]:
     """Return the addresses listed in a Prometheus `file_sd` file.
 
     Its form is `[{"targets": ["HOST:PORT"], "labels": {...}}]`. Only the labels `__scheme__` and
-    `__metrics_path__` are used.
-
-    Raises:
-        WrongValue: the file cannot be read, names no target, or does not have this form.
+    `__metrics_path__` are used. Raises WrongValue: it cannot be read, or does not have this form.
     """
     try:
         groups = json.loads(path.read_bytes())
@@ -88,8 +80,7 @@ def in_file(path: Path) -> list[MetricsAddress]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         why = error if isinstance(error, WrongValue | OSError) else "not of that form"
         raise WrongValue(
-            "bad_endpoint",
-            f'{path} is no list of targets ([{{"targets": ["HOST:PORT"]}}]): {why}',
+            "bad_endpoint", f'{path} is no list of targets ([{{"targets": ["HOST:PORT"]}}]): {why}'
         ) from error
     if not found:
         raise WrongValue("bad_endpoint", f"{path} names no target")
@@ -122,10 +113,9 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
     """Return the body of a response as text.
 
-    Raises:
-        FetchError: no answer in time, an HTTP error, or more than `MAX_BYTES`.
+    Raises FetchError: no answer in time, an HTTP error, or more than `MAX_BYTES`.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s, late = time.monotonic() + timeout_s, f"{url} took longer than {timeout_s:g} s"
     try:
         with _opener.open(url, timeout=timeout_s) as response:
             body = bytearray()
@@ -134,44 +124,37 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> str:
                 if len(body) > MAX_BYTES:
                     raise FetchError(f"more than {MAX_BYTES >> 20} MiB at {url}")
                 if time.monotonic() > deadline_s:
-                    raise NoResponseError(f"{url} took longer than {timeout_s:g} s")
+                    raise NoResponseError(late)
     except urllib.error.HTTPError as error:
         error.close()
         kind = NoResponseError if error.code >= 500 else FetchError
         raise kind(f"HTTP {error.code} at {url}") from error
-    except TimeoutError as error:
-        raise NoResponseError(f"{url} took longer than {timeout_s:g} s") from error
-    except urllib.error.URLError as error:
-        is_late = isinstance(error.reason, TimeoutError)
-        why = f"took longer than {timeout_s:g} s" if is_late else "does not answer"
-        raise NoResponseError(
-            f"{url} {why}{'' if is_late else f': {_plain(error.reason)}'}"
-        ) from error
     except (OSError, http.client.HTTPException) as error:
-        raise NoResponseError(f"{url} broke off: {_plain(error)}") from error
+        why: object = error
+        what = "broke off"
+        if isinstance(error, urllib.error.URLError):
+            why, what = error.reason, "does not answer"
+        if isinstance(why, TimeoutError):
+            raise NoResponseError(late) from error
+        said = getattr(why, "strerror", None) or str(why) or type(why).__name__
+        raise NoResponseError(f"{url} {what}: {said}") from error
     return body.decode("utf-8", "replace")
-
-
-def _plain(error: object) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text)
 
 
 def reading_of(address: MetricsAddress, timeout_s: float = TIMEOUT_S) -> Reading:
     """Return the current values of a server's metrics.
 
-    Raises:
-        FetchError: the server does not answer in time, or exports no metric of a known engine.
+    Raises FetchError: it does not answer in time, or exports no metric of a known engine.
     """
-    error: FetchError | None = None
-    for url in address.urls:
+    errors: list[FetchError] = []
+    for path in (address.path,) if address.path else _PATHS:
+        url = address.server + path
         try:
-            reading = read(fetch(url, timeout_s))
-        except FetchError as failed:
-            error = error or failed
-            continue
-        if reading is not None:
-            return reading
-        error = FetchError(f"{url} exports no metric of vLLM, SGLang, TensorRT-LLM or stepscope")
-    assert error is not None
-    raise error
+            if (reading := read(fetch(url, timeout_s))) is not None:
+                return reading
+        except FetchError as error:
+            errors.append(error)
+        else:
+            said = f"{url} exports no metric of vLLM, SGLang, TensorRT-LLM or stepscope"
+            errors.insert(0, FetchError(said))
+    raise errors[0]

@@ -4,6 +4,7 @@ Asks, on loopback only, the default ports of these servers and the ports on whic
 processes of these engines listen. A port without a usable answer is skipped for a while.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +15,7 @@ import psutil
 from stepscope.engine.adapters.metrics.fetch import FetchError, MetricsAddress, reading_of
 
 USUAL_PORTS = (8000, 30000)  # vLLM's and TensorRT-LLM's, SGLang's
-_COMMANDS = (
-    "vllm serve",
-    "vllm.entrypoints",
-    "sglang.launch_server",
-    "sglang serve",
-    "trtllm-serve",
-)
+_COMMANDS = re.compile(r"vllm( serve|\.entrypoints)|sglang( serve|\.launch_server)|trtllm-serve")
 _LOOK_S = 3.0
 _ASK_S = 0.3  # a server on this machine answers in milliseconds
 _AGAIN_S = 15.0  # until a port that gave no usable answer is tried again
@@ -38,8 +33,7 @@ class LocalServer(NamedTuple):
 class LocalServers:
     """Looks for local servers again and again, on a background thread.
 
-    Args:
-        ports: returns the ports to ask, each with the pid that listens there, or None.
+    `ports` returns the ports to ask, each with the pid that listens there, or None.
     """
 
     def __init__(self, ports: "Callable[[], Iterable[tuple[int, int | None]]] | None" = None):
@@ -55,10 +49,7 @@ class LocalServers:
         return self._found
 
     def wait(self, timeout_s: float) -> tuple[LocalServer, ...]:
-        """Wait until the first round is done, up to `timeout_s`.
-
-        Returns the servers found so far.
-        """
+        """Return the servers found when the first round is done, or after `timeout_s`."""
         self._has_looked.wait(timeout_s)
         return self._found
 
@@ -95,7 +86,7 @@ def listening_ports() -> list[tuple[int, int | None]]:
     own = psutil.Process().uids().real
     for process in psutil.process_iter(["pid", "uids", "cmdline"]):
         uids, command = process.info["uids"], " ".join(process.info["cmdline"] or ())
-        if uids is None or uids.real != own or not any(each in command for each in _COMMANDS):
+        if uids is None or uids.real != own or not _COMMANDS.search(command):
             continue
         try:
             sockets = process.net_connections(kind="tcp")

@@ -6,11 +6,8 @@ which the lowest rank counts. With SGLang's DP attention each `dp_rank` has anot
 (sglang#6892). A series with an empty `priority` is the total of those with one. All others
 (replicas, models, reasons, sources) are parts: counts are summed up, a share is their mean.
 
-The metric names of each engine, for all versions, the newest first.
-
-Each entry lists alternatives: the first name that a server exports is used. Names are sample names
-(with the `_total` of a counter). For a histogram, the name is without `_bucket`.
-
+The names of each engine are for all versions, the newest first: the first that a server exports is
+used. They are sample names (with the `_total` of a counter; of histograms without `_bucket`).
 Sources, read in the code of the releases:
 - vLLM 0.10 to 0.33, `vllm/v1/metrics/loggers.py`. `gpu_cache_usage_perc` and `gpu_prefix_cache_*`
   until 0.11; `time_per_output_token_seconds` (the time between two tokens, despite its name) until
@@ -22,18 +19,19 @@ Sources, read in the code of the releases:
 - stepscope exports vLLM's names (`engine/http/metrics/reducer.py`) and its own.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from stepscope.engine.protocol.wire import LatencyEstimate, Totals
 
-_Names = tuple[str, ...]
 _COUNTERS = (
     "prompt_tokens", "output_tokens", "queried_tokens", "cached_tokens", "preempted", "finished",
     "steps",
@@ -44,29 +42,30 @@ _HISTOGRAMS = ("ttft", "itl", "tpot")
 class EngineNames(NamedTuple):
     """The sample names of one engine, by what they tell.
 
-    What is missing in `names` the engine does not export. `kv_used` is a share, 0 to 1.
+    What is missing in `names` the engine does not export. `kv_used` is a share, 0 to 1; `reasons`
+    are labelled `reason`.
     """
 
     engine: str
     prefix: str  # of its samples
-    waiting_by_reason: str  # labelled `reason`
-    names: dict[str, _Names]
-
-    def of(self, kind: str) -> _Names:
-        return self.names.get(kind, ())
+    names: dict[str, tuple[str, ...]]
 
 
-def _engine_names(engine: str, prefix: str, by_reason: str = "", **names: str) -> EngineNames:
-    own = {kind: tuple(prefix + name for name in each.split()) for kind, each in names.items()}
-    return EngineNames(engine, prefix, by_reason and prefix + by_reason, own)
+def _engine_names(engine: str, prefix: str, **names: str) -> EngineNames:
+    endings = {kind: "_bucket" if kind in _HISTOGRAMS else "" for kind in names}
+    own = {
+        kind: tuple(prefix + name + endings[kind] for name in each.split())
+        for kind, each in names.items()
+    }
+    return EngineNames(engine, prefix, own)
 
 
-VLLM = _engine_names(
+_VLLM = _engine_names(
     "vllm",
     "vllm:",
-    "num_requests_waiting_by_reason",
     running="num_requests_running",
     waiting="num_requests_waiting",
+    reasons="num_requests_waiting_by_reason",
     kv_used="kv_cache_usage_perc gpu_cache_usage_perc",
     prompt_tokens="prompt_tokens_total",
     output_tokens="generation_tokens_total",
@@ -79,7 +78,7 @@ VLLM = _engine_names(
     itl="inter_token_latency_seconds time_per_output_token_seconds",
     tpot="request_time_per_output_token_seconds",
 )
-SGLANG = _engine_names(
+_SGLANG = _engine_names(
     "sglang",
     "sglang:",
     running="num_running_reqs",
@@ -95,7 +94,7 @@ SGLANG = _engine_names(
     itl="inter_token_latency_seconds time_per_output_token_seconds",
     tpot="request_time_per_output_token_seconds",
 )
-TENSORRT_LLM = _engine_names(
+_TENSORRT_LLM = _engine_names(
     "tensorrt-llm",
     "trtllm_",
     running="num_requests_running",
@@ -109,18 +108,15 @@ TENSORRT_LLM = _engine_names(
     ttft="time_to_first_token_seconds",
     tpot="time_per_output_token_seconds",
 )
-STEPSCOPE = EngineNames(
-    "stepscope",
-    "stepscope_",
-    "stepscope_requests_waiting",
-    VLLM.names | {"steps": ("stepscope_steps_total",)},
-)
+_OWN = {"reasons": ("stepscope_requests_waiting",), "steps": ("stepscope_steps_total",)}
 # Ours comes first: it exports vLLM's names too.
-ENGINES = (STEPSCOPE, VLLM, SGLANG, TENSORRT_LLM)
-START_TIME = "process_start_time_seconds"
-
-
+ENGINES = (
+    EngineNames("stepscope", "stepscope_", _VLLM.names | _OWN), _VLLM, _SGLANG, _TENSORRT_LLM,
+)  # fmt: skip
+_START_TIME = "process_start_time_seconds"
+_NOT_FINISHED = ("abort", "error")
 _MAX_BUCKETS = 200
+_MAX_COUNT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,47 +137,41 @@ class Reading:
     histograms: dict[str, dict[float, float]] = field(default_factory=dict)  # cumulative, by bound
 
 
-_NOT_FINISHED = ("abort", "error")
-
-
 def read(text: str) -> Reading | None:
     """Return the values in a text in the Prometheus format.
 
     None if it has no metric of a known engine.
     """
-    names = next((each for each in ENGINES if _has(text, each.prefix)), None)
-    if names is None:
+    text = f"\n{text}"
+    known = next((each for each in ENGINES if f"\n{each.prefix}" in text), None)
+    if known is None:
         return None
-    samples = _counted(_samples(text, _wanted(names)))
-    found = (each.labels.get("model_name") for some in samples.values() for each in some)
-    models = dict.fromkeys(each for each in found if each)
-    kv_used = _values(samples, names.of("kv_used"))
+    names = known.names
+    found = _counted(_samples(text, {*chain(*names.values()), _START_TIME}))
+
+    def of(kind: str) -> list[Sample]:
+        """The samples of the first name that the server exports."""
+        return next((found[name] for name in names.get(kind, ()) if name in found), [])
+
+    reasons: Counter[str] = Counter()
+    for each in of("reasons"):
+        reasons[each.labels.get("reason", "")[:40]] += _count(each.value) or 0
+    models = (each.labels.get("model_name") for some in found.values() for each in some)
+    shares = [each.value for each in of("kv_used")]
     return Reading(
-        engine=names.engine,
-        model=", ".join(models),
-        start_s=_sum(samples, (START_TIME,)),
-        num_running=_count(_sum(samples, names.of("running"))),
-        num_waiting=_count(_sum(samples, names.of("waiting"))),
-        waiting_reasons=_reasons(samples.get(names.waiting_by_reason)),
-        kv_used=None if not kv_used else min(1.0, max(0.0, sum(kv_used) / len(kv_used))),
-        counters=_counters(samples, names),
-        histograms={
-            kind: buckets for kind in _HISTOGRAMS if (buckets := _buckets(samples, names.of(kind)))
-        },
+        engine=known.engine,
+        model=", ".join(dict.fromkeys(each for each in models if each)),
+        start_s=_sum(found.get(_START_TIME, [])),
+        num_running=_count(_sum(of("running"))),
+        num_waiting=_count(_sum(of("waiting"))),
+        waiting_reasons=dict(+reasons) if of("reasons") else None,
+        kv_used=None if not shares else min(1.0, max(0.0, sum(shares) / len(shares))),
+        counters={kind: total for kind in _COUNTERS if (total := _sum(of(kind))) is not None},
+        histograms={kind: buckets for kind in _HISTOGRAMS if (buckets := _buckets(of(kind)))},
     )
 
 
-def _has(text: str, prefix: str) -> bool:
-    return text.startswith(prefix) or f"\n{prefix}" in text
-
-
-def _wanted(names: EngineNames) -> frozenset[str]:
-    plain = chain(*names.names.values())
-    buckets = [f"{name}_bucket" for kind in _HISTOGRAMS for name in names.of(kind)]
-    return frozenset([*plain, *buckets, names.waiting_by_reason, START_TIME])
-
-
-def _samples(text: str, wanted: frozenset[str]) -> Iterator[Sample]:
+def _samples(text: str, wanted: Collection[str]) -> Iterator[Sample]:
     """Yield the samples whose name is in `wanted`. Lines that cannot be parsed are skipped."""
     for line in text.splitlines():
         if line.partition("{")[0].partition(" ")[0] not in wanted:
@@ -197,7 +187,7 @@ def _counted(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
     """Return the samples that count, by name."""
     lowest: dict[object, tuple[list[tuple[str, int, str]], Sample]] = {}
     for sample in samples:
-        if not math.isfinite(sample.value):
+        if not math.isfinite(sample.value) or sample.labels.get("finished_reason") in _NOT_FINISHED:
             continue
         labels = sorted(sample.labels.items())
         # In the order of numbers: 9 comes before 10.
@@ -217,71 +207,26 @@ def _is_copied_over(label: str) -> bool:
     return is_rank or label == "priority"
 
 
-def _values(samples: dict[str, list[Sample]], names: Iterable[str]) -> list[float] | None:
-    for name in names:
-        if name in samples:
-            return [each.value for each in samples[name]]
-    return None
-
-
-def _sum(samples: dict[str, list[Sample]], names: Iterable[str]) -> float | None:
-    values = _values(samples, names)
-    return None if values is None else sum(values)
+def _sum(samples: list[Sample]) -> float | None:
+    return sum(each.value for each in samples) if samples else None
 
 
 def _count(value: float | None) -> int | None:
-    return None if value is None else max(0, min(round(value), 2**31))
+    return None if value is None else max(0, min(round(value), _MAX_COUNT))
 
 
-def _reasons(samples: list[Sample] | None) -> dict[str, int] | None:
-    if samples is None:
-        return None
-    found: dict[str, int] = {}
+def _buckets(samples: list[Sample]) -> dict[float, float]:
+    """Return a histogram, summed over all its series: cumulative count by upper bound in s."""
+    found: dict[float, float] = defaultdict(float)
     for each in samples:
-        reason = each.labels.get("reason", "")[:40]
-        found[reason] = found.get(reason, 0) + (_count(each.value) or 0)
-    return {reason: number for reason, number in found.items() if number}
-
-
-def _counters(samples: dict[str, list[Sample]], names: EngineNames) -> dict[str, float]:
-    found = {}
-    for key in _COUNTERS:
-        value = _sum(samples, names.of(key))
-        if value is not None:
-            found[key] = value
-    if "finished" in found:
-        found["finished"] -= sum(
-            each.value
-            for each in samples.get(next(n for n in names.of("finished") if n in samples), ())
-            if each.labels.get("finished_reason") in _NOT_FINISHED
-        )
-    return found
-
-
-def _buckets(samples: dict[str, list[Sample]], names: Iterable[str]) -> dict[float, float]:
-    """Return a histogram, summed over all its series: cumulative count by upper bound in seconds.
-
-    Uses the first of `names` that the server exports.
-    """
-    for name in names:
-        series = samples.get(f"{name}_bucket")
-        if not series:
-            continue
-        found: dict[float, float] = {}
-        for each in series:
-            try:
-                bound = float(each.labels["le"])
-            except (KeyError, ValueError):
-                continue
+        with contextlib.suppress(KeyError, ValueError):
+            bound = float(each.labels["le"])
             if not math.isnan(bound):
-                found[bound] = found.get(bound, 0.0) + each.value
-        if len(found) <= _MAX_BUCKETS:
-            return dict(sorted(found.items()))
-    return {}
+                found[bound] += each.value
+    return dict(sorted(found.items())) if len(found) <= _MAX_BUCKETS else {}
 
 
 _POINTS = 8  # the samples of a bucket are spread evenly over these, as Prometheus' quantiles assume
-_MAX_COUNT = 2**31
 
 
 def has_restarted(before: Reading, now: Reading) -> bool:
@@ -289,13 +234,13 @@ def has_restarted(before: Reading, now: Reading) -> bool:
 
     True if a counter went down, or if the engine or its start time changed.
     """
-    if before.engine != now.engine or before.start_s != now.start_s:
-        return True
-    if any(now.counters.get(key, 0.0) < value for key, value in before.counters.items()):
-        return True
-    return any(
-        now.histograms.get(kind, {}).get(math.inf, 0.0) < buckets.get(math.inf, 0.0)
-        for kind, buckets in before.histograms.items()
+    return (
+        (before.engine, before.start_s) != (now.engine, now.start_s)
+        or any(now.counters.get(key, 0.0) < value for key, value in before.counters.items())
+        or any(
+            now.histograms.get(kind, {}).get(math.inf, 0.0) < buckets.get(math.inf, 0.0)
+            for kind, buckets in before.histograms.items()
+        )
     )
 
 
@@ -304,26 +249,13 @@ def totals(before: Reading, now: Reading) -> Totals:
 
     A counter missing in either reading gives None. `kv_used` is the value of `now`.
     """
-
-    def counted(key: str) -> int | None:
-        if key not in before.counters or key not in now.counters:
-            return None
-        return min(_MAX_COUNT, max(0, round(now.counters[key] - before.counters[key])))
-
-    return Totals(
-        num_steps=counted("steps"),
-        num_prompt_tokens=counted("prompt_tokens"),
-        num_output_tokens=counted("output_tokens"),
-        num_cached_tokens=counted("cached_tokens"),
-        num_queried_tokens=counted("queried_tokens"),
-        num_preempted=counted("preempted"),
-        num_finished=counted("finished"),
-        is_load_known=now.num_running is not None and now.num_waiting is not None,
-        kv_used=now.kv_used,
-        ttft=_estimates(before, now, "ttft"),
-        itl=_estimates(before, now, "itl"),
-        tpot=_estimates(before, now, "tpot"),
-    )
+    told: dict[str, Any] = {
+        f"num_{key}": _count(now.counters[key] - before.counters[key])
+        for key in now.counters.keys() & before.counters.keys()
+    }
+    told |= {kind: _estimates(before, now, kind) for kind in _HISTOGRAMS}
+    is_known = now.num_running is not None and now.num_waiting is not None
+    return Totals(is_load_known=is_known, kv_used=now.kv_used, **told)
 
 
 def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate]:
@@ -333,25 +265,18 @@ def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate
     unknown.
     """
     was, found = before.histograms.get(kind, {}), []
-    low_s, seen = 0.0, 0.0
+    low_ms, seen = 0.0, 0.0
     for bound_s, cumulative in now.histograms.get(kind, {}).items():
         come = cumulative - was.get(bound_s, 0.0)
         count = min(_MAX_COUNT, round(come - seen))
         seen = max(seen, come)
-        high_s = low_s if math.isinf(bound_s) else bound_s
+        high_ms = low_ms if math.isinf(bound_s) else bound_s * 1e3
         if count > 0:
-            found += _spread(low_s * 1e3, high_s * 1e3, count)
-        low_s = high_s
+            number = min(_POINTS, count) if low_ms < high_ms else 1
+            width_ms, (each, rest) = (high_ms - low_ms) / number, divmod(count, number)
+            found += [
+                LatencyEstimate(low_ms + (place + 0.5) * width_ms, each + (place < rest))
+                for place in range(number)
+            ]
+        low_ms = high_ms
     return found
-
-
-def _spread(low_ms: float, high_ms: float, count: int) -> list[LatencyEstimate]:
-    if low_ms == high_ms:
-        return [LatencyEstimate(low_ms, count)]
-    number = min(_POINTS, count)
-    width = (high_ms - low_ms) / number
-    each, rest = divmod(count, number)
-    return [
-        LatencyEstimate(low_ms + (place + 0.5) * width, each + (place < rest))
-        for place in range(number)
-    ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
+from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.attached.description import (
     AttachedKnobs,
     described,
@@ -20,15 +20,9 @@ from stepscope.engine.adapters.attached.description import (
     rank_endpoint,
 )
 from stepscope.engine.adapters.attached.hooks import Hooks
-from stepscope.engine.adapters.sglang.knobs import KnobRequests, knobs_of
-from stepscope.engine.adapters.sglang.shapes import (
-    SglangBatch,
-    SglangPlan,
-    SglangReq,
-    SglangScheduler,
-    check,
-    is_first_rank,
-)
+from stepscope.engine.adapters.sglang import shapes
+from stepscope.engine.adapters.sglang.knobs import knobs_of
+from stepscope.engine.adapters.sglang.shapes import SglangBatch, SglangReq, SglangScheduler
 from stepscope.engine.adapters.sglang.watcher import SglangWatcher
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
@@ -64,11 +58,6 @@ def describe(
     )
 
 
-def endpoint_of(parallel: Any, text: str) -> Endpoint:
-    """Return the endpoint of this data-parallel rank, as `rank_endpoint` derives it from `text`."""
-    return rank_endpoint(text, *data_parallel(parallel))
-
-
 def data_parallel(parallel: Any) -> tuple[int, int]:
     """Return this data-parallel rank and the number of ranks.
 
@@ -84,7 +73,8 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
     """Watch a scheduler whose event loop is about to run on this thread.
 
     Args:
-        endpoint: an endpoint as in STEPSCOPE_ENDPOINT.
+        endpoint: an endpoint as in STEPSCOPE_ENDPOINT, from which `rank_endpoint` derives that of
+            this data-parallel rank.
 
     Returns:
         The attachment. None on a rank that only repeats the decisions of the first rank of its
@@ -97,140 +87,85 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
-    if not is_first_rank(parallel):
+    if not shapes.is_first_rank(parallel):
         return None
-    check(scheduler, parallel)
-    knobs, requests = knobs_of(scheduler, parallel)
+    shapes.check(scheduler, parallel)
+    knobs, to_send = knobs_of(scheduler, parallel)
     watcher = SglangWatcher(scheduler, parallel)
-    at = endpoint_of(parallel, endpoint)
-    return Attachment(
-        AttachedEngine(
-            "SGLang",
-            logging.getLogger("sglang.stepscope"),
-            at,
-            describe(scheduler, parallel, knobs, at),
-            watcher,
-            knobs,
-            _SglangHooks(scheduler, watcher, requests).hook,
-        )
-    )
+    at = rank_endpoint(endpoint, *data_parallel(parallel))
+    log, info = logging.getLogger("sglang.stepscope"), describe(scheduler, parallel, knobs, at)
+    hook = partial(_hook, scheduler, watcher, to_send)
+    return Attachment("SGLang", log, at, info, watcher, knobs, hook)
 
 
-class _SglangHooks:
-    """Wraps the methods of one scheduler, so that they report to the watcher."""
+def _hook(
+    scheduler: SglangScheduler, watcher: SglangWatcher, to_send: list[Any], attachment: Attachment
+) -> None:
+    """Wrap the methods of one scheduler, so that they report to the watcher."""
+    pool, publisher = watcher.pool, attachment.publisher
 
-    def __init__(
-        self, scheduler: SglangScheduler, watcher: SglangWatcher, requests: KnobRequests
-    ) -> None:
-        self._scheduler = scheduler
-        self._watcher = watcher
-        self._requests = requests
-        # Removed last: one more loop iteration must send SGLang's own values to the other ranks.
-        self._turns = Hooks(scheduler)
+    def scheduled(start_ns: int, plan: shapes.SglangPlan, *args: Any, **kwargs: Any) -> None:
+        watcher.scheduled(plan, start_ns, monotonic_ns())
 
-    def hook(self, attachment: Attachment) -> None:
-        """Wrap the scheduler's methods."""
-        hooks = attachment.hooks_on(self._scheduler)
-        wrap = {
-            "get_next_batch_to_run": self._around_schedule,
-            "run_batch": self._around_run,
-            "process_batch_result": self._around_result,
-            "_add_request_to_queue": self._before_queue,
-            "send_abort_output": self._before_abort,
-        }
-        for name, around in wrap.items():
-            hooks.wrap(name, partial(around, attachment))
-        evictor = attachment.hooks_on(self._scheduler.tree_cache)
-        evictor.wrap("evict", partial(self._around_evict, attachment))
-        evictor.wrap("evict_for_alloc", partial(self._around_evict, attachment))
-        self._turns.wrap("_poll_timeout_aborts", partial(self._around_turn, attachment))
+    def launched(start_ns: int, result: Any, batch: SglangBatch, *args: Any, **kwargs: Any) -> None:
+        watcher.launched(batch, start_ns)
 
-    def _around_schedule(
-        self, attachment: Attachment, schedule: Callable[..., SglangPlan]
-    ) -> Callable[..., Any]:
-        def stepscope_get_next_batch_to_run(*args: Any, **kwargs: Any) -> SglangPlan:
-            start_ns = attachment.seen()
-            plan = schedule(*args, **kwargs)
-            end_ns = monotonic_ns()
-            attachment.note(lambda: self._watcher.scheduled(plan, start_ns, end_ns))
-            return plan
+    def processed(start_ns: int, result: Any, batch: SglangBatch, *args: Any, **kw: Any) -> None:
+        record = watcher.processed(batch, attachment.seen(), publisher.num_dropped)
+        if record is not None:
+            publisher.publish(record)
 
-        return stepscope_get_next_batch_to_run
+    def evicted(before: int, result: Any, *args: Any, **kwargs: Any) -> None:
+        pool.evicted(before, result.num_tokens_evicted)
 
-    def _around_run(self, attachment: Attachment, run: Callable[..., Any]) -> Callable[..., Any]:
-        def stepscope_run_batch(batch: SglangBatch, *args: Any, **kwargs: Any) -> Any:
-            launch_ns = attachment.seen()
-            result = run(batch, *args, **kwargs)
-            attachment.note(lambda: self._watcher.launched(batch, launch_ns))
-            return result
-
-        return stepscope_run_batch
-
-    def _around_result(
-        self, attachment: Attachment, process: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        publisher = attachment.publisher
-
-        def publish(batch: SglangBatch) -> None:
-            record = self._watcher.processed(batch, attachment.seen(), publisher.num_dropped)
-            if record is not None:
-                publisher.publish(record)
-
-        def stepscope_process_batch_result(batch: SglangBatch, *args: Any, **kwargs: Any) -> Any:
-            attachment.seen()
-            result = process(batch, *args, **kwargs)
-            attachment.note(lambda: publish(batch))
-            return result
-
-        return stepscope_process_batch_result
-
-    def _before_queue(self, attachment: Attachment, add: Callable[..., Any]) -> Callable[..., Any]:
-        # SGLang may reject the request within the method, so note its arrival first.
+    # SGLang may reject the request within the method, so note its arrival first.
+    def around_queue(add: Callable[..., Any]) -> Callable[..., Any]:
         def stepscope_add_request_to_queue(req: SglangReq, *args: Any, **kwargs: Any) -> Any:
             is_retracted = bool(kwargs.get("is_retracted"))
-            attachment.note(lambda: self._watcher.queued(req, is_retracted))
+            attachment.note(lambda: watcher.queued(req, is_retracted))
             return add(req, *args, **kwargs)
 
         return stepscope_add_request_to_queue
 
-    def _before_abort(self, attachment: Attachment, send: Callable[..., Any]) -> Callable[..., Any]:
-        def stepscope_send_abort_output(
-            request: Any, req: SglangReq, *args: Any, **kwargs: Any
-        ) -> Any:
-            attachment.note(lambda: self._watcher.aborted(req))
-            return send(request, req, *args, **kwargs)
+    def around_abort(send: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_send_abort_output(request: Any, req: SglangReq, *args: Any, **kw: Any) -> Any:
+            attachment.note(lambda: watcher.aborted(req))
+            return send(request, req, *args, **kw)
 
         return stepscope_send_abort_output
 
-    def _around_evict(
-        self, attachment: Attachment, evict: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        pool = self._watcher.pool
+    around, wrap = attachment.around, attachment.hooks.wrap
+    wrap(scheduler, "get_next_batch_to_run", lambda method: around(method, scheduled))
+    wrap(scheduler, "run_batch", lambda method: around(method, launched))
+    wrap(scheduler, "process_batch_result", lambda method: around(method, processed))
+    wrap(scheduler, "_add_request_to_queue", around_queue)
+    wrap(scheduler, "send_abort_output", around_abort)
+    cache, before_eviction = scheduler.tree_cache, lambda: pool.num_evicted_tokens
+    for name in ("evict", "evict_for_alloc"):
+        wrap(cache, name, lambda method: around(method, evicted, before_eviction))
 
-        def stepscope_evict(*args: Any, **kwargs: Any) -> Any:
-            before = pool.num_evicted_tokens  # one evict method may call the other: count once
-            result = evict(*args, **kwargs)
-            attachment.note(lambda: pool.evicted(before, result.num_tokens_evicted))
-            return result
+    # Removed last: one more loop iteration must send SGLang's own values to the other ranks.
+    turns = Hooks()
 
-        return stepscope_evict
+    def tend() -> None:
+        attachment.tend_if_due()
+        attachment.core.apply_deferred()
 
-    def _around_turn(self, attachment: Attachment, poll: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `_poll_timeout_aborts`: SGLang's first rank adds its result to the loop's requests.
+    def around_turn(poll: Callable[..., Any]) -> Callable[..., Any]:
+        """Apply commands, and add our requests to change knobs to the result.
 
-        The wrapper applies commands, and adds our requests to change knobs to the result.
+        SGLang's first rank adds the result of `_poll_timeout_aborts` to the loop's requests.
         """
 
-        def tend() -> None:
-            attachment.tend_if_due()
-            attachment.core.apply_deferred()
-
         def stepscope_poll_timeout_aborts(*args: Any, **kwargs: Any) -> Any:
-            requests = poll(*args, **kwargs)
+            theirs = poll(*args, **kwargs)
             attachment.note(tend)
             with attachment.lock:
                 if not attachment.is_attached:
-                    self._turns.restore()
-                return [*requests, *self._requests.drain()]
+                    turns.restore()
+                ours, to_send[:] = to_send[:], []
+                return [*theirs, *ours]
 
         return stepscope_poll_timeout_aborts
+
+    turns.wrap(scheduler, "_poll_timeout_aborts", around_turn)

@@ -62,27 +62,24 @@ class ForwardPass(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ForwardPassAddress:
-    """The address of SGLang's stream: `sglang+ipc:///tmp/fpm.0` or `sglang+tcp://HOST:PORT`."""
+    """The address of SGLang's stream: `sglang+ipc:///tmp/fpm.0` or `sglang+tcp://HOST:PORT`.
+
+    `control`: as typed on a command line; `name`: its last part, for lists.
+    """
 
     socket: str
 
     @property
     def control(self) -> str:
-        """The address as typed on a command line."""
         return PREFIX + self.socket
 
     @property
     def name(self) -> str:
-        """The last part of the address, for lists."""
         return self.socket.rpartition("/")[2]
 
     @classmethod
     def parse(cls, text: str) -> "ForwardPassAddress":
-        """Parse an address. The leading `sglang+` may be missing.
-
-        Raises:
-            WrongValue: `text` is not such an address.
-        """
+        """Parse an address, with or without `sglang+`. Raises WrongValue: `text` is none."""
         socket = text.strip().removeprefix(PREFIX)
         scheme, _, rest = socket.partition("://")
         if scheme not in ("ipc", "tcp") or not rest:

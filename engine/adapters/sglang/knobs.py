@@ -5,15 +5,13 @@ has its own scheduler, and all must decide alike. So a change is broadcast by SG
 request among the others of the next loop iteration: each rank applies it before that batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import msgspec
 
 from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.sglang.shapes import SglangScheduler
-from stepscope.engine.protocol.settings.knobs import Limits, knob_specs
-from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.wire import KnobValue
 
 CHUNK = "chunked_prefill_size"
 SEATS = "pp_max_micro_batch_size"
@@ -22,48 +20,11 @@ LIVE = {"max_num_batched_tokens": CHUNK, "max_num_seqs": SEATS}
 _MARK = "stepscope"
 
 
-class KnobRequests:
-    """Builds SGLang requests that carry new knob values, for `drain` to return.
-
-    Args:
-        start: the values at SGLang's start.
-
-    Raises:
-        ImportError: this SGLang has no `SetInternalStateReq`.
-    """
-
-    def __init__(self, start: Mapping[str, KnobValue]) -> None:
-        from sglang.srt.managers.io_struct import SetInternalStateReq
-
-        self._kind = SetInternalStateReq
-        self._start = start
-        self._changed: set[str] = set()
-        self._to_send: list[Any] = []
-
-    def write(self, values: Mapping[str, KnobValue]) -> None:
-        """Set knobs on all ranks, from the next batch on."""
-        self._changed |= values.keys()
-        theirs = {LIVE[name]: value for name, value in values.items()}
-        self._to_send.append(self._kind(server_args={_MARK: 1, **theirs}))
-
-    def restore(self) -> None:
-        """Restore the values at SGLang's start."""
-        if self._changed:
-            self.write({name: self._start[name] for name in self._changed})
-
-    def drain(self) -> list[Any]:
-        """Return the requests that were built since the last call."""
-        requests, self._to_send = self._to_send, []
-        return requests
-
-
 def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> Any:
     """Handle a request to change state, in place of SGLang's `Scheduler.set_internal_state`.
 
     A request of ours sets knobs on this rank. Any other request goes to SGLang's method, `change`.
-
-    Returns:
-        SGLang's answer. None for our own requests, because no client of SGLang waits for an answer.
+    Returns SGLang's answer; None for our own requests, for which no client of SGLang waits.
     """
     values = request.server_args
     if _MARK not in values:
@@ -75,12 +36,14 @@ def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> A
     return None
 
 
-def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, KnobRequests]:
-    """Return the knobs of a tensor-parallel group, and the requests that change them on all ranks.
+def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, list[Any]]:
+    """Return the knobs of a tensor-parallel group, and where requests to change them wait.
 
-    Args:
-        parallel: SGLang's parallel context, which has the limit on running requests.
+    They are to be sent to all ranks, in order. Raises ImportError: this SGLang has no
+    `SetInternalStateReq`.
     """
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
     chunk = scheduler.chunked_prefill_size
     limits = Limits(
         max_num_batched_tokens=chunk or scheduler.max_prefill_tokens,
@@ -96,26 +59,23 @@ def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, 
         "policy": str(scheduler.schedule_policy),
         "enable_prefix_caching": not scheduler.disable_radix_cache,
     }
-    requests = KnobRequests(values)
-    specs = list(_specs(scheduler, limits))
-    return AttachedKnobs("SGLang", limits, values, specs, requests, is_deferred=True), requests
+    to_send: list[Any] = []
 
+    def write(changed: Mapping[str, KnobValue]) -> None:
+        theirs = {LIVE[name]: value for name, value in changed.items()}
+        to_send.append(SetInternalStateReq(server_args={_MARK: 1, **theirs}))
 
-def _specs(scheduler: SglangScheduler, limits: Limits) -> Iterator[KnobSpec]:
-    if scheduler.recv_skipper is not None:
-        return  # the skipper drops requests that a rank adds to a loop iteration
-    if scheduler.server_args.nnodes > 1:
-        return  # a node without our plugin would ignore the request and decide differently
     # With the smallest chunk, every prompt makes progress. Prefill chunks end at page boundaries,
     # and decodes of mixed batches use part of the chunk.
     least = max(scheduler.page_size, scheduler.truncation_align_size or 1)
     if scheduler.is_mixed_chunk:
         least += limits.max_num_seqs
-    lows = {"max_num_batched_tokens": least, "max_num_seqs": 1}
-    for spec in knob_specs(limits):
-        if spec.name not in LIVE:
-            continue
-        low, high = lows[spec.name], getattr(limits, spec.name)
-        is_fixed = spec.name == "max_num_batched_tokens" and scheduler.chunked_prefill_size is None
-        if low <= high and not is_fixed:
-            yield msgspec.structs.replace(spec, default=high, low=low, high=high)
+    bounds = {"max_num_seqs": (1, limits.max_num_seqs)}
+    if chunk is not None:
+        bounds["max_num_batched_tokens"] = least, chunk
+    # The skipper drops requests that a rank adds to a loop iteration. Another node, without our
+    # plugin, would ignore the request and decide differently.
+    if scheduler.recv_skipper is not None or scheduler.server_args.nnodes > 1:
+        bounds = {}
+    live = {n: {"low": low, "high": high} for n, (low, high) in bounds.items() if low <= high}
+    return AttachedKnobs("SGLang", limits, values, live, write, is_deferred=True), to_send

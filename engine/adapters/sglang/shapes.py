@@ -75,11 +75,7 @@ class UnknownSglangError(RuntimeError):
 
 
 def check(scheduler: Any, parallel: Any) -> None:
-    """Raises UnknownSglangError when the adapter cannot watch this scheduler.
-
-    Args:
-        parallel: SGLang's parallel context.
-    """
+    """Raises UnknownSglangError when the adapter cannot watch this scheduler."""
     missing = [name for name in NEEDED if not hasattr(scheduler, name)]
     if missing:
         raise UnknownSglangError(f"this SGLang's scheduler has no {', '.join(missing)}")

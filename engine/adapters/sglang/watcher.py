@@ -17,21 +17,10 @@ from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_
 from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
-from stepscope.engine.adapters.sglang.shapes import (
-    SglangBatch,
-    SglangPlan,
-    SglangReq,
-    SglangScheduler,
-)
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    BlockMove,
-    BlockRun,
-    Finished,
-    KVCounts,
-    Phase,
-    RequestEvent,
-)
+from stepscope.engine.adapters.sglang import shapes
+from stepscope.engine.adapters.sglang.shapes import SglangBatch, SglangReq
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import Aborted, Finished, Phase, RequestEvent
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 
@@ -79,57 +68,50 @@ class SglangRequest:
 class PageCounts:
     """Counts the pages. Create it on SGLang's own thread: only that thread may read the pool.
 
-    Attributes:
-        num_evicted_tokens: tokens evicted from the radix cache and not published yet.
+    It is a `PublishedPool` without the owners of pages. `num_evicted_tokens` were evicted from the
+    radix cache and are not published yet.
     """
 
-    def __init__(self, scheduler: SglangScheduler) -> None:
+    groups: BlockGroups | None = None
+
+    def __init__(self, scheduler: shapes.SglangScheduler) -> None:
         self._observer = scheduler.pool_stats_observer
         self._page_size = scheduler.page_size
         self._thread = threading.get_ident()
         self.num_evicted_tokens = 0
-        self._used, self._cached, self._empty = self._read()
+        self._pages = self._read()
 
     def evicted(self, before: int, num_tokens: int) -> None:
-        """Count the tokens of an eviction.
+        """Count the tokens of an eviction, with those of evictions nested in it.
 
-        Evictions may be nested: one SGLang method calls the other. So the count is set, and not
-        only increased.
-
-        Args:
-            before: value of `num_evicted_tokens` before this eviction.
-            num_tokens: tokens that it evicted, including those of a nested eviction.
+        One of SGLang's methods calls the other. So the count is set, to more than `before` it.
         """
         self.num_evicted_tokens = before + num_tokens
 
-    def counts(self, num_queried: int = 0, num_hit: int = 0) -> KVCounts:
+    def counts(self, num_queried: int = 0, num_hit: int = 0) -> wire.KVCounts:
         """See `PublishedPool`.
 
         On another thread than SGLang's, used and cached are those read last.
         """
         if threading.get_ident() == self._thread:
-            self._used, self._cached, self._empty = self._read()
+            self._pages = self._read()
         num_evicted, self.num_evicted_tokens = divmod(self.num_evicted_tokens, self._page_size)
-        return KVCounts(self._used, self._cached, self._empty, num_evicted, num_queried, num_hit)
+        return wire.KVCounts(*self._pages, num_evicted, num_queried, num_hit)
 
     def _read(self) -> tuple[int, int, int]:
-        stats = self._observer.get_pool_stats()
-        num_cached = stats.full_evictable_size // self._page_size
-        num_empty = stats.full_available_size // self._page_size
-        num_pages = stats.full_capacity // self._page_size
+        """Return the numbers of used, cached and empty pages."""
+        stats, size = self._observer.get_pool_stats(), self._page_size
+        num_cached, num_empty = stats.full_evictable_size // size, stats.full_available_size // size
+        num_pages = stats.full_capacity // size
         return max(0, num_pages - num_cached - num_empty), num_cached, num_empty
-
-    # These do nothing, because the owners of pages are unknown
-
-    groups: BlockGroups | None = None
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None: ...
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None: ...
 
-    def drain(self) -> list[BlockMove]:
+    def drain(self) -> list[wire.BlockMove]:
         return []
 
-    def runs(self) -> list[BlockRun] | None:
+    def runs(self) -> list[wire.BlockRun] | None:
         return None
 
 
@@ -138,15 +120,14 @@ _FULL, _NOT_FULL = "out of KV blocks", "for a request of higher priority, or a p
 
 
 class SglangWatcher:
-    """Reports to the step recorder. Use it only under the attachment's lock.
+    """Reports to the step recorder. Use it only under the attachment's lock."""
 
-    Args:
-        parallel: SGLang's parallel context.
-    """
+    kv_used: float | None = None  # `pool` knows the pages
+    kv_transfers: wire.KVTransfers | None = None  # not of servers of prefill or decode alone
+    halted: wire.EngineState | None = None  # whether SGLang is paused is not read
 
-    def __init__(self, scheduler: SglangScheduler, parallel: Any) -> None:
-        self._scheduler = scheduler
-        self._parallel = parallel
+    def __init__(self, scheduler: shapes.SglangScheduler, parallel: Any) -> None:
+        self._scheduler, self._parallel = scheduler, parallel
         self.pool = PageCounts(scheduler)
         self.recorder = StepRecorder(self.pool, not scheduler.disable_radix_cache)
         self._decoding: dict[str, TrackedRequest] = {}  # requests whose rows are ordinary decodes
@@ -154,24 +135,10 @@ class SglangWatcher:
         self._preempt_reason = _NOT_FULL
         self._planned: UnfinishedStep | None = None  # until it is launched
 
-    @property
-    def kv_used(self) -> None:
-        return  # `pool` knows the pages
-
-    @property
-    def kv_transfers(self) -> None:
-        return  # it does not attach to servers of prefill or decode alone
-
-    @property
-    def halted(self) -> None:
-        """Whether SGLang is paused is not read."""
-        return
-
     def queued(self, req: SglangReq, is_retracted: bool) -> None:
         """Note that SGLang puts a request in its waiting queue, on arrival or after a preemption.
 
-        Args:
-            is_retracted: whether SGLang took the request's pages because the pool is full.
+        `is_retracted`: SGLang took the request's pages because the pool is full.
         """
         tracked = self._tracked(req)
         if tracked is None:
@@ -189,28 +156,20 @@ class SglangWatcher:
         if tracked is not None:
             self._end(tracked, Aborted(tracked.request_id, _ABORTED))
 
-    def scheduled(self, plan: SglangPlan, start_ns: int, end_ns: int) -> None:
+    def scheduled(self, plan: shapes.SglangPlan, start_ns: int, end_ns: int) -> None:
         """Note the batch that `get_next_batch_to_run` returned."""
         batch = plan.batch_to_run
         runs = batch is not None and bool(batch.reqs) and not batch.forward_mode.is_idle()
         if runs or self._preempted:
-            step = UnfinishedStep(
-                None,
-                self.recorder.next_step if runs else None,
-                start_ns,
-                end_ns,
-                self.recorder.knobs_version,
-                None,
-                self._parallel.pp_max_micro_batch_size,
-            )
+            num_seats = self._parallel.pp_max_micro_batch_size
+            step = UnfinishedStep(None, start_ns, end_ns, None, num_seats)
             step.preempt([tracked for tracked in self._preempted if not tracked.ended])
             step.preempt_reason = self._preempt_reason
             self._preempted = []
-            if runs:
-                assert batch is not None
+            if batch is not None and runs:
                 self._fill(step, batch, plan.running_batch)
                 self._planned = step
-            self.recorder.begun(step)
+            self.recorder.begun(step, runs=runs)
         if not runs:
             self.recorder.settle_empty()
 
@@ -227,13 +186,17 @@ class SglangWatcher:
         None if the step ran no request.
 
         Args:
-            end_ns: when SGLang had passed the tokens on. The record uses it as the time of the
-                tokens. SGLang has the tokens a little earlier.
+            end_ns: when SGLang had passed the tokens on, as the time of the tokens, which SGLang
+                has a little earlier.
             num_dropped: messages that subscribers have missed so far.
         """
         if not batch.reqs or batch.forward_mode.is_idle():
             return None
-        ended_now = self._ended_in(batch)
+        ended_now = set()
+        for req in batch.reqs:
+            if req.finished_reason is not None and (tracked := self._tracked(req)) is not None:
+                self._end(tracked, _end_of(tracked))
+                ended_now.add(tracked)
         step = self.recorder.take(lambda step: step.key == batch.forward_iter)
         if step is None:
             raise RuntimeError("SGLang finished a batch that it did not schedule")
@@ -338,14 +301,6 @@ class SglangWatcher:
         num_without_blocks = 1 if running.batch_is_full else 0
         reasons = {"kv_blocks": num_without_blocks, "queued": num_waiting - num_without_blocks}
         return {reason: count for reason, count in reasons.items() if count}
-
-    def _ended_in(self, batch: SglangBatch) -> set[TrackedRequest]:
-        ended = set()
-        for req in batch.reqs:
-            if req.finished_reason is not None and (tracked := self._tracked(req)) is not None:
-                self._end(tracked, _end_of(tracked))
-                ended.add(tracked)
-        return ended
 
 
 def _request_of(tracked: TrackedRequest) -> SglangRequest:

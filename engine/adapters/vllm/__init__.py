@@ -2,8 +2,7 @@
 
 vLLM loads `plugin`, which attaches to the scheduler that vLLM builds. Around every step
 `attachment` calls `watcher`, which reads what vLLM scheduled, and from `waits` who waits for what.
-In vLLM's API servers `front_end` watches what HTTP does, in its workers `ranks` times their steps;
-both send `reports` to the engine.
+In vLLM's API servers `front_end` watches what HTTP does, in its workers `ranks` times their steps.
 `versions` declares what we use of vLLM's objects, and handles the differences of its releases.
 
 May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,

@@ -3,16 +3,15 @@
 The wrappers run on the scheduler's thread.
 """
 
-import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
 import msgspec
 
-from stepscope.engine.adapters.attached.attached_core import AttachedCore
-from stepscope.engine.adapters.attached.attachment import AttachedEngine, Attachment
+from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.attached.description import (
     AttachedKnobs,
     described,
@@ -21,12 +20,7 @@ from stepscope.engine.adapters.attached.description import (
 )
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.knobs import knobs_of
-from stepscope.engine.adapters.vllm.versions import (
-    SchedulerOutput,
-    VllmBlock,
-    VllmRequest,
-    VllmScheduler,
-)
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 from stepscope.engine.protocol.commands import Pause, Resume
 from stepscope.engine.protocol.wire import EngineInfo
@@ -39,45 +33,36 @@ def describe(
     scheduler: VllmScheduler, knobs: AttachedKnobs, endpoint: Endpoint, watcher: VllmWatcher
 ) -> EngineInfo:
     """Return the engine's description. Values that this version of vLLM lacks are None."""
-    groups = watcher.groups
-    config = scheduler.vllm_config
+    groups, config = watcher.groups, scheduler.vllm_config
     model, parallel = config.model_config, config.parallel_config
-    vllm_version = known(_vllm_version)
-    size = parallel.data_parallel_size
+    names, size = model.served_model_name, parallel.data_parallel_size
+    release = known(_vllm_version)
+    cache, transfer = scheduler.cache_config, getattr(config, "kv_transfer_config", None)
+    roles = {"kv_producer": "prefill", "kv_consumer": "decode"}
     return msgspec.structs.replace(
         described("vllm", endpoint, knobs),
-        model=str(known(lambda: _first(model.served_model_name)) or model.model),
+        model=str((names[0] if isinstance(names, list | tuple) else names) or model.model),
         architecture=known(lambda: str(model.architectures[0])),
         dtype=known(lambda: str(model.dtype).removeprefix("torch.")),
-        kv_cache_dtype=known(lambda: str(config.cache_config.cache_dtype)),
+        kv_cache_dtype=known(lambda: str(cache.cache_dtype)),
         device=known(lambda: str(config.device_config.device)),
-        implementation=f"vLLM {vllm_version or ''}".strip(),
+        implementation=f"vLLM {release or ''}".strip(),
         num_layers=known(lambda: int(model.get_num_layers(parallel))),
         num_kv_heads=known(lambda: int(model.get_total_num_kv_heads())),
         head_dim=known(lambda: int(model.get_head_size())),
         block_size=scheduler.block_size,
         num_blocks=None if watcher.pool is None else watcher.pool.num_blocks,
         overlap=bool(getattr(scheduler.scheduler_config, "async_scheduling", False)),
-        engine_version=vllm_version,
+        engine_version=release,
         data_parallel_rank=versions.data_parallel_rank(scheduler) if size > 1 else None,
         data_parallel_size=size,
         tensor_parallel_size=known(lambda: int(parallel.tensor_parallel_size)),
         pipeline_parallel_size=known(lambda: int(parallel.pipeline_parallel_size)),
-        role={"kv_producer": "prefill", "kv_consumer": "decode"}.get(
-            str(getattr(getattr(config, "kv_transfer_config", None), "kv_role", None))
-        ),
+        role=roles.get(str(getattr(transfer, "kv_role", None))),
         kv_groups=groups,
-        kv_tokens=None
-        if groups is None
-        else known(lambda: int(config.cache_config.kv_cache_size_tokens)),
+        kv_tokens=None if groups is None else known(lambda: int(cache.kv_cache_size_tokens)),
         max_graph_tokens=known(lambda: versions.max_graph_tokens(config)),
     )
-
-
-def endpoint_of(scheduler: VllmScheduler, text: str) -> Endpoint:
-    """Return the endpoint of this data-parallel rank, as `rank_endpoint` derives it from `text`."""
-    size = scheduler.vllm_config.parallel_config.data_parallel_size
-    return rank_endpoint(text, versions.data_parallel_rank(scheduler), size)
 
 
 def _vllm_version() -> str:
@@ -86,91 +71,56 @@ def _vllm_version() -> str:
     return str(vllm.__version__)
 
 
-def _first(names: object) -> str | None:
-    return (
-        str(names[0]) if isinstance(names, list | tuple) else None if names is None else str(names)
-    )
-
-
 def attach(scheduler: Any, endpoint: str) -> Attachment:
     """Watch a scheduler that vLLM has just built, and return the attachment.
 
     Args:
-        endpoint: an endpoint as in STEPSCOPE_ENDPOINT.
+        endpoint: an endpoint as in STEPSCOPE_ENDPOINT, from which `rank_endpoint` derives that of
+            this data-parallel rank.
 
     Raises:
         Exception: the scheduler cannot be watched, or the endpoint is not available. The scheduler
             is then unchanged.
     """
     versions.check(scheduler)
-    at = endpoint_of(scheduler, endpoint)
+    size = scheduler.vllm_config.parallel_config.data_parallel_size
+    at = rank_endpoint(endpoint, versions.data_parallel_rank(scheduler), size)
     knobs, watcher = knobs_of(scheduler), VllmWatcher(scheduler, reports_path(at))
-    attachment = Attachment(
-        AttachedEngine(
-            "vLLM",
-            logging.getLogger("vllm.stepscope"),
-            at,
-            describe(scheduler, knobs, at, watcher),
-            watcher,
-            knobs,
-            _VllmHooks(scheduler, watcher).hook,
-            watcher.reports,
-        )
-    )
-    # With a timeout, running requests end first, and then `clear_backend` is called.
-    if not getattr(scheduler.vllm_config, "shutdown_timeout", 0):
-        attachment.close_at_signal()
-    return attachment
+    log, info = logging.getLogger("vllm.stepscope"), describe(scheduler, knobs, at, watcher)
+    hook = partial(_VllmHooks, scheduler, watcher)
+    return Attachment("vLLM", log, at, info, watcher, knobs, hook, watcher.reports)
 
 
 class _VllmHooks:
     """Wraps the methods of one scheduler, so that they report to the watcher."""
 
-    def __init__(self, scheduler: VllmScheduler, watcher: VllmWatcher) -> None:
-        self._scheduler = scheduler
-        self._watcher = watcher
-
-    def hook(self, attachment: Attachment) -> None:
-        """Wrap the scheduler's methods."""
-        scheduler, watcher = self._scheduler, self._watcher
-        hooks = attachment.hooks_on(scheduler)
-        hooks.wrap("schedule", lambda method: self._around_schedule(attachment, method))
-        hooks.wrap("update_from_output", lambda method: self._around_update(attachment, method))
-        hooks.wrap("add_request", lambda method: self._around_add(attachment, method))
-        hooks.wrap("finish_requests", lambda method: attachment.after(method, self._note_ended))
-        if not versions.names_preempted(scheduler):
-            attachment.hooks_on(scheduler.waiting).wrap(
-                "prepend_request", lambda method: self._around_put_back(attachment, method)
-            )
+    def __init__(
+        self, scheduler: VllmScheduler, watcher: VllmWatcher, attachment: Attachment
+    ) -> None:
+        self._scheduler, self._watcher, self._attachment = scheduler, watcher, attachment
+        wrap, before_end = attachment.hooks.wrap, attachment.before_end
+        wrap(scheduler, "schedule", self._around_schedule)
+        wrap(scheduler, "update_from_output", self._around_update)
+        wrap(scheduler, "add_request", self._around_add)
+        wrap(scheduler, "finish_requests", partial(self._locked, after=self._note_ended))
+        wrap(scheduler, "reset_prefix_cache", self._around_reset)
+        wrap(scheduler, "set_pause_state", partial(self._locked, after=self._note_pause))
+        wrap(scheduler, "shutdown", before_end)
+        # On exit, vLLM calls `clear_backend` before anything else. It then waits for its workers,
+        # and may be killed before it shuts down its scheduler.
+        grammars = getattr(scheduler, "structured_output_manager", None)
+        wrap(grammars, "clear_backend", before_end)
         if watcher.device_times is not None:
             watcher.device_times.hook(attachment)
         if watcher.holders is not None:
             manager = scheduler.kv_cache_manager
-            attachment.hooks_on(manager.block_pool).wrap(
-                "free_blocks", lambda method: self._around_free(attachment, method)
-            )
+            wrap(manager.block_pool, "free_blocks", self._around_free)
             if getattr(scheduler, "connector", None) is not None:
-                attachment.hooks_on(manager).wrap(
-                    "allocate_slots", lambda method: self._around_allocate(attachment, method)
-                )
-        if hasattr(scheduler, "reset_prefix_cache"):
-            hooks.wrap("reset_prefix_cache", lambda method: self._around_reset(attachment, method))
-        if hasattr(scheduler, "set_pause_state"):
-            note = functools.partial(self._note_pause, attachment.core)
-            hooks.wrap("set_pause_state", lambda method: attachment.after(method, note))
-        if hasattr(scheduler, "shutdown"):
-            hooks.wrap("shutdown", attachment.before_end)
-        # On exit, vLLM calls `clear_backend` before anything else. It then waits for its workers,
-        # and may be killed before it shuts down its scheduler.
-        grammars = getattr(scheduler, "structured_output_manager", None)
-        if hasattr(grammars, "clear_backend"):
-            attachment.hooks_on(grammars).wrap("clear_backend", attachment.before_end)
+                wrap(manager, "allocate_slots", self._around_allocate)
 
-    def _around_schedule(
-        self, attachment: Attachment, schedule: Callable[..., SchedulerOutput]
-    ) -> Callable[..., Any]:
-        scheduler, watcher, lock = self._scheduler, self._watcher, attachment.lock
-        notes = attachment.notes
+    def _around_schedule(self, schedule: Callable[..., SchedulerOutput]) -> Callable[..., Any]:
+        scheduler, watcher, attachment = self._scheduler, self._watcher, self._attachment
+        lock, notes = attachment.lock, attachment.notes
 
         def stepscope_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
             with lock:
@@ -195,41 +145,28 @@ class _VllmHooks:
                             if noted.loads and not out.total_num_scheduled_tokens:
                                 with notes.done():
                                     watcher.recorder.settle_empty()
-                                    self._publish_status(attachment)
+                                    self._publish_status()
                         elif (held := watcher.held_anew()) is not None:
                             with notes.done():
                                 watcher.recorder.hold_between(held)
-                                self._publish_status(attachment)
+                                self._publish_status()
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return out
 
         return stepscope_schedule
 
-    def _publish_status(self, attachment: Attachment) -> None:
-        attachment.core.heartbeat.publish_status(attachment.core.state)
+    def _publish_status(self) -> None:
+        core = self._attachment.core
+        core.heartbeat.publish_status(core.state)
 
-    def _around_update(
-        self, attachment: Attachment, update: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        watcher, lock = self._watcher, attachment.lock
-        publisher, notes = attachment.publisher, attachment.notes
+    def _around_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        watcher, attachment = self._watcher, self._attachment
+        lock, publisher, notes = attachment.lock, attachment.publisher, attachment.notes
         has_pool = watcher.pool is not None
 
-        def publish(
-            out: SchedulerOutput,
-            result: object,
-            tokens_ns: int,
-            num_got: Mapping[str, int],
-            kv_used: float | None,
-            finished: Collection[str],
-            freed: list[int],
-        ) -> None:
-            ended_now = watcher.note_ended(finished, freed)
-            graph = versions.cuda_graph(result)
-            record = watcher.updated(
-                out, graph, tokens_ns, publisher.num_dropped, ended_now, num_got, kv_used
-            )
+        def publish(out: SchedulerOutput, result: object, tokens_ns: int, *told: Any) -> None:
+            record = watcher.updated(out, result, tokens_ns, publisher.num_dropped, *told)
             if record is not None:
                 publisher.publish(record)
 
@@ -248,9 +185,9 @@ class _VllmHooks:
                             name: request.num_output_tokens - before
                             for name, request, before in drafted
                         }
-                        ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
                         kv_used = None if has_pool else watcher.kv_used
-                        found = (out, model_runner_output, tokens_ns, num_got, kv_used)
+                        ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
+                        found = out, model_runner_output, tokens_ns, num_got, kv_used
                         notes.put(publish, *found, *ended)
                         notes.wake()
                     except Exception as error:  # noqa: BLE001
@@ -259,78 +196,75 @@ class _VllmHooks:
 
         return stepscope_update_from_output
 
-    def _around_add(self, attachment: Attachment, add: Callable[..., Any]) -> Callable[..., Any]:
-        scheduler, watcher = self._scheduler, self._watcher
+    def _around_add(self, add: Callable[..., Any]) -> Callable[..., Any]:
+        attachment = self._attachment
+
+        def note_added(request: VllmRequest) -> None:
+            attachment.notes.put(self._watcher.added, request)
+            # A request may end on arrival, or end another request.
+            if self._scheduler.finished_req_ids:
+                with attachment.notes.done():
+                    self._note_ended()
 
         def stepscope_add_request(request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
             with attachment.lock:
                 result = add(request, *args, **kwargs)
-                if attachment.is_attached:
-                    try:
-                        attachment.notes.put(watcher.added, request)
-                        # A request may end on arrival, or end another request.
-                        if scheduler.finished_req_ids:
-                            with attachment.notes.done():
-                                self._note_ended()
-                    except Exception as error:  # noqa: BLE001
-                        attachment.fail(error)
+                attachment.guard(lambda: note_added(request))
                 return result
 
         return stepscope_add_request
 
-    def _around_free(self, attachment: Attachment, free: Callable[..., Any]) -> Callable[..., Any]:
-        def stepscope_free_blocks(blocks: Iterable[VllmBlock], *args: Any, **kwargs: Any) -> Any:
+    def _around_free(self, free: Callable[..., Any]) -> Callable[..., Any]:
+        def stepscope_free_blocks(blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
             freed = list(blocks)
             result = free(freed, *args, **kwargs)
-            attachment.guard(lambda: self._watcher.note_freed(freed))
+            self._attachment.guard(lambda: self._watcher.note_freed(freed))
             return result
 
         return stepscope_free_blocks
 
-    def _around_allocate(
-        self, attachment: Attachment, allocate: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def _around_allocate(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
         def stepscope_allocate_slots(request: VllmRequest, *args: Any, **kwargs: Any) -> Any:
             result = allocate(request, *args, **kwargs)
-            num_tokens = kwargs.get("num_external_computed_tokens", 0)  # not told by early releases
+            num_tokens = kwargs.get("num_external_computed_tokens", 0)
             waits = bool(kwargs.get("delay_cache_blocks"))
             if result is not None and (num_tokens or waits):
                 note = self._watcher.note_load
-                attachment.guard(lambda: note(request, num_tokens, waits=waits))
+                self._attachment.guard(lambda: note(request, num_tokens, waits=waits))
             return result
 
         return stepscope_allocate_slots
 
-    def _around_put_back(
-        self, attachment: Attachment, prepend: Callable[..., Any]
+    def _locked(
+        self,
+        method: Callable[..., Any],
+        after: Callable[..., object],
+        before: Callable[[], Any] | None = None,
     ) -> Callable[..., Any]:
-        def stepscope_prepend_request(request: VllmRequest) -> None:
-            prepend(request)
-            attachment.note(lambda: self._watcher.put_back(request))
+        around, lock = self._attachment.around(method, after, before), self._attachment.lock
 
-        return stepscope_prepend_request
+        def stepscope_locked(*args: Any, **kwargs: Any) -> Any:
+            with lock:
+                return around(*args, **kwargs)
 
-    def _around_reset(
-        self, attachment: Attachment, reset: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        def stepscope_reset_prefix_cache(*args: Any, **kwargs: Any) -> Any:
-            with attachment.lock:
-                were_running = {request.request_id for request in self._scheduler.running}
-                result = reset(*args, **kwargs)
-                are_running = {request.request_id for request in self._scheduler.running}
-                attachment.note(lambda: self._watcher.forgot_cache(were_running - are_running))
-                return result
+        return stepscope_locked
 
-        return stepscope_reset_prefix_cache
+    def _around_reset(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        def running() -> set[str]:
+            return {request.request_id for request in self._scheduler.running}
 
-    def _note_pause(self, core: AttachedCore) -> None:
-        match versions.halt(self._scheduler):
-            case None:
-                core.note_change(Resume(who=_API), "")
-            case "draining":
-                core.note_change(Pause(who=_API), "running requests end, the others wait")
-            case _:
-                core.note_change(Pause(who=_API), "")
+        def forgot(were_running: set[str], *_: Any, **__: Any) -> None:
+            self._watcher.forgot_cache(were_running - running())
 
-    def _note_ended(self) -> None:
+        return self._locked(reset, forgot, running)
+
+    def _note_pause(self, *_: Any, **__: Any) -> None:
+        note_change, halt = self._attachment.core.note_change, versions.halt(self._scheduler)
+        if halt is None:
+            note_change(Resume(who=_API), "")
+        else:
+            text = "running requests end, the others wait" if halt == "draining" else ""
+            note_change(Pause(who=_API), text)
+
+    def _note_ended(self, *_: Any, **__: Any) -> None:
         self._watcher.note_ended(self._scheduler.finished_req_ids, self._watcher.take_freed())

@@ -18,8 +18,8 @@ from typing import Any
 
 from stepscope.engine.adapters.attached.description import rank_endpoint
 from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.reports import FrontReport, ReportSender, keep
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.reports import FrontReport, ReportSender
 from stepscope.engine.protocol.wire import FrontEnd, TakenRow
 from stepscope.engine.transport.endpoints import reports_path
 
@@ -27,7 +27,6 @@ log = logging.getLogger("vllm.stepscope")
 
 _FLUSH_S = 0.05
 _MOST_CHUNKS = 2_000  # in one report, which must fit into a datagram
-_MOST_REQUESTS = 65_536
 _STREAM = "_stepscope"
 _http_ns: ContextVar[int | None] = ContextVar("stepscope_http_ns", default=None)
 
@@ -99,7 +98,7 @@ class FrontEndWatch:
         self.batch_ns = 0  # when the batch came whose outputs are being processed
         self.is_on = True
         self._number, self._sender = number, ReportSender(paths)
-        self._hooks: Hooks | None = None
+        self._hooks = Hooks()
         self._numbers: dict[str, int] = {}
         self._next_number = 0
         self._is_flush_due = False
@@ -113,10 +112,10 @@ class FrontEndWatch:
 
     def hook(self, processor: Any) -> None:
         """Wrap methods of vLLM's output processor."""
-        hooks = self._hooks = Hooks(processor)
-        hooks.wrap("add_request", lambda add: self._then(add, self._added))
-        hooks.wrap("process_outputs", self._around_process)
-        hooks.wrap("abort_requests", lambda abort: self._then(abort, self._aborted))
+        wrap = self._hooks.wrap
+        wrap(processor, "add_request", lambda add: self._then(add, self._added))
+        wrap(processor, "process_outputs", self._around_process)
+        wrap(processor, "abort_requests", lambda abort: self._then(abort, self._note_ended))
 
     def guard(self, ours: Callable[..., object], *args: object) -> None:
         """Call `ours`; after an error, watch no more."""
@@ -127,8 +126,7 @@ class FrontEndWatch:
         except Exception as error:  # noqa: BLE001 - vLLM never sees it
             self.is_on = False
             self.batch_ns = 0
-            if self._hooks is not None:
-                self._hooks.restore()
+            self._hooks.restore()
             log.warning("stepscope watches this API server no more: %r", error)
 
     def _then(self, method: Callable[..., Any], ours: Callable[..., None]) -> Callable[..., Any]:
@@ -155,12 +153,9 @@ class FrontEndWatch:
         name, queue = request.request_id, args[-1]
         if name in self._numbers or getattr(request, "resumable", False):
             return
-        stream = vars(queue).setdefault(_STREAM, Stream(self))
         number, self._next_number = self._next_number, self._next_number + 1
-        stream.numbers.append(number)
-        self._numbers[name] = number
-        if len(self._numbers) > _MOST_REQUESTS:
-            self._numbers.pop(next(iter(self._numbers)))
+        vars(queue).setdefault(_STREAM, Stream(self)).numbers.append(number)
+        keep(self._numbers, name, number)
         sampling = request.sampling_params
         is_streamed = sampling is not None and sampling.output_kind.name != "FINAL_ONLY"
         self._taken.append(TakenRow(number, _http_ns.get(), monotonic_ns(), is_streamed))
@@ -168,15 +163,12 @@ class FrontEndWatch:
         self._flush_soon()
 
     def _processed(self, result: Any, outputs: Any, *args: Any) -> None:
-        self._note_ended(result.reqs_to_abort, "stop")
+        self._note_ended(result.reqs_to_abort, reason="stop")
         for output in outputs:
             if output.finish_reason is not None:
                 self._numbers.pop(output.request_id, None)
 
-    def _aborted(self, names: Sequence[str], *args: Any) -> None:
-        self._note_ended(names, "abort")
-
-    def _note_ended(self, names: Sequence[str], reason: str) -> None:
+    def _note_ended(self, names: Sequence[str], *args: Any, reason: str = "abort") -> None:
         for name in names:
             if (number := self._numbers.pop(name, None)) is not None:
                 self._ended.append((number, reason))
@@ -210,18 +202,13 @@ class FrontEndWatch:
 
 def _hook_queues(queue_class: Any) -> None:
     put, get, get_nowait = queue_class.put, queue_class.get, queue_class.get_nowait
+    close = queue_class.close  # called when the answer has gone out
     if hasattr(put, _STREAM):
         return
-    close = getattr(queue_class, "close", None)  # called when the answer has gone out; since 0.15
 
     def note(queue: Any, ours: Callable[..., None], *args: Any) -> None:
         if (stream := vars(queue).get(_STREAM)) is not None:
             stream.watch.guard(ours, stream, *args)
-
-    def taken(stream: Stream, output: Any) -> None:
-        stream.taken(output)
-        if close is None and getattr(output, "finished", False):
-            stream.sent()
 
     def stepscope_put(self: Any, output: Any) -> None:
         note(self, Stream.put, output)
@@ -230,23 +217,21 @@ def _hook_queues(queue_class: Any) -> None:
     def stepscope_get_nowait(self: Any) -> Any:
         note(self, Stream.sent)
         output = get_nowait(self)
-        note(self, taken, output)
+        note(self, Stream.taken, output)
         return output
 
     async def stepscope_get(self: Any) -> Any:
         output = await get(self)
-        note(self, taken, output)
+        note(self, Stream.taken, output)
         return output
 
     def stepscope_close(self: Any) -> None:
         note(self, Stream.sent)
-        close(self)  # type: ignore[misc]
+        close(self)
 
     setattr(stepscope_put, _STREAM, True)
     queue_class.put, queue_class.get = stepscope_put, stepscope_get
-    queue_class.get_nowait = stepscope_get_nowait
-    if close is not None:
-        queue_class.close = stepscope_close
+    queue_class.get_nowait, queue_class.close = stepscope_get_nowait, stepscope_close
 
 
 def _hook_http(application_class: Any) -> None:

@@ -3,20 +3,21 @@
 An operator may change some of them, within bounds given by the values at vLLM's start.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.versions import VllmScheduler
-from stepscope.engine.protocol.settings.knobs import Limits, knob_specs
-from stepscope.engine.protocol.wire import KnobSpec, KnobValue
+from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.wire import KnobValue
 
 
 def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
-    """Return the knobs of a scheduler. A change applies from its next `schedule()` on."""
+    """Return the knobs of a scheduler. A change applies from its next `schedule()` on.
+
+    At its end, `schedule()` checks that it kept the token budget, so write knobs between two calls.
+    """
     config, cache = scheduler.scheduler_config, scheduler.cache_config
     limits = Limits(
         max_num_batched_tokens=versions.token_budget(scheduler),
@@ -27,55 +28,13 @@ def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "max_num_seqs": versions.num_seats(scheduler),
         "long_prefill_token_threshold": config.long_prefill_token_threshold,
-        "reserve": "prompt" if getattr(scheduler, versions.RESERVE, False) else "none",
+        "reserve": "prompt" if getattr(scheduler, versions.RESERVE) else "none",
         "watermark": float(getattr(config, "watermark", 0.0)),
         "prefill_schedule_interval": int(getattr(config, "prefill_schedule_interval", 1)),
         "enable_chunked_prefill": bool(config.enable_chunked_prefill),
         "policy": str(getattr(config.policy, "value", config.policy)),
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
     }
-    specs = list(_specs(scheduler, values, limits))
-    return AttachedKnobs("vLLM", limits, values, specs, _AttributeWriter(scheduler))
-
-
-class _AttributeWriter:
-    """Sets attributes of vLLM's objects. Use it between two calls of `schedule()`.
-
-    At its end, `schedule()` checks that it kept the token budget, so the budget may not change
-    meanwhile.
-    """
-
-    def __init__(self, scheduler: VllmScheduler) -> None:
-        self._scheduler = scheduler
-        self._before: dict[str, object] = {}
-
-    def write(self, values: Mapping[str, KnobValue]) -> None:
-        for name, value in values.items():
-            theirs: object = value
-            if name == "reserve":
-                theirs = value == "prompt"
-            elif name == "watermark":
-                pool = self._scheduler.kv_cache_manager.block_pool
-                theirs = int(float(value) * pool.num_gpu_blocks)
-            self._before.setdefault(name, self._put(name, theirs))
-
-    def restore(self) -> None:
-        for name, value in self._before.items():
-            self._put(name, value)
-        self._before.clear()
-
-    def _put(self, name: str, value: object) -> object:
-        """Set a knob to vLLM's value. Returns the one before."""
-        live = versions.LIVE[name]
-        owner = live.owner_in(self._scheduler)
-        before: object = getattr(owner, live.attribute)
-        setattr(owner, live.attribute, value)
-        return before
-
-
-def _specs(
-    scheduler: VllmScheduler, values: Mapping[str, KnobValue], limits: Limits
-) -> Iterator[KnobSpec]:
     most = limits.max_num_batched_tokens
     # With less, vLLM would never schedule some prompts.
     least = 1 if values["enable_chunked_prefill"] else min(most, limits.max_model_len)
@@ -85,13 +44,28 @@ def _specs(
         "max_num_batched_tokens": {"low": least},
         "reserve": {"choices": ("none", "prompt")},
     }
-    # With several ranks that step together, their engine decides which steps take prefills.
-    has_peers = scheduler.vllm_config.parallel_config.data_parallel_size > 1
-    for spec in knob_specs(limits):
-        live = versions.LIVE.get(spec.name)
-        if live is None or not hasattr(live.owner_in(scheduler), live.attribute):
-            continue
-        if spec.name == "prefill_schedule_interval" and has_peers:
-            continue
-        changed = bounds.get(spec.name, {})
-        yield msgspec.structs.replace(spec, default=values[spec.name], **changed)
+    owners = {name: live.owner_in(scheduler) for name, live in versions.LIVE.items()}
+    if scheduler.vllm_config.parallel_config.data_parallel_size > 1:
+        # Several ranks that step together: their engine decides which steps take prefills.
+        del owners["prefill_schedule_interval"]
+    attributes = {name: versions.LIVE[name].attribute for name in owners}
+    theirs = {
+        name: getattr(owner, attributes[name])
+        for name, owner in owners.items()
+        if hasattr(owner, attributes[name])
+    }
+
+    def write(changed: Mapping[str, KnobValue]) -> None:
+        for name, value in changed.items():
+            their: object = value
+            if value == values[name]:
+                their = theirs[name]
+            elif name == "reserve":
+                their = value == "prompt"
+            elif name == "watermark":
+                pool = scheduler.kv_cache_manager.block_pool
+                their = int(float(value) * pool.num_gpu_blocks)
+            setattr(owners[name], attributes[name], their)
+
+    live = {name: bounds.get(name, {}) for name in theirs}
+    return AttachedKnobs("vLLM", limits, values, live, write)

@@ -8,28 +8,20 @@ output names those. But each block that becomes free passes through `BlockPool.f
 `VllmPrefixHashes`: salted hashes of prompt prefixes, from vLLM's own prefix cache.
 """
 
-import os
 import secrets
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.attached.tracked import Freed, Taken, TrackedRequest
-from stepscope.engine.adapters.vllm.versions import VllmBlockPool, VllmRequest, VllmScheduler
-from stepscope.engine.protocol.wire import (
-    CACHED,
-    EMPTY,
-    BlockMove,
-    BlockRun,
-    KVCounts,
-    KVGroup,
-    KVTransfers,
-)
+from stepscope.engine.adapters.vllm.versions import VllmRequest, VllmScheduler
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, KVGroup
 from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
 from stepscope.engine.scheduling.kv_cache import salted
 
-VARIABLE = "STEPSCOPE_PREFIX_HASHES"
 _KINDS = {
     "FullAttentionSpec": "full attention",
     "MLAAttentionSpec": "full attention",
@@ -43,53 +35,41 @@ _KINDS = {
 class VllmPrefixHashes:
     """Salts vLLM's hashes of the full KV blocks of requests. See `Arrived.prefix_hashes`.
 
-    Args:
-        block_size: number of tokens that each hash of vLLM covers.
+    With prefix caching, vLLM has a hash for each full block, of `block_size` tokens.
     """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._salt = secrets.token_bytes(16)
 
-    @classmethod
-    def if_wanted(cls, block_size: int) -> "VllmPrefixHashes | None":
-        """Return an instance if STEPSCOPE_PREFIX_HASHES is "1" in the environment, else None."""
-        return cls(block_size) if os.environ.get(VARIABLE, "") == "1" else None
-
     def of_prompt(self, request: VllmRequest) -> list[int]:
         """Return the salted hashes of the full blocks of the request's prompt."""
-        return self._named(request, 0, request.num_prompt_tokens // self._block_size)
+        return self._named(request, 0, request.num_prompt_tokens)
 
     def of_output(self, request: VllmRequest) -> list[int]:
         """Return the salted hashes of the full blocks after the prompt's full blocks."""
-        first = request.num_prompt_tokens // self._block_size
-        return self._named(request, first, request.num_tokens // self._block_size)
+        return self._named(request, request.num_prompt_tokens, request.num_tokens)
 
     def _named(self, request: VllmRequest, first: int, end: int) -> list[int]:
-        # With prefix caching, vLLM has a hash for each full block by now.
-        hashes = request.block_hashes[first:end]
+        size = self._block_size
+        hashes = request.block_hashes[first // size : end // size]
         return [salted(bytes(each), self._salt) for each in hashes]
 
 
 class PublishedBlocks:
-    """Tracks who holds each block. Use it only inside `with attachment.notes.done()`.
+    """Tracks who holds each block, of several groups or of one (`num_groups` 0).
 
-    Args:
-        num_groups: number of groups that the blocks are told apart by; 0: they are all of one.
-
-    Attributes:
-        groups: see `BlockGroups`. None if all blocks are of one group.
-        num_evicted: blocks evicted from the prefix cache since the last `counts`.
+    Use it only inside `with attachment.notes.done()`. `num_evicted`: blocks evicted from the prefix
+    cache since the last `counts`.
     """
 
-    def __init__(self, pool: VllmBlockPool, num_groups: int = 0) -> None:
+    def __init__(self, pool: Any, num_groups: int = 0) -> None:
         self._pool = pool
         self.num_blocks = pool.num_gpu_blocks - 1
         self.groups = BlockGroups(num_groups, self.num_blocks) if num_groups else None
+        self._holders: dict[int, list[int]] = {}  # of blocks in use; the latest is last
         self._free_as: dict[int, bool] = {}  # whether free blocks were cached when they were freed
-        self._owners = [EMPTY] * self.num_blocks  # the latest holder; valid while in use
-        self._ref_counts = [0] * self.num_blocks
-        self._holders: dict[int, dict[int, None]] = {}  # of blocks with several holders
+        self._group_of: dict[int, int] = {}  # of blocks that were taken since the last drain
         self._changed: dict[int, None] = {}
         # As of the last drain; see `BlockPool`.
         self._published_bytes = bytearray(array("q", [EMPTY << REF_BITS]) * self.num_blocks)
@@ -99,89 +79,67 @@ class PublishedBlocks:
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None:
         """See `PublishedPool`."""
+        holders, changed = self._holders, self._changed
         if self.groups is not None:
-            self._regroup(self.groups, blocks, group)
-        ref_counts, owners, changed = self._ref_counts, self._owners, self._changed
+            self._group_of.update(dict.fromkeys(blocks, group))
         for i, block in enumerate(blocks):
-            count = ref_counts[block]
-            if count:
-                holders = self._holders.setdefault(block, {owners[block]: None})
-                holders[owner] = None
-            elif i >= num_hit and self._published[block] >> REF_BITS == CACHED:
-                self.num_evicted += 1
-            ref_counts[block] = count + 1
-            owners[block] = owner
+            if block in holders:
+                holders[block].append(owner)
+            else:
+                holders[block] = [owner]
+                if i >= num_hit and self._published[block] >> REF_BITS == CACHED:
+                    self.num_evicted += 1
             changed[block] = None
-
-    def _regroup(self, groups: BlockGroups, blocks: Sequence[int], group: int) -> None:
-        for block in blocks:
-            before, owner = groups.of_block[block], self._published[block] >> REF_BITS
-            if before != group and owner != EMPTY:  # as it was last published
-                counts = groups.cached if owner == CACHED else groups.used
-                counts[before] -= 1
-                counts[group] += 1
-            groups.of_block[block] = group
 
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
         """See `PublishedPool`."""
         self._changed[block] = None
         self._free_as[block] = is_cached
-        owners, count = self._owners, self._ref_counts[block] - 1
-        holders = self._holders.get(block)
-        if owner is None or count < 0 or owner not in (holders or (owners[block],)):
-            return
-        self._ref_counts[block] = count
-        if holders is not None:
-            del holders[owner]
-            if owners[block] == owner:
-                owners[block] = next(reversed(holders))
-            if count == 1:
+        holders = self._holders.get(block, [])
+        if owner in holders:
+            holders.remove(owner)
+            if not holders:
                 del self._holders[block]
 
     def drain(self) -> list[BlockMove]:
         """See `PublishedPool`."""
-        if not self._changed:
-            return []
-        published, ref_counts, owners = self._published, self._ref_counts, self._owners
-        groups, free_as = self.groups, self._free_as
+        published, holders_of, groups = self._published, self._holders, self.groups
         moves = []
         for block in self._changed:
-            refs = ref_counts[block]
-            if refs:
-                owner = owners[block]
+            if holders := holders_of.get(block):
+                owner, refs = holders[-1], len(holders)
             else:
-                owner = CACHED if free_as.get(block) else EMPTY
+                owner, refs = CACHED if self._free_as.get(block) else EMPTY, 0
             before = published[block] >> REF_BITS
             self._num_used += (owner >= 0) - (before >= 0)
             self._num_cached += (owner == CACHED) - (before == CACHED)
             if groups is not None:
-                group = groups.of_block[block]
-                groups.used[group] += (owner >= 0) - (before >= 0)
-                groups.cached[group] += (owner == CACHED) - (before == CACHED)
+                was = groups.of_block[block]
+                groups.of_block[block] = now = self._group_of.pop(block, was)
+                for group, each, by in ((was, before, -1), (now, owner, 1)):
+                    groups.used[group] += by * (each >= 0)
+                    groups.cached[group] += by * (each == CACHED)
             published[block] = owner << REF_BITS | refs
             moves.append(BlockMove(block, owner, refs))
         self._changed.clear()
-        free_as.clear()
+        self._free_as.clear()
         return moves
 
-    def counts(self, num_queried: int = 0, num_hit: int = 0) -> KVCounts:
+    def counts(self, num_queried: int = 0, num_hit: int = 0) -> wire.KVCounts:
         """See `PublishedPool`."""
         used, cached = self._num_used, self._num_cached
         num_evicted, self.num_evicted = self.num_evicted, 0
         empty = self.num_blocks - used - cached
-        return KVCounts(used, cached, empty, num_evicted, num_queried, num_hit)
+        return wire.KVCounts(used, cached, empty, num_evicted, num_queried, num_hit)
 
-    def runs(self) -> list[BlockRun]:
+    def runs(self) -> list[wire.BlockRun]:
         """See `PublishedPool`."""
         return runs_of(self._published_bytes)
 
     def check_cached(self) -> None:
-        """Let the next `drain` check every free block.
-
-        Call it when vLLM has reset its prefix cache.
-        """
-        for block, refs in enumerate(self._ref_counts):
-            if not refs:
+        """Let the next `drain` check every free block: vLLM has reset its prefix cache."""
+        for block in range(self.num_blocks):
+            if block not in self._holders:
                 self._changed[block] = None
                 self._free_as[block] = self._pool.blocks[block + 1].block_hash is not None
 
@@ -218,13 +176,15 @@ class BlockHolders:
     Args:
         of_table: the group of each block table of vLLM.
         block_sizes: tokens of a block of each group.
+
+    Attributes:
+        num_held: how many blocks each request holds.
     """
 
     def __init__(self, of_table: list[int], block_sizes: list[int]) -> None:
-        self._of_table = of_table
-        self._block_sizes = block_sizes
+        self._of_table, self._block_sizes = of_table, block_sizes
         self._holders: dict[int, list[TrackedRequest]] = {}
-        self._num_held: dict[TrackedRequest, int] = {}
+        self.num_held: Counter[TrackedRequest] = Counter()
         self._loading: dict[TrackedRequest, int] = {}  # and since when
         self._sending: dict[TrackedRequest, int] = {}
 
@@ -255,12 +215,8 @@ class BlockHolders:
             if blocks:
                 num_hit = sum(map(bool, table[: num_cached // self._block_sizes[group]]))
                 taken.append(Taken(tracked, blocks, num_hit, group))
-                self._num_held[tracked] = self.num_held(tracked) + len(blocks)
+                self.num_held[tracked] += len(blocks)
         return taken
-
-    def num_held(self, tracked: TrackedRequest) -> int:
-        """Return how many blocks a request holds."""
-        return self._num_held.get(tracked, 0)
 
     def free(self, freed: Iterable[int]) -> list[Freed]:
         """Return who held the blocks that the pool has freed, see `VllmWatcher.note_freed`.
@@ -272,49 +228,38 @@ class BlockHolders:
             block = (each >> 1) - 1
             if block < 0:
                 continue
-            tracked = self._leave(block)
+            holders = self._holders.get(block)
+            tracked = max(holders, key=_leaves_first) if holders else None
             found.append(Freed(tracked, block, bool(each & 1)))
-            if tracked is None:
-                continue
-            if tracked.block_table:
-                tracked.block_table.pop()  # only its length is of use
-            num_held = self._num_held[tracked] = self._num_held[tracked] - 1
-            if not num_held:
-                for held in (self._num_held, self._loading, self._sending):
-                    held.pop(tracked, None)
+            if holders and tracked is not None:
+                holders.remove(tracked)
+                if tracked.block_table:
+                    tracked.block_table.pop()  # only its length is of use
+                self.num_held[tracked] -= 1
+                if not self.num_held[tracked]:
+                    for held in (self.num_held, self._loading, self._sending):
+                        held.pop(tracked, None)
         return found
 
     def end(self, tracked: TrackedRequest, now_ns: int) -> None:
         """Note that a request has ended. Call it after `free`."""
         self._loading.pop(tracked, None)
-        if tracked in self._num_held:
+        if tracked in self.num_held:
             self._sending[tracked] = now_ns
 
-    def _leave(self, block: int) -> TrackedRequest | None:
-        """Remove and return the holder that has given a block back; None if nobody held it."""
-        holders = self._holders.get(block)
-        if not holders:
-            return None
-        tracked = holders[0]
-        if len(holders) > 1:
-            # All hold it at the same place of their context, so a window passes the longest first.
-            tracked = max(
-                holders,
-                key=lambda each: (
-                    each.ended or (each.was_preempted and not each.block_table),
-                    each.engine_request.num_computed_tokens,
-                ),
-            )
-        holders.remove(tracked)
-        return tracked
-
-    def transfers(self) -> KVTransfers | None:
+    def transfers(self) -> wire.KVTransfers | None:
         """Return how many blocks wait for a connector, and since when; None if none does."""
         if not self._loading and not self._sending:
             return None
-        return KVTransfers(
-            sum(map(self.num_held, self._loading)),
+        return wire.KVTransfers(
+            sum(self.num_held[each] for each in self._loading),
             min(self._loading.values(), default=None),
-            sum(map(self.num_held, self._sending)),
+            sum(self.num_held[each] for each in self._sending),
             min(self._sending.values(), default=None),
         )
+
+
+def _leaves_first(holder: TrackedRequest) -> tuple[bool, int]:
+    # All holders have the block at the same place of their context: a window passes the longest.
+    has_left = holder.ended or (holder.was_preempted and not holder.block_table)
+    return has_left, holder.engine_request.num_computed_tokens

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "STEPSCOPE_ENDPOINT"
+_END_S = 1.0  # the least time that an engine process gets to say that it stops
 
 log = logging.getLogger("vllm.stepscope")
 
@@ -27,13 +28,17 @@ def register() -> None:
         _wrap_front_end(endpoint)
         _wrap_workers(endpoint)
         if multiprocessing.parent_process() is None:
-            _wrap_shutdown(endpoint)
+            _wrap_shutdown()
     except Exception as error:  # noqa: BLE001 - vLLM starts whatever happens here
         _warn(error)
 
 
-def _wrap_shutdown(endpoint: str) -> None:
-    """Wrap the function by which the front end ends the engine processes."""
+def _wrap_shutdown() -> None:
+    """Let the front end wait for its engine processes before it kills them.
+
+    Without a `shutdown_timeout` it kills them in the instant after SIGTERM. Then nobody would learn
+    that the engine has stopped, and its files would stay.
+    """
     try:
         from vllm.v1 import utils
         from vllm.v1.engine import utils as engine_utils
@@ -45,20 +50,8 @@ def _wrap_shutdown(endpoint: str) -> None:
         return
 
     @functools.wraps(shutdown)
-    def stepscope_shutdown(procs: Any, *args: Any, **kwargs: Any) -> Any:
-        has_ended: list[Any] = []
-
-        def end() -> None:
-            has_ended.append(shutdown(procs, *args, **kwargs))
-
-        try:
-            from stepscope.engine.adapters.vllm import orderly_end
-
-            timeout = args[0] if args else kwargs.get("timeout")
-            orderly_end.end(endpoint, procs, end, at_once=timeout == 0)
-        except Exception as error:  # noqa: BLE001
-            log.debug("stepscope: %s", error)
-        return has_ended[0] if has_ended else shutdown(procs, *args, **kwargs)
+    def stepscope_shutdown(procs: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        return shutdown(procs, timeout if timeout is None else max(timeout, _END_S), **kwargs)
 
     stepscope_shutdown._stepscope = True  # type: ignore[attr-defined]
     for module in (utils, engine_utils):
@@ -74,29 +67,16 @@ def _wrap_choice(endpoint: str) -> None:
     """
     from vllm.config.scheduler import SchedulerConfig
 
-    if not hasattr(SchedulerConfig, "get_scheduler_cls"):  # before 0.11.1
-        _wrap_vllms_own(endpoint)
-        return
-    after(SchedulerConfig, "get_scheduler_cls", lambda _, chosen: _wrap_init(chosen, endpoint))
+    def wrap_init(_: Any, chosen: Any) -> None:
+        def attach_to(scheduler: Any, _: None) -> None:
+            if type(scheduler) is chosen:  # else a subclass has not finished its __init__
+                from stepscope.engine.adapters.vllm.attachment import attach
 
+                attach(scheduler, endpoint)
 
-def _wrap_vllms_own(endpoint: str) -> None:
-    """Wrap both scheduler classes. For releases of vLLM that have no method to choose the class."""
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
+        after(chosen, "__init__", attach_to)
 
-    for each in (Scheduler, AsyncScheduler):
-        _wrap_init(each, endpoint)
-
-
-def _wrap_init(scheduler_class: Any, endpoint: str) -> None:
-    def attach_to(scheduler: Any, _: None) -> None:
-        if type(scheduler) is scheduler_class:  # else a subclass has not finished its __init__
-            from stepscope.engine.adapters.vllm.attachment import attach
-
-            attach(scheduler, endpoint)
-
-    after(scheduler_class, "__init__", attach_to)
+    after(SchedulerConfig, "get_scheduler_cls", wrap_init)
 
 
 def _wrap_front_end(endpoint: str) -> None:

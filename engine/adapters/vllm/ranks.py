@@ -10,16 +10,15 @@ the work, and the time in collectives is unknown.
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepscope.engine.adapters.attached.description import rank_endpoint
-from stepscope.engine.adapters.attached.hold_ups import open_times, read_times
 from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.reports import RankReport, ReportSender
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.reports import RankReport, ReportSender
 from stepscope.engine.adapters.vllm.versions import SchedulerOutput
 from stepscope.engine.protocol.wire import RankTimes
 from stepscope.engine.transport.endpoints import reports_path
@@ -27,7 +26,6 @@ from stepscope.engine.transport.endpoints import reports_path
 if TYPE_CHECKING:  # the workers need no sockets of an engine
     from stepscope.engine.adapters.attached.attachment import Attachment
 
-_LONG_NS = 20_000_000  # a shorter stop in a collective is not looked for
 _STAMP = "_stepscope_step"  # the attribute of a scheduler output that numbers it
 _COLLECTIVES = (
     "all_reduce", "all_gather", "all_gatherv", "gather", "reduce_scatter", "reduce_scatterv",
@@ -45,10 +43,9 @@ def watch(worker: Any, endpoint: str) -> None:
 
 
 class WorkerWatch:
-    """Follows the steps of one worker. After an error of ours it tells nothing more.
+    """Follows the steps of one worker, for the engine with the socket at `path`.
 
-    Args:
-        path: the socket of its engine.
+    After an error of ours it tells nothing more.
     """
 
     def __init__(self, worker: Any, path: Path) -> None:
@@ -59,28 +56,25 @@ class WorkerWatch:
         self._wait_ns = 0
         self._is_waiting = False
         self._sent_ns = 0  # when the result of the step went to the next stage
-        _wrap(worker, "execute_model", self._around_forward)
+        wrap = Hooks().wrap
+        wrap(worker, "execute_model", self._around_forward)
         for name in ("isend_tensor_dict", "send_tensor_dict"):
-            _wrap(parallel_state.get_pp_group(), name, self._around_send)
+            wrap(parallel_state.get_pp_group(), name, self._around_send)
         # vLLM's functions that return them raise where it has made none.
         found = [getattr(parallel_state, name, None) for name in ("_TP", "_DP", "_EP")]
         groups = [each for each in found if each is not None and each.world_size > 1]
-        # Else the host does not wait in collectives, or a compiler traces them.
-        self._knows_waits = not groups or versions.is_eager_on_cpu(worker.vllm_config)
-        for group in groups if self._knows_waits else ():
+        # Only on a CPU does the host wait in collectives; a compiler would trace them.
+        config = worker.vllm_config
+        is_eager = not config.compilation_config.mode and config.device_config.device_type == "cpu"
+        self._knows_waits = is_eager or not groups
+        for group in groups if is_eager else ():
             for name in _COLLECTIVES:
-                _wrap(group.device_communicator, name, self._around_collective)
-        # In those through shared memory the thread spins: it runs, or waits for a processor.
-        modules = [getattr(each.device_communicator, "dist_module", None) for each in groups]
-        is_spinning = all(type(each).__name__ == "_CPUSHMDistributed" for each in modules)
-        self._thread = open_times() if is_spinning and groups else None
-        self._asleep_ns = 0
+                wrap(group.device_communicator, name, self._around_collective)
 
     def _around_forward(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         def stepscope_execute_model(out: Any, *args: Any, **kwargs: Any) -> Any:
             step, begin_ns = getattr(out, _STAMP, None), monotonic_ns()
             self._wait_ns = self._sent_ns = 0
-            self._slept_ns()
             result = execute(out, *args, **kwargs)
             if step is not None and self._sender is not None:
                 took_ns = (self._sent_ns or monotonic_ns()) - begin_ns
@@ -114,28 +108,9 @@ class WorkerWatch:
                 return method(*args, **kwargs)
             finally:
                 self._is_waiting = False
-                took_ns = monotonic_ns() - begin_ns
-                # If it was stopped there, the others waited for it.
-                self._wait_ns += max(0, took_ns - (self._slept_ns() if took_ns > _LONG_NS else 0))
+                self._wait_ns += monotonic_ns() - begin_ns
 
         return stepscope_collective
-
-    def _slept_ns(self) -> int:
-        """How long the thread neither ran nor waited for a processor since the last call."""
-        if self._thread is None:
-            return 0
-        try:
-            times, before_ns = read_times(self._thread), self._asleep_ns
-        except (OSError, ValueError):  # vLLM never sees it
-            self._thread = None
-            return 0
-        self._asleep_ns = monotonic_ns() - times.ran_ns - times.waited_ns
-        return max(0, self._asleep_ns - before_ns)
-
-
-def _wrap(target: Any, name: str, wrap: Callable[..., Callable[..., Any]]) -> None:
-    if hasattr(target, name):
-        Hooks(target).wrap(name, wrap)
 
 
 class RankTable:
@@ -186,7 +161,7 @@ class RankTable:
             return None
         return list(self._times(told, idle_ns))
 
-    def _times(self, told: dict[int, RankReport], idle_ns: int) -> Iterable[RankTimes]:
+    def _times(self, told: dict[int, RankReport], idle_ns: int) -> Iterator[RankTimes]:
         ready_ns = 0
         for stage in range(self._num_stages):
             first = stage * self._stage_size
@@ -208,11 +183,6 @@ _WORKER_MODULE = "vllm.v1.worker.gpu_worker"
 _MOST = 16  # steps with events; older ones that were never read are dropped
 
 
-class _Events(NamedTuple):
-    begin: Any
-    end: Any
-
-
 class DeviceTimes:
     """Measures the GPU time of each step, if vLLM's worker runs in this process.
 
@@ -228,7 +198,7 @@ class DeviceTimes:
     def __init__(self, cuda: Any, worker_class: Any) -> None:
         self._cuda = cuda
         self._worker_class = worker_class
-        self._timed: dict[int, _Events] = {}
+        self._timed: dict[int, tuple[Any, Any]] = {}  # the events of each output, by its id
 
     @classmethod
     def if_here(cls) -> "DeviceTimes | None":
@@ -240,27 +210,27 @@ class DeviceTimes:
 
     def hook(self, attachment: "Attachment") -> None:
         """Time each call of `execute_model`, until stepscope detaches."""
-        hooks = attachment.hooks_on(self._worker_class)
-        hooks.wrap("execute_model", lambda method: self._around(attachment, method))
+
+        def around(execute: Callable[..., Any]) -> Callable[..., Any]:
+            def stepscope_execute_model(
+                worker: Any, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+            ) -> Any:
+                attachment.guard(lambda: self._begin(scheduler_output))
+                result = execute(worker, scheduler_output, *args, **kwargs)
+                attachment.guard(lambda: self._end(scheduler_output))
+                return result
+
+            return stepscope_execute_model
+
+        attachment.hooks.wrap(self._worker_class, "execute_model", around)
 
     def take_ns(self, out: SchedulerOutput) -> int | None:
         """Return the GPU time of an ended step in ns, and forget the step. None if unknown."""
-        events = self._timed.pop(id(out), None)
-        if events is None or not events.end.query():
+        begin, end = self._timed.pop(id(out), (None, None))
+        if end is None or not end.query():
             return None
-        took_ms: float = events.begin.elapsed_time(events.end)
+        took_ms: float = begin.elapsed_time(end)
         return round(took_ms * 1e6)
-
-    def _around(self, attachment: "Attachment", execute: Callable[..., Any]) -> Callable[..., Any]:
-        def stepscope_execute_model(
-            worker: Any, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
-        ) -> Any:
-            attachment.guard(lambda: self._begin(scheduler_output))
-            result = execute(worker, scheduler_output, *args, **kwargs)
-            attachment.guard(lambda: self._end(scheduler_output))
-            return result
-
-        return stepscope_execute_model
 
     def _begin(self, out: SchedulerOutput) -> None:
         if not out.total_num_scheduled_tokens:
@@ -268,11 +238,10 @@ class DeviceTimes:
         for old in list(self._timed)[: 1 - _MOST]:
             self._timed.pop(old, None)
         make = self._cuda.Event
-        events = _Events(make(enable_timing=True), make(enable_timing=True))
-        events.begin.record()
-        self._timed[id(out)] = events
+        begin, end = make(enable_timing=True), make(enable_timing=True)
+        begin.record()
+        self._timed[id(out)] = begin, end
 
     def _end(self, out: SchedulerOutput) -> None:
-        events = self._timed.get(id(out))
-        if events is not None:
-            events.end.record()
+        if (events := self._timed.get(id(out))) is not None:
+            events[1].record()

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.tracked import Taken, TrackedRequest, UnfinishedStep
-from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.kv_blocks import BlockHolders
 from stepscope.engine.adapters.vllm.versions import SchedulerOutput
 from stepscope.engine.protocol.wire import Phase
@@ -18,36 +17,46 @@ def note_blocks(
 ) -> None:
     """Add to `step` the admitted requests, and the blocks that requests received.
 
-    They are in vLLM's order: it gives blocks to running requests first.
-
-    Args:
-        holders: None if vLLM has kinds of layers that are not known.
+    They are in vLLM's order: it gives blocks to running requests first. `holders`: None if vLLM has
+    kinds of layers that are not known.
     """
+
+    def give(tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], num_cached: int) -> None:
+        if holders is None:
+            taken = [Taken(tracked, list(filter(None, ids)), 0) for ids in block_ids]
+        else:
+            taken = holders.take(tracked, block_ids, num_cached)
+        for each in taken:
+            tracked.block_table += [0] * len(each.blocks)
+        step.taken += taken
+
+    def admit(tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], num_cached: int) -> None:
+        if tracked.was_preempted:
+            step.resume(tracked)
+        tracked.was_overtaken = False
+        tracked.block_table = [] if holders is None else [0] * holders.num_held[tracked]
+        give(tracked, block_ids, num_cached)
+        tracked.num_loaded = min(tracked.num_loaded, num_cached)
+        step.admitted.append((tracked, num_cached - tracked.num_loaded))
+
     again = out.scheduled_cached_reqs
-    resumed = versions.resumed(again)
     for i, block_ids in enumerate(again.new_block_ids):
         if block_ids is None:
             continue
         name = again.req_ids[i]
-        tracked = table[name]
-        if name in resumed:
-            step.resume(tracked)
-            _admit(step, tracked, block_ids, again.num_computed_tokens[i], holders)
+        if name in again.resumed_req_ids:
+            admit(table[name], block_ids, again.num_computed_tokens[i])
         else:
-            _give(step, tracked, block_ids, 0, holders)
-    for new in out.scheduled_new_reqs:
-        tracked = table[new.req_id]
-        if tracked.was_preempted:  # vLLM's second model runner reports resumed requests as new
-            step.resume(tracked)
-        _admit(step, tracked, new.block_ids, new.num_computed_tokens, holders)
+            give(table[name], block_ids, 0)
+    for new in out.scheduled_new_reqs:  # vLLM's second model runner reports resumed ones as new
+        admit(table[new.req_id], new.block_ids, new.num_computed_tokens)
 
 
 def make_rows(
     step: UnfinishedStep, out: SchedulerOutput, table: Mapping[str, TrackedRequest]
 ) -> None:
     """Fill in `rows`, `batch` and `num_prefill_tokens` of `step`. Call `note_blocks` first."""
-    rows, ordinary = step.rows, Phase.DECODE
-    append = rows.append
+    ordinary, append = Phase.DECODE, step.rows.append
     again = out.scheduled_cached_reqs
     starts = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
     starts.update((new.req_id, new.num_computed_tokens) for new in out.scheduled_new_reqs)
@@ -66,33 +75,3 @@ def make_rows(
             step.num_prefill_tokens += num_tokens - num_drafted
         append((tracked, None, start, fields))
     encode_rows(step)
-
-
-def _admit(
-    step: UnfinishedStep,
-    tracked: TrackedRequest,
-    block_ids: Sequence[Sequence[int]],
-    num_cached: int,
-    holders: BlockHolders | None,
-) -> None:
-    tracked.was_overtaken = False
-    tracked.block_table = [] if holders is None else [0] * holders.num_held(tracked)
-    _give(step, tracked, block_ids, num_cached, holders)
-    tracked.num_loaded = min(tracked.num_loaded, num_cached)
-    step.admitted.append((tracked, num_cached - tracked.num_loaded))
-
-
-def _give(
-    step: UnfinishedStep,
-    tracked: TrackedRequest,
-    block_ids: Sequence[Sequence[int]],
-    num_cached: int,
-    holders: BlockHolders | None,
-) -> None:
-    if holders is None:
-        taken = [Taken(tracked, list(filter(None, table)), 0) for table in block_ids]
-    else:
-        taken = holders.take(tracked, block_ids, num_cached)
-    for each in taken:
-        tracked.block_table += [0] * len(each.blocks)
-    step.taken += taken

@@ -2,34 +2,25 @@
 
 A release is known by its scheduler's attributes, not by a number.
 
-These attributes appear in these releases: 0.11.1 `resumed_req_ids`; 0.12 `preempted_req_ids`; 0.14
-`cudagraph_stats`; 0.20 `skipped_waiting`, `scheduler_reserve_full_isl`; 0.31 `max_num_active_reqs`,
-`kv_holding_waiting`, `deferred_waiting` and the watermark; 0.33 `local_prefill_interval`.
+These attributes appear in these releases: 0.20 `scheduler_reserve_full_isl`, `skipped_waiting`;
+0.31 `max_num_active_reqs`, `kv_holding_waiting`, `deferred_waiting` and the watermark; 0.33
+`local_prefill_interval`.
 """
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from stepscope.engine.adapters.attached.tracked import EngineRequest
 
-class VllmRequest(Protocol):
+
+class VllmRequest(EngineRequest, Protocol):
     """vLLM's `Request`. `arrival_time` is wall-clock time in seconds, read by vLLM's front end."""
 
-    request_id: str
     arrival_time: float
-    max_tokens: int
-    num_computed_tokens: int
-    num_prompt_tokens: int
-    priority: int
     status: Any  # a member of vLLM's `RequestStatus`
     pooling_params: object | None  # of a request that puts out no token
     lora_request: Any  # None: it needs no adapter
     block_hashes: Sequence[bytes]  # one per full block, over all tokens up to its end
-
-    @property
-    def num_output_tokens(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
 
 
 class NewRequestData(Protocol):
@@ -47,7 +38,7 @@ class CachedRequestData(Protocol):
     """
 
     req_ids: Sequence[str]
-    resumed_from_preemption: Sequence[bool]  # before 0.11.1; see `versions.resumed`
+    resumed_req_ids: Collection[str]  # those that run again after a preemption
     new_block_ids: Sequence[Sequence[Sequence[int]] | None]
     num_computed_tokens: Sequence[int]
 
@@ -60,20 +51,7 @@ class SchedulerOutput(Protocol):
     num_scheduled_tokens: Mapping[str, int]
     scheduled_spec_decode_tokens: Mapping[str, Sequence[int]]
     total_num_scheduled_tokens: int
-
-
-class VllmBlock(Protocol):
-    block_id: int
-    block_hash: object | None
-
-
-class VllmBlockPool(Protocol):
-    """vLLM's `BlockPool`. Block 0 is the null block, which no request holds."""
-
-    blocks: Sequence[VllmBlock]
-    num_gpu_blocks: int
-
-    def get_num_free_blocks(self) -> int: ...
+    preempted_req_ids: Collection[str] | None
 
 
 class VllmScheduler(Protocol):
@@ -86,46 +64,35 @@ class VllmScheduler(Protocol):
     max_num_running_reqs: int
     max_model_len: int
     block_size: int
-    num_executed_steps: int  # from 0.33 on, as the next one
-    last_prefill_step: int  # by that count
     # Objects of vLLM's configuration and cache. Their fields differ between versions.
     scheduler_config: Any
     cache_config: Any
     vllm_config: Any
     kv_cache_config: Any
     kv_cache_manager: Any
-    lora_config: Any
     waiting: Any
 
-
-_OPTIONAL = ("num_executed_steps", "last_prefill_step", "lora_config")
-NEEDED = (
-    "schedule",
-    "update_from_output",
-    "add_request",
-    "finish_requests",
-    *(name for name in VllmScheduler.__annotations__ if name not in _OPTIONAL),
-)
-_NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks", "free_blocks")
-_QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
 SEATS = "max_num_active_reqs"
 RESERVE = "scheduler_reserve_full_isl"
 CADENCE = "local_prefill_interval"
 
-FIRST_RELEASE = (0, 11)
+NEEDED = (
+    *("schedule", "update_from_output", "add_request", "finish_requests", RESERVE),
+    *VllmScheduler.__annotations__,
+)
+_NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks", "free_blocks")
+QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # as far as a release has them
+
+FIRST_RELEASE = (0, 20)
 
 
 class LiveKnob(NamedTuple):
-    """Where vLLM keeps a knob that can be changed while it runs, and from which release on.
-
-    Attributes:
-        owner: the attribute of the scheduler that has it; "": the scheduler itself.
-    """
+    """Where vLLM keeps a knob that can be changed while it runs, and from which release on."""
 
     since: tuple[int, int]
     attribute: str
-    owner: str = ""
+    owner: str = ""  # the attribute of the scheduler that has it; empty: the scheduler itself
 
     def owner_in(self, scheduler: VllmScheduler) -> Any:
         return getattr(scheduler, self.owner) if self.owner else scheduler
@@ -135,7 +102,7 @@ _LONG_PREFILL = "long_prefill_token_threshold"
 LIVE = {
     "max_num_batched_tokens": LiveKnob(FIRST_RELEASE, "max_num_scheduled_tokens"),
     _LONG_PREFILL: LiveKnob(FIRST_RELEASE, _LONG_PREFILL, "scheduler_config"),
-    "reserve": LiveKnob((0, 20), RESERVE),
+    "reserve": LiveKnob(FIRST_RELEASE, RESERVE),
     "max_num_seqs": LiveKnob((0, 31), SEATS),
     "watermark": LiveKnob((0, 31), "watermark_blocks", "kv_cache_manager"),
     "prefill_schedule_interval": LiveKnob((0, 33), CADENCE),
@@ -156,10 +123,7 @@ def check(scheduler: Any) -> None:
 
 
 def live_knobs(release: str) -> list[str]:
-    """Return the knobs that can change while a release of vLLM (`0.32.0`) runs.
-
-    Empty if the release is too old to attach to.
-    """
+    """Return the knobs that can change while a release (`0.32.0`) runs; none if it is too old."""
     parts = release.split(".")
     number = (int(parts[0]), int(parts[1]))
     return [name for name, live in LIVE.items() if number >= live.since]
@@ -171,8 +135,8 @@ def data_parallel_rank(owner: Any) -> int:
     If the ranks are independent engines, vLLM keeps the rank in `data_parallel_index`.
     """
     parallel = owner.vllm_config.parallel_config
-    index: int = getattr(parallel, "data_parallel_index", 0) or 0
-    return index or int(getattr(parallel, "data_parallel_rank", 0) or 0)
+    index = getattr(parallel, "data_parallel_index", 0)
+    return int(index or getattr(parallel, "data_parallel_rank", 0) or 0)
 
 
 def rank_sizes(parallel: Any) -> tuple[int, int]:
@@ -186,58 +150,11 @@ def rank_sizes(parallel: Any) -> tuple[int, int]:
     return (size, num_stages) if is_usual else (1, 1)
 
 
-def is_eager_on_cpu(config: Any) -> bool:
-    """Whether workers call collectives from Python, and wait there for the other ranks."""
-    compilation = config.compilation_config
-    mode = getattr(compilation, "mode", getattr(compilation, "level", None))
-    return not mode and config.device_config.device_type == "cpu"
-
-
 def max_graph_tokens(config: Any) -> int | None:
     """Return the largest size of a CUDA graph, in tokens; None if there are no graphs."""
     compilation = config.compilation_config
     has_graphs = getattr(compilation.cudagraph_mode, "name", "NONE") != "NONE"
     return max(compilation.cudagraph_capture_sizes) if has_graphs else None
-
-
-def queues(scheduler: VllmScheduler) -> tuple[str, ...]:
-    """Return the names of the attributes that hold waiting requests in this version."""
-    return tuple(name for name in _QUEUES if hasattr(scheduler, name))
-
-
-def num_waiting(scheduler: VllmScheduler, queues: tuple[str, ...]) -> int:
-    """Return the number of waiting requests in all queues."""
-    num_waiting = 0
-    for name in queues:
-        queue = getattr(scheduler, name)
-        # vLLM's own `__len__` of a deque is slower by a microsecond.
-        num_waiting += deque.__len__(queue) if isinstance(queue, deque) else len(queue)
-    return num_waiting
-
-
-def names_preempted(scheduler: VllmScheduler) -> bool:
-    """Whether scheduler outputs name preempted requests.
-
-    If not, watch the `waiting` queue for them.
-    """
-    return hasattr(scheduler, "_preempt_request")
-
-
-def preempted(out: SchedulerOutput) -> Collection[str]:
-    """Return the ids of requests that this step preempted. Empty if outputs do not name them."""
-    return getattr(out, "preempted_req_ids", None) or ()
-
-
-def resumed(again: CachedRequestData) -> Collection[str]:
-    """Return the ids of requests that run again after a preemption."""
-    names: Collection[str] | None = getattr(again, "resumed_req_ids", None)
-    if names is not None:
-        return names
-    return [
-        name
-        for name, is_resumed in zip(again.req_ids, again.resumed_from_preemption, strict=True)
-        if is_resumed
-    ]
 
 
 def changes_later(out: SchedulerOutput) -> bool:
@@ -247,36 +164,12 @@ def changes_later(out: SchedulerOutput) -> bool:
     removes draft tokens that it cannot use. A resumed request gets more tokens, and these would
     wrongly count as recomputed.
     """
-    return bool(
-        out.scheduled_new_reqs
-        or out.scheduled_spec_decode_tokens
-        or resumed(out.scheduled_cached_reqs)
-    )
-
-
-class CudaGraph(NamedTuple):
-    """The CUDA graph mode of a step and the tokens it was padded with, as in `StepRecord`."""
-
-    kind: str | None = None
-    num_padding: int | None = None
-
-
-def cuda_graph(result: Any) -> CudaGraph:
-    """Return the CUDA graph mode of a step, read from vLLM's `ModelRunnerOutput`.
-
-    It is unknown if vLLM runs without `--cudagraph-metrics`.
-    """
-    stats = getattr(result, "cudagraph_stats", None)
-    if stats is None:
-        return CudaGraph()
-    return CudaGraph(str(stats.runtime_mode).lower(), stats.num_paddings)
+    is_again = out.scheduled_cached_reqs.resumed_req_ids
+    return bool(out.scheduled_new_reqs or out.scheduled_spec_decode_tokens or is_again)
 
 
 def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
-    """Return whether vLLM is paused. `draining`: running requests go on, no other is admitted.
-
-    Before 0.17 vLLM has no pause.
-    """
+    """Return whether vLLM is paused. `draining`: running requests go on, no other is admitted."""
     state: Any = getattr(scheduler, "pause_state", None)
     if not state:
         return None

@@ -4,27 +4,27 @@ A request may be held back for a reason of its own: vLLM then passes over it. Al
 the same, which stopped vLLM's look into the queue.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import islice
+from typing import Any
 
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmScheduler
 
 _MOST_HELD = 256  # requests whose reason is looked for in a step
 _OF_STATUS = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": "grammar",
-    "WAITING_FOR_FSM": "grammar",  # until 0.16
     "WAITING_FOR_REMOTE_KVS": "remote_kv",
     "WAITING_FOR_STREAMING_REQ": "input",
 }
+_FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
 
 
 class HeldRequests:
     """The waiting requests that vLLM passes over, each with a reason of its own.
 
-    Attributes:
-        reasons: by the id of the request, as of the last look.
+    `reasons`: by the id of the request, as of the last look.
     """
 
     def __init__(self, scheduler: VllmScheduler) -> None:
@@ -38,11 +38,8 @@ class HeldRequests:
         """Look after `schedule()`, if that may have changed them. Returns them if it has, or None.
 
         With as many running and waiting requests as before, and none that begins, they can only
-        have changed if one came as another left; so a look now and then is enough.
-
-        Args:
-            num_waiting: 0 while vLLM is halted: then it holds back no single request.
-            is_due: look in any case.
+        have changed if one came as another left; so a look now and then (`is_due`) is enough. While
+        vLLM is halted it holds back no single request: `num_waiting` is 0.
         """
         if num_waiting:
             counts = len(self._scheduler.running), num_waiting
@@ -61,12 +58,10 @@ class HeldRequests:
         return found
 
 
-def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool:
+def leaves_out_prefills(scheduler: Any, *, is_throttled: bool) -> bool:
     """Whether vLLM would have computed no prompt in the step that it has just scheduled.
 
-    Args:
-        is_throttled: whether its engine asked for that (`throttle_prefills`). From 0.33 on the
-            scheduler of a single engine decides so itself.
+    Its engine asks for that (`is_throttled`); from 0.33 on a single scheduler decides so itself.
     """
     interval: int = getattr(scheduler, versions.CADENCE, 1)
     if interval > 1:
@@ -77,27 +72,14 @@ def leaves_out_prefills(scheduler: VllmScheduler, *, is_throttled: bool) -> bool
     return any(not getattr(request, "is_prefill_chunk", False) for request in scheduler.running)
 
 
-def lacks_encoder_budget(scheduler: VllmScheduler, held: Collection[str]) -> bool:
-    """Whether the first request that vLLM did not pass over waits for its encoder, not for blocks.
-
-    Args:
-        held: those that it passed over.
-    """
+def lacks_encoder_budget(scheduler: Any, held: Collection[str]) -> bool:
+    """Whether the first request that is not `held` back waits for its encoder, not for blocks."""
     if not getattr(scheduler, "max_num_encoder_input_tokens", 0):
         return False
-    waiting = (request for request in scheduler.waiting if request.request_id not in held)
-    first = next(waiting, None)
-    if first is None or not getattr(first, "has_encoder_inputs", False):
-        return False
-    num_free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    num_tokens: int = first.num_tokens
-    return num_free * scheduler.block_size >= num_tokens
-
-
-def _adapters(running: Sequence[VllmRequest]) -> dict[int, str]:
-    """Return the names of the LoRA adapters that running requests use, by vLLM's number."""
-    used = [request.lora_request for request in running if request.lora_request is not None]
-    return {adapter.lora_int_id: adapter.lora_name for adapter in used}
+    first: Any = next((each for each in scheduler.waiting if each.request_id not in held), None)
+    num_free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    has_inputs = getattr(first, "has_encoder_inputs", False)
+    return bool(has_inputs and num_free * scheduler.block_size >= first.num_tokens)
 
 
 def common_reason(
@@ -109,11 +91,7 @@ def common_reason(
     *,
     is_without_prefills: bool,
 ) -> str:
-    """Return what those wait for that are not held, if vLLM is not paused and preempted nobody.
-
-    Args:
-        is_without_prefills: see `leaves_out_prefills`.
-    """
+    """Return what those wait for that are not held, if vLLM is not paused and preempted nobody."""
     if len(scheduler.running) >= num_seats:
         return "seats"
     if out.total_num_scheduled_tokens >= budget:
@@ -121,9 +99,6 @@ def common_reason(
     if is_without_prefills:
         return "cadence"
     return "encoder" if lacks_encoder_budget(scheduler, held) else "kv_blocks"
-
-
-_FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
 
 
 def counted(num_waiting: int, common: str, held: Mapping[str, str]) -> dict[str, int]:
@@ -149,8 +124,7 @@ def overtaken(
     best = min((priority for _, priority in came), default=0)
     found = []
     for tracked in table.values():
-        adapter = _adapter_of(tracked)
-        priority = tracked.engine_request.priority
+        adapter, priority = _adapter_of(tracked), tracked.engine_request.priority
         if tracked.was_overtaken or tracked.block_table or priority <= best:
             continue
         if adapter and adapter not in loaded and len(loaded) >= max_loras:
@@ -166,26 +140,20 @@ def _adapter_of(tracked: TrackedRequest) -> int | None:
     return None if adapter is None else int(adapter.lora_int_id)
 
 
-def _held(scheduler: VllmScheduler) -> dict[str, str]:
-    """Return the waiting requests that vLLM passes over, with the reason.
-
-    Before 0.20 it does not say which they are.
-    """
+def _held(scheduler: Any) -> dict[str, str]:
+    """Return the waiting requests that vLLM passes over, with the reason."""
     found: dict[str, str] = {}
-    skipped = getattr(scheduler, "deferred_waiting", None) or getattr(
-        scheduler, "skipped_waiting", None
-    )
-    if not skipped:
-        return found
-    adapters: dict[int, str] | None = None
-    for request in islice(skipped, _MOST_HELD):
+    used: dict[int, str] | None = None  # the names of adapters that running requests use
+    queue = getattr(scheduler, "deferred_waiting", getattr(scheduler, "skipped_waiting", ()))
+    for request in islice(queue, _MOST_HELD):
         reason = _OF_STATUS.get(request.status.name)
         if reason is None and (adapter := getattr(request, "lora_request", None)) is not None:
-            if adapters is None:
-                adapters = _adapters(scheduler.running)
-            has_room = len(adapters) < scheduler.lora_config.max_loras
-            if adapter.lora_int_id not in adapters and not has_room:
-                reason = f"lora: {', '.join(adapters.values())}"
+            if used is None:
+                all_used = (each.lora_request for each in scheduler.running)
+                used = {each.lora_int_id: each.lora_name for each in all_used if each is not None}
+            has_room = len(used) < scheduler.lora_config.max_loras
+            if adapter.lora_int_id not in used and not has_room:
+                reason = f"lora: {', '.join(used.values())}"
         if reason is None:
             is_remote = getattr(scheduler, "connector", None) is not None
             reason = "remote_kv" if is_remote else "deferred"

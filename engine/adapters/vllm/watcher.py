@@ -1,40 +1,25 @@
 """`VllmWatcher`: reads what vLLM schedules and finishes, for the step recorder."""
 
+import os
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic_ns
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+from stepscope.engine.adapters.attached.reports import ProcessReports
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
-from stepscope.engine.adapters.vllm import versions, waits
+from stepscope.engine.adapters.vllm import kv_blocks, versions, waits
 from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
-from stepscope.engine.adapters.vllm.kv_blocks import (
-    BlockHolders,
-    PublishedBlocks,
-    VllmPrefixHashes,
-    groups_of,
-)
 from stepscope.engine.adapters.vllm.ranks import DeviceTimes, RankTable
-from stepscope.engine.adapters.vllm.reports import ProcessReports
 from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
-from stepscope.engine.adapters.vllm.versions import (
-    SchedulerOutput,
-    VllmBlock,
-    VllmRequest,
-    VllmScheduler,
-)
-from stepscope.engine.protocol.wire import (
-    Aborted,
-    EngineState,
-    Finished,
-    KVGroup,
-    KVTransfers,
-    RequestEvent,
-)
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
+from stepscope.engine.protocol import wire
 from stepscope.engine.telemetry.step_draft import StepDraft
 
+PREFIX_HASHES = "STEPSCOPE_PREFIX_HASHES"
 _LOOK_STEPS = 16
 _RESET = "the prefix cache was reset"
 _STOP_OR_GONE = "by a stop string, or its client left"
@@ -79,68 +64,52 @@ class VllmWatcher:
 
     def __init__(self, scheduler: VllmScheduler, reports_path: Path) -> None:
         self._scheduler = scheduler
-        self._queues = versions.queues(scheduler)
+        self._queues = [name for name in versions.QUEUES if hasattr(scheduler, name)]
         self._has_cadence = hasattr(scheduler, versions.CADENCE)
-        self.groups: tuple[KVGroup, ...] | None = None
-        self.pool: PublishedBlocks | None = None
-        self.holders: BlockHolders | None = None
         self._has_connector = getattr(scheduler, "connector", None) is not None
-        if (found := groups_of(scheduler)) is not None:
+        self.groups: tuple[wire.KVGroup, ...] | None = None
+        self.pool: kv_blocks.PublishedBlocks | None = None
+        self.holders: kv_blocks.BlockHolders | None = None
+        if (found := kv_blocks.groups_of(scheduler)) is not None:
             groups, of_table = found
             if len(groups) > 1 or groups[0].kind != "full attention":
                 self.groups = tuple(groups)
-            pool = scheduler.kv_cache_manager.block_pool
-            self.pool = PublishedBlocks(pool, len(self.groups or ()))
-            self.holders = BlockHolders(of_table, [group.block_size for group in groups])
+            pool, sizes = scheduler.kv_cache_manager.block_pool, [g.block_size for g in groups]
+            self.pool = kv_blocks.PublishedBlocks(pool, len(self.groups or ()))
+            self.holders = kv_blocks.BlockHolders(of_table, sizes)
         self._freed: list[int] = []
         self._loads: list[tuple[str, int, bool]] = []
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
-        size = scheduler.block_size
-        self._hashes = VllmPrefixHashes.if_wanted(size) if caches_prefixes else None
+        self._hashes: kv_blocks.VllmPrefixHashes | None = None
         self._judged: JudgedBlocks | None = None
-        is_plain = self.groups is None and not self._has_connector
-        if self.pool is not None and self._hashes is not None and is_plain:
-            self._judged = JudgedBlocks(self.pool.num_blocks, size)
+        if caches_prefixes and os.environ.get(PREFIX_HASHES, "") == "1":
+            self._hashes = kv_blocks.VllmPrefixHashes(scheduler.block_size)
+            if self.pool is not None and self.groups is None and not self._has_connector:
+                self._judged = JudgedBlocks(self.pool.num_blocks, scheduler.block_size)
         self.recorder = StepRecorder(self.pool, caches_prefixes, self._judged)
-        sizes = versions.rank_sizes(scheduler.vllm_config.parallel_config)
-        self._ranks = RankTable(*sizes)
-        self._has_ranks = sizes != (1, 1)
+        rank_sizes = versions.rank_sizes(scheduler.vllm_config.parallel_config)
+        self._ranks, self._has_ranks = RankTable(*rank_sizes), rank_sizes != (1, 1)
         self.reports = ProcessReports(reports_path, self.recorder, self._ranks.add)
         self.device_times = DeviceTimes.if_here()
-        self._put_back: list[str] = []
         self._held = waits.HeldRequests(scheduler)
         policy = scheduler.scheduler_config.policy
+        self._has_priorities = getattr(policy, "value", policy) == "priority"
         loras = getattr(scheduler, "lora_config", None)
         self._max_loras = 0 if loras is None else int(loras.max_loras or 0)
-        self._has_priorities = getattr(policy, "value", policy) == "priority"
         self._taken_back: set[str] = set()  # preempted by a reset, and told by no output yet
 
     def added(self, request: VllmRequest) -> None:
-        """Note the arrival of a request.
-
-        New input for a request that is known already is no arrival.
-        """
+        """Note the arrival of a request. New input for one that is known already is none."""
         if request.request_id in self.recorder.table:
             return
         # vLLM's `arrival_time` is wall-clock time of another process: convert to monotonic time.
         arrival_ns = int(request.arrival_time * 1e9) - (time.time_ns() - monotonic_ns())
         hashes = None if self._hashes is None else self._hashes.of_prompt(request)
+        has_output, elsewhere = request.pooling_params is None, versions.elsewhere(request)
         tracked = self.recorder.arrived(
-            request,
-            arrival_ns,
-            hashes,
-            has_output=request.pooling_params is None,
-            elsewhere=versions.elsewhere(request),
+            request, arrival_ns, hashes, has_output=has_output, elsewhere=elsewhere
         )
         self.reports.arrived(request.request_id, tracked.request_id)
-
-    def put_back(self, request: VllmRequest) -> None:
-        """Note that vLLM put a preempted request back in the queue.
-
-        Only needed if scheduler outputs do not name preempted requests.
-        """
-        if request.status.name == "PREEMPTED":
-            self._put_back.append(request.request_id)
 
     def note(
         self,
@@ -154,24 +123,18 @@ class VllmWatcher:
         """Return vLLM's state right after `schedule()`, to be passed to `scheduled`.
 
         None if there is nothing to tell: no token, no preemption, no block freed or loaded into.
-
-        Args:
-            budget: maximum number of tokens of this step.
-            is_throttled: whether vLLM was asked to leave prefills out of this step.
+        `budget`: tokens of this step at most; `is_throttled`: vLLM is to leave prefills out of it.
         """
         scheduler = self._scheduler
-        preempted = versions.preempted(out)
+        preempted = out.preempted_req_ids or ()
         if self._taken_back:
             preempted = set(preempted) - self._taken_back
             self._taken_back = set()
-        if self._put_back:
-            preempted, self._put_back = self._put_back, []
         if not (preempted or out.total_num_scheduled_tokens or self._freed or self._loads):
             return None
         if self._has_ranks and out.total_num_scheduled_tokens:
             self._ranks.stamp(out)
-        num_seats = versions.num_seats(scheduler)
-        num_waiting = versions.num_waiting(scheduler, self._queues)
+        num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
         is_free = (is_throttled or self._has_cadence) and waits.leaves_out_prefills(
             scheduler, is_throttled=is_throttled
         )
@@ -185,33 +148,22 @@ class VllmWatcher:
             if held_anew is None and self._loads:  # their blocks are told with it
                 held_anew = self._held.reasons
         loads, self._loads = self._loads, []
-        held = self._held.reasons
         if num_waiting:
+            held = self._held.reasons
             common = "preemption" if preempted else "paused" if halted else None
             if common is None:
                 common = waits.common_reason(
                     scheduler, out, num_seats, budget, held, is_without_prefills=is_free
                 )
             reasons = waits.counted(num_waiting, common, held)
-        return Noted(
-            start_ns,
-            end_ns,
-            budget,
-            num_seats,
-            len(scheduler.running),
-            num_waiting,
-            reasons,
-            preempted,
-            held_anew,
-            self.take_freed(),
-            [
-                (name, count, scheduler.kv_cache_manager.get_block_ids(name) if waits else ())
-                for name, count, waits in loads
-            ],
-            is_free,
-        )
+        told = [
+            (name, count, scheduler.kv_cache_manager.get_block_ids(name) if is_late else ())
+            for name, count, is_late in loads
+        ]
+        state = start_ns, end_ns, budget, num_seats, len(scheduler.running), num_waiting, reasons
+        return Noted(*state, preempted, held_anew, self.take_freed(), told, is_free)
 
-    def note_freed(self, blocks: Iterable[VllmBlock]) -> None:
+    def note_freed(self, blocks: Iterable[Any]) -> None:
         """Note blocks that the pool has just freed: twice their ids, and 1 if they are cached."""
         self._freed += [each.block_id << 1 | (each.block_hash is not None) for each in blocks]
 
@@ -221,11 +173,7 @@ class VllmWatcher:
         return freed
 
     def note_load(self, request: VllmRequest, num_tokens: int, *, waits: bool) -> None:
-        """Note that a request got blocks for keys and values from elsewhere.
-
-        Args:
-            waits: whether it waits while they are on their way.
-        """
+        """Note that a request got blocks for KV from elsewhere, and whether it waits for that."""
         self._loads.append((request.request_id, num_tokens, waits))
 
     def held_anew(self) -> dict[TrackedRequest, str] | None:
@@ -250,25 +198,13 @@ class VllmWatcher:
         ]
 
     def scheduled(self, out: SchedulerOutput, noted: Noted) -> None:
-        """Record what `schedule()` decided.
-
-        It may be called later, but in the order of the steps.
-        """
-        total = out.total_num_scheduled_tokens
-        recorder = self.recorder
-        step = UnfinishedStep(
-            out,
-            recorder.next_step if total else None,
-            noted.start_ns,
-            noted.end_ns,
-            recorder.knobs_version,
-            noted.budget,
-            noted.num_seats,
-        )
+        """Record what `schedule()` decided, now or later, but in the order of the steps."""
+        total, recorder, holders = out.total_num_scheduled_tokens, self.recorder, self.holders
+        step = UnfinishedStep(out, noted.start_ns, noted.end_ns, noted.budget, noted.num_seats)
         step.num_tokens = total
         if noted.preempted:
             step.preempt(recorder.known(noted.preempted))
-        if (holders := self.holders) is not None:
+        if holders is not None:
             step.freed = holders.free(noted.freed)
             for name, num_tokens, tables in noted.loads:
                 if (tracked := recorder.table.get(name)) is not None:
@@ -279,8 +215,7 @@ class VllmWatcher:
         make_rows(step, out, recorder.table)
         if self._has_priorities and step.admitted:
             step.overtaken = waits.overtaken(step, recorder.table, self._max_loras)
-        step.num_running = noted.num_running
-        step.num_waiting = noted.num_waiting
+        step.num_running, step.num_waiting = noted.num_running, noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
         if noted.is_without_prefills:
             # A prompt that is not computed to its end has no row in this step.
@@ -289,33 +224,36 @@ class VllmWatcher:
             )
         if noted.held is not None:
             step.held = self._tracked(noted.held)
-        recorder.begun(step)
+        recorder.begun(step, runs=bool(total))
 
     def updated(
         self,
         out: SchedulerOutput,
-        graph: versions.CudaGraph,
+        result: object,
         tokens_ns: int,
         num_dropped: int,
-        ended_now: set[TrackedRequest],
         num_got: Mapping[str, int],
         kv_used: float | None,
+        finished: Collection[str],
+        freed: list[int],
     ) -> StepDraft | None:
         """Return the record of the step whose `update_from_output` has returned.
 
         None if the step ran no request.
 
         Args:
+            result: vLLM's `ModelRunnerOutput`, with graphs if `--cudagraph-metrics` is on.
             tokens_ns: when `update_from_output` was called.
             num_dropped: messages that subscribers have missed so far.
-            ended_now: requests that ended with this step's tokens.
             num_got: for each request with drafts, how many tokens it got.
             kv_used: share of the KV pool in use, see `kv_used`.
+            finished, freed: see `note_ended`.
         """
+        ended_now, recorder = self.note_ended(finished, freed), self.recorder
         if not out.total_num_scheduled_tokens:  # other steps may be in flight, as in a pipeline
-            self.recorder.settle_empty()
+            recorder.settle_empty()
             return None
-        step = self.recorder.take(lambda step: step.key is out)
+        step = recorder.take(lambda step: step.key is out)
         if step is None:
             raise RuntimeError("vLLM finished a step that it did not schedule")
         if self.device_times is not None:
@@ -323,12 +261,14 @@ class VllmWatcher:
         if self._has_ranks:
             self.reports.read()
             step.ranks = self._ranks.of(out, step.start_ns, tokens_ns)
-        step.cuda_graph, step.num_graph_padding = graph
+        if (graph := getattr(result, "cudagraph_stats", None)) is not None:
+            step.cuda_graph = str(graph.runtime_mode).lower()
+            step.num_graph_padding = graph.num_paddings
         for tracked in step.drafted:
             step.num_got[tracked] = num_got.get(tracked.engine_request.request_id, 0)
             if not step.num_got[tracked]:  # vLLM has dropped what the step computed
                 step.lost.add(tracked)
-        recorder, transfers = self.recorder, self.kv_transfers
+        transfers = self.kv_transfers
         return recorder.record(step, tokens_ns, num_dropped, ended_now, kv_used, transfers)
 
     def note_ended(self, finished: Collection[str], freed: list[int]) -> set[TrackedRequest]:
@@ -343,29 +283,26 @@ class VllmWatcher:
             self.recorder.ended(tracked, self._end_of(tracked))
         if self.holders is not None:
             self.recorder.freed(self.holders.free(freed))
-            if self._has_connector:
-                for tracked in found:
-                    self.holders.end(tracked, monotonic_ns())
+            for tracked in found if self._has_connector else ():
+                self.holders.end(tracked, monotonic_ns())
         return set(found)
 
     def forgot_cache(self, running: Collection[str]) -> None:
-        """Note that vLLM has reset its prefix cache, so that cached blocks are checked again.
+        """Note that vLLM has reset its prefix cache, and for that taken blocks of `running` ones.
 
-        Args:
-            running: requests whose blocks it took for that.
+        Cached blocks are checked again.
         """
         if lost := self.recorder.known(running):
             self._taken_back.update(running)
             self.recorder.lost(lost)
             now_ns = monotonic_ns()
-            version = self.recorder.knobs_version
-            step = UnfinishedStep(None, None, now_ns, now_ns, version, None, 0)
+            step = UnfinishedStep(None, now_ns, now_ns, None, 0)
             step.preempt_reason = _RESET
             step.preempt(lost)
             if self.holders is not None:
                 # They are not cached any more.
                 step.freed = self.holders.free(each & ~1 for each in self.take_freed())
-            self.recorder.begun(step)
+            self.recorder.begun(step, runs=False)
             if self.recorder.step_under_way is None:
                 self.recorder.settle_empty()
         if self._judged is not None:
@@ -375,7 +312,7 @@ class VllmWatcher:
             self.recorder.has_unpublished = True
 
     @property
-    def kv_transfers(self) -> KVTransfers | None:
+    def kv_transfers(self) -> wire.KVTransfers | None:
         return None if self.holders is None else self.holders.transfers()
 
     @property
@@ -390,28 +327,32 @@ class VllmWatcher:
         return usage
 
     @property
-    def halted(self) -> EngineState | None:
+    def halted(self) -> wire.EngineState | None:
         return versions.halt(self._scheduler)
 
     @property
     def num_waiting(self) -> int:
-        return versions.num_waiting(self._scheduler, self._queues)
+        number = 0
+        for name in self._queues:
+            queue = getattr(self._scheduler, name)
+            # vLLM's own `__len__` of a deque is slower by a microsecond.
+            number += deque.__len__(queue) if isinstance(queue, deque) else len(queue)
+        return number
 
-    def _end_of(self, tracked: TrackedRequest) -> RequestEvent:
+    def _end_of(self, tracked: TrackedRequest) -> wire.RequestEvent:
         request = cast(VllmRequest, tracked.engine_request)
         status = request.status.name.removeprefix("FINISHED_").lower()
         if status == "aborted":
             # vLLM's front end looks for stop strings, and then aborts the request here.
             reason = self.reports.reason(tracked.request_id)
-            if reason == "stop":
-                status = "stopped"
-            else:
+            if reason != "stop":
                 has_stop = getattr(getattr(request, "sampling_params", None), "stop", None)
                 unknown = _STOP_OR_GONE if has_stop else "aborted in vLLM"
                 said = "its client left" if reason == "abort" else unknown
-                return Aborted(tracked.request_id, said)
+                return wire.Aborted(tracked.request_id, said)
+            status = "stopped"
         reasons = {"stopped": "stop", "length_capped": "length", "ignored": "length"}
-        return Finished(
+        return wire.Finished(
             tracked.request_id,
             reasons.get(status, status),
             request.num_output_tokens,

@@ -6,8 +6,14 @@ from statistics import fmean
 from typing import Any
 
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.importing.client_match import NEAR_NS, ClientMatch, client_match
-from stepscope.recordings.importing.client_split import ClientWait, ClientWaits, client_waits
+from stepscope.recordings.importing.client_match import (
+    NEAR_NS,
+    ClientMatch,
+    ClientWait,
+    ClientWaits,
+    client_match,
+    client_waits,
+)
 from stepscope.recordings.importing.imported import client_result
 from stepscope.recordings.importing.source import ForeignSession
 from stepscope.recordings.state.session import request_name
@@ -75,10 +81,6 @@ def _summary(match: ClientMatch) -> list[str]:
         said.append(f"{match.num_unlike:,} have other lengths at the client than in the engine")
     elif match.by == "request id":
         said.append("all their lengths agree")
-    if match.num_unsure:
-        said.append(f"{match.num_unsure:,} might as well be another one of the same lengths")
-    elif match.by != "request id":
-        said.append("for each there is only one")
     if match.num_unfit:
         said.append(f"{match.num_unfit:,} contradict the clocks of the others")
     if match.offset_ns is None:

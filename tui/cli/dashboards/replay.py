@@ -58,7 +58,7 @@ def replay(
             raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
         marks: list[Mark] = []
         if client is not None:
-            from stepscope.recordings.importing.client_split import worst_marks
+            from stepscope.recordings.importing.client_match import worst_marks
             from stepscope.tui.cli.dashboards.client_report import open_client  # loads more
 
             session, match = open_client(client, recording)

@@ -1,4 +1,4 @@
-"""What vLLM's other processes tell, on its way to the engine's process: API servers and workers.
+"""What other processes of an engine tell, on its way to the engine's own: API servers, workers.
 
 Each sends its reports to a Unix socket beside the endpoint, and never waits. A report that does not
 arrive leaves unknown what it told.
@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
-from stepscope.engine.protocol.wire import FrontEnd, TakenRow
+from stepscope.engine.protocol.wire import FrontEnd
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -27,8 +27,7 @@ _MOST_REQUESTS = 16_384  # known by name
 class FrontReport(Struct, array_like=True, frozen=True, tag=True):
     """What one API server did. It has numbers of its own for requests, from 0.
 
-    Attributes:
-        names: vLLM's ids of the requests in `front.taken`.
+    `names`: the engine's ids of the requests in `front.taken`.
     """
 
     pid: int
@@ -96,7 +95,7 @@ class ProcessReports:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._arrived: dict[str, int] = {}
-        self._early: dict[str, tuple[tuple[int, int], TakenRow]] = {}  # not arrived yet
+        self._early: dict[str, FrontReport] = {}  # of requests that have not arrived yet
         self._ids: dict[tuple[int, int, int], int] = {}  # API server, process, its number
         self._reasons: dict[int, str] = {}
 
@@ -111,11 +110,9 @@ class ProcessReports:
 
     def arrived(self, name: str, request_id: int) -> None:
         """Note that the engine has got a request."""
-        _keep(self._arrived, name, request_id)
+        keep(self._arrived, name, request_id)
         if (early := self._early.pop(name, None)) is not None:
-            server, row = early
-            row = self._known(server, row, request_id)
-            self._recorder.tell(FrontEnd.of(server[0], [row], [], []))
+            self._take(early)
 
     def reason(self, request_id: int) -> str | None:
         """Why an API server has ended a request: "stop" or "abort"; None: it did not say."""
@@ -137,28 +134,28 @@ class ProcessReports:
                     self._take(report)
 
     def _take(self, report: FrontReport) -> None:
-        front, server = report.front, (report.front.number, report.pid)
+        front, server, ids = report.front, (report.front.number, report.pid), self._ids
         taken = []
         for name, row in zip(report.names, front.taken, strict=False):
-            request_id = self._arrived.get(name)
-            if request_id is None:
-                _keep(self._early, name, (server, row))
+            if (request_id := self._arrived.get(name)) is None:
+                early = FrontEnd.of(front.number, [row], [], [])
+                keep(self._early, name, FrontReport(report.pid, early, [name]))
             else:
-                taken.append(self._known(server, row, request_id))
-        ids, of = self._ids, server
-        chunks = [(ids[*of, at], came, out) for at, came, out in front.chunks() if (*of, at) in ids]
-        ended = [(ids[*of, at], reason) for at, reason in front.ended if (*of, at) in ids]
+                keep(ids, (*server, row.request_id), request_id)
+                taken.append(msgspec.structs.replace(row, request_id=request_id))
+        chunks = [
+            (ids[*server, at], came_ns, out_ns)
+            for at, came_ns, out_ns in front.chunks()
+            if (*server, at) in ids
+        ]
+        ended = [(ids[*server, at], why) for at, why in front.ended if (*server, at) in ids]
         for request_id, reason in ended:
-            _keep(self._reasons, request_id, reason)
+            keep(self._reasons, request_id, reason)
         if taken or chunks or ended:
             self._recorder.tell(FrontEnd.of(front.number, taken, chunks, ended))
 
-    def _known(self, server: tuple[int, int], row: TakenRow, request_id: int) -> TakenRow:
-        _keep(self._ids, (*server, row.request_id), request_id)
-        return msgspec.structs.replace(row, request_id=request_id)
 
-
-def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+def keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     """Add an entry; beyond `_MOST_REQUESTS` the oldest goes."""
     known[key] = value
     if len(known) > _MOST_REQUESTS:
