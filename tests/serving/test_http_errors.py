@@ -126,14 +126,8 @@ def test_an_invalid_completion_is_refused_naming_the_field(
     ("fields", "message"),
     [
         ('{"max_tokens": 5}', "prompt: this field is required"),
-        (
-            '{"prompt": "x", "max_tokens": "many"}',
-            "max_tokens: expected an integer, got a string",
-        ),
-        (
-            '{"prompt": "x", "temperature": [1]}',
-            "temperature: expected a number, got a list",
-        ),
+        ('{"prompt": "x", "max_tokens": "many"}', "max_tokens: expected an integer, got a string"),
+        ('{"prompt": "x", "temperature": [1]}', "temperature: expected a number, got a list"),
     ],
 )
 def test_errors_in_a_body_are_described_with_json_types(
@@ -340,7 +334,7 @@ async def test_an_unexpected_error_is_a_500_without_a_traceback_and_is_logged(
 async def test_a_web_page_cannot_use_the_server_by_dns_rebinding() -> None:
     body = {"prompt": "x"}
     async with stub_client(StubEngine()) as client:
-        for host in ("evil.example", "evil.example:8000", "localhost.evil.example"):
+        for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "[::1", "[x]"):
             answer = await client.post("/v1/completions", json=body, headers={"host": host})
             assert error_of(answer, 403)["code"] == "wrong_host"
         for host in ("localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"):

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.http.openai.endpoints import chat_job, completion_job
 from stepscope.engine.http.openai.generation import Generation
-from stepscope.engine.http.openai.job import Head, Job
+from stepscope.engine.http.openai.job import Head, Job, chat_job, completion_job
 from stepscope.engine.http.openai.requests import ChatRequest, CompletionRequest, decode
 from stepscope.engine.http.openai.streaming import answer
 from stepscope.engine.protocol.commands import Abort, Command, Submit
@@ -163,7 +162,8 @@ async def sent(job: Job, engine: FakeEngine) -> list[bytes]:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    await answer(job, Generation(engine, job.submits), receive, send)  # type: ignore[arg-type]
+    generation = Generation(engine, job.submits)  # type: ignore[arg-type]
+    await answer(job, generation, {"type": "http"}, receive, send)
     return bodies
 
 
@@ -177,10 +177,7 @@ GOLDEN_CASES = {
     "chat": ("chat", {"stream": True}),
     "chat_usage_in_every_chunk": (
         "chat",
-        {
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        },
+        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     ),
     "chat_logprobs_two_choices": (
         "chat",

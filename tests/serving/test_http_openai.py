@@ -168,9 +168,7 @@ def test_a_stop_string_ends_the_text_before_it_and_is_named(client: "openai.Open
     assert stopped.choices[0].finish_reason == "stop"
     assert stopped.choices[0].model_extra == {"stop_reason": stop}
     kept = client.completions.create(
-        **asked,
-        stop=stop,
-        extra_body={"ignore_eos": True, "include_stop_str_in_output": True},
+        **asked, stop=stop, extra_body={"ignore_eos": True, "include_stop_str_in_output": True}
     )
     assert kept.choices[0].text == text[: text.index(stop)] + stop
 
@@ -280,8 +278,6 @@ def test_errors_become_the_openai_clients_own_exceptions(
     assert "this model's maximum context length is 512 tokens" in str(too_long.value)
     with pytest.raises(library.BadRequestError) as tools:
         client.chat.completions.create(
-            model="tiny",
-            messages=MESSAGES,
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            model="tiny", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
         )
     assert tools.value.param == "tools"

@@ -2,18 +2,17 @@
 
 A field declared here is used. `UNUSED_FIELDS` says what becomes of all others that are known. For
 any other field, the request is refused with an error that names the field. A body's size and time
-are limited, and the size of all bodies together.
+are limited.
 """
 
 import asyncio
-from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from stepscope.engine.http.errors import ApiError, from_validation, not_supported, too_many
+from stepscope.engine.http.errors import ApiError, from_validation, not_supported
 from stepscope.engine.protocol.commands import MAX_COMMAND_BYTES
 
 
@@ -23,8 +22,6 @@ class UnusedField(NamedTuple):
     reason: str
     values: tuple[Any, ...] | None
 
-
-_Row: TypeAlias = tuple[str, tuple[Any, ...] | None, str]
 
 _SAME = "it does not change the answer"
 _TOOLS = "models here call no tools"
@@ -37,7 +34,7 @@ _SAMPLING = "there is no such way of sampling"
 _SHOWN = "the answer does not show it"
 
 # fmt: off
-_ROWS: tuple[_Row, ...] = (
+_ROWS: tuple[tuple[str, tuple[Any, ...] | None, str], ...] = (
     ("prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt", None, _SAME),
     ("n_cache_reuse id_slot session_id safety_identifier metadata prediction", None, _SAME),
     ("backend_sampling sse_ping_interval", None, _SAME),
@@ -207,12 +204,8 @@ def _used(value: Any, kind: type[Struct], where: str) -> Any:
         elif name == "add_special_tokens" and each is (kind is CompletionRequest):
             continue  # a chat template writes them itself
         elif (unused := UNUSED_FIELDS.get(name)) is None:
-            raise ApiError(
-                400,
-                f"{where}{name}: there is no such field, or this server does not know it",
-                param=f"{where}{name}",
-                code="unknown_parameter",
-            )
+            message = f"{where}{name}: there is no such field, or this server does not know it"
+            raise ApiError(400, message, param=f"{where}{name}", code="unknown_parameter")
         elif unused.values is not None and _present(each) not in unused.values:
             raise not_supported(f"{where}{name}", each, unused.reason)
     return used
@@ -240,96 +233,40 @@ _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(float_hook=_number)
 
 # The decoded request must fit into one command.
 MAX_BODY_BYTES = MAX_COMMAND_BYTES - 64 * 1024
-# Many clients read the answer only after sending the whole body, so the rest of a body that is too
-# long is read and discarded, up to this size.
-MAX_WASTED_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
-MAX_HELD_BYTES = 256 * 1024 * 1024
-SMALL_BODY_BYTES = 64 * 1024  # so small a body is always taken
 
 
-class Vanished(Exception):  # noqa: N818 - reads as what happened
-    """The client disconnected before its request was complete."""
+class ClientGone(Exception):  # noqa: N818 - reads as what happened
+    """The client has disconnected."""
 
 
-class HeldBodies:
-    """The bodies that are being received, or that the engine has not taken yet."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0  # of those that are not small
-
-
-class HeldBody:
-    """One of `bodies`, until it is released."""
-
-    def __init__(self, bodies: HeldBodies) -> None:
-        self._bodies = bodies
-        self._num_counted = 0
-
-    def grow(self, num_bytes: int) -> None:
-        """Set the body's size so far. Raises ApiError if all bodies together are too large."""
-        if num_bytes <= SMALL_BODY_BYTES:
-            return
-        added = num_bytes - self._num_counted
-        if self._bodies.num_bytes + added > MAX_HELD_BYTES:
-            raise too_many("too many long requests are under way", "too_many_bytes")
-        self._bodies.num_bytes += added
-        self._num_counted = num_bytes
-
-    def release(self) -> None:
-        """Stop counting the body. May be called more than once."""
-        self._bodies.num_bytes -= self._num_counted
-        self._num_counted = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-async def read_body(receive: Receive, headers: Headers, held: HeldBody) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """Return the whole body.
 
+    One that is too long is read to its end, because many clients read no answer before it.
+
     Raises:
-        ApiError: the body is too long, takes too long to arrive, or there is no room for it now.
-        Vanished: the client disconnected.
+        ApiError: the body is too long, or takes too long to arrive.
+        ClientGone: the client disconnected.
     """
+    body = bytearray()
+    num_bytes, more = 0, True
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read(receive, headers, held)
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                num_bytes += len(message.get("body", b""))
+                more = message.get("more_body", False)
+                if num_bytes <= MAX_BODY_BYTES:
+                    body += message.get("body", b"")
+                else:
+                    body.clear()
     except TimeoutError:
-        raise ApiError(
-            408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="timeout"
-        ) from None
-
-
-async def _read(receive: Receive, headers: Headers, held: HeldBody) -> bytes:
-    length = headers.get("content-length", "")
-    is_too_long = length.isdigit() and int(length) > MAX_BODY_BYTES
-    chunks: list[bytes] = []
-    num_bytes = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Vanished
-        chunk: bytes = message.get("body", b"")
-        num_bytes += len(chunk)
-        more = message.get("more_body", False)
-        is_too_long = is_too_long or num_bytes > MAX_BODY_BYTES
-        if is_too_long:
-            chunks.clear()
-            held.release()
-            if num_bytes > MAX_WASTED_BYTES:
-                break
-        else:
-            held.grow(num_bytes)
-            chunks.append(chunk)
-    if is_too_long:
-        raise ApiError(
-            413,
-            f"the body is longer than {MAX_BODY_BYTES} bytes; send a shorter prompt",
-            code="request_too_large",
-        )
-    return b"".join(chunks)
+        what = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
+        raise ApiError(408, what, code="timeout") from None
+    if num_bytes > MAX_BODY_BYTES:
+        what = f"the body is longer than {MAX_BODY_BYTES} bytes; send a shorter prompt"
+        raise ApiError(413, what, code="request_too_large")
+    return bytes(body)
