@@ -309,7 +309,7 @@ class Asked:
         self.answered.put(outgoing[0].account)
 
     def take(self, account: bytes, command: ReplayFrom | GetSnapshot) -> None:
-        client = RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
+        client = RemoteClient(lambda outgoing: None, account, b"", account, is_bulk=True)
         self.bulk.begin(command, client)
 
 
