@@ -244,20 +244,9 @@ def free_name() -> str:
 
 def find_local() -> list[Endpoint]:
     """Return the endpoints of this user's engines that run on this machine, by name."""
-    found = []
-    for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # gone since it was listed
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if control := holder(fd).get("control"):
-                found.append(Endpoint(str(control)))
-        finally:
-            os.close(fd)
-    return found
+    locks = map(read_lock, sorted(runtime_dir().glob("*" + LOCK_SUFFIX)))
+    controls = [fields.get("control") for fields, is_held in locks if is_held]
+    return [Endpoint(str(control)) for control in controls if control]
 
 
 def lock_path(endpoint: Endpoint) -> Path:
@@ -276,6 +265,25 @@ def sockets(endpoint: Endpoint) -> list[Path]:
     """Return the paths of an endpoint's socket files."""
     reports, path = reports_path(endpoint), endpoint.path
     return [reports] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX), reports]
+
+
+def read_lock(path: Path) -> tuple[dict[str, object], bool]:
+    """Read this user's lock file: what its engine wrote, and whether that engine still runs."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return {}, False
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            return {}, False
+        is_held = False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_held = True
+        return holder(fd), is_held
+    finally:
+        os.close(fd)
 
 
 def holder(fd: int) -> dict[str, object]:
