@@ -52,11 +52,7 @@ def kept(*times_s: float, messages_a_second: int = 10) -> KeptSnapshots:
 
 
 def sequence_before(
-    snapshots: KeptSnapshots,
-    past_s: float,
-    now_s: float,
-    oldest: int = 0,
-    step: int = 1_000_000,
+    snapshots: KeptSnapshots, past_s: float, now_s: float, oldest: int = 0, step: int = 1_000_000
 ) -> int | None:
     end = round(now_s * 10)
     found = snapshots.before(round(past_s * SECOND), round(now_s * SECOND), step, oldest, end)

@@ -330,12 +330,7 @@ MESSAGES: dict[str, wire.Telemetry] = {
     "Audited.least": wire.Audited(number=1, command="Pause", who="me", time_ns=2),
     "StepInFlight.full": IN_FLIGHT,
     "StepInFlight.least": wire.StepInFlight(
-        step=41,
-        since_ns=1,
-        time_ns=2,
-        num_prefill_tokens=0,
-        num_decode_tokens=1,
-        num_decodes=1,
+        step=41, since_ns=1, time_ns=2, num_prefill_tokens=0, num_decode_tokens=1, num_decodes=1
     ),
     "Mark.full": wire.Mark(step=41, time_ns=1_000_000_300_000, text="look", who="me"),
 }

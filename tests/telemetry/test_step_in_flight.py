@@ -281,9 +281,7 @@ def engine_process(tmp_path: Path) -> "Iterator[tuple[subprocess.Popen[bytes], E
 
 
 @pytest.mark.slow
-def test_a_killed_or_stopped_engine_is_distinguished_from_a_hanging_step(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_or_stopped_engine_is_distinguished_from_a_hanging_step(tmp_path: Path) -> None:
     with ExitStack() as stack:
         process, endpoint, hang = stack.enter_context(engine_process(tmp_path))
         source = stack.enter_context(following(endpoint))
@@ -308,9 +306,7 @@ def test_a_killed_or_stopped_engine_is_distinguished_from_a_hanging_step(
 # A replay
 
 
-def test_steps_in_flight_in_a_recording_do_not_change_its_replay(
-    tmp_path: Path,
-) -> None:
+def test_steps_in_flight_in_a_recording_do_not_change_its_replay(tmp_path: Path) -> None:
     messages: list[tuple[int, Telemetry]] = []
     for _, each in simulate(seed=5, num_steps=600):
         if isinstance(each, StepRecord) and each.step % 97 == 96:

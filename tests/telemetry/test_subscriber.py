@@ -67,9 +67,7 @@ def test_a_late_joiner_has_the_same_state_as_a_subscriber_from_the_start(tmp_pat
     )
 
 
-def test_a_missing_engine_is_reported_soon_and_joined_once_it_starts(
-    tmp_path: Path,
-) -> None:
+def test_a_missing_engine_is_reported_soon_and_joined_once_it_starts(tmp_path: Path) -> None:
     subscriber = Subscriber(f"{tmp_path}/fake", retry_s=0.05)
     subscriber.start()
     wait_for(lambda: subscriber.error is not None)
@@ -165,9 +163,7 @@ def test_on_a_slow_link_gap_recovery_requests_less_at_once(
     session.engine.close()
 
 
-def test_gap_recovery_never_mixes_messages_of_a_replaced_engine(
-    session: Session,
-) -> None:
+def test_gap_recovery_never_mixes_messages_of_a_replaced_engine(session: Session) -> None:
     session.run(3)
     wait_for(session.has_caught_up)
     last = session.next_step - 1
