@@ -118,8 +118,7 @@ class LoadGenerator:
         start_s = self._heard_s = time.perf_counter()
         # Delays by `max_concurrency` and by silence. They move all later arrivals, too, so that no
         # burst follows.
-        put_off_s = 0.0
-        stands_since_s: float | None = None
+        put_off_s, is_held = 0.0, False
         upcoming = next(self._arrivals, None)
         next_tick_s = start_s
         while upcoming is not None or self._open:
@@ -131,11 +130,6 @@ class LoadGenerator:
                 if self._wants_stop():
                     break
                 self._check_alive(now_s, engine_id)
-                if self.report.silent_s and stands_since_s is None:
-                    stands_since_s = now_s
-                elif not self.report.silent_s and stands_since_s is not None:
-                    put_off_s += time.perf_counter() - stands_since_s
-                    stands_since_s = None
             if self._seconds is not None and now_s - start_s >= self._seconds:
                 upcoming = None
             wait_s = next_tick_s - now_s
@@ -143,9 +137,11 @@ class LoadGenerator:
                 due_s = start_s + put_off_s + upcoming.offset_s
                 if now_s < due_s:
                     wait_s = min(wait_s, due_s - now_s)
-                elif not self.report.silent_s and self._has_room():
-                    if self._max_concurrency is not None:
-                        put_off_s += now_s - due_s
+                elif self.report.silent_s or not self._has_room():
+                    is_held = True
+                else:
+                    put_off_s += now_s - due_s if is_held else 0.0
+                    is_held = False
                     self._send(upcoming)
                     upcoming = next(self._arrivals, None)
                     wait_s = 0.0
