@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.openai.requests import UNUSED_FIELDS, ChatRequest, CompletionRequest
+from stepscope.engine.http.openai.requests import NEUTRAL_VALUES, ChatRequest, CompletionRequest
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.replies import Error
@@ -355,7 +355,7 @@ async def test_a_web_page_of_another_origin_cannot_use_the_server() -> None:
 
 
 NAMES = st.sampled_from(
-    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *UNUSED_FIELDS, "other"]
+    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *NEUTRAL_VALUES, "other"]
 )
 VALUES = st.recursive(
     st.none()

@@ -86,15 +86,14 @@ def serve_http(
         parent_gone: set when the engine that started this process is gone. The server then frees
             its port, ends open requests with an error, and exits.
     """
-    max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
+    most = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
+    serving = _serve(settings, endpoint, listener, most, parent_gone, found, collectors)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     with contextlib.suppress(KeyboardInterrupt, _Leave):
-        _loop_factory().run(
-            _main(settings, endpoint, listener, max_connections, parent_gone, found, collectors)
-        )
+        _loop_factory().run(serving)
 
 
-async def _main(
+async def _serve(
     settings: HttpSettings,
     endpoint: Endpoint,
     listener: socket.socket,
