@@ -3,16 +3,18 @@
 `Machine` describes where it ran; versions are read without importing the packages.
 """
 
-import os
+import contextlib
 import platform
 import random
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult, measure
+from stepscope.engine.execution.machine.environment import num_threads
 from stepscope.engine.process.serve import open_engine, stop_signals
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
@@ -144,26 +146,17 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 def describe_machine() -> Machine:
     packages = {}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             packages[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    has_affinity = hasattr(os, "sched_getaffinity")
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        cpu = next(named, cpu)
     return Machine(
         python=platform.python_version(),
         system=platform.platform(),
-        cpu=_cpu_model(),
-        num_cores=len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
+        cpu=cpu,
+        num_cores=num_threads(EngineConfig()),
         packages=packages,
     )
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -1,7 +1,7 @@
 """`DecodeLink`: sends requests from a prefill engine to a decode engine, and forwards the outputs.
 
 Its own thread uses the connection. If the decode engine is gone or silent, the link returns all
-requests to its owner (`LinkOwner`), and keeps looking for a decode engine.
+requests to its owner (`HandOver`), and keeps looking for a decode engine.
 
 An `AwayRequest` is used on that thread alone until it ends or comes back.
 """
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.loop.delivery import output_of
@@ -27,6 +27,9 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import killed_pid
+
+if TYPE_CHECKING:
+    from stepscope.engine.handover.hand_over import HandOver
 
 
 @dataclass(slots=True, eq=False)
@@ -73,22 +76,6 @@ log = logging.getLogger("stepscope.engine")
 _LOOK_S = 0.25  # how often to check on the decode engine
 _SILENT_S = 3.0  # after this long without a message, it counts as gone
 _REOPEN_S = 1.0  # how long to try to reconnect, and the pause after that
-
-
-class LinkOwner(Protocol):
-    """Gets the reports of a link, on the prefill engine's thread."""
-
-    def loaded(self, away: AwayRequest) -> None: ...
-    def ended(self, away: AwayRequest) -> None: ...
-
-    def refused(self, away: AwayRequest) -> None:
-        """Called when the decode engine has refused a request for good."""
-
-    def lost(self, aways: list[AwayRequest]) -> None:
-        """Called when the decode engine is gone, with the requests that were in it."""
-
-    def opened(self) -> None:
-        """Called when the link is connected to a decode engine again, after a loss."""
 
 
 class DecodeLink:
@@ -143,8 +130,11 @@ class DecodeLink:
         assert self._info is not None, "connect comes first"
         self._check_layout(self._info)
 
-    def start(self, owner: LinkOwner, post: Callable[[Callable[[], None]], None]) -> None:
-        """Start the link's thread. Call it once, after `connect`."""
+    def start(self, owner: "HandOver", post: Callable[[Callable[[], None]], None]) -> None:
+        """Start the link's thread. Call it once, after `connect`.
+
+        `post`: has the owner's reports carried out on the engine's thread.
+        """
         self._owner, self._post = owner, post
         self._heard_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="decode-link", daemon=True)
