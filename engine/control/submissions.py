@@ -79,16 +79,10 @@ class Submissions:
 
     def _prepared(self, command: Submit, client: RemoteClient) -> Call:
         try:
-            token_ids = self._intake.prepare(command)
+            return self._intake.call(command, client, self._clock, client.account)
         except ConfigError as error:
             self._inbox.put(Refusal(command.client_id, str(error), lane=client.account))
             raise
-        command = self._intake.fitted(command, len(token_ids))
-        stop_text = self._intake.stop_text(command.sampling)
-        prompt_text = self._intake.prompt_text(token_ids)
-        call = Call(command, client, token_ids, stop_text, prompt_text, lane=client.account)
-        call.arrival_ns = self._clock()
-        return call
 
     def _tokenise(self, command: Submit, client: RemoteClient) -> None:
         """Tokenise a long prompt, unless nobody wants it any more."""

@@ -225,12 +225,9 @@ def workload_submit(
 
     def submit(command: Submit) -> None:
         try:
-            token_ids = intake.prepare(command)
+            inbox.put(intake.call(command, silent, clock))
         except ConfigError as error:
             inbox.put(Refusal(command.client_id, str(error)))
-            return
-        stop_text, prompt_text = intake.stop_text(command.sampling), intake.prompt_text(token_ids)
-        inbox.put(Call(command, silent, token_ids, stop_text, prompt_text, arrival_ns=clock()))
 
     return submit
 

@@ -48,18 +48,10 @@ class Waiting:
         client = RemoteClient(self.replies.append, identity, name.encode(), identity)
         self.prompts.accept(Submit(client_id=name, prompt="x" * (LONG_TEXT + 1)), client)
 
-    def prepare(self, command: Submit) -> list[int]:
+    def call(self, command: Submit, client: RemoteClient, *_: object) -> Call:
         self.begun.append(command.client_id)
         self.go_on.wait(20)
-        return [1]
-
-    def fitted(self, command: Submit, _: int) -> Submit:
-        return command
-
-    def stop_text(self, _: object) -> None:
-        return None
-
-    prompt_text = stop_text
+        return Call(command, client, [1])
 
     def queued(self) -> list[str]:
         """Names of the prompts that have come to the engine's inbox."""
