@@ -43,8 +43,7 @@ class TextCodec(Protocol):
 class Intake:
     """Checks and tokenises prompts for one model.
 
-    Args:
-        codec: the model's tokenizer. None if prompts must be token ids.
+    `codec`: the model's tokenizer. None if prompts must be token ids.
     """
 
     def __init__(

@@ -50,9 +50,8 @@ class Heartbeat:
         A status shows the queues and blocks as they are after the last published step, so it waits
         until no step is in flight.
 
-        Args:
-            idle: the engine has nothing to do, so that no step record will report what happened
-                since the last message; a status that reports it is then due at once.
+        `idle`: the engine has nothing to do, so that no step record will report what happened since
+        the last message; a status that reports it is then due at once.
         """
         engine = self._engine
         now_ns = engine.clock()

@@ -82,8 +82,7 @@ def open_sender(
 ) -> Sender:
     """Make a sender for a bound socket: PUB, or XPUB if there is a gate. In C if possible.
 
-    Args:
-        socket: owned by the sender until it is stopped; None to number and keep messages only.
+    `socket`: owned by the sender until it is stopped; None to number and keep messages only.
     """
     functions = _functions()
     if compiled is None or functions is None:

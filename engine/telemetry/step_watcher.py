@@ -64,9 +64,8 @@ class StepSource(Protocol):
 class StepWatcher:
     """Publishes a `StepInFlight` while a step takes long. Its own thread calls `look`.
 
-    Args:
-        step_costs: step times measured at the start, by which a step counts as long; None: only
-            `LONG_NS` counts.
+    `step_costs`: step times measured at the start, by which a step counts as long; None: only
+    `LONG_NS` counts.
     """
 
     def __init__(

@@ -128,8 +128,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
 def _used(value: Any, kind: type[Struct], where: str) -> Any:
     """Return an object with the fields that `kind` has. Anything else is returned as it is.
 
-    Args:
-        where: the object's path, with a dot at its end.
+    `where`: the object's path, with a dot at its end.
 
     Raises ApiError: another field asks for something.
     """

@@ -82,9 +82,8 @@ def serve_http(
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
-    Args:
-        parent_gone: set when the engine that started this process is gone. The server then frees
-            its port, ends open requests with an error, and exits.
+    `parent_gone`: set when the engine that started this process is gone. The server then frees its
+    port, ends open requests with an error, and exits.
     """
     most = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
     serving = _serve(settings, endpoint, listener, most, parent_gone, found, collectors)

@@ -28,13 +28,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "weights (random:qwen3-8b)"
         ),
     ] = "demo"
-    name: Annotated[
-        str,
-        doc(
-            "name of this engine and its sockets: letters, digits, '-', '_' and '.' (default: "
-            "engine-N, first free)"
-        ),
-    ] = ""
+    name: Annotated[str, doc("name of engine and sockets (default: engine-N, first free)")] = ""
     endpoint: Annotated[
         str,
         doc(
@@ -56,10 +50,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "auto"
     kv_cache_dtype: Annotated[
         KVCacheDtype,
-        doc(
-            "of the KV cache; 'fp8_e4m3' takes half the memory of bf16, so that twice the blocks "
-            "fit, and costs some accuracy; 'auto': as dtype"
-        ),
+        doc("'fp8_e4m3' holds twice the blocks of bf16 and costs some accuracy; 'auto': as dtype"),
     ] = "auto"
     model_impl: Annotated[
         ModelImpl,
@@ -101,11 +92,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 0
     overlap: Annotated[
         Literal["auto", "on", "off"],
-        doc(
-            "prepare each step while the one before it runs, if it does not need the tokens of "
-            "that step; 'auto': on a GPU; 'on' is refused on a CPU, which runs the model within "
-            "the launch"
-        ),
+        doc("prepare each step while the one before runs; 'auto': on a GPU; refused on a CPU"),
     ] = "auto"
     telemetry: Annotated[bool, doc("publish a record of every step")] = True
     replay_steps: Annotated[
@@ -114,10 +101,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     replay_memory: Annotated[str, doc("memory for these messages: a size (256MB)")] = "256MB"
     with_tokens: Annotated[
         bool,
-        doc(
-            "put prompts and outputs (token ids and text) into telemetry: everyone who watches or "
-            "records sees them"
-        ),
+        doc("put prompts and outputs into telemetry: everyone who watches or records sees them"),
     ] = False
     prefix_hashes: Annotated[
         bool,
@@ -131,8 +115,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Annotated[
             float,
             doc(
-                "service level for those who watch this engine: a first token that takes longer is "
-                "a breach, in ms (default: theirs)",
+                "a first token that takes longer is a breach, in ms (default: the watcher's level)",
                 gt=0,
                 le=MAX_LEVEL_MS,
             ),
@@ -143,8 +126,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Annotated[
             float,
             doc(
-                "service level for those who watch this engine: a longer gap between two tokens is "
-                "a breach, in ms (default: theirs)",
+                "a longer gap between two tokens is a breach, in ms (default: the watcher's level)",
                 gt=0,
                 le=MAX_LEVEL_MS,
             ),
@@ -162,17 +144,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     decode_to: Annotated[str, doc("name or address of the decode engine of a prefill engine")] = ""
     transfer_memory: Annotated[
         str,
-        doc(
-            "shared memory for what a prefill engine hands over: a size (512MB), or 'auto': twice "
-            "the longest request"
-        ),
+        doc("shared memory for what is handed over: a size, or 'auto': two longest requests"),
     ] = "auto"
 
     def overlaps(self, *, launch_blocks: bool) -> bool:
         """Whether each step is prepared while the step before it runs.
 
-        Args:
-            launch_blocks: whether launching a step takes until the device has run it, as on a CPU.
+        `launch_blocks`: whether launching a step takes until the device has run it, as on a CPU.
 
         Raises ConfigError: `overlap` is "on", but this device or role cannot overlap steps.
         """

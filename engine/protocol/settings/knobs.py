@@ -111,9 +111,8 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
         """Return these knobs with `changes` applied.
 
-        Raises:
-            ConfigError: an unknown name, a wrong type, a value outside its bounds, or values that
-                do not go together.
+        Raises ConfigError: an unknown name, a wrong type, a value outside its bounds, or values
+        that do not go together.
         """
         values = msgspec.structs.asdict(self)
         for name, value in changes.items():
