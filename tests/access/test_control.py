@@ -329,13 +329,6 @@ def test_frames_that_are_no_command_are_answered_with_an_error_and_change_nothin
     assert live_engine.core.control_tally.num_bad_messages == 1
 
 
-def test_replies_received_while_awaiting_another_are_kept(client: ControlClient) -> None:
-    command_id = client.send(submit(max_tokens=5))
-    time.sleep(0.05)
-    assert client.ask(commands.GetInfo()).model == "simulated"  # type: ignore[union-attr]
-    assert len(outputs(client, command_id)) == 5
-
-
 class AttachedEngine:
     """An engine that is not ours: it has what `ServedEngine` asks for, and nothing else."""
 

@@ -1,12 +1,10 @@
 """A command is done once, by the engine it was meant for, and the audit names its sender."""
 
-import math
 import socket
 import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import ANY
@@ -14,7 +12,7 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.client.client import CommandRefused, ControlClient
@@ -482,72 +480,7 @@ def test_no_client_exceeds_its_command_rate_whatever_it_sends(
     assert limiter.pause_s() == 0
 
 
-def test_a_flood_pauses_reading_for_a_moment_and_then_others_are_admitted() -> None:
-    now_s = 0.0
-    limiter = RateLimiter(lambda: now_s)
-    while limiter.pause_s() == 0:
-        limiter.admit(b"flooder", 40)
-    assert limiter.num_limited > 0
-    pause_s = limiter.pause_s()
-    assert pause_s < rate_limit.PAUSE_S + 0.01
-    now_s += pause_s + 1e-9
-    assert math.isclose(limiter.pause_s(), 0.0, abs_tol=1e-6)
-    assert limiter.admit(b"other", 40)
-
-
 # Bytes that are no command
-
-
-_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=20)
-    | st.binary(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-_KINDS = get_args(commands.AnyCommand)
-_NAMES = sorted({field for kind in _KINDS for field in kind.__struct_fields__})
-_DOCUMENTS = st.fixed_dictionaries(
-    {"type": st.sampled_from([kind.__struct_config__.tag for kind in _KINDS]) | _VALUES},
-    optional=dict.fromkeys((*_NAMES, "mood"), _VALUES),
-)
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=50,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
-)
-@given(
-    payload=_DOCUMENTS.map(msgspec.msgpack.encode)
-    | st.binary(max_size=200)
-    | _VALUES.map(msgspec.msgpack.encode),
-    cut=st.integers(0, 400),
-)
-def test_any_bytes_that_are_no_command_get_one_error_and_change_nothing(
-    live_engine: Any, payload: bytes, cut: int
-) -> None:
-    payload = payload[:cut] if cut < 200 else payload
-    try:
-        commands.decode_command(payload)
-        return  # it is a valid command
-    except msgspec.DecodeError:
-        pass
-    before = live_engine.core.control_tally.num_bad_messages
-    with closing(Raw(live_engine)) as sender:
-        sender.send(9, payload)
-        number, reply = sender.reply()
-    assert number == 9
-    assert isinstance(reply, Error)
-    assert reply.code in ("bad_message", "rate_limited")
-    assert live_engine.core.control_tally.num_bad_messages == before + (reply.code == "bad_message")
-    assert (live_engine.core.knobs_version, live_engine.core.audit.newest) == (0, 0)
-    assert live_engine.core.state == "idle"
 
 
 def test_an_oversized_command_is_refused_and_a_huge_one_closes_the_connection(

@@ -2,11 +2,9 @@
 
 import logging
 import os
-import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -196,50 +194,6 @@ def test_a_new_key_is_admitted_and_a_revoked_key_cut_off_without_a_restart(keyed
         client.close()
         goes.stop()
         stays.stop()
-
-
-def test_a_replayed_handshake_opens_no_connection(keyed: Keyed) -> None:
-    """The test records a client's bytes on their way and sends them again."""
-    overheard = bytearray()
-    listener = socket.create_server(("127.0.0.1", 0))
-    host, _, port = keyed.control.removeprefix("tcp://").rpartition(":")
-
-    def forward() -> None:
-        client, _ = listener.accept()
-        server = socket.create_connection((host, int(port)))
-        threading.Thread(target=copy, args=(server, client, None), daemon=True).start()
-        copy(client, server, overheard)
-
-    def copy(source: socket.socket, target: socket.socket, kept: bytearray | None) -> None:
-        with source, target:
-            try:
-                while data := source.recv(65536):
-                    if kept is not None:
-                        kept += data
-                    target.sendall(data)
-            except OSError:
-                return
-
-    thread = threading.Thread(target=forward)
-    thread.start()
-    endpoint = replace(keyed.at("first"), control=f"tcp://127.0.0.1:{listener.getsockname()[1]}")
-    with ControlClient(endpoint) as client:
-        version = client.set_knobs({"max_num_seqs": 11}, who="overheard").version
-    thread.join(60)
-    listener.close()
-    assert len(overheard) > 500
-    with socket.create_connection((host, int(port))) as again:
-        again.settimeout(1.5)
-        again.sendall(bytes(overheard))
-        received = bytearray()
-        try:
-            while data := again.recv(65536):
-                received += data
-        except OSError:
-            pass
-    with ControlClient(keyed.at("first")) as client:
-        assert client.snapshot().knobs_version == version
-    assert b"READY" not in received, "the handshake went through"
 
 
 def test_no_client_is_admitted_while_the_key_check_does_not_answer(tmp_path: Path) -> None:

@@ -253,5 +253,6 @@ def test_each_token_begins_where_its_first_byte_shows_in_the_text(
 def test_a_token_after_a_word_without_its_first_space_begins_after_that_word() -> None:
     tokenizer = built("Llama 2")
     ids = [tokenizer._backend.token_to_id(token) for token in ("▁the", "s", "▁the", SPECIAL)]
+    assert [tokenizer.token_text(each) for each in ids[:2]] == [" the", "s"]
     found = logprobs_of(tokenizer, ids, [1, 1, 1], finish_reason="stop")
     assert [each.text_offset for each in found] == [0, 3, 4, 8]

@@ -1,7 +1,6 @@
 """Backfill: earlier steps that an engine keeps are prepended to memory; nothing else changes."""
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -401,62 +400,3 @@ async def test_a_cursor_moved_during_a_backfill_stays_at_its_step(
         await press(app, "home")
         assert app.main.view.cursor == 1
     app.close()
-
-
-async def test_notices_about_a_step_are_readable_during_a_backfill(
-    late: Late, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late.engine.run(20)
-    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
-    app = dashboard(late.source)
-    late.engine.replays.clear()
-    monkeypatch.setattr(backfill, "_ANSWER_S", 20.0)
-    async with app.run_test(size=(120, 40)):
-        await press(app, "home", "home")
-        asking = "asking the engine for what it keeps"
-        await until(lambda: asking in main_text(app), "no word")
-        await press(app, "right", "apostrophe")
-        assert "no mark yet" in main_text(app)
-        assert "asking" in main_text(app)
-        late.engine.replays.set()
-        await until(lambda: not late.source.backfill.is_active, "it does not end")
-        app.main.draw_if_changed()
-        assert "no mark yet" in main_text(app)
-        await press(app, "right")  # the notice is not about this step
-        assert "Home goes there" in main_text(app)
-    app.close()
-
-
-async def test_an_engine_that_does_not_answer_gets_no_backfill_query(late: Late) -> None:
-    late.engine.run(20)
-    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
-    app = dashboard(late.source)
-    async with app.run_test(size=(120, 40)):
-        late.engine.is_silent = True
-        late.source.stop()
-        late.source.status = "down"
-        await press(app, "home", "home")
-        said = f"no steps before {clock(late, late.first or 0)}: the engine does not answer"
-        assert said in main_text(app)
-    app.close()
-
-
-@pytest.mark.slow
-def test_pressing_home_twice_in_a_terminal_starts_a_backfill(
-    late: Late, terminal: Callable[..., Any], tmp_path: Path
-) -> None:
-    address = late.engine.endpoint.control.removeprefix("ipc://").removesuffix(".control")
-    screen = terminal(
-        sys.executable, "-m", "stepscope.tui.cli", "top", address, "--past", "0",
-        XDG_CONFIG_HOME=str(tmp_path),
-    )  # fmt: skip
-    screen.wait_for("LIVE")
-    while "steps in memory" not in screen.text():
-        late.engine.run(1)
-        time.sleep(0.05)
-    screen.send("\x1b[H")
-    screen.wait_for("the oldest step in memory, .*; Home again")
-    screen.send("\x1b[H")
-    screen.wait_for(r"\d+ more steps, the oldest is of")
-    screen.wait_for(r"PAUSED▌ Nov 14 2023 \d\d:\d\d:\d\d\.\d, [\d.]+ m?s back .* step 1 ")
-    screen.send("q")

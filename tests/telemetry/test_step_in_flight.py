@@ -25,8 +25,6 @@ from stepscope.engine.protocol.wire import (
 )
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import step_watcher
-from stepscope.engine.telemetry.publisher import Publisher
-from stepscope.engine.telemetry.sender import InlineSender
 from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay, StepWatcher
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.check.verify import verify
@@ -248,21 +246,6 @@ def test_with_overlap_the_step_in_flight_is_the_one_awaited_or_launched(
         wait_for(lambda: is_at(2), "step 2 is launched")
         launches.set()
         wait_for(lambda: core.last_step >= 3 and core.step_under_way is None, "all have ended")
-
-
-def test_two_threads_can_publish_without_the_compiled_sender() -> None:
-    sender = InlineSender(None, 10_000, 1_000_000, is_gated=False)
-    publisher = Publisher(None, 10)
-    publisher.sender = sender
-    threads = [
-        threading.Thread(target=lambda: [publisher.publish_aside(message()) for _ in range(500)])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sender.next_sequence == 2_000
 
 
 # An engine that is killed, or stopped
