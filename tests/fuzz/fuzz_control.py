@@ -150,25 +150,6 @@ def fuzz_messages(engine: Engine, malformer: Malformer, sent: Counter[str]) -> C
     return answers
 
 
-def fuzz_transport(engine: Engine, malformer: Malformer) -> None:
-    """Send bytes below ZeroMQ's messages to the control or the telemetry socket; then hang up."""
-    data = malformer.transport()
-    address = engine.endpoint.control if data[-1] % 2 else engine.endpoint.telemetry
-    if address.startswith("ipc://"):
-        raw = socket.socket(socket.AF_UNIX)
-        target: str | tuple[str, int] = address.removeprefix("ipc://")
-    else:
-        raw = socket.socket()
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        target = host, int(port)
-    with raw, contextlib.suppress(OSError):  # it may hang up on us at any moment
-        raw.settimeout(2)
-        raw.connect(target)
-        raw.sendall(data)
-        if data[0] % 4 == 0:
-            raw.recv(4096)
-
-
 def fuzz_keyless(engine: Engine, malformer: Malformer) -> None:
     """Send without a key to an engine that requires one: no reply may come back."""
     dealer = zmq.Context.instance().socket(zmq.DEALER)
@@ -199,10 +180,6 @@ def run(seconds: float, seed: int, folder: Path) -> None:
         while time.monotonic() - start_s < seconds:
             answers += fuzz_messages(open_engine, malformer, sent)
             answers += fuzz_messages(keyed_engine, malformer, sent)
-            for engine in (open_engine, keyed_engine):
-                for _ in range(5):
-                    fuzz_transport(engine, malformer)
-                    sent["transport"] += 1
             fuzz_keyless(keyed_engine, malformer)
             sent["keyless"] += 1
             if time.monotonic() >= next_check_s:

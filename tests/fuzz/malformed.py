@@ -1,4 +1,4 @@
-"""What a broken or malicious client might send: frames of the control socket, or bytes below it.
+"""What a broken or malicious client might send: frames of the control socket.
 
 Everything is drawn from one `random.Random`, so that a seed gives the same messages again.
 """
@@ -170,54 +170,3 @@ class Malformer:
                 [identifier] * 200,
             )
         )
-
-    # The transport: ZMTP 3.1 (rfc.zeromq.org/spec/37), without a security mechanism
-
-    def transport(self) -> bytes:
-        """A connection's bytes: a greeting, a handshake and frames, all more or less wrong."""
-        pick = self._random.random()
-        if pick < 0.1:
-            return self._random.randbytes(self._random.choice((1, 11, 64, 1_000, 100_000)))
-        greeting = bytearray(b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48))
-        if pick < 0.3:
-            greeting[self._random.randrange(64)] ^= 1 << self._random.randrange(8)
-            return bytes(greeting) + self._random.randbytes(200)
-        kind = self._random.choice((b"DEALER", b"SUB", b"REQ", b"ROUTER", b"nonsense", b""))
-        sent = bytes(greeting) + self._ready(kind)
-        for _ in range(self._random.randint(0, 30)):
-            sent += self._zmtp_frame()
-        if pick < 0.6:
-            place = self._random.randrange(64, len(sent))
-            sent = sent[:place] + self._random.randbytes(3) + sent[place + 3 :]
-        return sent[: self._random.randrange(64, len(sent) + 1)] if pick < 0.8 else sent
-
-    def _ready(self, kind: bytes) -> bytes:
-        properties = b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
-        if self._random.random() < 0.3:
-            name = self._random.choice((b"User-Id", b"Identity", b"X" * 255))
-            value = self._random.randbytes(self._random.choice((0, 5, 255, 300)))
-            properties += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-        body = b"\x05READY" + properties
-        return (
-            bytes([4 if len(body) < 256 else 6])
-            + (bytes([len(body)]) if len(body) < 256 else struct.pack(">Q", len(body)))
-            + body
-        )
-
-    def _zmtp_frame(self) -> bytes:
-        body = self._random.choice(
-            (
-                b"\x04PING" + self._random.randbytes(2) + self._random.randbytes(16),
-                b"\x04PONG",
-                b"\x05ERROR\xff",
-                b"\x09SUBSCRIBE" + self._random.randbytes(20),
-                b"\x06CANCEL",
-                self._random.randbytes(self._random.choice(_LENGTHS)),
-            )
-        )
-        flags = self._random.choice((0, 1, 2, 4, 6, 0xFF))
-        if self._random.random() < 0.2:
-            return bytes([2]) + struct.pack(">Q", self._random.choice((2**63, 2**40, 2**33))) + body
-        if len(body) < 256:
-            return bytes([flags & ~2, len(body)]) + body
-        return bytes([flags | 2]) + struct.pack(">Q", len(body)) + body
