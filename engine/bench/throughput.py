@@ -24,6 +24,7 @@ from stepscope.engine.protocol.wire import EngineInfo
 
 YARDSTICK_REQUESTS = 256
 CPU_REQUESTS = 32  # on a CPU, unless the spec sets a number
+WARMUP_REQUESTS = 2  # not measured; the prefix cache is emptied after them
 _LARGEST_TOKEN_ID = 10_000  # taken modulo the vocabulary
 
 
@@ -41,8 +42,6 @@ class ThroughputSpec(msgspec.Struct, frozen=True, kw_only=True):
     input_len: LengthRange = LengthRange(100, 1024)
     output_len: LengthRange = LengthRange(100, 1024)
     seed: int = 0
-    temperature: float = 0.0
-    num_warmup_requests: int = 2  # not measured; the prefix cache is emptied after them
 
 
 def check_lengths(spec: ThroughputSpec, max_model_len: int) -> None:
@@ -67,12 +66,7 @@ def plan(spec: ThroughputSpec, num_requests: int, vocab_size: int) -> list[Submi
         Submit(
             client_id=f"bench-{number}",
             prompt_token_ids=[token_id % vocab_size for token_id in prompts[number]],
-            sampling=SamplingParams(
-                max_tokens=output_lens[number],
-                temperature=spec.temperature,
-                seed=number if spec.temperature else None,
-                ignore_eos=True,
-            ),
+            sampling=SamplingParams(max_tokens=output_lens[number], ignore_eos=True),
             with_text=False,
         )
         for number in range(num_requests)
@@ -122,7 +116,7 @@ def run_throughput(
         other = msgspec.structs.replace(
             spec, seed=spec.seed + 1, output_len=LengthRange(1, min(16, spec.output_len.high))
         )
-        warmup = plan(other, spec.num_warmup_requests, vocab_size)
+        warmup = plan(other, WARMUP_REQUESTS, vocab_size)
         measured = plan(spec, num_requests, vocab_size)
         ready(core.info, num_requests)
         with stop_signals(core):

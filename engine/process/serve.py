@@ -168,7 +168,7 @@ def open_engine(
         control = ControlServer(where, core, intake, tokenizer, replay, gate)
         control.start()
         if config.telemetry:
-            watcher = StepWatcher(core, publisher.publish_aside, runner.step_costs, core.clock)
+            watcher = StepWatcher(core, publisher.publish_aside, core.clock)
             stack.callback(watcher.close)
             watcher.start()
         try:

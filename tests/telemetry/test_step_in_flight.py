@@ -18,7 +18,6 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import (
     EngineStatus,
     Phase,
-    StepCosts,
     StepInFlight,
     StepRecord,
     Telemetry,
@@ -73,26 +72,10 @@ class UnderWay:
     )
 
 
-@pytest.mark.parametrize(
-    ("decode_ms", "took_ms", "is_published"),
-    [
-        (None, 999, False),
-        (None, 1000, True),
-        (40.0, 399, False),  # ten times a similar step
-        (40.0, 400, True),
-        (5.0, 249, False),  # the watcher looks four times a second
-        (5.0, 250, True),
-        (300.0, 1000, True),
-    ],
-)
-def test_a_step_in_flight_is_published_after_a_second_or_ten_times_the_usual_step_time(
-    decode_ms: float | None, took_ms: int, is_published: bool
-) -> None:
-    costs = None
-    if decode_ms is not None:
-        costs = StepCosts(num_streams=8, decode_ms=decode_ms, num_prefill_tokens=64, prefill_ms=9.0)
+@pytest.mark.parametrize(("took_ms", "is_published"), [(999, False), (1000, True)])
+def test_a_step_in_flight_is_published_after_a_second(took_ms: int, is_published: bool) -> None:
     published: list[StepInFlight] = []
-    StepWatcher(UnderWay(), published.append, costs, lambda: took_ms * 1_000_000).look()
+    StepWatcher(UnderWay(), published.append, lambda: took_ms * 1_000_000).look()
     assert bool(published) == is_published
 
 
