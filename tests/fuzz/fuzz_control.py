@@ -29,7 +29,6 @@ from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.commands import GetAudit, Pause, Resume, Submit
 from stepscope.engine.protocol.replies import AuditPage, Error, Output
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Audited
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder
 from stepscope.engine.transport.sockets import client_socket
@@ -87,11 +86,11 @@ class Engine:
             raise Failure(f"the engine ended with {self.process.returncode}")
         with ControlClient(self.endpoint, timeout_s=20) as client:
             taken = client.snapshot()
+            page = client.ask(GetAudit(limit=1_000))
+            assert isinstance(page, AuditPage)
             kept = (
                 *(taken.step, taken.state, taken.knobs, taken.knobs_version, taken.requests),
-                *(taken.blocks, taken.kv, taken.workload),
-                # Only the flood itself may be noted.
-                [entry for entry in _trail(client) if entry.code != "rate_limited"],
+                *(taken.blocks, taken.kv, taken.workload, page.entries),
             )
         return hashlib.sha256(msgspec.msgpack.encode(kept)).hexdigest()
 
@@ -106,19 +105,6 @@ class Engine:
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def _trail(client: ControlClient) -> list[Audited]:
-    """The audit trail without its numbers, which also count omitted entries."""
-    entries: list[Audited] = []
-    after = 0
-    while True:
-        page = client.ask(GetAudit(after=after))
-        assert isinstance(page, AuditPage)
-        entries += (msgspec.structs.replace(entry, number=0) for entry in page.entries)
-        if not page.entries or page.entries[-1].number == page.newest:
-            return entries
-        after = page.entries[-1].number
 
 
 def fuzz_messages(engine: Engine, malformer: Malformer, sent: Counter[str]) -> Counter[str]:
