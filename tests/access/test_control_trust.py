@@ -2,7 +2,6 @@
 
 import socket
 import struct
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,9 +45,8 @@ from stepscope.engine.transport import rate_limit
 from stepscope.engine.transport.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.audit_text import change_text
-from stepscope.tui.cli.__main__ import main
+from tests.support.sessions.following import joined
 from tests.support.waiting import wait_for
 
 
@@ -248,9 +246,8 @@ def test_an_unseen_change_of_the_same_kind_by_another_client_is_a_conflict(
     client.ask(theirs)
     before = client.snapshot()
     if is_conflict:
-        with pytest.raises(
-            CommandRefused, match="another client made a change first \\(anna"
-        ) as refused:
+        said = "another client made a change first \\(anna"
+        with pytest.raises(CommandRefused, match=said) as refused:
             client.ask(mine)
         assert refused.value.code == "conflict"
         after = client.snapshot()
@@ -276,17 +273,11 @@ def test_every_audited_change_has_a_text_whether_done_or_refused(command: type[C
 
 
 def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
-    live_engine: Any,
-    client: ControlClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    live_engine: Any, client: ControlClient, tmp_path: Path, stepscope: Callable[..., Any]
 ) -> None:
-    subscriber = Subscriber(live_engine.endpoint)
     client.set_knobs({"max_num_seqs": 5}, who="before")  # before anybody watched
+    subscriber = joined(live_engine.endpoint)
     recorder = Recorder(subscriber, tmp_path / "audit.mcap")
-    subscriber.start()
-    wait_for(lambda: subscriber.status == "live", "telemetry")
     client.ask(Pause(who="anna"))
     sampling = SamplingParams(max_tokens=900)
     client.ask(Submit(prompt_token_ids=[1] * 40, sampling=sampling, stream=False))
@@ -323,23 +314,14 @@ def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
     recorder.stop()
     with Recording(tmp_path / "audit.mcap") as recording:
         frames = [frame for frame, _ in recording.frames() if frame.topic == b"audit"]
-    assert [commands_of(frame.payload) for frame in frames] == [e.number for e in entries[1:]]
-    monkeypatch.setattr(
-        sys, "argv", ["stepscope", "snapshot", "--audit", str(tmp_path / "audit.mcap")]
-    )
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    shown = capsys.readouterr().out.splitlines()
+    told = [msgspec.msgpack.decode(frame.payload)["number"] for frame in frames]
+    assert told == [e.number for e in entries[1:]]
+    shown = stepscope("snapshot", "--audit", f"{tmp_path}/audit.mcap").stdout.splitlines()
     assert len(shown) == len(entries)
     assert "before" in shown[0]
     assert "anna" in shown[1]
     assert "paused the engine" in shown[1]
     assert "refused" in shown[7]
-
-
-def commands_of(payload: bytes) -> int:
-    return int(msgspec.msgpack.decode(payload)["number"])
 
 
 def test_dry_runs_change_nothing_and_leave_no_audit_entry(client: ControlClient) -> None:
@@ -371,9 +353,7 @@ def test_aborts_never_push_changes_out_of_the_audit(
     live_engine: Any, client: ControlClient, stepscope: Callable[..., Any]
 ) -> None:
     """When `stepscope load` ends, it aborts each of its requests with a command of its own."""
-    subscriber = Subscriber(live_engine.endpoint)
-    subscriber.start()
-    wait_for(lambda: subscriber.status == "live", "telemetry")
+    subscriber = joined(live_engine.endpoint)
     client.set_knobs({"max_num_seqs": 5}, who="anna")
     num_requests = 60
     for _ in range(num_requests):
@@ -391,13 +371,9 @@ def test_aborts_never_push_changes_out_of_the_audit(
     assert len(entries) > 30
     aborts = [entry for entry in entries if entry.command == "Abort"]
     assert sum(entry.count for entry in aborts) == num_requests
-    told = client.snapshot().audit
-    assert told is not None
-    assert [(entry.command, entry.count) for entry in told] == [
-        ("SetKnobs", 1),
-        ("Pause", 1),
-        ("Abort", num_requests),
-    ]
+    told = client.snapshot().audit or []
+    counts = [("SetKnobs", 1), ("Pause", 1), ("Abort", num_requests)]
+    assert [(entry.command, entry.count) for entry in told] == counts
     wait_for(lambda: subscriber.history.state.audit == told, "telemetry of the last one")
     subscriber.stop()
     shown = stepscope("snapshot", "--audit", live_engine.endpoint.control).stdout.splitlines()
@@ -422,9 +398,7 @@ def test_an_abort_of_an_ended_request_is_answered_and_leaves_no_audit_entry(
 def test_an_abort_is_published_soon_even_if_no_message_follows(
     live_engine: Any, client: ControlClient
 ) -> None:
-    subscriber = Subscriber(live_engine.endpoint)
-    subscriber.start()
-    wait_for(lambda: subscriber.status == "live", "telemetry")
+    subscriber = joined(live_engine.endpoint)
     sampling = SamplingParams(max_tokens=900)
     client.ask(Submit(prompt_token_ids=[1] * 40, sampling=sampling, stream=False))
     client.ask(Abort(request_id=0, who="anna"))

@@ -38,6 +38,7 @@ from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import step
 from tests.support.engines.live_engine import LiveEngine
 from tests.support.engines.simulated_run import simulate
+from tests.support.sessions.following import following
 from tests.support.waiting import wait_for
 
 ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
@@ -137,16 +138,6 @@ def asking(endpoint: Endpoint) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def following(endpoint: Endpoint, past_s: float = 0.0) -> Iterator[Subscriber]:
-    subscriber = Subscriber(endpoint, past_s=past_s, stale_s=0.5, retry_s=0.1)
-    subscriber.start()
-    try:
-        yield subscriber
-    finally:
-        subscriber.stop()
-
-
 def sees_it(subscriber: Subscriber) -> Callable[[], bool]:
     return lambda: subscriber.history.state.in_flight is not None
 
@@ -162,7 +153,6 @@ def test_every_subscriber_and_a_recording_gets_the_step_in_flight(
     live_engine: LiveEngine, tmp_path: Path
 ) -> None:
     with following(live_engine.endpoint) as first:
-        wait_for(lambda: first.status == "live", "it joins")
         recorder = Recorder(first, tmp_path / "hang.mcap")
         with hanging(live_engine) as release, asking(live_engine.endpoint):
             wait_for(sees_it(first), "the step in flight is seen")
@@ -251,7 +241,6 @@ def test_a_killed_or_stopped_engine_is_distinguished_from_a_hanging_step(tmp_pat
     with ExitStack() as stack:
         process, endpoint, hang = stack.enter_context(engine_process(tmp_path))
         source = stack.enter_context(following(endpoint))
-        wait_for(lambda: source.status == "live", "it joins")
         hang.touch()
         stack.enter_context(asking(endpoint))
         wait_for(sees_it(source), "the step in flight is seen")
