@@ -114,28 +114,19 @@ def test_an_operator_does_everything_and_the_audit_names_the_key(keyed: Keyed) -
     assert hears(keyed.at("first"))
 
 
-def test_without_a_key_no_command_is_answered_and_no_telemetry_arrives(keyed: Keyed) -> None:
-    nobody = Endpoint(keyed.control)
-    with ControlClient(nobody) as client, pytest.raises(EngineUnreachable, match="asks for a key"):
-        client.info()
-    assert not hears(nobody)
-
-
-def wrong_credentials(known: Credentials) -> dict[str, tuple[Credentials, str]]:
-    """Credentials that do not fit, and what a client with them is told."""
+@pytest.mark.parametrize("case", ["none", "unauthorised", "public half only", "another server"])
+def test_without_the_right_key_no_command_is_answered_and_no_telemetry_arrives(
+    keyed: Keyed, case: str
+) -> None:
+    known = keyed.at("first").credentials
+    assert known is not None
     public_only = KeyPair(known.pair.public, KeyPair.new().secret)
-    return {
+    credentials, said = {
+        "none": (None, "asks for a key"),
         "unauthorised": (replace(known, pair=KeyPair.new()), "not know this"),
         "public half only": (replace(known, pair=public_only), "the engine at"),
         "another server": (replace(known, server=KeyPair.new().public), "is not the one"),
-    }
-
-
-@pytest.mark.parametrize("case", ["unauthorised", "public half only", "another server"])
-def test_a_wrong_key_gets_no_answer_and_no_telemetry(keyed: Keyed, case: str) -> None:
-    known = keyed.at("first").credentials
-    assert known is not None
-    credentials, said = wrong_credentials(known)[case]
+    }[case]
     stranger = Endpoint(keyed.control, credentials)
     with ControlClient(stranger) as client, pytest.raises(EngineUnreachable, match=said):
         client.info()
@@ -151,9 +142,8 @@ def test_a_viewer_may_read_but_every_change_is_refused_and_audited(keyed: Keyed)
             with pytest.raises(CommandRefused) as refused:
                 client.ask(command)
             assert refused.value.code == "viewer", command
-            assert str(refused.value).endswith(
-                f"the key of looker is a viewer's; {command.doing} takes an operator's key"
-            )
+            said = f"the key of looker is a viewer's; {command.doing} takes an operator's key"
+            assert str(refused.value).endswith(said)
         after = client.snapshot()
         page = client.ask(commands.GetAudit(limit=1_000))
         assert isinstance(page, replies.AuditPage)
@@ -353,12 +343,10 @@ def test_a_client_finds_its_key_by_itself(tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "authorised")
     keys.add("a", "viewer", mine / "a.key", None)
     far = Endpoint.parse("tcp://192.0.2.7:5555")
-    found = credentials_for(far)
-    assert found is not None
+    assert (found := credentials_for(far)) is not None
     assert found.name == "a"
     keys.add("b", "viewer", mine / "b.key", far.control)
-    found = credentials_for(far)
-    assert found is not None
+    assert (found := credentials_for(far)) is not None
     assert found.name == "b"
     assert credentials_for(Endpoint.parse("tcp://127.0.0.1:5555")) is None
     keys.add("c", "viewer", mine / "c.key", None)
@@ -389,11 +377,8 @@ def test_secrets_appear_in_no_reply_log_lock_file_or_process_list(
     credentials = endpoint.credentials
     assert credentials is not None
     with ControlClient(endpoint) as client:
-        told = [
-            *map(
-                replies.encode, (client.info(), client.snapshot(), client.ask(commands.GetAudit()))
-            )
-        ]
+        asked = (client.info(), client.snapshot(), client.ask(commands.GetAudit()))
+        told = [replies.encode(reply) for reply in asked]
     server = keyed.keys.server_pair()
     (lock,) = (keyed.folder / "stepscope").glob("*.lock")
     said = [repr(endpoint), repr(credentials), repr(server), caplog.text, keyed.log.read_text()]
@@ -425,12 +410,10 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
         code, _, said = stepscope("keys", *arguments)
         assert code > 0
         assert error in said
-    said = stepscope(
-        "keys", "new", "dora", "--role", "viewer", "--endpoint", "tcp://127.0.0.1:5555"
-    )[1]
-    assert "stepscope serve --endpoint tcp://127.0.0.1:5555 --keys" in said
-    said = stepscope("keys", "new", "erik", "--role", "viewer", "--endpoint", "tcp://gpu-7:5555")[1]
-    assert "serve" not in said
+    for name, host, serves in (("dora", "127.0.0.1", True), ("erik", "gpu-7", False)):
+        at = f"tcp://{host}:5555"
+        said = stepscope("keys", "new", name, "--role", "viewer", "--endpoint", at)[1]
+        assert (f"stepscope serve --endpoint {at} --keys" in said) == serves
     for name in ("alice", "dora", "erik"):
         code, said, _ = stepscope("keys", "revoke", name)
         assert code == 0
@@ -446,7 +429,5 @@ def test_only_two_modules_create_sockets() -> None:
         for path in sorted((root / package).rglob("*.py"))
         if ".socket(zmq." in path.read_text() or ".instance().socket(" in path.read_text()
     ]
-    assert makers == [
-        "engine/transport/gate.py",
-        "engine/transport/sockets.py",
-    ]  # the gate's own is inproc
+    # The gate's own is inproc.
+    assert makers == ["engine/transport/gate.py", "engine/transport/sockets.py"]

@@ -110,32 +110,22 @@ class FakeEngine:
         return
 
     def _outputs(self, request_id: int, stream: bool) -> list[Output]:
-        outputs = [
-            Output(
+        ends = range(1, len(TEXTS) + 1) if stream else [len(TEXTS)]
+        outputs = []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            texts = TEXTS[begin:end]
+            output = Output(
                 request_id=request_id,
-                token_ids=[number],
-                text=text,
+                token_ids=list(range(begin, end)),
+                text="".join(texts),
                 num_prompt_tokens=5,
                 num_cached_tokens=2,
-                num_output_tokens=number + 1,
-                finish_reason=self._finish_reason if number == len(TEXTS) - 1 else None,
-                logprobs=[_position(text)] if self._with_logprobs else None,
+                num_output_tokens=end,
+                finish_reason=self._finish_reason if end == len(TEXTS) else None,
+                logprobs=[_position(text) for text in texts] if self._with_logprobs else None,
             )
-            for number, text in enumerate(TEXTS)
-        ]
-        if stream:
-            return outputs
-        whole = Output(
-            request_id=request_id,
-            token_ids=list(range(len(TEXTS))),
-            text="".join(TEXTS),
-            num_prompt_tokens=5,
-            num_cached_tokens=2,
-            num_output_tokens=len(TEXTS),
-            finish_reason=self._finish_reason,
-            logprobs=[_position(text) for text in TEXTS] if self._with_logprobs else None,
-        )
-        return [whole]
+            outputs.append(output)
+        return outputs
 
 
 def _position(text: str) -> PositionLogprobs:
