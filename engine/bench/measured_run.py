@@ -118,32 +118,28 @@ class _MeasuredRun:
         self._progress = progress
         self._warmup = [(submit, intake.prepare(submit)) for submit in warmup]
         self._measured = [(submit, intake.prepare(submit)) for submit in measured]
-        self._is_warmup = False
-        self._followers: list[_RequestFollower] = []
-        self._num_open = 0
-        self._num_finished = 0
-        self._num_output_tokens = 0
-        self._num_asked_tokens = 0
         self._failures: Counter[str] = Counter()
-        self._itl_ns: list[int] = []
-        self._start_ns = self._end_ns = 0
         self._next_tick_ns = 0
 
     def start(self) -> None:
         self._begin(self._warmup or self._measured, is_warmup=bool(self._warmup))
 
-    def _begin(self, prepared: list[tuple[Submit, list[int]]], *, is_warmup: bool) -> None:
-        self._is_warmup = is_warmup
-        self._num_open = len(prepared)
+    def _clear(self) -> None:
+        self._followers: list[_RequestFollower] = []
         self._num_finished = self._num_output_tokens = 0
-        self._num_asked_tokens = sum(submit.sampling.max_tokens for submit, _ in prepared)
-        self._followers = [_RequestFollower(self) for _ in prepared]
-        self._itl_ns = []
-        if not is_warmup:
-            self.core.inbox.put(Call(ResetPrefixCache(), SilentClient()))
+        self._itl_ns: list[int] = []
+        self._start_ns = self._end_ns = self.core.runner.clock()
         if self._meter is not None:
             self._meter.reset(self.core.next_step)
-        self._start_ns = self._end_ns = self.core.runner.clock()
+
+    def _begin(self, prepared: list[tuple[Submit, list[int]]], *, is_warmup: bool) -> None:
+        self._clear()
+        self._is_warmup = is_warmup
+        self._num_open = len(prepared)
+        self._num_asked_tokens = sum(submit.sampling.max_tokens for submit, _ in prepared)
+        self._followers = [_RequestFollower(self) for _ in prepared]
+        if not is_warmup:
+            self.core.inbox.put(Call(ResetPrefixCache(), SilentClient()))
         for (submit, token_ids), follower in zip(prepared, self._followers, strict=True):
             self.core.inbox.put(Call(submit, follower, token_ids))
 
@@ -166,10 +162,8 @@ class _MeasuredRun:
             self._num_finished += 1
             self.on_end(None)
         elif not self.core.stopping:
-            self.on_end(
-                f"ended by {output.finish_reason} after {output.num_output_tokens} of "
-                f"{request.sampling.max_tokens} tokens"
-            )
+            done = f"{output.num_output_tokens} of {request.sampling.max_tokens} tokens"
+            self.on_end(f"ended by {output.finish_reason} after {done}")
 
     def on_end(self, failure: str | None) -> None:
         """Count the end of one request. After the last one, start the next phase or stop."""
@@ -185,20 +179,19 @@ class _MeasuredRun:
 
     def _tick(self, now_ns: int) -> None:
         self._next_tick_ns = now_ns + _TICK_NS
-        self._progress(
-            ThroughputProgress(
-                is_warmup=self._is_warmup,
-                num_requests=len(self._followers),
-                num_finished=self._num_finished,
-                num_output_tokens=self._num_output_tokens,
-                share=self._num_output_tokens / self._num_asked_tokens,
-                seconds=(now_ns - self._start_ns) / 1e9,
-            )
+        so_far = ThroughputProgress(
+            is_warmup=self._is_warmup,
+            num_requests=len(self._followers),
+            num_finished=self._num_finished,
+            num_output_tokens=self._num_output_tokens,
+            share=self._num_output_tokens / self._num_asked_tokens,
+            seconds=(now_ns - self._start_ns) / 1e9,
         )
+        self._progress(so_far)
 
     def measurement(self) -> Measurement:
         if self._is_warmup:
-            self._forget_warmup()
+            self._clear()  # it was interrupted
         requests = [each.request for each in self._followers if each.request is not None]
         begun = [each for each in requests if each.first_token_ns is not None]
         num_prompt_tokens = sum(each.num_prompt_tokens for each in begun)
@@ -225,12 +218,3 @@ class _MeasuredRun:
             steps=self._meter.summary() if self._meter is not None else None,
         )
         return Measurement(result, requests)
-
-    def _forget_warmup(self) -> None:
-        """Clear the counts of the warm-up. For a run that was interrupted during its warm-up."""
-        self._followers = []
-        self._num_finished = self._num_output_tokens = 0
-        self._itl_ns = []
-        self._end_ns = self._start_ns
-        if self._meter is not None:
-            self._meter.reset(self.core.next_step)

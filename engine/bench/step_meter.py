@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -80,16 +81,8 @@ class StepMeter:
         """Clear all statistics. From now on, only steps from number `first_step` on count."""
         self._first_step = first_step
         self._end_ns = 0  # of the last step
-        self._step_ns: list[int] = []
-        self._decode_step_ns: list[int] = []
-        self._phase_ns = [0, 0, 0, 0]
-        self._num_rows = 0
-        self._num_prefill_tokens = 0
-        self._num_decode_tokens = 0
-        self._num_budgeted_tokens = 0
-        self._num_preemptions = 0
-        self._num_hit_tokens = 0
-        self._num_queried_tokens = 0
+        self._phases_ns: list[list[int]] = []  # of each step: schedule, prepare, model, finish
+        self._counts: list[tuple[int, ...]] = []  # of each step, as `summary` names them
 
     def publish(self, message: Telemetry) -> None:
         self._sink.publish(message)
@@ -99,46 +92,53 @@ class StepMeter:
             self._add(message, self._clock())
 
     def _add(self, record: StepDraft, end_ns: int) -> None:
+        times_ns = (
+            record.schedule_start_ns,
+            record.schedule_end_ns or 0,
+            record.launch_ns or 0,
+            record.tokens_ns,
+        )
         # A step may be prepared while the step before it runs: count it from that step's end.
-        start_ns = max(record.schedule_start_ns, self._end_ns)
-        schedule_end_ns = max(record.schedule_end_ns or 0, start_ns)
-        launch_ns = max(record.launch_ns or 0, schedule_end_ns)
-        tokens_ns = max(record.tokens_ns, launch_ns)
+        _, *borders_ns = accumulate(times_ns, max, initial=self._end_ns)
         self._end_ns = end_ns
-        step_ns = end_ns - start_ns
-        self._step_ns.append(step_ns)
-        if not record.num_prefill_tokens:
-            self._decode_step_ns.append(step_ns)
-        borders_ns = (start_ns, schedule_end_ns, launch_ns, tokens_ns, end_ns)
-        for i in range(4):
-            self._phase_ns[i] += borders_ns[i + 1] - borders_ns[i]
-        self._num_rows += num_rows(record.batch)
-        self._num_prefill_tokens += record.num_prefill_tokens
-        self._num_decode_tokens += record.num_decode_tokens
-        self._num_budgeted_tokens += record.token_budget or 0
-        self._num_preemptions += sum(isinstance(event, Preempted) for event in record.events)
-        if record.kv is not None:
-            self._num_hit_tokens += record.kv.hit_tokens
-            self._num_queried_tokens += record.kv.queried_tokens
+        self._phases_ns.append([b - a for a, b in pairwise((*borders_ns, end_ns))])
+        kv = record.kv
+        self._counts.append(
+            (
+                record.num_prefill_tokens,
+                record.num_decode_tokens,
+                sum(isinstance(event, Preempted) for event in record.events),
+                0 if kv is None else kv.hit_tokens,
+                0 if kv is None else kv.queried_tokens,
+                num_rows(record.batch),
+                record.token_budget or 0,
+            )
+        )
 
     def summary(self) -> MeteredStep | None:
         """Return the statistics of the steps since `reset`. None if there was no step."""
-        step_ms = Percentiles.of_ns(self._step_ns)
+        steps_ns = [sum(each) for each in self._phases_ns]
+        step_ms = Percentiles.of_ns(steps_ns)
         if step_ms is None:
             return None
-        num_tokens = self._num_prefill_tokens + self._num_decode_tokens
-        total_ns = sum(self._phase_ns) or 1
-        schedule, prepare, model, finish = (each / total_ns for each in self._phase_ns)
+        prefill, decode, preempted, hit, queried, rows, budget = map(
+            sum, zip(*self._counts, strict=True)
+        )
+        total_ns = sum(steps_ns) or 1
+        phases_ns = map(sum, zip(*self._phases_ns, strict=True))
+        schedule, prepare, model, finish = (each / total_ns for each in phases_ns)
         return MeteredStep(
-            num_steps=len(self._step_ns),
-            num_prefill_tokens=self._num_prefill_tokens,
-            num_decode_tokens=self._num_decode_tokens,
-            num_preemptions=self._num_preemptions,
-            num_hit_tokens=self._num_hit_tokens,
-            num_queried_tokens=self._num_queried_tokens,
-            mean_batch=self._num_rows / len(self._step_ns),
-            budget_use=num_tokens / (self._num_budgeted_tokens or num_tokens),
+            num_steps=len(steps_ns),
+            num_prefill_tokens=prefill,
+            num_decode_tokens=decode,
+            num_preemptions=preempted,
+            num_hit_tokens=hit,
+            num_queried_tokens=queried,
+            mean_batch=rows / len(steps_ns),
+            budget_use=(prefill + decode) / (budget or prefill + decode),
             step_ms=step_ms,
-            decode_step_ms=Percentiles.of_ns(self._decode_step_ns),
+            decode_step_ms=Percentiles.of_ns(
+                [ns for ns, counts in zip(steps_ns, self._counts, strict=True) if not counts[0]]
+            ),
             shares=StepShares(schedule=schedule, prepare=prepare, model=model, finish=finish),
         )

@@ -3,16 +3,18 @@
 `Machine` describes where it ran; versions are read without importing the packages.
 """
 
-import os
+import contextlib
 import platform
 import random
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult, measure
+from stepscope.engine.execution.machine.environment import num_threads
 from stepscope.engine.process.serve import open_engine, stop_signals
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
@@ -22,6 +24,7 @@ from stepscope.engine.protocol.wire import EngineInfo
 
 YARDSTICK_REQUESTS = 256
 CPU_REQUESTS = 32  # on a CPU, unless the spec sets a number
+WARMUP_REQUESTS = 2  # not measured; the prefix cache is emptied after them
 _LARGEST_TOKEN_ID = 10_000  # taken modulo the vocabulary
 
 
@@ -39,8 +42,6 @@ class ThroughputSpec(msgspec.Struct, frozen=True, kw_only=True):
     input_len: LengthRange = LengthRange(100, 1024)
     output_len: LengthRange = LengthRange(100, 1024)
     seed: int = 0
-    temperature: float = 0.0
-    num_warmup_requests: int = 2  # not measured; the prefix cache is emptied after them
 
 
 def check_lengths(spec: ThroughputSpec, max_model_len: int) -> None:
@@ -65,12 +66,7 @@ def plan(spec: ThroughputSpec, num_requests: int, vocab_size: int) -> list[Submi
         Submit(
             client_id=f"bench-{number}",
             prompt_token_ids=[token_id % vocab_size for token_id in prompts[number]],
-            sampling=SamplingParams(
-                max_tokens=output_lens[number],
-                temperature=spec.temperature,
-                seed=number if spec.temperature else None,
-                ignore_eos=True,
-            ),
+            sampling=SamplingParams(max_tokens=output_lens[number], ignore_eos=True),
             with_text=False,
         )
         for number in range(num_requests)
@@ -120,7 +116,7 @@ def run_throughput(
         other = msgspec.structs.replace(
             spec, seed=spec.seed + 1, output_len=LengthRange(1, min(16, spec.output_len.high))
         )
-        warmup = plan(other, spec.num_warmup_requests, vocab_size)
+        warmup = plan(other, WARMUP_REQUESTS, vocab_size)
         measured = plan(spec, num_requests, vocab_size)
         ready(core.info, num_requests)
         with stop_signals(core):
@@ -144,26 +140,17 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 def describe_machine() -> Machine:
     packages = {}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             packages[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    has_affinity = hasattr(os, "sched_getaffinity")
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        cpu = next(named, cpu)
     return Machine(
         python=platform.python_version(),
         system=platform.platform(),
-        cpu=_cpu_model(),
-        num_cores=len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
+        cpu=cpu,
+        num_cores=num_threads(EngineConfig()),
         packages=packages,
     )
-
-
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -92,15 +92,12 @@ def payload_of(command: Command) -> bytes:
     try:
         payload = commands.encode(command)
     except OverflowError:
-        raise CommandRefused(
-            "too_big", "a number in it has more than 64 bits; it was not sent"
-        ) from None
+        what = "a number in it has more than 64 bits; it was not sent"
+        raise CommandRefused("too_big", what) from None
     if len(payload) > commands.MAX_COMMAND_BYTES:
-        raise CommandRefused(
-            "too_big",
-            f"{type(command).__name__} has {len(payload):,} bytes, an engine takes at most "
-            f"{commands.MAX_COMMAND_BYTES:,} in one command; it was not sent",
-        )
+        most = f"an engine takes at most {commands.MAX_COMMAND_BYTES:,} in one command"
+        what = f"{type(command).__name__} has {len(payload):,} bytes, {most}; it was not sent"
+        raise CommandRefused("too_big", what)
     return payload
 
 
@@ -137,14 +134,11 @@ class ControlClient:
         """
         payload = payload_of(command)
         command_id = next(self._ids)
-        frames = [command_id.to_bytes(8, "big"), payload]
         try:
-            self._socket.send_multipart(frames)
+            self._socket.send_multipart([command_id.to_bytes(8, "big"), payload])
         except zmq.Again:
-            raise EngineUnreachable(
-                self._handshakes.refusal()
-                or f"the engine at {self.endpoint.control} is not reading commands at the moment"
-            ) from None
+            busy = f"the engine at {self.endpoint.control} is not reading commands at the moment"
+            raise EngineUnreachable(self._handshakes.refusal() or busy) from None
         return command_id
 
     def idle(self) -> None:
@@ -188,9 +182,8 @@ class ControlClient:
         if path is not None and not path.exists():
             self._raise_if_known()
             if not path.exists():  # the engine may have started listening just now
-                raise EngineUnreachable(
-                    f"no engine at {self.endpoint.control}: there is no such socket"
-                )
+                what = f"no engine at {self.endpoint.control}: there is no such socket"
+                raise EngineUnreachable(what)
         if isinstance(command, Change):
             again_s = again_s or CHANGE_AGAIN_S
             command = self._named(command)
@@ -233,7 +226,7 @@ class ControlClient:
             raise EngineGone(f"{called(self.endpoint)} is gone: killed or crashed (pid {pid})")
 
     def info(self, again_s: float | None = None, timeout_s: float | None = None) -> EngineInfo:
-        return self._ask_for(EngineInfo, GetInfo(), again_s, timeout_s)
+        return self._ask_for(EngineInfo, GetInfo(), timeout_s, again_s)
 
     def snapshot(self) -> Snapshot:
         return self._ask_for(Snapshot, GetSnapshot())
@@ -259,13 +252,9 @@ class ControlClient:
     ) -> Ack:
         """Change knobs, with the fields of `SetKnobs`."""
         command = SetKnobs(
-            changes=dict(changes),
-            who=who,
-            expected_version=expected_version,
-            dry_run=dry_run,
-            reason=reason,
-            lease_s=lease_s,
-        )
+            changes=dict(changes), who=who, expected_version=expected_version, dry_run=dry_run,
+            reason=reason, lease_s=lease_s,
+        )  # fmt: skip
         return self._ask_for(Ack, command)
 
     def _named(self, command: Change) -> Change:
@@ -276,18 +265,11 @@ class ControlClient:
             engine_id=command.engine_id or self._engine_id or self.info().engine_id,
         )
 
-    def _ask_for(
-        self,
-        kind: type[_T],
-        command: Command,
-        again_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> _T:
-        reply = self.ask(command, timeout_s, again_s)
+    def _ask_for(self, kind: type[_T], command: Command, *waits_s: float | None) -> _T:
+        reply = self.ask(command, *waits_s)
         if not isinstance(reply, kind):
-            raise NoEngine(
-                self.endpoint, f"it sent {type(reply).__name__} in place of {kind.__name__}"
-            )
+            what = f"it sent {type(reply).__name__} in place of {kind.__name__}"
+            raise NoEngine(self.endpoint, what)
         return reply
 
     def _receive(self, timeout_s: float) -> tuple[int, AnyReply] | None:

@@ -64,7 +64,6 @@ MAX_PENDING = 64  # answers that one client waits for
 MAX_REPLAY_FRAMES = 256  # in one answer; the client asks again for more
 
 BulkQuestion: TypeAlias = ReplayFrom | GetSnapshot | GetKeptSnapshot | GetAudit
-Replay: TypeAlias = Callable[[int, int], Replayed]
 Made: TypeAlias = AnyReply | msgspec.Raw
 Make: TypeAlias = Callable[[], Made]
 
@@ -75,7 +74,7 @@ class BulkReplies:
     def __init__(
         self,
         engine: ServedEngine,
-        replay: Replay,
+        replay: Callable[[int, int], Replayed],
         post: Callable[[tuple[RemoteClient, msgspec.Raw | Error]], None],
     ) -> None:
         self._engine = engine
@@ -102,7 +101,7 @@ class BulkReplies:
             raise ConfigError("rate_limited", "too much of what you asked waits for an answer")
         if isinstance(command, ReplayFrom):
             limit = min(command.limit, MAX_REPLAY_FRAMES)
-            self._answer(client, lambda: self._replay(command.sequence, limit))
+            self._queue(client, lambda: self._replay(command.sequence, limit))
         elif isinstance(command, GetKeptSnapshot):
             self.answer(client, self._kept_snapshot(command))
         else:
@@ -110,12 +109,7 @@ class BulkReplies:
 
     def answer(self, client: RemoteClient, reply: Made) -> None:
         """Queue the engine's answer to a query."""
-        self._answer(client, lambda: reply)
-
-    def _answer(self, client: RemoteClient, make: Make) -> None:
-        with self._changed:
-            self._waiting.setdefault(client.account, deque()).append((client, make))
-            self._changed.notify()
+        self._queue(client, lambda: reply)
 
     def forget(self, identity: bytes) -> None:
         """Drop the queued answers to a connection that is gone."""
@@ -126,15 +120,16 @@ class BulkReplies:
                 if not kept:
                     del self._waiting[account]
 
+    def _queue(self, client: RemoteClient, make: Make) -> None:
+        with self._changed:
+            self._waiting.setdefault(client.account, deque()).append((client, make))
+            self._changed.notify()
+
     def _kept_snapshot(self, command: GetKeptSnapshot) -> msgspec.Raw | Error:
-        ring = self._replay(0, 0)
-        payload = self._engine.kept_snapshots.before(
-            round(command.past_s * 1e9),
-            self._engine.clock(),
-            self._engine.last_step,
-            ring.oldest_sequence,
-            ring.next_sequence,
-        )
+        engine, ring = self._engine, self._replay(0, 0)
+        oldest, end, past_ns = ring.oldest_sequence, ring.next_sequence, round(command.past_s * 1e9)
+        kept = engine.kept_snapshots
+        payload = kept.before(past_ns, engine.clock(), engine.last_step, oldest, end)
         if payload is None:
             return Error(code="nothing_kept", message="the engine keeps no snapshot from that time")
         return msgspec.Raw(payload)
@@ -167,18 +162,16 @@ class BulkReplies:
     def _made(self, make: Make) -> msgspec.Raw:
         # Measure only this thread's CPU time, without its waits for the GIL.
         began_s = time.thread_time()
-        raw = self._encoded(make())
+        reply = make()
+        if isinstance(reply, msgspec.Raw):
+            raw = reply
+        elif reply is self._last[0]:  # many clients ask for the same snapshot
+            raw = self._last[1]
+        else:
+            raw = msgspec.Raw(replies.encode(reply))
+            if isinstance(reply, Snapshot):
+                self._last = (reply, raw)
         took_s = time.thread_time() - began_s
         self._room.spend(max(MIN_BYTES, len(bytes(raw))), time.monotonic())
         self._closing.wait(max(took_s * (1 / SHARE - 1), self._room.wait_s(0.0)))
-        return raw
-
-    def _encoded(self, reply: Made) -> msgspec.Raw:
-        if isinstance(reply, msgspec.Raw):
-            return reply
-        if reply is self._last[0]:
-            return self._last[1]
-        raw = msgspec.Raw(replies.encode(reply))
-        if isinstance(reply, Snapshot):  # many clients ask for the same snapshot
-            self._last = (reply, raw)
         return raw

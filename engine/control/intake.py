@@ -3,12 +3,13 @@
 Runs outside the engine's thread, because tokenising a long prompt takes longer than a step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
 
+from stepscope.engine.loop.inbox import Call, Client
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -42,8 +43,7 @@ class TextCodec(Protocol):
 class Intake:
     """Checks and tokenises prompts for one model.
 
-    Args:
-        codec: the model's tokenizer. None if prompts must be token ids.
+    `codec`: the model's tokenizer. None if prompts must be token ids.
     """
 
     def __init__(
@@ -84,14 +84,25 @@ class Intake:
         self._check_length(len(token_ids), max(at_least, command.sampling.min_tokens))
         return token_ids
 
-    def fitted(self, command: Submit, num_prompt_tokens: int) -> Submit:
-        """Return the command with `max_tokens` lowered to what fits after the prompt."""
-        most = self._max_model_len - num_prompt_tokens
-        sampling = command.sampling
-        if not command.fit_max_tokens or sampling.max_tokens <= most:
-            return command
-        fitting = msgspec.structs.replace(sampling, max_tokens=most)
-        return msgspec.structs.replace(command, sampling=fitting)
+    def call(
+        self, command: Submit, client: Client, clock: Callable[[], int], lane: bytes = b""
+    ) -> Call:
+        """Return the prepared request as an item of the inbox. Raises ConfigError as `prepare`.
+
+        `max_tokens` is lowered to what fits after the prompt, if the command allows it.
+        """
+        token_ids, sampling, prompt_text = self.prepare(command), command.sampling, None
+        most = self._max_model_len - len(token_ids)
+        if command.fit_max_tokens and sampling.max_tokens > most:
+            sampling = msgspec.structs.replace(sampling, max_tokens=most)
+            command = msgspec.structs.replace(command, sampling=sampling)
+        if self._with_tokens and self._codec is not None:
+            stream = self._codec.text_stream()
+            prompt_text = stream.push(token_ids) + stream.finish()
+        stop_text = self.stop_text(sampling)
+        return Call(
+            command, client, token_ids, stop_text, prompt_text, arrival_ns=clock(), lane=lane
+        )
 
     def stop_text(self, sampling: SamplingParams) -> StopText | None:
         """Return the stop-string matcher of a prepared request. None without stop strings."""
@@ -99,13 +110,6 @@ class Intake:
             return None
         assert self._codec is not None, "prepare refuses stop strings without a tokenizer"
         return StopText(self._codec.text_stream(), sampling.stop, sampling.include_stop)
-
-    def prompt_text(self, token_ids: Sequence[int]) -> str | None:
-        """Return the prompt's text, to be published. None without `with_tokens` or a tokenizer."""
-        if not self._with_tokens or self._codec is None:
-            return None
-        stream = self._codec.text_stream()
-        return stream.push(token_ids) + stream.finish()
 
     def _token_ids(self, command: Submit) -> list[int]:
         sources = (command.prompt, command.prompt_token_ids, command.messages)
@@ -133,30 +137,24 @@ class Intake:
         if largest >= self._vocab_size:
             raise ConfigError("bad_sampling", f"stop_token_ids: {self._outside(largest)}")
         if sampling.min_tokens > sampling.max_tokens:
-            raise ConfigError(
-                "bad_sampling",
-                f"min_tokens: {sampling.min_tokens} is above max_tokens={sampling.max_tokens}",
-            )
+            what = f"{sampling.min_tokens} is above max_tokens={sampling.max_tokens}"
+            raise ConfigError("bad_sampling", f"min_tokens: {what}")
         if sampling.stop and self._codec is None:
-            raise ConfigError(
-                "bad_sampling", "stop: this engine has no tokenizer; use stop_token_ids"
-            )
+            what = "stop: this engine has no tokenizer; use stop_token_ids"
+            raise ConfigError("bad_sampling", what)
 
     def _outside(self, token_id: int) -> str:
         return f"token id {token_id} is outside the vocabulary of {self._vocab_size} tokens"
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         # litellm and others know a prompt that is too long by these words.
-        context = (
-            f"this model's maximum context length is {self._max_model_len} tokens, prompt and "
-            "output together (max_model_len)"
+        longest = self._max_model_len
+        said = (
+            f"this model's maximum context length is {longest} tokens, prompt and output together "
+            f"(max_model_len); the prompt has {num_prompt_tokens}"
         )
-        if num_prompt_tokens >= self._max_model_len:
-            raise ConfigError("prompt_too_long", f"{context}; the prompt has {num_prompt_tokens}")
-        if num_prompt_tokens + max_tokens > self._max_model_len:
-            raise ConfigError(
-                "prompt_too_long",
-                f"{context}; the prompt has {num_prompt_tokens}, so at most "
-                f"{self._max_model_len - num_prompt_tokens} of output can be asked for, got "
-                f"max_tokens={max_tokens}",
-            )
+        left = longest - num_prompt_tokens
+        if left > 0:
+            said += f", so at most {left} of output can be asked for, got max_tokens={max_tokens}"
+        if max_tokens > left:
+            raise ConfigError("prompt_too_long", said)

@@ -27,15 +27,11 @@ class RemoteClient:
     post: Callable[["Outgoing"], None]
     identity: bytes
     command_id: bytes
+    # Identifies the client, on all of its connections, which share one lane of the engine's inbox.
+    account: bytes
     text: OutputText | None = None
     once: tuple[bytes, bytes] | None = None  # of a change: its key in `Changes`
-    # Identifies the client, on all of its connections, which share one lane of the engine's inbox;
-    # empty: its identity.
-    account: bytes = b""
     is_bulk: bool = False  # whether `BulkReplies` sends the answer
-
-    def __post_init__(self) -> None:
-        self.account = self.account or self.identity
 
     def reply(self, message: AnyReply) -> None:
         self.post((self, message))
@@ -91,6 +87,8 @@ _LAST = int(zmq.NOBLOCK)
 # Bypasses the layer of pyzmq that handles options we do not use: it takes six times as long.
 _send = zmq.backend.Socket.send
 
+Forget: TypeAlias = Callable[[bytes, str], None]
+
 
 class Replies:
     """Sends replies through a ROUTER socket with ROUTER_MANDATORY.
@@ -99,10 +97,7 @@ class Replies:
     """
 
     def __init__(
-        self,
-        socket: "zmq.Socket[bytes]",
-        connections: Connections,
-        forget: Callable[[bytes, str], None],
+        self, socket: "zmq.Socket[bytes]", connections: Connections, forget: Forget
     ) -> None:
         self._socket = socket
         self._connections = connections

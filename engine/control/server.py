@@ -8,7 +8,6 @@ engine's replies pass through an outbox, because a ZeroMQ socket belongs to one 
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from stepscope.engine.control.remote_client import Outbox, RemoteClient, Replies
 from stepscope.engine.control.submissions import Changes, Submissions
 from stepscope.engine.loop.inbox import Denial, Departure
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.commands import AnyCommand, Asker, Change, GetInfo, Submit
+from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit
 from stepscope.engine.protocol.replies import Error, Output, Replayed, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import OutputText
@@ -38,16 +37,6 @@ log = logging.getLogger("stepscope.engine")
 CLIENT_QUEUE = 100_000  # replies that may wait for a client before its requests are ended
 RECEIVE_QUEUE = 8  # commands of one client that wait here; further ones wait on its side
 MAX_AT_ONCE = 32  # commands received before replies are sent
-REPORT_S = 2.0  # how soon, and how often, the floods of clients are reported
-
-
-class _Flood:
-    """Refused commands of one client, who may be gone by the report."""
-
-    def __init__(self, asker: Asker, known: str) -> None:
-        self.asker = asker
-        self.known = known  # what else is known of the client, in words
-        self.count = 0
 
 
 class ControlServer:
@@ -70,11 +59,8 @@ class ControlServer:
         self._engine = engine
         self._tally = engine.control_tally
         self._limiter = RateLimiter()
-        self._floods: dict[bytes, _Flood] = {}  # not reported yet, by account
-        self._report_s = math.inf  # when to report them
-        self._submissions = Submissions(
-            engine.inbox, intake, engine.clock, self._limiter.charge_text
-        )
+        charge = self._limiter.charge_text
+        self._submissions = Submissions(engine.inbox, intake, engine.clock, charge)
         self._tokenizer = tokenizer
         self._outbox = Outbox()
         self._closing = False
@@ -88,9 +74,7 @@ class ControlServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * commands.MAX_COMMAND_BYTES)
         self._connections = Connections(self._socket, gate)
         self._replies = Replies(self._socket, self._connections, self._forget)
-        self._changes = Changes(
-            engine.inbox, self._connections, self._outbox.post, self._replies.send
-        )
+        self._changes = Changes(engine.inbox, self._connections, self._replies.send)
         bind(self._socket, address)
         self._bulk = BulkReplies(engine, replay, self._outbox.post)
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
@@ -117,9 +101,7 @@ class ControlServer:
                 pause_s = self._limiter.pause_s()
                 # During a pause, do not read the socket: unread commands wait with their senders.
                 poller.register(self._socket, 0 if pause_s else zmq.POLLIN)
-                wait_s = min(pause_s or math.inf, self._report_s - time.monotonic())
-                is_bounded = wait_s < math.inf
-                ready = dict(poller.poll(max(0, round(wait_s * 1000)) + 1 if is_bounded else None))
+                ready = dict(poller.poll(math.ceil(pause_s * 1000) if pause_s else None))
                 if outbox in ready:
                     self._outbox.awake()
                 # Read the flag first, so that everything posted before `close` is sent.
@@ -131,7 +113,6 @@ class ControlServer:
                     self._forget_lost(self._connections.take_lost())
                 if self._socket in ready:
                     self._receive_some()
-                self._report_floods()
         finally:
             self._connections.close()
             self._socket.close()
@@ -162,13 +143,7 @@ class ControlServer:
         answer_id = command_id[:8].rjust(8, b"\0")
         if not self._limiter.admit(account, sum(map(len, frames))):
             self._tally.num_limited = self._limiter.num_limited
-            if not self._floods:
-                self._report_s = time.monotonic() + REPORT_S
-            if account not in self._floods:
-                self._floods[account] = _Flood(*self._connections.described(identity))
-            self._floods[account].count += 1
-            wait_s = self._limiter.wait_s(account)
-            message = f"too many commands; try again in {wait_s:.2g} s"
+            message = f"too many commands; try again in {self._limiter.wait_s(account):.2g} s"
             self._replies.send(identity, answer_id, Error(code="rate_limited", message=message))
             return
         try:
@@ -185,7 +160,6 @@ class ControlServer:
             self._replies.send(identity, answer_id, Error(code="bad_message", message=str(error)))
             return
         self._limiter.charge(account, command)
-        self._connections.heed(identity, command)
         try:
             self._handle(identity, command_id, command, frames[2])
         except ConfigError as error:
@@ -194,51 +168,32 @@ class ControlServer:
             self._replies.send(identity, command_id, Error(code=error.code, message=str(error)))
         except Exception:
             log.exception("%s could not be answered", type(command).__name__)
-            self._replies.send(
-                identity,
-                command_id,
-                Error(code="internal", message="the engine failed; its log says why"),
-            )
+            failure = Error(code="internal", message="the engine failed; its log says why")
+            self._replies.send(identity, command_id, failure)
 
     def _handle(
         self, identity: bytes, command_id: bytes, command: AnyCommand, payload: bytes
     ) -> None:
+        account = self._connections.account(identity)
+        client = RemoteClient(self._outbox.post, identity, command_id, account)
         if isinstance(command, GetInfo):
             self._replies.send(identity, command_id, self._engine.info)
         elif isinstance(command, BulkQuestion):
-            account = self._connections.account(identity)
-            client = RemoteClient(
-                self._outbox.post, identity, command_id, account=account, is_bulk=True
-            )
+            client.is_bulk = True
             self._bulk.begin(command, client)
         elif isinstance(command, Submit):
             self._check_role(identity, command, command.client_id)
-            if self._engine.inbox.qsize() >= self._engine.max_waiting:
-                message = (
-                    f"{self._engine.max_waiting} commands are waiting already; try again later"
-                )
+            most = self._engine.max_waiting
+            if self._engine.inbox.qsize() >= most:
+                message = f"{most} commands are waiting already; try again later"
                 raise ConfigError("queue_full", message)
-            text = OutputText(self._tokenizer, command)
-            account = self._connections.account(identity)
-            client = RemoteClient(self._outbox.post, identity, command_id, text, account=account)
+            client.text = OutputText(self._tokenizer, command)
             self._submissions.accept(command, client)
         elif isinstance(command, Change):
             self._check_role(identity, command, command.who)
-            self._changes.apply(identity, command_id, command, payload)
+            self._changes.apply(client, command, payload)
         else:
             raise TypeError(f"nothing answers a {type(command).__name__}")
-
-    def _report_floods(self) -> None:
-        if time.monotonic() < self._report_s:
-            return
-        floods, self._floods, self._report_s = self._floods, {}, math.inf
-        for account, each in floods.items():
-            name, count = each.asker.name, each.count
-            log.warning("refused %d commands of %s: too many in a short time", count, name)
-            message = f"{count:,} commands beyond what one client may send were refused"
-            message += f" ({each.known})" if each.known else ""
-            denial = Denial(each.asker, "", "rate_limited", message, count, lane=account)
-            self._engine.inbox.put(denial)
 
     def _check_role(self, identity: bytes, command: Submit | Change, who: str) -> None:
         """Raise ConfigError if the client's key is a viewer's. The audit trail gets the refusal."""

@@ -1,7 +1,7 @@
 """`DecodeLink`: sends requests from a prefill engine to a decode engine, and forwards the outputs.
 
 Its own thread uses the connection. If the decode engine is gone or silent, the link returns all
-requests to its owner (`LinkOwner`), and keeps looking for a decode engine.
+requests to its owner (`HandOver`), and keeps looking for a decode engine.
 
 An `AwayRequest` is used on that thread alone until it ends or comes back.
 """
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.loop.delivery import output_of
@@ -27,6 +27,9 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import killed_pid
+
+if TYPE_CHECKING:
+    from stepscope.engine.handover.hand_over import HandOver
 
 
 @dataclass(slots=True, eq=False)
@@ -75,22 +78,6 @@ _SILENT_S = 3.0  # after this long without a message, it counts as gone
 _REOPEN_S = 1.0  # how long to try to reconnect, and the pause after that
 
 
-class LinkOwner(Protocol):
-    """Gets the reports of a link, on the prefill engine's thread."""
-
-    def loaded(self, away: AwayRequest) -> None: ...
-    def ended(self, away: AwayRequest) -> None: ...
-
-    def refused(self, away: AwayRequest) -> None:
-        """Called when the decode engine has refused a request for good."""
-
-    def lost(self, aways: list[AwayRequest]) -> None:
-        """Called when the decode engine is gone, with the requests that were in it."""
-
-    def opened(self) -> None:
-        """Called when the link is connected to a decode engine again, after a loss."""
-
-
 class DecodeLink:
     """The connection of a prefill engine to its decode engine.
 
@@ -109,7 +96,7 @@ class DecodeLink:
         self._todo: deque[Callable[[], None]] = deque()  # calls that the engine's thread asked for
         self._said = ""  # the last logged reason why no decode engine was found
         self._heard_s = self._looked_s = 0.0
-        self._is_closing = self._is_closed = False
+        self._is_closing = False
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
@@ -127,15 +114,12 @@ class DecodeLink:
             if info.role != "decode":
                 raise ConfigError("decode_to", f"{info.name} is no decode engine: --role decode")
             self._check_layout(info)
-        except (EngineUnreachable, CommandRefused) as error:
+        except (EngineUnreachable, CommandRefused, ConfigError) as error:
             client.close()
-            raise ConfigError(
-                "decode_to",
-                f"{error}. Start the decode engine first: stepscope serve --role decode",
-            ) from None
-        except ConfigError:
-            client.close()
-            raise
+            if isinstance(error, ConfigError):
+                raise
+            advice = "Start the decode engine first: stepscope serve --role decode"
+            raise ConfigError("decode_to", f"{error}. {advice}") from None
         self._client, self._info, self.engine = client, info, info.name
         self._heard_s = time.monotonic()
         self.is_open = True
@@ -146,8 +130,11 @@ class DecodeLink:
         assert self._info is not None, "connect comes first"
         self._check_layout(self._info)
 
-    def start(self, owner: LinkOwner, post: Callable[[Callable[[], None]], None]) -> None:
-        """Start the link's thread. Call it once, after `connect`."""
+    def start(self, owner: "HandOver", post: Callable[[Callable[[], None]], None]) -> None:
+        """Start the link's thread. Call it once, after `connect`.
+
+        `post`: has the owner's reports carried out on the engine's thread.
+        """
         self._owner, self._post = owner, post
         self._heard_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="decode-link", daemon=True)
@@ -163,6 +150,8 @@ class DecodeLink:
     def close(self) -> None:
         """End all requests in the decode engine, and the link's thread. May be called again."""
         self.is_open = False
+        if self._thread is None and self._client is None:
+            return  # it was never connected, or is closed
         if self._thread is not None:
             self._ask(self._begin_to_close)
             self._thread.join()
@@ -170,10 +159,8 @@ class DecodeLink:
         if self._client is not None:
             self._client.close()
             self._client = None
-        if not self._is_closed:
-            self._is_closed = True
-            os.close(self._woken)
-            os.close(self._wake)
+        os.close(self._woken)
+        os.close(self._wake)
 
     def _check_layout(self, info: EngineInfo) -> None:
         if self._layout is not None and info.kv_layout != self._layout:
@@ -214,9 +201,6 @@ class DecodeLink:
                 self._take(*received)
                 received = client.receive(0)
             self._look_after(client)
-        self._do_asked()
-
-    def _do_asked(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 65536)
         while self._todo:
@@ -229,21 +213,19 @@ class DecodeLink:
         if self._client is None:
             self._post(lambda: self._owner.lost([away]))
             return
-        submit, request = away.submit, away.request
+        request = away.request
+        submit = Submit(
+            client_id=away.submit.client_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling=request.sampling,
+            priority=request.priority,
+            with_text=False,
+            handed_over=away.handed_over,
+        )
         try:
-            command_id = self._client.send(
-                Submit(
-                    client_id=submit.client_id,
-                    prompt_token_ids=request.prompt_token_ids,
-                    sampling=request.sampling,
-                    priority=request.priority,
-                    with_text=False,
-                    handed_over=away.handed_over,
-                )
-            )
+            command_id = self._client.send(submit)
         except CommandRefused as error:  # it is too large to send
-            log.warning("request %d is not handed over: %s", request.request_id, error)
-            self._post(lambda: self._owner.refused(away))
+            self._refuse(away, str(error))
             return
         except EngineUnreachable:
             self._post(lambda: self._owner.lost([away]))
@@ -276,13 +258,13 @@ class DecodeLink:
                 del self._away[command_id]
                 self._post(lambda: self._owner.ended(away))
         elif isinstance(reply, Error):
-            self._take_error(command_id, away, reply)
+            if reply.code == "stopped":  # the engine has ended with all its requests
+                raise EngineUnreachable("it was shut down")
+            del self._away[command_id]
+            self._refuse(away, reply.message)
 
-    def _take_error(self, command_id: int, away: AwayRequest, error: Error) -> None:
-        if error.code == "stopped":  # the engine has ended with all its requests
-            raise EngineUnreachable("it was shut down")
-        del self._away[command_id]
-        log.warning("request %d is not handed over: %s", away.request.request_id, error.message)
+    def _refuse(self, away: AwayRequest, why: str) -> None:
+        log.warning("request %d is not handed over: %s", away.request.request_id, why)
         self._post(lambda: self._owner.refused(away))
 
     def _take_all(self) -> list[AwayRequest]:
@@ -308,12 +290,8 @@ class DecodeLink:
             self._client.close()
             self._client = None
         aways = self._take_all()
-        log.warning(
-            "the decode engine %s is gone: %s; %d requests continue in this engine",
-            self.engine,
-            why,
-            len(aways),
-        )
+        message = "the decode engine %s is gone: %s; %d requests continue in this engine"
+        log.warning(message, self.engine, why, len(aways))
         self._post(lambda: self._owner.lost(aways))
 
     def _try_to_reopen(self) -> None:

@@ -25,7 +25,15 @@ from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import client_socket
 
+log = logging.getLogger("stepscope.http")
+
+RETRY_S = 0.25
+HELLO_S = 2.0
+HEARTBEAT_MS = 1_000
+SILENCE_MS = 5_000  # the engine counts as lost after this long without an answer to heartbeats
 _BURST = 100  # messages read before other tasks on the loop get a turn
+
+_T = TypeVar("_T")
 
 
 class SocketReader:
@@ -61,16 +69,6 @@ class SocketReader:
         self.nudge()
 
 
-log = logging.getLogger("stepscope.http")
-
-RETRY_S = 0.25
-HELLO_S = 2.0
-HEARTBEAT_MS = 1_000
-SILENCE_MS = 5_000  # the engine counts as lost after this long without an answer to heartbeats
-
-_T = TypeVar("_T")
-
-
 class Waiter(Protocol):
     """Receives the replies to one command. Its methods run on the loop and must not block."""
 
@@ -86,7 +84,6 @@ class EngineClient:
     def __init__(self, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> None:
         self.endpoint = endpoint
         self.info: EngineInfo | None = None  # None while there is no engine
-        self.num_found = 0  # connections so far, also to the same engine
         self._on_change = on_change
         self._ids = itertools.count(1)
         self._waiters: dict[int, Waiter] = {}
@@ -113,27 +110,22 @@ class EngineClient:
             EngineUnreachable: there is no engine.
             CommandRefused: the command is too large.
         """
-        if self._socket is None or self.info is None or self._closed_because:
+        if self.info is None or self._closed_because:
             raise EngineUnreachable(self._why_none())
         return self._send(command, waiter)
 
     def forget(self, command_id: int) -> None:
         self._waiters.pop(command_id, None)
 
-    async def ask(self, command: Command, timeout_s: float) -> AnyReply:
-        """Send a command and wait for its single reply.
+    async def ask_for(self, kind: type[_T], command: Command, timeout_s: float) -> _T:
+        """Send a command and wait for its single reply, of the given kind.
 
         Raises:
             EngineUnreachable: there is no engine, or it does not answer in time.
-            CommandRefused: the engine answered with an error.
+            CommandRefused: the engine answered with an error, or with another kind of reply.
         """
         answer = _PendingReply()
-        command_id = self.send(command, answer)
-        return await self._answer(command_id, answer, timeout_s)
-
-    async def ask_for(self, kind: type[_T], command: Command, timeout_s: float) -> _T:
-        reply = await self.ask(command, timeout_s)
-        return _checked(reply, kind)
+        return await self._answer(kind, self.send(command, answer), answer, timeout_s)
 
     # One connection
 
@@ -151,11 +143,9 @@ class EngineClient:
         self._reader = SocketReader(socket, self._receive)
         try:
             socket.connect(self.endpoint.here.control)
-            info = await self._hello()
-            if info is not None and self._closed_because is None:
-                self.info = info
-                self.num_found += 1
-                log.info("found %s at %s", info.name, self.endpoint.control)
+            self.info = await self._hello()
+            if self.info is not None:
+                log.info("found %s at %s", self.info.name, self.endpoint.control)
                 self._on_change()
                 await self._lost.wait()
                 log.info("the engine at %s is gone", self.endpoint.control)
@@ -173,45 +163,50 @@ class EngineClient:
 
     async def _hello(self) -> EngineInfo | None:
         answer = _PendingReply()
-        command_id = self._send(GetInfo(), answer)
         try:
-            info = _checked(await self._answer(command_id, answer, HELLO_S), EngineInfo)
+            command_id = self._send(GetInfo(), answer)
+            info = await self._answer(EngineInfo, command_id, answer, HELLO_S)
         except (EngineUnreachable, CommandRefused) as error:
             log.debug("no engine: %s", error)
             return None
         if info.schema_version > SCHEMA_VERSION:
-            log.error(
-                "the engine at %s speaks schema %d, this program up to %d: install a newer one",
-                self.endpoint.control,
-                info.schema_version,
-                SCHEMA_VERSION,
+            where, theirs = self.endpoint.control, info.schema_version
+            message = (
+                "the engine at %s speaks schema %d, this program up to %d: install a newer one"
             )
+            log.error(message, where, theirs, SCHEMA_VERSION)
             return None
         return info
 
-    async def _answer(self, command_id: int, answer: "_PendingReply", timeout_s: float) -> AnyReply:
+    async def _answer(
+        self, kind: type[_T], command_id: int, answer: "_PendingReply", timeout_s: float
+    ) -> _T:
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer.future
+                reply = await answer.future
         except TimeoutError:
-            raise EngineUnreachable(
-                f"the engine did not answer within {timeout_s:g} s; is it paused?"
-            ) from None
+            message = f"the engine did not answer within {timeout_s:g} s; is it paused?"
+            raise EngineUnreachable(message) from None
         finally:
             self.forget(command_id)
+        if isinstance(reply, Error):
+            raise CommandRefused(reply.code, reply.message)
+        if not isinstance(reply, kind):
+            message = f"the engine answered with {type(reply).__name__}, not {kind.__name__}"
+            raise CommandRefused("protocol", message)
+        return reply
 
     def _send(self, command: Command, waiter: Waiter | None) -> int:
         assert self._socket is not None
         assert self._reader is not None
         payload = payload_of(command)
         command_id = next(self._ids)
-        if waiter is not None:
-            self._waiters[command_id] = waiter
         try:
             self._socket.send_multipart([command_id.to_bytes(8, "big"), payload], zmq.NOBLOCK)
         except zmq.Again:  # not connected: the engine refuses our connection
-            self.forget(command_id)
             raise EngineUnreachable(self._why_none()) from None
+        if waiter is not None:
+            self._waiters[command_id] = waiter
         self._reader.nudge()
         return command_id
 
@@ -249,21 +244,9 @@ class _PendingReply:
         self.future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
 
     def receive(self, command_id: int, reply: AnyReply) -> None:
-        if self.future.done():
-            return
-        if isinstance(reply, Error):
-            self.future.set_exception(CommandRefused(reply.code, reply.message))
-        else:
+        if not self.future.done():
             self.future.set_result(reply)
 
     def lose(self, error: EngineUnreachable) -> None:
         if not self.future.done():
             self.future.set_exception(error)
-
-
-def _checked(reply: AnyReply, kind: type[_T]) -> _T:
-    if not isinstance(reply, kind):
-        raise CommandRefused(
-            "protocol", f"the engine answered with {type(reply).__name__}, not {kind.__name__}"
-        )
-    return reply

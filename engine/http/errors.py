@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from starlette.responses import Response
 
 from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol.field_errors import in_words
@@ -11,23 +11,12 @@ from stepscope.engine.protocol.field_errors import in_words
 RETRY_AFTER_S = 1
 
 
-class ErrorObject(Struct, frozen=True, kw_only=True):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorBody(Struct, frozen=True):
-    error: ErrorObject
-
-
 class ApiError(Exception):
     """An error response.
 
     Args:
-        kind: OpenAI's `type`. None: the type that fits the status.
-        retry_after_s: seconds after which a retry may succeed.
+        kind: OpenAI's `type`; "": the one that fits the status.
+        is_temporary: whether a retry may succeed after `RETRY_AFTER_S`.
     """
 
     def __init__(
@@ -37,23 +26,22 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        kind: str | None = None,
-        retry_after_s: int | None = None,
+        kind: str = "",
+        is_temporary: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.retry_after_s = retry_after_s
-        if kind is None:
-            kind = "server_error" if status >= 500 else "invalid_request_error"
-        self.error = ErrorObject(message=message, type=kind, param=param, code=code)
+        self.headers = {"retry-after": str(RETRY_AFTER_S)} if is_temporary else {}
+        kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+        self.error = {"message": message, "type": kind, "param": param, "code": code}
 
     @property
     def body(self) -> bytes:
-        return msgspec.json.encode(ErrorBody(self.error))
+        return msgspec.json.encode({"error": self.error})
 
     @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+    def response(self) -> Response:
+        return Response(self.body, self.status, self.headers, "application/json")
 
 
 def internal_error() -> ApiError:
@@ -62,11 +50,11 @@ def internal_error() -> ApiError:
 
 
 def too_many(message: str, code: str) -> ApiError:
-    return ApiError(429, message, code=code, kind="rate_limit_error", retry_after_s=RETRY_AFTER_S)
+    return ApiError(429, message, code=code, kind="rate_limit_error", is_temporary=True)
 
 
 def unavailable(message: str, code: str = "engine_unavailable") -> ApiError:
-    return ApiError(503, message, code=code, retry_after_s=RETRY_AFTER_S)
+    return ApiError(503, message, code=code, is_temporary=True)
 
 
 def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
@@ -84,15 +72,13 @@ def from_engine(error: EngineUnreachable | CommandRefused) -> ApiError:
         return ApiError(500, message, code="internal_error")
     # Messages about one field begin with its name.
     name, colon, _ = message.partition(":")
-    param = name if colon and name.isidentifier() else None
-    return ApiError(400, message, param=param, code=code)
+    return ApiError(400, message, param=name if colon and name.isidentifier() else None, code=code)
 
 
 def from_validation(error: Exception) -> ApiError:
     """Return the error response for a body that is malformed JSON or has an invalid field."""
-    message = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        return ApiError(400, f"the body is no valid JSON: {message}", code="invalid_json")
+        return ApiError(400, f"the body is no valid JSON: {error}", code="invalid_json")
     field, message = in_words(error)
     return ApiError(400, f"{field or 'body'}: {message}", param=field, code="invalid_value")
 
@@ -106,9 +92,5 @@ def not_supported(name: str, value: Any, reason: str) -> ApiError:
     shown = msgspec.json.encode(value).decode()
     if len(shown) > 60:
         shown = shown[:60] + "..."
-    return ApiError(
-        400,
-        f"{name}: {shown} cannot be honoured: {reason}; leave the field out",
-        param=name,
-        code="unsupported_parameter",
-    )
+    message = f"{name}: {shown} cannot be honoured: {reason}; leave the field out"
+    return ApiError(400, message, param=name, code="unsupported_parameter")

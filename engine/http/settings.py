@@ -3,9 +3,9 @@
 import ipaddress
 from typing import Annotated, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
+from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue, doc
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -13,27 +13,27 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     bind: Annotated[
         str,
-        Meta(
-            description="serve the OpenAI API over HTTP here: HOST:PORT or a port of 127.0.0.1 "
-            "(0: any free one)"
+        doc(
+            "serve the OpenAI API over HTTP here: HOST:PORT or a port of 127.0.0.1 (0: any free "
+            "one)"
         ),
     ] = ""
     api_key: Annotated[
         str,
-        Meta(
-            description="clients of the HTTP API must send it; better set by "
-            "STEPSCOPE_HTTP_API_KEY, which no list of processes shows"
+        doc(
+            "clients of the HTTP API must send it; better set by STEPSCOPE_HTTP_API_KEY, which no "
+            "list of processes shows"
         ),
     ] = ""
     served_model_name: Annotated[
-        str, Meta(description="what HTTP clients call the model (default: as it was given)")
+        str, doc("what HTTP clients call the model (default: as it was given)")
     ] = ""
     max_concurrent_requests: Annotated[
-        int, Meta(ge=1, description="HTTP requests at a time; one more gets 429 and Retry-After")
+        int, doc("HTTP requests at a time; one more gets 429 and Retry-After", ge=1)
     ] = 1024
-    max_connections: Annotated[
-        int, Meta(ge=1, description="HTTP connections that may be open, busy or not")
-    ] = 4096
+    max_connections: Annotated[int, doc("HTTP connections that may be open, busy or not", ge=1)] = (
+        4096
+    )
 
 
 class Address(NamedTuple):

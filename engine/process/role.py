@@ -51,24 +51,22 @@ class EngineRole:
             return
         self._link.check_layout(frames.layout)
         least = -(-runner.max_model_len // config.block_size)
-        num_frames = _LONGEST_REQUESTS * least
-        if config.transfer_memory != "auto":
-            num_frames = (
-                memory_bytes("transfer_memory", config.transfer_memory) // frames.frame_bytes
-            )
+        num_frames, size = _LONGEST_REQUESTS * least, config.transfer_memory
+        if size != "auto":
+            num_frames = memory_bytes("transfer_memory", size) // frames.frame_bytes
         if num_frames < least:
             raise ConfigError(
                 "transfer_memory",
-                f"transfer_memory={config.transfer_memory} does not hold one request of "
+                f"transfer_memory={size} does not hold one request of "
                 f"max_model_len={runner.max_model_len} tokens, which takes "
                 f"{least * frames.frame_bytes / 1e6:,.0f} MB: raise it, or lower max_model_len",
             )
-        num_bytes, free_bytes = num_frames * frames.frame_bytes, free_host_bytes()
-        if num_bytes > free_bytes:  # allocating it would make the system kill a process
+        num_mb, free_mb = num_frames * frames.frame_bytes / 1e6, free_host_bytes() / 1e6
+        if num_mb > free_mb:  # allocating it would make the system kill a process
             raise ConfigError(
                 "transfer_memory",
-                f"{num_bytes / 1e6:,.0f} MB of transfer memory do not fit into the "
-                f"{free_bytes / 1e6:,.0f} MB that are free: lower transfer_memory or max_model_len",
+                f"{num_mb:,.0f} MB of transfer memory do not fit into the {free_mb:,.0f} MB that "
+                "are free: lower transfer_memory or max_model_len",
             )
         self._sender = SharedMemorySender(frames, num_frames)
         self.other_engine = partial(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.machine.environment import prepare_environment
@@ -136,17 +138,13 @@ def open_engine(
             raise ConfigError("bad_config", f"no memory for {kept}: ask for less") from error
         # The publisher's thread uses a socket of the gate's context, so it must end first.
         stack.callback(publisher.close)
-        intake = Intake(
-            runner.tokenizer,
-            runner.vocab_size,
-            limits.max_model_len,
-            with_tokens=config.with_tokens,
-        )
+        tokenizer, longest = runner.tokenizer, limits.max_model_len
+        intake = Intake(tokenizer, runner.vocab_size, longest, with_tokens=config.with_tokens)
         inbox: Inbox = Inbox()
         workload = WorkloadDriver(
             workload_submit(inbox, intake, runner.clock),
-            chars_per_token=runner.tokenizer.chars_per_token,
-            max_model_len=limits.max_model_len,
+            chars_per_token=tokenizer.chars_per_token,
+            max_model_len=longest,
             num_unfinished=lambda: core.num_unfinished + inbox.qsize(),
         )
         with_tokens = config.with_tokens and config.telemetry
@@ -161,17 +159,16 @@ def open_engine(
             overlap=config.overlaps(launch_blocks=runner.launch_blocks),
             inbox=inbox,
             workload=None if config.role == "decode" else workload,
-            token_publisher=TokenPublisher(runner.tokenizer.text_stream) if with_tokens else None,
+            token_publisher=TokenPublisher(tokenizer.text_stream) if with_tokens else None,
             control_tally=ControlTally(gate),
             anchor=anchored,
             other_engine=role.other_engine,
         )
-        control = ControlServer(
-            endpoint.control, core, intake, runner.tokenizer, publisher.replay, gate
-        )
+        where, replay = endpoint.control, publisher.replay
+        control = ControlServer(where, core, intake, tokenizer, replay, gate)
         control.start()
         if config.telemetry:
-            watcher = StepWatcher(core, publisher.publish_aside, runner.step_costs, core.clock)
+            watcher = StepWatcher(core, publisher.publish_aside, core.clock)
             stack.callback(watcher.close)
             watcher.start()
         try:
@@ -198,9 +195,7 @@ def _info(
         **runner.description,
         block_size=config.block_size,
         num_blocks=runner.num_blocks,
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_seqs=limits.max_num_seqs,
+        **msgspec.structs.asdict(limits),
         chars_per_token=runner.tokenizer.chars_per_token,
         knobs=knob_specs(limits),
         telemetry_endpoint=endpoint.telemetry if config.telemetry else "",
@@ -230,12 +225,9 @@ def workload_submit(
 
     def submit(command: Submit) -> None:
         try:
-            token_ids = intake.prepare(command)
+            inbox.put(intake.call(command, silent, clock))
         except ConfigError as error:
             inbox.put(Refusal(command.client_id, str(error)))
-            return
-        stop_text, prompt_text = intake.stop_text(command.sampling), intake.prompt_text(token_ids)
-        inbox.put(Call(command, silent, token_ids, stop_text, prompt_text, arrival_ns=clock()))
 
     return submit
 
@@ -272,17 +264,12 @@ def check_settings(config: EngineConfig, knobs: Knobs) -> None:
     _check_role(config)
     if not _DEVICE.fullmatch(config.device):
         raise WrongValue("device", f"device is auto, cpu, cuda or cuda:N, not {config.device!r}")
-    for knob, capacity, bound in (
-        ("max_num_batched_tokens", "token_capacity", config.token_capacity),
-        ("max_num_seqs", "seq_capacity", config.seq_capacity),
-    ):
-        value = getattr(knobs, knob)
+    for knob, name in (("max_num_batched_tokens", "token"), ("max_num_seqs", "seq")):
+        value, bound = getattr(knobs, knob), getattr(config, f"{name}_capacity")
         if bound and value > bound:
-            option = capacity.replace("_", "-")
-            raise WrongValue(
-                "out_of_bounds",
-                f"{knob}={value} is above {capacity}={bound}: raise --{option}, or lower the knob",
-            )
+            advice = f"raise --{name}-capacity, or lower the knob"
+            what = f"{knob}={value} is above {name}_capacity={bound}: {advice}"
+            raise WrongValue("out_of_bounds", what)
     if config.max_model_len:
         try:
             knobs.check(limits_of(config, knobs, config.max_model_len))

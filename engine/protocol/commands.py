@@ -200,9 +200,8 @@ class HandedOver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Submit(Command, frozen=True, kw_only=True):
     """Send a request: its prompt as text, as token ids or as a conversation (exactly one of them).
 
-    Attributes:
-        max_prompt_tokens: the engine cuts the prompt to that many tokens. So a client without the
-            tokenizer can send more text than needed.
+    `max_prompt_tokens`: the engine cuts the prompt to that many tokens. So a client without the
+    tokenizer can send more text than needed.
     """
 
     doing: ClassVar[str] = "sending requests"

@@ -113,9 +113,7 @@ class PauseTrail(NamedTuple):
     def _ended(self, since_ns: int | None, end_ns: int) -> tuple[PauseSpan, ...] | None:
         """Return the spans, with the current pause ended at `end_ns`.
 
-        Args:
-            since_ns: start of a pause that no status has reported; used if there is no reported
-                one.
+        `since_ns`: start of a pause that no status has reported; used if there is no reported one.
         """
         spans = self.spans
         if (published_ns := self.since_ns) is not None and spans is not None:

@@ -22,15 +22,9 @@ class StatusSource(Protocol):
     def has_unpublished(self) -> bool:
         """Whether something happened that no message has reported yet."""
 
-    def clock(self) -> int:
-        """The engine's time, in nanoseconds."""
-
-    def publish_info(self) -> None:
-        """Publish `EngineInfo`."""
-
-    def publish_status(self, state: EngineState, now_ns: int) -> None:
-        """Publish a status, with what happened since the last message."""
-
+    def clock(self) -> int: ...
+    def publish_info(self) -> None: ...
+    def publish_status(self, state: EngineState, now_ns: int) -> None: ...
     def keep_snapshot(self, now_ns: int) -> None:
         """Take a snapshot and keep it for subscribers that join later, if one is due."""
 
@@ -56,9 +50,8 @@ class Heartbeat:
         A status shows the queues and blocks as they are after the last published step, so it waits
         until no step is in flight.
 
-        Args:
-            idle: the engine has nothing to do, so that no step record will report what happened
-                since the last message; a status that reports it is then due at once.
+        `idle`: the engine has nothing to do, so that no step record will report what happened since
+        the last message; a status that reports it is then due at once.
         """
         engine = self._engine
         now_ns = engine.clock()

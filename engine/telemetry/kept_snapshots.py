@@ -55,9 +55,8 @@ class KeptSnapshots:
         If no step has run for a while, `past_ns` counts from the time when steps last ran. Only
         snapshots after which all messages are still kept are considered.
 
-        Args:
-            step: number of the last step. A snapshot made after it is followed by no step to show,
-                so it is chosen only if there is no other.
+        `step`: number of the last step. A snapshot made after it is followed by no step to show, so
+        it is chosen only if there is no other.
 
         Returns:
             The snapshot, encoded, because decoding megabytes of transcripts would hold up the

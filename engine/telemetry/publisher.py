@@ -23,9 +23,8 @@ MAX_REPLAY_BYTES = 256 * 1024  # in one answer; the client asks again for more
 class Publisher:
     """The PUB socket of an engine, and the last messages that it sent.
 
-    Attributes:
-        num_dropped: messages that at least one subscriber missed, as known when the last message
-            was published; `sender.num_dropped` is the current number.
+    `num_dropped`: messages that at least one subscriber missed, as known when the last message was
+    published; `sender.num_dropped` is the current number.
 
     Args:
         address: ZeroMQ address to bind; None to number and keep messages without sending them.

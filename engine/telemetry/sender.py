@@ -14,58 +14,11 @@ import contextlib
 import ctypes
 import threading
 import time
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import zmq
 
 from stepscope.engine.protocol import wire
-
-
-class Kept(NamedTuple):
-    """A message in the ring."""
-
-    sequence: int
-    topic: bytes
-    payload: bytes
-
-
-class ReplayRing:
-    """The last messages. One thread adds them; any thread may `get`. The newest always fits."""
-
-    def __init__(self, size: int, max_bytes: int) -> None:
-        self.next_sequence = 0
-        self.oldest_sequence = 0
-        self.num_bytes = 0
-        self._max_bytes = max_bytes
-        self._size = size
-        # Of each message, at its number modulo the size. Bytes alone are no work for the collector.
-        self._topics = [b""] * size
-        self._payloads = [b""] * size
-
-    def add(self, topic: bytes, payload: bytes | bytearray) -> None:
-        """Keep the next message, and drop the oldest ones to make room for it."""
-        sequence = self.next_sequence
-        self.num_bytes += len(payload)
-        # Drop messages before overwriting them, so that a reader never gets a wrong one.
-        while self.oldest_sequence < sequence and (
-            sequence - self.oldest_sequence >= self._size or self.num_bytes > self._max_bytes
-        ):
-            place = self.oldest_sequence % self._size
-            self.oldest_sequence += 1
-            self.num_bytes -= len(self._payloads[place])
-            self._payloads[place] = b""
-        place = sequence % self._size
-        self._topics[place], self._payloads[place] = topic, bytes(payload)
-        self.next_sequence = sequence + 1
-
-    def get(self, sequence: int) -> Kept | None:
-        """Return a message by its number; None if it was dropped, or was not added yet."""
-        if not self.oldest_sequence <= sequence < self.next_sequence:
-            return None
-        place = sequence % self._size
-        kept = Kept(sequence, self._topics[place], self._payloads[place])
-        return None if sequence < self.oldest_sequence else kept  # dropped while we read it
-
 
 # Room for messages that wait to be sent, even if the ring keeps fewer for replay.
 QUEUE_MESSAGES = 10_000
@@ -84,16 +37,8 @@ _LAST = int(zmq.NOBLOCK)
 # Skips the layer of pyzmq that checks options we do not use, because every step sends a message.
 _send = zmq.backend.Socket.send
 _FUNCTIONS = (  # in the order of `Zmq` in `native/sender.h`
-    "zmq_errno",
-    "zmq_send",
-    "zmq_setsockopt",
-    "zmq_msg_init",
-    "zmq_msg_init_size",
-    "zmq_msg_data",
-    "zmq_msg_send",
-    "zmq_msg_recv",
-    "zmq_msg_gets",
-    "zmq_msg_get",
+    *("zmq_errno", "zmq_send", "zmq_setsockopt", "zmq_msg_init", "zmq_msg_init_size"),
+    *("zmq_msg_data", "zmq_msg_send", "zmq_msg_recv", "zmq_msg_gets", "zmq_msg_get"),
     "zmq_msg_close",
 )
 
@@ -137,8 +82,7 @@ def open_sender(
 ) -> Sender:
     """Make a sender for a bound socket: PUB, or XPUB if there is a gate. In C if possible.
 
-    Args:
-        socket: owned by the sender until it is stopped; None to number and keep messages only.
+    `socket`: owned by the sender until it is stopped; None to number and keep messages only.
     """
     functions = _functions()
     if compiled is None or functions is None:
@@ -164,37 +108,48 @@ class InlineSender:
     def __init__(
         self, socket: "zmq.Socket[bytes] | None", size: int, max_bytes: int, is_gated: bool
     ) -> None:
+        self.next_sequence = 0
+        self.oldest_sequence = 0
+        self.num_bytes = 0
         self.num_dropped = 0
-        self._ring = ReplayRing(size, max_bytes)
+        self._max_bytes = max_bytes
+        self._size = size
+        # Of each message, at its number modulo the size. Bytes alone are no work for the collector.
+        self._topics = [b""] * size
+        self._payloads = [b""] * size
         self._socket = socket
         self._is_gated = is_gated
         self._next_look_s = 0.0
         self._num_left = 0  # subscriptions that this look may still return
         self._lock = threading.Lock()  # the sender in C relies on the interpreter's lock instead
-        self.get = self._ring.get
-
-    @property
-    def next_sequence(self) -> int:
-        return self._ring.next_sequence
-
-    @property
-    def oldest_sequence(self) -> int:
-        return self._ring.oldest_sequence
-
-    @property
-    def num_bytes(self) -> int:
-        return self._ring.num_bytes
 
     def add(self, topic: bytes, payload: bytearray, /) -> int:
         with self._lock:
-            return self._add(topic, payload)
-
-    def _add(self, topic: bytes, payload: bytearray) -> int:
-        socket = self._socket
-        number = wire.sequence_frame(self._ring.next_sequence)
-        self._ring.add(topic, payload)
-        if socket is None:
+            number = wire.sequence_frame(self.next_sequence)
+            self._keep(topic, payload)
+            if self._socket is not None:
+                self._send(self._socket, topic, number, payload)
             return self.num_dropped
+
+    def _keep(self, topic: bytes, payload: bytearray) -> None:
+        """Keep the next message, and drop the oldest ones to make room for it."""
+        sequence = self.next_sequence
+        self.num_bytes += len(payload)
+        # Drop messages before overwriting them, so that a reader never gets a wrong one.
+        while self.oldest_sequence < sequence and (
+            sequence - self.oldest_sequence >= self._size or self.num_bytes > self._max_bytes
+        ):
+            place = self.oldest_sequence % self._size
+            self.oldest_sequence += 1
+            self.num_bytes -= len(self._payloads[place])
+            self._payloads[place] = b""
+        place = sequence % self._size
+        self._topics[place], self._payloads[place] = topic, bytes(payload)
+        self.next_sequence = sequence + 1
+
+    def _send(
+        self, socket: "zmq.Socket[bytes]", topic: bytes, number: bytes, payload: bytearray
+    ) -> None:
         try:
             _send(socket, topic, _FIRST)
         except zmq.Again:
@@ -208,7 +163,13 @@ class InlineSender:
             # If the first frame found room, libzmq takes the whole message.
             _send(socket, number, _FIRST)
             _send(socket, payload, _LAST)
-        return self.num_dropped
+
+    def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
+        if not self.oldest_sequence <= sequence < self.next_sequence:
+            return None
+        place = sequence % self._size
+        kept = sequence, self._topics[place], self._payloads[place]
+        return None if sequence < self.oldest_sequence else kept  # dropped while we read it
 
     def take_subscription(self) -> tuple[str, int] | None:
         if self._socket is None or not self._is_gated:

@@ -49,8 +49,7 @@ class PlannedBlocks:
     def seen_before(self, block: int, freed: BlockState) -> BlockState:
         """Correct `changes` for a block that the end of the previous step has just released.
 
-        Args:
-            freed: the block's state now, after both this step's scheduling and that release.
+        `freed`: the block's state now, after both this step's scheduling and that release.
 
         Returns:
             The block's state after the release but before this step took blocks. From now on this
@@ -196,9 +195,8 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     def end(self, result: StepResult, kv: KVCacheManager | None) -> None:
         """Record the end of the step, after `Scheduler.update` has freed the finished requests.
 
-        Args:
-            kv: the KV cache, if no other step was scheduled meanwhile; None if `settle_between`
-                follows.
+        `kv`: the KV cache, if no other step was scheduled meanwhile; None if `settle_between`
+        follows.
         """
         self.launch_ns = result.launch_ns
         self.tokens_ns = result.tokens_ns
@@ -214,9 +212,8 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     def hide(self, launched_ns: int, not_before_ns: int) -> None:
         """Record that the step was prepared while the step before it ran, so delaying no request.
 
-        Args:
-            not_before_ns: when the tokens of the step before it were known; earlier times of this
-                step are moved to that instant.
+        `not_before_ns`: when the tokens of the step before it were known; earlier times of this
+        step are moved to that instant.
         """
         self.hidden_ns = launched_ns - self.schedule_start_ns
         self.schedule_start_ns = max(self.schedule_start_ns, not_before_ns)

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from stepscope.engine.protocol.wire import Phase, PrefillPart, StepCosts, StepInFlight
+from stepscope.engine.protocol.wire import Phase, PrefillPart, StepInFlight
 
 LOOK_S = 0.25
-LONG_NS = 1_000_000_000  # a step that takes longer is published, ...
-TIMES_USUAL = 10  # ... as is one that takes this many times what `StepCosts` predict
+LONG_NS = 1_000_000_000  # a step that takes longer is published
 MAX_PREFILLS = 32  # prefill chunks in one message
 
 
@@ -62,23 +61,16 @@ class StepSource(Protocol):
 
 
 class StepWatcher:
-    """Publishes a `StepInFlight` while a step takes long. Its own thread calls `look`.
-
-    Args:
-        step_costs: step times measured at the start, by which a step counts as long; None: only
-            `LONG_NS` counts.
-    """
+    """Publishes a `StepInFlight` while a step takes long. Its own thread calls `look`."""
 
     def __init__(
         self,
         source: StepSource,
         publish: Callable[[StepInFlight], None],
-        step_costs: StepCosts | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._source = source
         self._publish = publish
-        self._step_costs = step_costs
         self._clock = clock
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="step watcher", daemon=True)
@@ -92,21 +84,9 @@ class StepWatcher:
 
     def look(self) -> None:
         """Publish the running step if it takes long."""
-        running = self._source.step_under_way
-        now_ns = self._clock()
-        if running is None or now_ns - running.since_ns < LOOK_S * 1e9:
-            return
-        message = running.message(now_ns)
-        if now_ns - running.since_ns >= self._long_ns(message):
-            self._publish(message)
-
-    def _long_ns(self, message: StepInFlight) -> float:
-        costs = self._step_costs
-        if costs is None:
-            return LONG_NS
-        usual_ms = costs.decode_ms if message.num_decodes else 0.0
-        usual_ms += costs.prefill_ms * message.num_prefill_tokens / costs.num_prefill_tokens
-        return min(LONG_NS, TIMES_USUAL * usual_ms * 1e6)
+        running, now_ns = self._source.step_under_way, self._clock()
+        if running is not None and now_ns - running.since_ns >= LONG_NS:
+            self._publish(running.message(now_ns))
 
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):

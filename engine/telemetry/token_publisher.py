@@ -54,8 +54,7 @@ class TokenPublisher:
 
         Call it after `Scheduler.update`.
 
-        Args:
-            bursts: all tokens of each row with drafts, by row index.
+        `bursts`: all tokens of each row with drafts, by row index.
 
         Returns:
             One text for each row, None for a row without a token. None in all without a tokenizer.

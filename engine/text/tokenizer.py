@@ -54,43 +54,32 @@ def render(
         except Exception as error:
             # Put on one line, because a template may raise any message.
             detail = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
-            raise ConfigError(
-                "bad_messages", f"messages: the model's chat template does not take them: {detail}"
-            ) from error
+            message = f"messages: the model's chat template does not take them: {detail}"
+            raise ConfigError("bad_messages", message) from error
 
-    tried: list[tuple[Sequence[bool], list[bool]]] = []  # forms, and which texts reach the prompt
-
-    def reaches_all(forms: Sequence[bool]) -> bool:
-        prompt = rendered(forms, marks).casefold()
-        shown = [all(_is_read(mark, prompt) for mark in parts) for parts in marks]
-        tried.append((forms, shown))
-        return all(shown)
-
+    tried: list[tuple[list[int], Sequence[bool]]] = []  # messages left out, by form
     refusal: ConfigError | None = None
-    for forms in (as_sent, [False] * len(texts), [True] * len(texts)):
+    others = [role != "system" for role in roles]
+    for forms in (as_sent, [False] * len(texts), [True] * len(texts), others):
         try:
-            if reaches_all(forms):
-                break
+            prompt = rendered(forms, marks).casefold()
         except ConfigError as error:
             refusal = refusal or error
-    else:
-        if refusal is not None and not tried:
-            raise refusal
-        # No form does for all. Give each message the one in which it is shown.
-        reaches_all(
-            [
-                next((forms[at] for forms, shown in tried if shown[at]), form)
-                for at, form in enumerate(as_sent)
-            ]
-        )
-    chosen, shown = tried[-1]
-    for number, (role, is_shown) in enumerate(zip(roles, shown, strict=True)):
+            continue
+        shown = [all(_is_read(mark, prompt) for mark in parts) for parts in marks]
+        tried.append(([number for number, each in enumerate(shown) if not each], forms))
+        if all(shown):
+            break
+    if refusal is not None and not tried:
+        raise refusal
+    left_out, chosen = min(tried, key=lambda each: len(each[0]))
+    for number in left_out:
         # A template may leave out what the model itself said earlier.
-        if not is_shown and role != "assistant":
+        if roles[number] != "assistant":
             raise ConfigError(
                 "bad_messages",
                 f"messages: the model's chat template leaves out the text of messages[{number}] "
-                f"(role {role[:40]!r}); send a conversation without it, or a prompt",
+                f"(role {roles[number][:40]!r}); send a conversation without it, or a prompt",
             )
     return rendered(chosen, texts)
 

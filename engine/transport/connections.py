@@ -1,27 +1,14 @@
-"""`Connections`: the clients of a control socket, who they are, and their unfinished requests.
+"""`Connections`: the clients of a control socket, their keys, and their unfinished requests.
 
 Belongs to the control thread.
 """
 
-from dataclasses import dataclass
-
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stepscope.engine.protocol.commands import Asker, Change, Command
+from stepscope.engine.protocol.commands import Asker
 from stepscope.engine.transport.gate import Gate
 from stepscope.engine.transport.keys import Holder
-
-_NO_NAME = Change().who
-_LOCAL_PEER = "localhost:"  # libzmq's name for the peer of a Unix socket, before uid, gid and pid
-
-
-@dataclass(slots=True)
-class _Client:
-    """A client. `origin` comes from the kernel; the other fields are what the client says."""
-
-    origin: str
-    who: str = ""
 
 
 class Connections:
@@ -34,7 +21,6 @@ class Connections:
         self._gate = gate
         self._identities: dict[int, bytes] = {}  # by the file descriptor of their connection
         self._keys: dict[bytes, str] = {}  # public key of each identity
-        self._clients: dict[bytes, _Client] = {}
         self._requests: dict[bytes, set[int]] = {}  # unfinished requests of each identity
 
     def close(self) -> None:
@@ -54,7 +40,6 @@ class Connections:
         # the number could be reused.
         gone = self.take_lost()
         self._identities[descriptor] = identity
-        self._clients[identity] = _Client(_origin(frame))
         if self._gate is not None:
             public = frame.get("User-Id")
             assert isinstance(public, str)
@@ -70,7 +55,6 @@ class Connections:
             identity = self._identities.pop(int(descriptor), None)
             if identity is not None:
                 self._keys.pop(identity, None)
-                self._clients.pop(identity, None)
                 gone.append(identity)
         return gone
 
@@ -99,16 +83,6 @@ class Connections:
         holder = self.holder(identity)
         return Asker(who, None if holder is None else holder.name)
 
-    def heed(self, identity: bytes, command: Command) -> None:
-        """Remember the name in a client's command, because later commands may not be decoded."""
-        if isinstance(command, Change) and command.who != _NO_NAME and identity in self._clients:
-            self._clients[identity].who = command.who
-
-    def described(self, identity: bytes) -> tuple[Asker, str]:
-        """Return the client as an `Asker`, and where it connects from, in words."""
-        client = self._clients.get(identity, _Client(""))
-        return self.asker(identity, client.who or "a client"), client.origin
-
     # Requests
 
     def add_request(self, identity: bytes, request_id: int) -> None:
@@ -120,11 +94,3 @@ class Connections:
     def take_requests(self, identity: bytes) -> list[int]:
         """Remove and return the unfinished requests of a client that is gone."""
         return sorted(self._requests.pop(identity, set()))
-
-
-def _origin(frame: zmq.Frame) -> str:
-    peer = frame.get("Peer-Address")
-    assert isinstance(peer, str)
-    if not peer.startswith(_LOCAL_PEER):
-        return f"from {peer}" if peer else ""
-    return f"from process {peer.rpartition(':')[2]} of this machine"

@@ -45,11 +45,9 @@ def runtime_dir() -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except OSError as error:
-        raise ConfigError(
-            "runtime_dir",
-            f"no folder for sockets can be made ({error.strerror}): set XDG_RUNTIME_DIR to a "
-            "folder that is yours alone (mode 0700)",
-        ) from error
+        what = f"no folder for sockets can be made ({error.strerror})"
+        advice = "set XDG_RUNTIME_DIR to a folder that is yours alone (mode 0700)"
+        raise ConfigError("runtime_dir", f"{what}: {advice}") from error
     if status.st_uid != os.getuid():
         raise ConfigError("runtime_dir", f"{path} belongs to another user; set XDG_RUNTIME_DIR")
     if stat.S_IMODE(status.st_mode) & 0o077:
@@ -76,23 +74,19 @@ class Endpoint:
         if text.startswith("tcp://"):
             match = _TCP.fullmatch(text)
             if match is None or not 0 < int(match[1]) < 65535:
-                raise WrongValue(
-                    "bad_endpoint", f"{text!r} is not tcp://HOST:PORT with a port of 1..65534"
-                )
+                what = "tcp://HOST:PORT with a port of 1..65534"
+                raise WrongValue("bad_endpoint", f"{text!r} is not {what}")
             return cls(text)
         path = text.removeprefix("ipc://")
         if not path or "://" in path:
-            raise WrongValue(
-                "bad_endpoint", f"{text!r} is not ipc://PATH, tcp://HOST:PORT or an engine's name"
-            )
+            what = "ipc://PATH, tcp://HOST:PORT or an engine's name"
+            raise WrongValue("bad_endpoint", f"{text!r} is not {what}")
         full = Path(path).absolute() if "/" in path else runtime_dir() / path
         too_long = len(os.fsencode(full)) + len(TELEMETRY_SUFFIX) - MAX_IPC_PATH
         if too_long > 0:
-            raise ConfigError(
-                "bad_endpoint",
-                f"{full} is too long for a socket: shorten the name or the path by {too_long} bytes"
-                + ("" if "/" in path else ", or set XDG_RUNTIME_DIR to a shorter one"),
-            )
+            advice = f"shorten the name or the path by {too_long} bytes"
+            advice += "" if "/" in path else ", or set XDG_RUNTIME_DIR to a shorter one"
+            raise ConfigError("bad_endpoint", f"{full} is too long for a socket: {advice}")
         check_name(full.name if "/" in path else path)
         if not path.isprintable():
             raise WrongValue("bad_endpoint", f"{path!r} holds characters that cannot be printed")
@@ -179,9 +173,8 @@ class EndpointLock:
     def __enter__(self) -> "EndpointLock":
         for path in sockets(self.endpoint):
             if path.exists() and not path.is_socket():
-                raise ConfigError(
-                    "bad_endpoint", f"{path} exists and is not a socket; choose another endpoint"
-                )
+                what = f"{path} exists and is not a socket; choose another endpoint"
+                raise ConfigError("bad_endpoint", what)
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Try again for a while: `find_local` holds the lock for an instant, to see who has it.
         for _ in range(20):
@@ -197,11 +190,9 @@ class EndpointLock:
                 break
             os.close(self._fd)  # the holder before us removed the file after we opened it
         else:
-            raise ConfigError(
-                "endpoint_in_use",
-                f"an engine (pid {other.get('pid', '?')}) is already on "
-                f"{self.endpoint.control}; stop it, or {self._advice}",
-            )
+            who = f"an engine (pid {other.get('pid', '?')})"
+            where = f"{self.endpoint.control}; stop it, or {self._advice}"
+            raise ConfigError("endpoint_in_use", f"{who} is already on {where}")
         fields = {"pid": os.getpid(), "control": self.endpoint.here.control}
         if self._name:
             fields["name"] = self._name
@@ -244,20 +235,9 @@ def free_name() -> str:
 
 def find_local() -> list[Endpoint]:
     """Return the endpoints of this user's engines that run on this machine, by name."""
-    found = []
-    for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # gone since it was listed
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if control := holder(fd).get("control"):
-                found.append(Endpoint(str(control)))
-        finally:
-            os.close(fd)
-    return found
+    locks = map(read_lock, sorted(runtime_dir().glob("*" + LOCK_SUFFIX)))
+    controls = [fields.get("control") for fields, is_held in locks if is_held]
+    return [Endpoint(str(control)) for control in controls if control]
 
 
 def lock_path(endpoint: Endpoint) -> Path:
@@ -276,6 +256,25 @@ def sockets(endpoint: Endpoint) -> list[Path]:
     """Return the paths of an endpoint's socket files."""
     reports, path = reports_path(endpoint), endpoint.path
     return [reports] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX), reports]
+
+
+def read_lock(path: Path) -> tuple[dict[str, object], bool]:
+    """Read this user's lock file: what its engine wrote, and whether that engine still runs."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return {}, False
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            return {}, False
+        is_held = False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_held = True
+        return holder(fd), is_held
+    finally:
+        os.close(fd)
 
 
 def holder(fd: int) -> dict[str, object]:

@@ -10,7 +10,6 @@ import fcntl
 import os
 import socket
 import stat
-import time
 from pathlib import Path
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -19,6 +18,7 @@ from stepscope.engine.transport.endpoints import (
     Endpoint,
     holder,
     lock_path,
+    read_lock,
     runtime_dir,
     same_file,
     sockets,
@@ -30,12 +30,12 @@ _LISTENS_S = 0.5
 
 def called(endpoint: Endpoint) -> str:
     """Return the name of the engine at an endpoint."""
-    return str(_key_file_fields(endpoint).get("name") or endpoint.name)
+    return str(_running(endpoint).get("name") or endpoint.name)
 
 
 def holder_pid(endpoint: Endpoint) -> int | None:
     """Return the process id of this user's engine at an endpoint on this machine, else None."""
-    pid = _key_file_fields(endpoint).get("pid")
+    pid = _running(endpoint).get("pid")
     return pid if isinstance(pid, int) else None
 
 
@@ -58,7 +58,7 @@ def killed_pid(endpoint: Endpoint) -> int | None:
 
 def is_refused(endpoint: Endpoint) -> bool:
     """Whether nothing listens at an endpoint, and no engine of this user here is starting."""
-    return not _key_file_fields(endpoint) and _refuses(endpoint)
+    return not _running(endpoint) and _refuses(endpoint)
 
 
 def _refuses(endpoint: Endpoint) -> bool:
@@ -79,7 +79,7 @@ def _refuses(endpoint: Endpoint) -> bool:
 
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
     """Return whether an engine of this user holds an endpoint here, and the key to it."""
-    fields = _key_file_fields(endpoint)
+    fields = _running(endpoint)
     try:
         pair = KeyPair(str(fields["public"]), str(fields["secret"]))
         return True, Credentials(pair, str(fields["server"]), "local")
@@ -87,7 +87,7 @@ def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
         return bool(fields), None
 
 
-def _key_file_fields(endpoint: Endpoint) -> dict[str, object]:
+def _running(endpoint: Endpoint) -> dict[str, object]:
     """Read the lock file of this user's running engine at an endpoint here; else empty."""
     fields, is_held = _written(endpoint)
     return fields if is_held else {}
@@ -96,35 +96,15 @@ def _key_file_fields(endpoint: Endpoint) -> dict[str, object]:
 def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
     """Read the lock file at an endpoint here: (its fields, whether an engine holds the lock)."""
     try:
-        fd = os.open(lock_path(endpoint), os.O_RDWR | os.O_CLOEXEC)
-    except (ConfigError, OSError):
+        fields, is_held = read_lock(lock_path(endpoint))
+    except ConfigError:
         return {}, False
-    try:
-        if os.fstat(fd).st_uid != os.getuid():
-            return {}, False
-        is_held = _is_locked(fd)
-        fields = holder(fd)
-    finally:
-        os.close(fd)
     # If `control` differs, that engine has the same port at another address.
     return (fields if fields.get("control") == endpoint.here.control else {}), is_held
 
 
-def _is_locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
-KEPT_S = 24 * 3600.0
-"""How long a lock file is kept after its sockets were removed, to show who was killed
-(`killed_pid`)."""
-
-
 def sweep() -> None:
-    """Remove the sockets of dead engines, and their lock files a day later. Never fails.
+    """Remove the files of dead engines. Never fails.
 
     Keeps sockets that are not ours: those without a lock file, and those whose lock file is not by
     an engine of this user.
@@ -147,24 +127,12 @@ def _sweep(lock: Path) -> None:
         control = str(holder(fd).get("control", ""))
         if control != f"ipc://{str(lock).removesuffix(LOCK_SUFFIX)}" and control[:6] != "tcp://":
             return
-        left = [each for each in sockets(Endpoint(control)) if _is_own_socket(each)]
-        for each in left:
-            each.unlink()
-        if left:
-            os.utime(fd)  # the day of `KEPT_S` begins now
-            return
-        if time.time() - status.st_mtime > KEPT_S:
-            # Fails if another sweep holds the lock shared; that one, or a later one, removes it.
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if same_file(fd, lock):
-                os.unlink(lock)
+        for each in sockets(Endpoint(control)):
+            if each.is_socket() and not each.is_symlink():
+                each.unlink()
+        # Fails if another sweep holds the lock shared; that one, or a later one, removes it.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if same_file(fd, lock):
+            os.unlink(lock)
     finally:
         os.close(fd)
-
-
-def _is_own_socket(path: Path) -> bool:
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.getuid()

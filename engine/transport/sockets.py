@@ -137,7 +137,6 @@ class Handshakes:
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
             kind, value = int(event["event"]), int(event["value"])
-            where = self._endpoint.control
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusal, self._num_failed = None, 0
                 continue
@@ -146,23 +145,17 @@ class Handshakes:
             is_certain = kind != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             self._num_failed += _ENOUGH if is_certain else 1
             if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._refusal = (
-                    f"the engine at {where} does not know this key (any more); on its machine: "
-                    "stepscope keys list"
-                )
+                why = "does not know this key (any more); on its machine: stepscope keys list"
             elif not self._has_key:
-                whose = "belongs to another user, or " if self._endpoint.is_ipc else ""
-                self._refusal = (
-                    f"the engine at {where} {whose}asks for a key: on its machine "
-                    "'stepscope keys new NAME --role viewer' makes one, here --key FILE names it"
-                )
+                why = "belongs to another user, or " if self._endpoint.is_ipc else ""
+                why += "asks for a key: on its machine 'stepscope keys new NAME --role viewer' "
+                why += "makes one, here --key FILE names it"
             elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISM_MISMATCH:
-                self._refusal = f"the engine at {where} takes no keys: leave out --key"
+                why = "takes no keys: leave out --key"
             else:
-                self._refusal = (
-                    f"the engine at {where} is not the one that this key is for, or its key has "
-                    "changed; get a new key file from its machine"
-                )
+                why = "is not the one that this key is for, or its key has changed; get a new key "
+                why += "file from its machine"
+            self._refusal = f"the engine at {self._endpoint.control} {why}"
         return self._refusal if self._num_failed >= _ENOUGH else None
 
     def close(self) -> None:

@@ -111,25 +111,19 @@ class Arrival:
 
     def submit(self) -> Submit:
         """Make the `Submit` command; without EOS, so that outputs have the workload's length."""
-        sampling = SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            seed=self.seed,
-            ignore_eos=not self.is_question,
-        )
-        if self.is_question:
-            return Submit(
-                client_id=self.name,
-                messages=[ChatMessage(role="user", content=self.prompt)],
-                sampling=sampling,
-                fit_max_tokens=True,
-                with_text=False,
-            )
+        is_question = self.is_question
         return Submit(
             client_id=self.name,
-            prompt=self.prompt,
-            max_prompt_tokens=self.num_prompt_tokens,
-            sampling=sampling,
+            prompt=None if is_question else self.prompt,
+            messages=[ChatMessage(role="user", content=self.prompt)] if is_question else None,
+            max_prompt_tokens=None if is_question else self.num_prompt_tokens,
+            sampling=SamplingParams(
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                seed=self.seed,
+                ignore_eos=not is_question,
+            ),
+            fit_max_tokens=is_question,
             with_text=False,
         )
 
@@ -240,19 +234,12 @@ def from_trace(
         num_prompt_tokens, max_tokens, is_cut = fit(
             row.num_prompt_tokens, row.num_output_tokens, max_model_len
         )
-        yield Arrival(
-            offset_s=row.offset_s * time_scale,
-            name=f"trace-{number}",
-            kind="trace",
-            prompt=(
-                writer.unique(first_key + number, num_prompt_tokens)
-                if row.hash_ids is None
-                else writer.blocks(row.hash_ids, num_prompt_tokens, row.block_tokens)
-            ),
-            num_prompt_tokens=num_prompt_tokens,
-            max_tokens=max_tokens,
-            is_cut=is_cut,
-        )
+        if row.hash_ids is None:
+            prompt = writer.unique(first_key + number, num_prompt_tokens)
+        else:
+            prompt = writer.blocks(row.hash_ids, num_prompt_tokens, row.block_tokens)
+        offset_s, name = row.offset_s * time_scale, f"trace-{number}"
+        yield Arrival(offset_s, name, "trace", num_prompt_tokens, max_tokens, prompt, is_cut=is_cut)
 
 
 def fit(
@@ -267,18 +254,14 @@ def fit(
 
 def describe(spec: WorkloadSpec) -> str:
     """Describe a synthetic mix in a few words, for a status line."""
-    documents = (
-        f", {spec.document_share:.0%} documents of {spec.document_tokens}"
-        if spec.document_share
-        else ""
-    )
+    share = f", {spec.document_share:.0%} documents of {spec.document_tokens}"
+    documents = share if spec.document_share else ""
     # The limit comes first: it decides the load, and narrow lines are cut at their end.
     most = "" if spec.max_concurrency is None else f"at most {spec.max_concurrency} under way, "
     chats = "questions" if spec.questions else f"chats of {spec.chat_tokens} tokens"
     heat = f", at temperature {spec.temperature:g}" if spec.temperature else ""
-    return (
-        f"{most}{spec.rate:g} requests/s: {chats}{documents}, outputs of {spec.output_tokens}{heat}"
-    )
+    outputs = f"outputs of {spec.output_tokens}{heat}"
+    return f"{most}{spec.rate:g} requests/s: {chats}{documents}, {outputs}"
 
 
 def fields_of(spec: WorkloadSpec) -> dict[str, KnobValue]:

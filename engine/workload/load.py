@@ -20,7 +20,6 @@ PATIENCE_S = 30.0  # how long an engine may be silent: its process or machine ma
 _TICK_S = 0.2  # how often to report progress and check for a stop
 _SILENCE_S = 2.0  # after this long without a message, ask whether the engine is still there
 _ALIVE_S = 2.5  # wait for that answer; an engine answers at once, whatever it is computing
-_LOOK_S = 1.0  # the same for an engine that was silent before; the run cannot stop meanwhile
 _ASK_AGAIN_S = 0.5  # ask again after this, because a lost connection may have lost the answer
 _ABORT_WAIT_S = 3.0
 
@@ -59,7 +58,6 @@ class LoadReport:
     ttft_s: list[float] = field(default_factory=list)  # of every request with a first token
     itl_s: list[float] = field(default_factory=list)  # gaps between two messages of a request
     duration_s: float = 0.0
-    silent_s: float = 0.0  # how long the engine has been silent; meanwhile nothing is sent
 
     @property
     def num_errors(self) -> int:
@@ -85,8 +83,6 @@ class LoadGenerator:
     Args:
         seconds: stop sending after this time and wait for the open requests; None: send all.
         wants_stop: called as often; True ends the run (`abort` then ends the open requests).
-        patience_s: how long to wait for a silent engine. Arrivals are delayed meanwhile, so that
-            no burst follows.
     """
 
     def __init__(
@@ -98,7 +94,6 @@ class LoadGenerator:
         seconds: float | None = None,
         on_progress: Callable[[LoadReport], None] = lambda report: None,
         wants_stop: Callable[[], bool] = lambda: False,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         self.report = LoadReport()
         self._client = client
@@ -107,7 +102,6 @@ class LoadGenerator:
         self._seconds = seconds
         self._on_progress = on_progress
         self._wants_stop = wants_stop
-        self._patience_s = patience_s
         self._open: dict[int, _OpenRequest] = {}  # by command id
         self._heard_s = 0.0
         self._answered_s = 0.0  # when the engine last answered that it is there
@@ -116,10 +110,8 @@ class LoadGenerator:
         """Send and receive until all requests have ended, or `wants_stop`, or EngineUnreachable."""
         engine_id = self._client.info().engine_id
         start_s = self._heard_s = time.perf_counter()
-        # Delays by `max_concurrency` and by silence. They move all later arrivals, too, so that no
-        # burst follows.
+        # Delays by `max_concurrency` move all later arrivals, too, so that no burst follows.
         put_off_s = 0.0
-        stands_since_s: float | None = None
         upcoming = next(self._arrivals, None)
         next_tick_s = start_s
         while upcoming is not None or self._open:
@@ -131,11 +123,6 @@ class LoadGenerator:
                 if self._wants_stop():
                     break
                 self._check_alive(now_s, engine_id)
-                if self.report.silent_s and stands_since_s is None:
-                    stands_since_s = now_s
-                elif not self.report.silent_s and stands_since_s is not None:
-                    put_off_s += time.perf_counter() - stands_since_s
-                    stands_since_s = None
             if self._seconds is not None and now_s - start_s >= self._seconds:
                 upcoming = None
             wait_s = next_tick_s - now_s
@@ -143,7 +130,7 @@ class LoadGenerator:
                 due_s = start_s + put_off_s + upcoming.offset_s
                 if now_s < due_s:
                     wait_s = min(wait_s, due_s - now_s)
-                elif not self.report.silent_s and self._has_room():
+                elif self._has_room():
                     if self._max_concurrency is not None:
                         put_off_s += now_s - due_s
                     self._send(upcoming)
@@ -229,33 +216,26 @@ class LoadGenerator:
     def _check_alive(self, now_s: float, engine_id: str) -> None:
         """If the engine has been silent, ask whether it is alive. Raises EngineUnreachable if not.
 
-        A paused engine sends nothing for a long time, but answers the question. An engine that does
-        not answer, but is not known to be gone, is suspended or cut off: wait for it as long as
-        `patience_s`.
+        A paused engine sends nothing for a long time, but answers the question. One that does not
+        answer, but is not known to be gone, is suspended or cut off: it has `PATIENCE_S`.
         """
-        report, client = self.report, self._client
-        known_s = max(self._heard_s, self._answered_s)
+        client, known_s = self._client, max(self._heard_s, self._answered_s)
         if not self._open or now_s - known_s < _SILENCE_S:
-            report.silent_s = 0.0
             return
         try:
-            info = client.info(_ASK_AGAIN_S, _LOOK_S if report.silent_s else _ALIVE_S)
+            info = client.info(_ASK_AGAIN_S, _ALIVE_S)
         except EngineSilent:
+            silent_s = time.perf_counter() - known_s
             if is_refused(client.endpoint):
-                raise EngineUnreachable(
-                    f"the engine at {client.endpoint.control} is gone: nothing listens there any "
-                    f"more; {len(self._open)} requests are lost"
-                ) from None
-            report.silent_s = time.perf_counter() - known_s
-            if report.silent_s >= self._patience_s:
-                raise EngineUnreachable(
-                    f"the engine at {client.endpoint.control} has answered nothing for "
-                    f"{report.silent_s:.0f} s; {len(self._open)} requests have no answer"
-                ) from None
-            return
-        self._answered_s, report.silent_s = time.perf_counter(), 0.0
-        if info.engine_id != engine_id:
-            raise EngineUnreachable(
-                f"the engine at {client.endpoint.control} was restarted; "
-                f"{len(self._open)} requests are lost"
-            )
+                what = "is gone: nothing listens there any more"
+            elif silent_s >= PATIENCE_S:
+                what = f"has answered nothing for {silent_s:.0f} s"
+            else:
+                return
+        else:
+            self._answered_s = time.perf_counter()
+            if info.engine_id == engine_id:
+                return
+            what = "was restarted"
+        where, num_lost = client.endpoint.control, len(self._open)
+        raise EngineUnreachable(f"the engine at {where} {what}; {num_lost} requests are lost")

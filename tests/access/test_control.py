@@ -59,9 +59,7 @@ def outputs(client: ControlClient, command_id: int) -> list[Output]:
 
 
 def test_a_request_sent_during_a_step_arrives_when_sent_not_when_the_step_ends(
-    live_engine: Any,
-    client: ControlClient,
-    monkeypatch: pytest.MonkeyPatch,
+    live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else no one would account for the time it waited for a long step."""
     core = live_engine.core
@@ -292,20 +290,11 @@ def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(
     ],
 )
 def test_an_impossible_sampling_value_is_refused_naming_its_field(
-    live_engine: Any, client: ControlClient, field: str, value: object
+    field: str, value: object
 ) -> None:
-    raw = zmq.Context.instance().socket(zmq.DEALER)
-    raw.linger = 0
-    raw.connect(live_engine.endpoint.control)
     body = {"type": "Submit", "prompt_token_ids": [1], "sampling": {field: value}}
-    raw.send_multipart([bytes(8), msgspec.msgpack.encode(body)])
-    assert raw.poll(30_000), "silence"
-    reply = replies.decode_reply(raw.recv_multipart()[1])
-    raw.close()
-    assert isinstance(reply, Error)
-    assert reply.code == "bad_message"
-    assert field in reply.message
-    assert client.snapshot().requests == []
+    with pytest.raises(msgspec.ValidationError, match=field):
+        commands.decode_command(msgspec.msgpack.encode(body))
 
 
 @pytest.mark.parametrize(
@@ -338,13 +327,6 @@ def test_frames_that_are_no_command_are_answered_with_an_error_and_change_nothin
     raw.close()
     assert client.snapshot().state == "idle"
     assert live_engine.core.control_tally.num_bad_messages == 1
-
-
-def test_replies_received_while_awaiting_another_are_kept(client: ControlClient) -> None:
-    command_id = client.send(submit(max_tokens=5))
-    time.sleep(0.05)
-    assert client.ask(commands.GetInfo()).model == "simulated"  # type: ignore[union-attr]
-    assert len(outputs(client, command_id)) == 5
 
 
 class AttachedEngine:

@@ -5,6 +5,7 @@ import socket
 import struct
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -175,35 +176,29 @@ def test_a_change_of_what_holds_already_is_answered_and_not_audited(
     assert core.audit.newest == newest
 
 
-def test_a_change_that_may_undo_a_queued_one_is_not_dropped_but_done_in_its_turn(
-    client: ControlClient,
-) -> None:
-    """The state may change between a command's arrival and its turn."""
-    sent = [client.send(command) for command in (Pause(), Resume(), Pause(), Resume()) * 5]
-    details = {}
-    while len(details) < len(sent):
+def acks(client: ControlClient, commands: list[Change]) -> list[Ack]:
+    """The answers to changes that are sent without awaiting each, in their order."""
+    sent = [client.send(command) for command in commands]
+    found: dict[int, Ack] = {}
+    while len(found) < len(sent):
         received = client.receive(5.0)
         assert received is not None
         assert isinstance(received[1], Ack), received
-        details[received[0]] = received[1].detail
-    assert client.snapshot().state == "idle"
+        found[received[0]] = received[1]
+    return [found[each] for each in sent]
 
 
 def test_changes_sent_in_a_row_without_awaiting_each_ack_are_all_done(
     client: ControlClient,
 ) -> None:
-    """Each expects the version that the one before makes: it must not be refused on arrival."""
-    sent = [
-        client.send(SetKnobs(changes={"max_num_seqs": 5 + number}, expected_version=number))
+    """The state may change between a command's arrival and its turn: none is refused or dropped."""
+    acks(client, [Pause(), Resume()] * 10)
+    assert client.snapshot().state == "idle"
+    changes: list[Change] = [
+        SetKnobs(changes={"max_num_seqs": 5 + number}, expected_version=number)
         for number in range(20)
     ]
-    versions = {}
-    while len(versions) < len(sent):
-        received = client.receive(5.0)
-        assert received is not None
-        assert isinstance(received[1], Ack), received
-        versions[received[0]] = received[1].version
-    assert [versions[each] for each in sent] == list(range(1, 21))
+    assert [each.version for each in acks(client, changes)] == list(range(1, 21))
 
 
 def test_the_ack_of_a_change_that_had_to_wait_names_its_effective_step_too(
@@ -309,7 +304,7 @@ class Asked:
         self.answered.put(outgoing[0].account)
 
     def take(self, account: bytes, command: ReplayFrom | GetSnapshot) -> None:
-        client = RemoteClient(lambda outgoing: None, account, b"", account=account, is_bulk=True)
+        client = RemoteClient(lambda outgoing: None, account, b"", account, is_bulk=True)
         self.bulk.begin(command, client)
 
 
@@ -373,58 +368,60 @@ def test_during_a_flood_of_replay_requests_other_commands_are_answered(
 # Limits on reading
 
 
+class Flooded:
+    """A limiter of clients who send as fast as it lets them, and a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.num_pauses = 0
+        self.limiter = RateLimiter(lambda: self.now_s)
+
+    def during(self, seconds: float, step_s: float = 1e-5) -> Iterator[bytes]:
+        """Yield for each message that is read one of a thousand clients."""
+        number = 0
+        while self.now_s < seconds:
+            if pause_s := self.limiter.pause_s():
+                self.num_pauses += 1
+                self.now_s += pause_s + 1e-6
+                continue
+            number += 1
+            yield str(number % 1_000).encode()
+            self.now_s += step_s
+
+
 def test_after_a_flood_messages_are_read_in_batches_not_one_by_one() -> None:
     """Each time the control thread wakes, the engine's thread has to hand over the interpreter."""
-    now_s = 0.0
-    limiter = RateLimiter(lambda: now_s)
-    num_read = num_pauses = 0
-    while now_s < 5.0:
-        pause_s = limiter.pause_s()
-        if pause_s:
-            num_pauses += 1
-            now_s += pause_s + 1e-6
-            continue
-        num_read += 1
-        limiter.admit(b"flooder", 40)
-        now_s += 1e-5
-    assert num_pauses <= 5.0 / rate_limit.PAUSE_S
-    refused_at_most = rate_limit.TOTAL_RATE / rate_limit.REFUSED
-    assert limiter.num_limited <= refused_at_most * now_s + rate_limit.TOTAL_BURST
+    flooded = Flooded()
+    for _ in flooded.during(5.0):
+        flooded.limiter.admit(b"flooder", 40)
+    assert flooded.num_pauses <= 5.0 / rate_limit.PAUSE_S
+    refused_at_most = rate_limit.TOTAL_RATE / rate_limit.REFUSED * flooded.now_s
+    assert 0 < flooded.limiter.num_limited <= refused_at_most + rate_limit.TOTAL_BURST
+    flooded.now_s += rate_limit.PAUSE_S + 0.01
+    assert flooded.limiter.pause_s() == 0
+    assert flooded.limiter.admit(b"other", 40)
 
 
 @pytest.mark.parametrize(
     "command", [GetSnapshot(), ReplayFrom(sequence=0), GetInfo(), None, Resume()]
 )
 def test_commands_are_read_at_a_bounded_total_rate_however_many_clients_send(command: Any) -> None:
-    now_s = 0.0
-    limiter = RateLimiter(lambda: now_s)
-    num_read = 0
-    while now_s < 20.0:
-        if pause_s := limiter.pause_s():
-            now_s += pause_s + 1e-6
-            continue
-        account = str(num_read % 1_000).encode()
+    flooded, num_read = Flooded(), 0
+    for account in flooded.during(20.0):
         num_read += 1
-        if limiter.admit(account, 40):
-            limiter.charge(account, command)
-        now_s += 1e-5
-    assert num_read <= (rate_limit.TOTAL_BURST + rate_limit.TOTAL_RATE * now_s) / 20
+        if flooded.limiter.admit(account, 40):
+            flooded.limiter.charge(account, command)
+    assert num_read <= (rate_limit.TOTAL_BURST + rate_limit.TOTAL_RATE * flooded.now_s) / 20
 
 
 def test_short_prompts_are_tokenised_at_a_bounded_rate() -> None:
     """The control thread tokenises short prompts itself, within one bound for all clients."""
-    now_s, num_chars = 0.0, 0
-    limiter = RateLimiter(lambda: now_s)
-    while now_s < 20.0:
-        if pause_s := limiter.pause_s():
-            now_s += pause_s + 1e-6
-            continue
-        account = str(num_chars % 16).encode()
-        if limiter.admit(account, 16_000):
-            limiter.charge_text(account, 16_001)
+    flooded, num_chars = Flooded(), 0
+    for account in flooded.during(20.0, 1e-4):
+        if flooded.limiter.admit(account, 16_000):
+            flooded.limiter.charge_text(account, 16_001)
             num_chars += 16_001
-        now_s += 1e-4
-    most = rate_limit.TOTAL_BURST + rate_limit.TOTAL_RATE * now_s
+    most = rate_limit.TOTAL_BURST + rate_limit.TOTAL_RATE * flooded.now_s
     assert num_chars <= most * rate_limit.TOTAL_CHARS
 
 

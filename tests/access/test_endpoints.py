@@ -139,8 +139,7 @@ def test_a_name_of_letters_digits_and_three_signs_names_an_engine(
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["a b", "héllo", "日本", "a:b", "a,b", "$x", "~e", "-x", ".x", "e\t1", "e\0", "e.lock"],
+    "name", ["a b", "héllo", "日本", "a:b", "a,b", "$x", "~e", "-x", ".x", "e\t1", "e\0", "e.lock"]
 )
 @pytest.mark.parametrize("form", ["{}", "ipc://{}", "/tmp/{}", "ipc:///tmp/{}"])
 def test_every_way_to_name_an_engine_follows_the_one_rule(
@@ -176,10 +175,7 @@ def test_a_client_can_connect_to_every_tcp_address_that_is_accepted(text: str) -
 
 @pytest.mark.parametrize(
     ("text", "rank", "control"),
-    [
-        (" /tmp/v0 ", 2, "ipc:///tmp/v0.dp2"),
-        ("tcp://127.0.0.1:5000", 2, "tcp://127.0.0.1:5004"),
-    ],
+    [(" /tmp/v0 ", 2, "ipc:///tmp/v0.dp2"), ("tcp://127.0.0.1:5000", 2, "tcp://127.0.0.1:5004")],
 )
 def test_a_rank_has_its_own_address(text: str, rank: int, control: str) -> None:
     assert rank_endpoint(text, rank, 4).control == control

@@ -1,12 +1,10 @@
 """The next engine to start removes the files of killed engines, and no others."""
 
 import json
-import os
 import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, find_local, runtime_dir
-from stepscope.engine.transport.local_engines import KEPT_S, sweep
+from stepscope.engine.transport.local_engines import sweep
 
 # Has the files of an engine; ends when its standard input does.
 _ENGINE = """
@@ -78,38 +76,16 @@ def test_the_next_engine_of_any_name_removes_the_sockets_of_a_killed_engine(
     pid = killed(engine("demo-1"))
     assert names(folder) == ["demo-1", "demo-1.lock", "demo-1.telemetry"]
     assert find_local() == []
+    (folder / "demo-1").unlink()
+    said = rf"^demo-1 is gone: killed or crashed \(pid {pid}\)$"
+    with ControlClient("demo-1") as client, pytest.raises(EngineGone, match=said):
+        client.info()
     # The sockets are removed before a model is loaded, which fails here.
     monkeypatch.setitem(sys.modules, "stepscope.engine.execution.loading", None)
     opened = open_engine(EngineConfig(name="other"), Knobs(), progress=lambda what, share: None)
     with pytest.raises(ImportError), opened:
         pass
-    assert names(folder) == ["demo-1.lock"]
-    said = rf"^demo-1 is gone: killed or crashed \(pid {pid}\)$"
-    with ControlClient("demo-1") as client, pytest.raises(EngineGone, match=said):
-        client.info()
-    with EndpointLock(Endpoint.parse("demo-1")):
-        assert names(folder) == ["demo-1.lock"]
-
-
-def test_the_lock_file_of_a_killed_engine_is_kept_for_a_day(
-    folder: Path, engine: Callable[[str], "subprocess.Popen[bytes]"]
-) -> None:
-    killed(engine("week-old"))
-    tcp = EndpointLock(Endpoint.parse("tcp://127.0.0.1:5791"))
-    tcp.__enter__()
-    os.close(tcp._fd)  # as it is when its process is killed
-    for path in folder.glob("*.lock"):
-        age(path)  # of the start, not of the end
-    sweep()
-    assert names(folder) == ["week-old.lock"]  # found dead just now; the other has no sockets
-    age(folder / "week-old.lock")
-    sweep()
     assert names(folder) == []
-
-
-def age(path: Path) -> None:
-    then = time.time() - KEPT_S - 60.0
-    os.utime(path, (then, then))
 
 
 def test_files_of_live_and_starting_engines_and_foreign_files_are_kept(
@@ -128,11 +104,8 @@ def test_files_of_live_and_starting_engines_and_foreign_files_are_kept(
         (folder / "link").symlink_to(tmp_path / "target")
         lock(folder / "link.lock", f"ipc://{folder}/link")
         before = names(folder)
-        for path in folder.glob("*.lock"):
-            if path.stem not in ("notes", "link"):
-                age(path)
         sweep()
-        assert names(folder) == before
+        assert names(folder) == [each for each in before if each not in ("notes.lock", "link.lock")]
         assert sorted(each.name for each in find_local()) == ["live", "starting"]
     assert live.poll() is None
     assert stat.S_ISSOCK((tmp_path / "target").stat().st_mode)
@@ -190,7 +163,6 @@ print(*codes)
 _SWEEPER = """
 import time
 from stepscope.engine.transport import local_engines
-local_engines.KEPT_S = -1.0  # locks, too
 end_s = time.monotonic() + 3.0
 while time.monotonic() < end_s:
     local_engines.sweep()

@@ -86,10 +86,7 @@ def test_two_terminals_of_one_account_have_two_client_names(
 
 
 def test_a_client_name_comes_from_the_option_the_environment_or_the_config_file(
-    live_engine: Any,
-    stepscope: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STEPSCOPE_CLIENT_NAME", raising=False)
     address = live_engine.endpoint.control

@@ -9,15 +9,10 @@ import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
 from stepscope.engine.adapters.vllm.attachment import attach
-from stepscope.engine.client.client import (
-    CommandRefused,
-    ControlClient,
-    EngineUnreachable,
-    NoAnswer,
-)
-from stepscope.engine.client.group import ask_with_siblings, set_on_all
-from stepscope.engine.protocol.commands import Command, SetKnobs
-from stepscope.engine.protocol.replies import Ack, AnyReply
+from stepscope.engine.client.client import CommandRefused, ControlClient, NoAnswer
+from stepscope.engine.client.group import set_on_all
+from stepscope.engine.protocol.commands import SetKnobs
+from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import ranks_of, siblings_of
 from stepscope.recordings.file.reader import Recording
@@ -171,27 +166,6 @@ def test_a_conflict_on_the_rank_shown_in_the_dashboard_changes_no_other_rank(
     assert answer_of(link, 32).code == "conflict"
     assert budgets(ranks) == [64, 48]
     assert ranks[0].core.audit.last() == []
-
-
-@pytest.mark.parametrize("error", [EngineUnreachable, NoAnswer])
-def test_other_ranks_change_a_knob_if_one_rank_is_silent_but_not_if_it_is_unreachable(
-    ranks: list[Attachment],
-    clients: list[ControlClient],
-    monkeypatch: pytest.MonkeyPatch,
-    error: type[Exception],
-) -> None:
-    sibling, client = clients
-    ask = client.ask
-
-    def ask_once(command: Command, *args: Any) -> AnyReply:
-        if isinstance(command, SetKnobs) and not command.dry_run:
-            raise error("gone")
-        return ask(command, *args)
-
-    monkeypatch.setattr(client, "ask", ask_once)
-    with pytest.raises(error):
-        ask_with_siblings(client, [sibling], SetKnobs(changes={BUDGET: 32}, who="Ada"))
-    assert budgets(ranks) == [64 if error is EngineUnreachable else 32, 64]
 
 
 @pytest.mark.usefixtures("ranks")

@@ -215,47 +215,35 @@ def test_load_does_not_wait_for_an_engine_that_was_killed(
     assert (generator.report.num_sent, generator.report.num_open) == (2, 2)
 
 
-def _waiting_load(client: ControlClient, process: Any, **options: Any) -> LoadGenerator:
-    """A load that sends two requests, stops the engine once they run, and still has one to send."""
+@pytest.mark.parametrize("patience_s", [30.0, 3.0])
+def test_load_waits_a_while_for_a_stopped_engine(
+    keyless: tuple[str, subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    patience_s: float,
+) -> None:
+    monkeypatch.setattr("stepscope.engine.workload.load.PATIENCE_S", patience_s)
     submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
-    arrivals = [
-        SimpleNamespace(offset_s=offset_s, is_cut=False, submit=lambda: submit)
-        for offset_s in (0.0, 0.0, 5.5)  # seen to be silent by then
-    ]
-    stops = [True]
+    arrival = SimpleNamespace(offset_s=0.0, is_cut=False, submit=lambda: submit)
+    resume = threading.Timer(5.0, keyless[1].send_signal, (signal.SIGCONT,))
 
-    def on_progress(report: LoadReport) -> None:
-        if stops and report.num_sent == 2:
-            stops.clear()
-            process.send_signal(signal.SIGSTOP)
-        if report.silent_s and "patience_s" not in options:
-            process.send_signal(signal.SIGCONT)
+    def stop_once_sent(report: LoadReport) -> None:
+        if report.num_sent == 2 and resume.ident is None:
+            keyless[1].send_signal(signal.SIGSTOP)
+            resume.start()
 
-    return LoadGenerator(
-        client,
-        iter(arrivals),  # type: ignore[arg-type]
-        on_progress=on_progress,
-        **options,
-    )
-
-
-def test_load_waits_for_a_stopped_engine_and_continues_once_it_runs(
-    keyless: tuple[str, subprocess.Popen[bytes]],
-) -> None:
     with ControlClient(keyless[0]) as client:
-        report = _waiting_load(client, keyless[1]).run()
-    assert (report.num_sent, report.num_finished, report.silent_s) == (3, 3, 0.0)
-
-
-def test_load_gives_up_on_a_silent_engine_and_says_how_long_it_was_silent(
-    keyless: tuple[str, subprocess.Popen[bytes]],
-) -> None:
-    with ControlClient(keyless[0]) as client:
-        generator = _waiting_load(client, keyless[1], patience_s=3.0)
-        said = "has answered nothing for .* s; 2 requests have no answer"
-        with pytest.raises(EngineUnreachable, match=said):
-            generator.run()
-    assert generator.report.num_sent == 2
+        generator = LoadGenerator(
+            client,
+            iter([arrival, arrival]),  # type: ignore[list-item]
+            on_progress=stop_once_sent,
+        )
+        if patience_s > 5.0:
+            assert generator.run().num_finished == 2
+        else:
+            said = "has answered nothing for .* s; 2 requests are lost"
+            with pytest.raises(EngineUnreachable, match=said):
+                generator.run()
+    resume.join()
 
 
 def test_connections_to_a_killed_engine_are_refused_but_not_to_a_stopped_one(

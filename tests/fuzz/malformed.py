@@ -1,11 +1,10 @@
-"""What a broken or malicious client might send: frames of the control socket, or bytes below it.
+"""What a broken or malicious client might send: frames of the control socket.
 
 Everything is drawn from one `random.Random`, so that a seed gives the same messages again.
 """
 
 import random
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,210 +13,112 @@ from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
-SEEDS: tuple[commands.Command, ...] = (
+SAMPLING = SamplingParams(max_tokens=4, stop=("x",))
+HELLO = commands.ChatMessage(role="user", content="hello")
+HARMLESS = (
     commands.GetInfo(),
     commands.GetSnapshot(),
     commands.GetKeptSnapshot(past_s=60.0),
     commands.ReplayFrom(sequence=3, limit=10),
     commands.GetAudit(after=1),
-    commands.SetKnobs(
-        changes={"max_num_seqs": 3, "order": "arrival"}, who="fuzz", expected_version=1
-    ),
+)
+CHANGES = (
+    commands.SetKnobs(changes={"max_num_seqs": 3, "order": "arrival"}, who="fuzz"),
     commands.Pause(who="fuzz", once="abc", engine_id="e", seen=3),
     commands.Resume(),
     commands.StepOnce(n=7),
-    commands.Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=4, stop=("x",))),
-    commands.Submit(messages=[commands.ChatMessage(role="user", content="hello")], client_id="c"),
+    commands.Submit(prompt_token_ids=[1, 2, 3], sampling=SAMPLING),
+    commands.Submit(messages=[HELLO], client_id="c"),
     commands.Abort(request_id=3),
     commands.ResetPrefixCache(),
     commands.SetWorkload(workload=WorkloadSpec(rate=2.0)),
     commands.Drain(),
     commands.Shutdown(),
 )
-_HARMLESS = (
-    commands.GetInfo,
-    commands.GetSnapshot,
-    commands.GetKeptSnapshot,
-    commands.ReplayFrom,
-    commands.GetAudit,
+SEEDS = [commands.encode(command) for command in (*HARMLESS, *CHANGES)]
+KINDS = (
+    *("random", "flipped", "truncated", "extended", "spliced", "lengths", "nested", "mistyped"),
+    *("huge", "frames"),
 )
-_NASTY_NUMBERS = (0, -1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1.5, float("nan"), float("inf"))
-_LENGTHS = (0, 1, 7, 9, 16, 255, 256, 4096)
+_NUMBERS = (0, -1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1.5, float("nan"), float("inf"))
+_NASTY = (*_NUMBERS, None, True, False, "", "x" * 10_000, "\x00", "é" * 99, b"", b"x" * 256)
 
 
 def is_command(payload: bytes) -> bool:
     """Whether an engine would accept it as a command that may change something."""
     try:
-        return not isinstance(commands.decode_command(payload), _HARMLESS)
+        return not isinstance(commands.decode_command(payload), tuple(map(type, HARMLESS)))
     except msgspec.DecodeError:
         return False
 
 
 class Malformer:
-    """Draws frames. `kinds` names the ways, for the statistics."""
+    """Draws frames, of each kind as often; a huge one only now and then."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._payloads = [commands.encode(command) for command in SEEDS]
-        self.kinds: dict[str, Callable[[], bytes]] = {
-            "random": self._random_bytes,
-            "flipped": self._flipped,
-            "truncated": self._truncated,
-            "extended": self._extended,
-            "spliced": self._spliced,
-            "lengths": self._wrong_length,
-            "nested": self._nested,
-            "mistyped": self._mistyped,
-            "unknown": self._unknown_field,
-            "huge": self._huge,
-        }
 
     def frames(self) -> tuple[str, list[bytes]]:
-        """How they were made, and frames that no engine may accept as a command."""
+        """Their kind, and frames that no engine may accept as a command."""
+        draw = self._random
         while True:
-            kind = self._random.choice(list(self.kinds))
-            if kind == "huge" and self._random.random() > 0.02:
-                continue  # megabytes, so only now and then
-            payload = self.kinds[kind]()
-            if is_command(payload):
+            kind = draw.choice(KINDS)
+            if kind == "huge" and draw.random() > 0.02:
                 continue
-            if self._random.random() < 0.15:
-                return "frames", self._wrong_frames(payload)
-            return kind, [self._random.randbytes(8), payload]
+            payload = self._payload(kind)
+            if kind == "frames":
+                return kind, self._wrong_frames(payload)
+            if not is_command(payload):
+                return kind, [draw.randbytes(8), payload]
 
-    # Payloads
-
-    def _seed_payload(self) -> bytes:
-        return self._random.choice(self._payloads)
-
-    def _random_bytes(self) -> bytes:
-        return self._random.randbytes(self._random.choice((0, 1, 2, 5, 50, 500, 5000)))
-
-    def _flipped(self) -> bytes:
-        payload = bytearray(self._seed_payload())
-        for _ in range(self._random.randint(1, 4)):
-            payload[self._random.randrange(len(payload))] ^= 1 << self._random.randrange(8)
+    def _payload(self, kind: str) -> bytes:
+        draw = self._random
+        payload = bytearray(draw.choice(SEEDS))
+        place = draw.randrange(len(payload))
+        match kind:
+            case "flipped":
+                for _ in range(draw.randint(1, 4)):
+                    payload[draw.randrange(len(payload))] ^= 1 << draw.randrange(8)
+            case "truncated":
+                del payload[place:]
+            case "extended":
+                payload += draw.randbytes(draw.randint(1, 40))
+            case "spliced":
+                other = draw.choice(SEEDS)
+                payload[place:] = other[draw.randrange(len(other)) :]
+            case "lengths":  # a map, array or string that claims to be longer than what follows
+                head = draw.choice((0xDF, 0xDD, 0xDB, 0xC6, 0xC9, 0xDE, 0xDC, 0xD9))
+                size = draw.choice((2**32 - 1, 2**31, 65_536, 255))
+                payload[place : place + 1] = bytes([head]) + struct.pack(">I", size)
+            case "nested":
+                opening = draw.choice((b"\x91", b"\x81\xa1x"))
+                return opening * draw.choice((10, 900, 5_000, 100_000)) + b"\xc0"
+            case "mistyped":
+                document: dict[str, Any] = msgspec.msgpack.decode(payload)
+                document[draw.choice([*document, "mood", "x" * 300])] = self._anything(3)
+                return msgspec.msgpack.encode(document)
+            case "huge":
+                limit = commands.MAX_COMMAND_BYTES
+                text = "y" * (limit + draw.choice((-100, 1, limit // 2)))
+                return msgspec.msgpack.encode({"type": "Submit", "prompt": "x", "client_id": text})
+            case _:
+                return draw.randbytes(draw.choice((0, 1, 2, 5, 50, 500, 5000)))
         return bytes(payload)
-
-    def _truncated(self) -> bytes:
-        payload = self._seed_payload()
-        return payload[: self._random.randrange(len(payload))]
-
-    def _extended(self) -> bytes:
-        return self._seed_payload() + self._random.randbytes(self._random.randint(1, 40))
-
-    def _spliced(self) -> bytes:
-        a, b = self._seed_payload(), self._seed_payload()
-        return a[: self._random.randrange(len(a) + 1)] + b[self._random.randrange(len(b)) :]
-
-    def _wrong_length(self) -> bytes:
-        """A map, array, string or number that claims to be longer than what follows."""
-        payload = bytearray(self._seed_payload())
-        head = self._random.choice((0xDF, 0xDD, 0xDB, 0xC6, 0xC9, 0xDE, 0xDC, 0xD9))
-        place = self._random.randrange(len(payload))
-        size = self._random.choice((2**32 - 1, 2**31, 65_536, 255))
-        payload[place : place + 1] = bytes([head]) + struct.pack(">I", size)
-        return bytes(payload)
-
-    def _nested(self) -> bytes:
-        depth = self._random.choice((10, 900, 5_000, 100_000))
-        opening = self._random.choice((b"\x91", b"\x81\xa1x"))
-        return opening * depth + b"\xc0"
-
-    def _mistyped(self) -> bytes:
-        document = self._document()
-        keys = [key for key in document if key != "type"] or ["type"]
-        document[self._random.choice(keys)] = self._anything(3)
-        return msgspec.msgpack.encode(document)
-
-    def _unknown_field(self) -> bytes:
-        document = self._document()
-        document[self._random.choice(("mood", "", "Type", "x" * 300))] = self._anything(2)
-        return msgspec.msgpack.encode(document)
-
-    def _huge(self) -> bytes:
-        limit = commands.MAX_COMMAND_BYTES
-        size = self._random.choice((limit - 100, limit + 1, limit + limit // 2))
-        return msgspec.msgpack.encode({"type": "Submit", "prompt": "x", "client_id": "y" * size})
-
-    def _document(self) -> dict[str, Any]:
-        document: dict[str, Any] = msgspec.msgpack.decode(self._seed_payload())
-        return document
 
     def _anything(self, depth: int) -> Any:
+        inner = range(self._random.randint(0, 4) if depth else 0)
         draw = self._random.random()
-        if depth and draw < 0.2:
-            return [self._anything(depth - 1) for _ in range(self._random.randint(0, 4))]
-        if depth and draw < 0.4:
-            return {str(n): self._anything(depth - 1) for n in range(self._random.randint(0, 4))}
-        if draw < 0.6:
-            return self._random.choice(_NASTY_NUMBERS)
-        if draw < 0.75:
-            return self._random.choice((None, True, False, "", "x" * 10_000, "\x00", "é" * 99))
-        return self._random.randbytes(self._random.choice(_LENGTHS))
+        if draw < 0.2:
+            return [self._anything(depth - 1) for _ in inner]
+        if draw < 0.4:
+            return {str(number): self._anything(depth - 1) for number in inner}
+        return self._random.choice(_NASTY)
 
     def _wrong_frames(self, payload: bytes) -> list[bytes]:
-        identifier = self._random.randbytes(8)
-        return self._random.choice(
-            (
-                [b""],
-                [identifier],
-                [identifier[: self._random.randrange(8)], payload],
-                [identifier * 40, payload],
-                [identifier, payload, payload],
-                [identifier, b"", payload],
-                [b"", b"", b"", b""],
-                [identifier] * 200,
-            )
+        number = self._random.randbytes(8)
+        wrong = (
+            *([b""], [number], [number * 40, payload], [number, payload, payload]),
+            *([number[: self._random.randrange(8)], payload], [number, b"", payload]),
+            *([b""] * 4, [number] * 200),
         )
-
-    # The transport: ZMTP 3.1 (rfc.zeromq.org/spec/37), without a security mechanism
-
-    def transport(self) -> bytes:
-        """A connection's bytes: a greeting, a handshake and frames, all more or less wrong."""
-        pick = self._random.random()
-        if pick < 0.1:
-            return self._random.randbytes(self._random.choice((1, 11, 64, 1_000, 100_000)))
-        greeting = bytearray(b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48))
-        if pick < 0.3:
-            greeting[self._random.randrange(64)] ^= 1 << self._random.randrange(8)
-            return bytes(greeting) + self._random.randbytes(200)
-        kind = self._random.choice((b"DEALER", b"SUB", b"REQ", b"ROUTER", b"nonsense", b""))
-        sent = bytes(greeting) + self._ready(kind)
-        for _ in range(self._random.randint(0, 30)):
-            sent += self._zmtp_frame()
-        if pick < 0.6:
-            place = self._random.randrange(64, len(sent))
-            sent = sent[:place] + self._random.randbytes(3) + sent[place + 3 :]
-        return sent[: self._random.randrange(64, len(sent) + 1)] if pick < 0.8 else sent
-
-    def _ready(self, kind: bytes) -> bytes:
-        properties = b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
-        if self._random.random() < 0.3:
-            name = self._random.choice((b"User-Id", b"Identity", b"X" * 255))
-            value = self._random.randbytes(self._random.choice((0, 5, 255, 300)))
-            properties += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-        body = b"\x05READY" + properties
-        return (
-            bytes([4 if len(body) < 256 else 6])
-            + (bytes([len(body)]) if len(body) < 256 else struct.pack(">Q", len(body)))
-            + body
-        )
-
-    def _zmtp_frame(self) -> bytes:
-        body = self._random.choice(
-            (
-                b"\x04PING" + self._random.randbytes(2) + self._random.randbytes(16),
-                b"\x04PONG",
-                b"\x05ERROR\xff",
-                b"\x09SUBSCRIBE" + self._random.randbytes(20),
-                b"\x06CANCEL",
-                self._random.randbytes(self._random.choice(_LENGTHS)),
-            )
-        )
-        flags = self._random.choice((0, 1, 2, 4, 6, 0xFF))
-        if self._random.random() < 0.2:
-            return bytes([2]) + struct.pack(">Q", self._random.choice((2**63, 2**40, 2**33))) + body
-        if len(body) < 256:
-            return bytes([flags & ~2, len(body)]) + body
-        return bytes([flags | 2]) + struct.pack(">Q", len(body)) + body
+        return list(self._random.choice(wrong))

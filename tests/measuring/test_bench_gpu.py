@@ -80,13 +80,7 @@ def judged_report(**more: Any) -> Report:
         return step(name, ms, contender=name, work="w", output_tokens_per_s=1e6 / ms)
 
     decodes = [
-        step(
-            "batch 1, context 512",
-            4.0,
-            floor_bytes=14 << 30,
-            device_ms=[3.95],
-            alone_ms=[4.95],
-        ),
+        step("batch 1, context 512", 4.0, floor_bytes=14 << 30, device_ms=[3.95], alone_ms=[4.95]),
         step("batch 128, context 4096", 40.0, floor_bytes=90 << 30, device_ms=[38.0]),
         Point(what="batch 256, context 4096", why="out of memory: 70 GiB were asked for"),
     ]

@@ -1,5 +1,7 @@
 """The throughput bench: the same requests everywhere, and every token counted exactly once."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,9 +88,8 @@ def test_a_workload_of_fewer_requests_or_a_smaller_vocabulary_keeps_its_lengths(
 def test_every_request_generates_exactly_the_tokens_asked_for() -> None:
     submits = some(20)
     result, requests = measure(*engine(), submits)
-    assert [each.num_output_tokens for each in requests] == [
-        each.sampling.max_tokens for each in submits
-    ]
+    asked = [each.sampling.max_tokens for each in submits]
+    assert [each.num_output_tokens for each in requests] == asked
     assert (result.num_finished, result.num_failed, result.is_partial) == (20, 0, False)
     assert result.num_output_tokens == sum(each.sampling.max_tokens for each in submits)
     assert result.num_prompt_tokens == sum(len(each.prompt_token_ids or ()) for each in submits)
@@ -97,9 +98,7 @@ def test_every_request_generates_exactly_the_tokens_asked_for() -> None:
 def test_bench_rates_and_latencies_follow_the_engines_clock() -> None:
     # One request: prompt in one step of 8 ms, then 9 more; 0.2 ms pass before each is launched.
     runner = SimulatedRunner(CostModel(floor_ms=8.0, token_us=0.0, context_ns=0.0))
-    submit = Submit(
-        prompt_token_ids=[1] * 32, sampling=SamplingParams(max_tokens=10), with_text=False
-    )
+    submit = Submit(prompt_token_ids=[1] * 32, sampling=SamplingParams(max_tokens=10))
     result, _ = measure(*engine(runner=runner), [submit])
     assert result.seconds == pytest.approx(0.082)
     assert result.output_tokens_per_s == pytest.approx(10 / 0.082)
@@ -135,14 +134,8 @@ def test_preemptions_are_counted_and_cost_no_token() -> None:
 
 def test_prefix_cache_hits_are_counted() -> None:
     prompt = [7] * 64
-    submits = [
-        Submit(
-            prompt_token_ids=[*prompt, number],
-            sampling=SamplingParams(max_tokens=2),
-            with_text=False,
-        )
-        for number in range(3)
-    ]
+    short = SamplingParams(max_tokens=2)
+    submits = [Submit(prompt_token_ids=[*prompt, each], sampling=short) for each in range(3)]
     result, _ = measure(*engine(max_num_seqs=1), submits)
     assert result.num_cached_tokens == 2 * 64
 
@@ -168,40 +161,35 @@ def test_without_telemetry_tokens_are_still_counted() -> None:
 def test_bench_progress_is_the_share_of_generated_tokens() -> None:
     told: list[ThroughputProgress] = []
     result, _ = measure(*engine(), some(8), some(2, seed=1), progress=told.append)
-    assert [each.is_warmup for each in told] == sorted(
-        (each.is_warmup for each in told), reverse=True
-    )
+    is_warmup = [each.is_warmup for each in told]
+    assert is_warmup == sorted(is_warmup, reverse=True)
     measured = [each for each in told if not each.is_warmup]
     assert len(measured) > 3
-    assert [each.num_output_tokens for each in measured] == sorted(
-        each.num_output_tokens for each in measured
-    )
+    numbers = [each.num_output_tokens for each in measured]
+    assert numbers == sorted(numbers)
     last = measured[-1]
     assert last.share == pytest.approx(last.num_output_tokens / result.num_output_tokens)
     assert last.num_requests == 8
 
 
-class StoppedAt(SimulatedRunner):
-    """Asks the engine to shut down, as a signal does, while it executes step number `n`."""
+class DoesAt(SimulatedRunner):
+    """Does something while it executes step number `n`."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, do: Callable[[], object]) -> None:
         super().__init__(CostModel())
-        self.core: EngineCore | None = None
         self.num_steps = 0
-        self._n = n
+        self._n, self._do = n, do
 
     def execute(self, step: ScheduledStep) -> StepResult:
         self.num_steps += 1
         if self.num_steps == self._n:
-            assert self.core is not None
-            self.core.inbox.put(Call(Shutdown(), SilentClient()))
+            self._do()
         return super().execute(step)
 
 
 def test_an_interrupted_run_reports_what_it_measured_so_far() -> None:
-    runner = StoppedAt(30)
+    runner = DoesAt(30, lambda: core.inbox.put(Call(Shutdown(), SilentClient())))  # as a signal
     core, intake = engine(runner=runner)
-    runner.core = core
     result, requests = measure(core, intake, some(10))
     assert result.is_partial
     assert result.num_failed == 0
@@ -211,20 +199,8 @@ def test_an_interrupted_run_reports_what_it_measured_so_far() -> None:
     assert result.steps.num_steps == runner.num_steps <= 31
 
 
-class FailingAt(SimulatedRunner):
-    def __init__(self, n: int) -> None:
-        super().__init__(CostModel())
-        self._n = n
-
-    def execute(self, step: ScheduledStep) -> StepResult:
-        self._n -= 1
-        if self._n == 0:
-            raise RuntimeError("no memory")
-        return super().execute(step)
-
-
 def test_requests_that_end_early_are_failures(caplog: pytest.LogCaptureFixture) -> None:
-    result, _ = measure(*engine(runner=FailingAt(5)), some(4))
+    result, _ = measure(*engine(runner=DoesAt(5, lambda: 1 // 0)), some(4))
     assert (result.num_finished, result.num_failed, result.is_partial) == (0, 4, False)
     assert all("ended by abort after 4 of" in message for message in result.failures)
     assert "step 4 failed" in caplog.text

@@ -30,8 +30,9 @@ from stepscope.tui.session.session import AlertWatch
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.settings import load_alerts, load_settings
 from tests.support.engines.live_engine import LiveEngine
+from tests.support.sessions.following import following
 from tests.support.waiting import until, wait_for
-from tests.telemetry.test_step_in_flight import asking, following, hanging
+from tests.telemetry.test_step_in_flight import asking, hanging
 
 # How a rule is written
 

@@ -29,8 +29,9 @@ from stepscope.recordings.incidents.keeper import (
     KeptIncident,
 )
 from tests.support.engines.live_engine import LiveEngine
+from tests.support.sessions.following import following
 from tests.support.waiting import wait_for
-from tests.telemetry.test_step_in_flight import asking, engine_process, following
+from tests.telemetry.test_step_in_flight import asking, engine_process
 
 
 class Measured:

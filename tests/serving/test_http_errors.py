@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.openai.requests import UNUSED_FIELDS, ChatRequest, CompletionRequest
+from stepscope.engine.http.openai.requests import NEUTRAL_VALUES, ChatRequest, CompletionRequest
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.replies import Error
@@ -64,50 +64,35 @@ def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) ->
     [
         ("[]", None),
         ("{}", "prompt"),
-        ('{"prompt": 5}', "prompt"),
         ('{"prompt": {"a": 1}}', "prompt"),
-        ('{"prompt": [1, "x"]}', "prompt"),
         ('{"prompt": [[1], 2]}', "prompt"),
         ('{"prompt": []}', "prompt"),
         ('{"prompt": [-1]}', "prompt[0]"),
-        ('{"prompt": [1.5]}', "prompt[0]"),
         ('{"prompt": [99999999999999999999]}', "prompt[0]"),
         ('{"prompt": "\\ud800"}', None),
         ('{"prompt": "x", "max_tokens": 0}', "max_tokens"),
-        ('{"prompt": "x", "max_tokens": -1}', "max_tokens"),
         ('{"prompt": "x", "max_tokens": 1e99}', "max_tokens"),
-        ('{"prompt": "x", "max_tokens": "many"}', "max_tokens"),
         ('{"prompt": "x", "max_tokens": true}', "max_tokens"),
         ('{"prompt": "x", "temperature": -0.1}', "temperature"),
         ('{"prompt": "x", "temperature": 1e400}', "temperature"),
-        ('{"prompt": "x", "temperature": "hot"}', "temperature"),
-        ('{"prompt": "x", "top_p": 0}', "top_p"),
         ('{"prompt": "x", "top_p": 1.1}', "top_p"),
         ('{"prompt": "x", "top_k": -2}', "top_k"),
         ('{"prompt": "x", "min_p": 2}', "min_p"),
         ('{"prompt": "x", "presence_penalty": 3}', "presence_penalty"),
         ('{"prompt": "x", "repetition_penalty": 0}', "repetition_penalty"),
-        ('{"prompt": "x", "n": 0}', "n"),
         ('{"prompt": "x", "n": 129}', "n"),
         ('{"prompt": ["x","x","x","x","x","x","x","x","x"], "n": 128}', "n"),
         ('{"prompt": "x", "logprobs": 21}', "logprobs"),
         ('{"prompt": "x", "logprobs": true}', "logprobs"),
         ('{"prompt": "x", "seed": 1e30}', "seed"),
-        ('{"prompt": "x", "stop": ""}', "stop"),
         ('{"prompt": "x", "stop": [""]}', "stop[0]"),
         ('{"prompt": "x", "stop": 5}', "stop"),
         ('{"prompt": "x", "stop_token_ids": [1000000]}', "stop_token_ids"),
         ('{"prompt": "x", "min_tokens": 20}', "min_tokens"),
         ('{"prompt": "x", "stream": "yes"}', "stream"),
         ('{"prompt": "x", "stream_options": {"include_usage": true}}', "stream_options"),
-        (
-            '{"prompt": "x", "stream": true, "stream_options": {"colour": 1}}',
-            "stream_options.colour",
-        ),
         ('{"prompt": "x", "frobnicate": 1}', "frobnicate"),
         ('{"prompt": "x", "echo": true}', "echo"),
-        ('{"prompt": "x", "best_of": 2}', "best_of"),
-        ('{"prompt": "x", "suffix": "y"}', "suffix"),
         ('{"prompt": "x", "logit_bias": {"5": 1}}', "logit_bias"),
         ('{"prompt": "x", "response_format": {"type": "json_object"}}', "response_format"),
         ('{"prompt": ""}', None),
@@ -126,14 +111,8 @@ def test_an_invalid_completion_is_refused_naming_the_field(
     ("fields", "message"),
     [
         ('{"max_tokens": 5}', "prompt: this field is required"),
-        (
-            '{"prompt": "x", "max_tokens": "many"}',
-            "max_tokens: expected an integer, got a string",
-        ),
-        (
-            '{"prompt": "x", "temperature": [1]}',
-            "temperature: expected a number, got a list",
-        ),
+        ('{"prompt": "x", "max_tokens": "many"}', "max_tokens: expected an integer, got a string"),
+        ('{"prompt": "x", "temperature": [1]}', "temperature: expected a number, got a list"),
     ],
 )
 def test_errors_in_a_body_are_described_with_json_types(
@@ -147,7 +126,6 @@ def test_errors_in_a_body_are_described_with_json_types(
     ("changes", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": None}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -160,11 +138,9 @@ def test_errors_in_a_body_are_described_with_json_types(
             "messages[0].tool_calls",
         ),
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
-        ({"messages": [{"role": "user", "content": "x", "x": 1}]}, "messages[0].x"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"modalities": ["audio"]}, "modalities"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
@@ -340,7 +316,7 @@ async def test_an_unexpected_error_is_a_500_without_a_traceback_and_is_logged(
 async def test_a_web_page_cannot_use_the_server_by_dns_rebinding() -> None:
     body = {"prompt": "x"}
     async with stub_client(StubEngine()) as client:
-        for host in ("evil.example", "evil.example:8000", "localhost.evil.example"):
+        for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "[::1", "[x]"):
             answer = await client.post("/v1/completions", json=body, headers={"host": host})
             assert error_of(answer, 403)["code"] == "wrong_host"
         for host in ("localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"):
@@ -361,7 +337,7 @@ async def test_a_web_page_of_another_origin_cannot_use_the_server() -> None:
 
 
 NAMES = st.sampled_from(
-    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *UNUSED_FIELDS, "other"]
+    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *NEUTRAL_VALUES, "other"]
 )
 VALUES = st.recursive(
     st.none()

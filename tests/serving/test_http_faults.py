@@ -65,36 +65,6 @@ def open_stream(url: str, body: object, receive_buffer: int | None = None) -> so
     return connection
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_http_1_0_client_gets_an_answer_without_chunks_that_ends_with_the_connection(
-    served_model: Any, stream: bool
-) -> None:
-    """As of nginx before `proxy_http_version 1.1`, and of `ab`."""
-    asked = {"prompt": "abc", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
-    payload = json.dumps({**asked, "stream": stream}).encode()
-    where = urlsplit(served_model.url)
-    with socket.create_connection((where.hostname, where.port), timeout=30) as connection:
-        connection.sendall(
-            b"POST /v1/completions HTTP/1.0\r\nexpect: 100-continue\r\nconnection: keep-alive\r\n"
-            b"content-length: %d\r\n\r\n" % len(payload) + payload
-        )
-        received = b""
-        while part := connection.recv(65536):
-            received += part
-    head, _, body = received.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200")
-    assert b"transfer-encoding" not in head
-    assert b"connection: close" in head
-    if stream:
-        events = body.decode().split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""]
-        assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events[:-2])
-        assert len(events) == 7
-    else:
-        assert b"content-length: %d" % len(body) in head
-        assert json.loads(body)["usage"]["completion_tokens"] == 5
-
-
 def published(live_engine: Any) -> list[Any]:
     replayed = live_engine.publisher.replay(0, 10_000)
     return [wire.decode(frame.payload) for frame in replayed.frames]
@@ -359,19 +329,7 @@ def test_a_standalone_http_server_finds_the_next_engine_at_its_endpoint(
             engine.wait()
 
 
-def test_the_api_key_is_in_no_process_list(
-    live_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
-    environments: list[dict[str, str]] = []
-    real = subprocess.Popen
-
-    def popen(arguments: list[str], **options: Any) -> Any:
-        started.append(arguments)
-        environments.append(options["env"])
-        return real(arguments, **options)
-
-    monkeypatch.setattr("stepscope.tui.cli.engines.serve.subprocess.Popen", popen)
+def test_the_api_key_is_in_no_process_list(live_engine: Any) -> None:
     process = HttpProcess(HttpSettings(bind="0", api_key="sesam"))
     process.start(live_engine.endpoint.control)
     try:
@@ -380,42 +338,36 @@ def test_the_api_key_is_in_no_process_list(
         assert httpx.get(f"{url}/v1/models").status_code == 401
         bearer = {"authorization": "Bearer sesam"}
         assert httpx.get(f"{url}/v1/models", headers=bearer).status_code == 200
+        processes = psutil.Process().children()
+        assert processes
+        assert not [each for each in processes if "sesam" in " ".join(each.cmdline())]
     finally:
         process.stop()
-    assert not [word for words in started for word in words if "sesam" in word]
 
 
 @pytest.mark.parametrize(
-    ("bind", "key", "said"),
+    ("bind", "said"),
     [
-        ("0.0.0.0:8000", "", "can be reached from other machines"),
-        ("[::]:8000", "", "can be reached from other machines"),
-        ("example.org:8000", "", "can be reached from other machines"),
-        ("localhost", "", "is not HOST:PORT"),
-        ("127.0.0.1:70000", "", "is not HOST:PORT"),
-        ("::1:8000", "", "is not HOST:PORT"),
-        ("", "", "is not HOST:PORT"),
+        ("0.0.0.0:8000", "can be reached from other machines"),
+        ("[::]:8000", "can be reached from other machines"),
+        ("example.org:8000", "can be reached from other machines"),
+        ("localhost", "is not HOST:PORT"),
+        ("127.0.0.1:70000", "is not HOST:PORT"),
+        ("::1:8000", "is not HOST:PORT"),
+        ("", "is not HOST:PORT"),
     ],
 )
-def test_an_invalid_or_public_bind_address_is_refused(bind: str, key: str, said: str) -> None:
+def test_an_invalid_or_public_bind_address_is_refused(bind: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_private(parse_address(bind), key)
+        check_private(parse_address(bind), "")
 
 
-@pytest.mark.parametrize(
-    ("bind", "text"),
-    [
-        ("8000", "127.0.0.1:8000"),
-        (":0", "127.0.0.1:0"),
-        ("localhost:1", "localhost:1"),
-        ("[::1]:80", "[::1]:80"),
-        ("0.0.0.0:80", "0.0.0.0:80"),
-    ],
-)
-def test_bind_addresses_are_parsed_in_every_usual_form(bind: str, text: str) -> None:
-    address = parse_address(bind)
-    assert address.text == text
-    check_private(address, "a key lets any address be bound")
+def test_bind_addresses_are_parsed_in_every_usual_form() -> None:
+    forms = {"8000": "127.0.0.1:8000", ":0": "127.0.0.1:0"}
+    for bind in ("8000", ":0", "localhost:1", "[::1]:80", "0.0.0.0:80"):
+        address = parse_address(bind)
+        assert address.text == forms.get(bind, bind)
+        check_private(address, "a key lets any address be bound")
 
 
 def test_a_port_in_use_is_reported_before_a_model_is_loaded(

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.http.openai.endpoints import chat_job, completion_job
 from stepscope.engine.http.openai.generation import Generation
-from stepscope.engine.http.openai.job import Head, Job
+from stepscope.engine.http.openai.job import Head, Job, chat_job, completion_job
 from stepscope.engine.http.openai.requests import ChatRequest, CompletionRequest, decode
 from stepscope.engine.http.openai.streaming import answer
 from stepscope.engine.protocol.commands import Abort, Command, Submit
@@ -111,32 +110,22 @@ class FakeEngine:
         return
 
     def _outputs(self, request_id: int, stream: bool) -> list[Output]:
-        outputs = [
-            Output(
+        ends = range(1, len(TEXTS) + 1) if stream else [len(TEXTS)]
+        outputs = []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            texts = TEXTS[begin:end]
+            output = Output(
                 request_id=request_id,
-                token_ids=[number],
-                text=text,
+                token_ids=list(range(begin, end)),
+                text="".join(texts),
                 num_prompt_tokens=5,
                 num_cached_tokens=2,
-                num_output_tokens=number + 1,
-                finish_reason=self._finish_reason if number == len(TEXTS) - 1 else None,
-                logprobs=[_position(text)] if self._with_logprobs else None,
+                num_output_tokens=end,
+                finish_reason=self._finish_reason if end == len(TEXTS) else None,
+                logprobs=[_position(text) for text in texts] if self._with_logprobs else None,
             )
-            for number, text in enumerate(TEXTS)
-        ]
-        if stream:
-            return outputs
-        whole = Output(
-            request_id=request_id,
-            token_ids=list(range(len(TEXTS))),
-            text="".join(TEXTS),
-            num_prompt_tokens=5,
-            num_cached_tokens=2,
-            num_output_tokens=len(TEXTS),
-            finish_reason=self._finish_reason,
-            logprobs=[_position(text) for text in TEXTS] if self._with_logprobs else None,
-        )
-        return [whole]
+            outputs.append(output)
+        return outputs
 
 
 def _position(text: str) -> PositionLogprobs:
@@ -163,7 +152,8 @@ async def sent(job: Job, engine: FakeEngine) -> list[bytes]:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    await answer(job, Generation(engine, job.submits), receive, send)  # type: ignore[arg-type]
+    generation = Generation(engine, job.submits)  # type: ignore[arg-type]
+    await answer(job, generation, {"type": "http"}, receive, send)
     return bodies
 
 
@@ -177,10 +167,7 @@ GOLDEN_CASES = {
     "chat": ("chat", {"stream": True}),
     "chat_usage_in_every_chunk": (
         "chat",
-        {
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        },
+        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     ),
     "chat_logprobs_two_choices": (
         "chat",

@@ -1,6 +1,6 @@
 """The `openai` client, unmodified, against a real engine behind the real server."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -168,9 +168,7 @@ def test_a_stop_string_ends_the_text_before_it_and_is_named(client: "openai.Open
     assert stopped.choices[0].finish_reason == "stop"
     assert stopped.choices[0].model_extra == {"stop_reason": stop}
     kept = client.completions.create(
-        **asked,
-        stop=stop,
-        extra_body={"ignore_eos": True, "include_stop_str_in_output": True},
+        **asked, stop=stop, extra_body={"ignore_eos": True, "include_stop_str_in_output": True}
     )
     assert kept.choices[0].text == text[: text.index(stop)] + stop
 
@@ -233,40 +231,6 @@ def test_the_bytes_of_all_tokens_are_the_text_and_their_offsets_are_places_in_it
             assert done.text[at] == token[0] or token == "\ufffd"
 
 
-def test_newer_fields_of_the_client_that_change_no_answer_are_taken(
-    library: Any, client: "openai.OpenAI"
-) -> None:
-    asked: Any = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 3}
-    chunks = client.chat.completions.create(
-        **asked,
-        stream=True,
-        stream_options={"include_usage": True, "include_obfuscation": False},
-        prompt_cache_key="a",
-        safety_identifier="b",
-        metadata={"c": "d"},
-    )
-    assert list(chunks)[-1].usage.completion_tokens == 3
-    done = client.completions.create(
-        model="tiny", prompt="abc", extra_body={"max_completion_tokens": 3.0, "ignore_eos": True}
-    )
-    assert done.usage is not None
-    assert done.usage.completion_tokens == 3
-
-
-async def _collect(stream: AsyncIterator[Any]) -> str:
-    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-
-async def test_the_asynchronous_openai_client_streams(library: Any, served_model: Any) -> None:
-    async with library.AsyncOpenAI(
-        base_url=f"{served_model.url}/v1", api_key="unused", max_retries=0
-    ) as client:
-        asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
-        whole = await client.chat.completions.create(**asked)
-        text = await _collect(await client.chat.completions.create(**asked, stream=True))
-        assert text == whole.choices[0].message.content
-
-
 def test_errors_become_the_openai_clients_own_exceptions(
     library: Any, client: "openai.OpenAI"
 ) -> None:
@@ -280,8 +244,6 @@ def test_errors_become_the_openai_clients_own_exceptions(
     assert "this model's maximum context length is 512 tokens" in str(too_long.value)
     with pytest.raises(library.BadRequestError) as tools:
         client.chat.completions.create(
-            model="tiny",
-            messages=MESSAGES,
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            model="tiny", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
         )
     assert tools.value.param == "tools"

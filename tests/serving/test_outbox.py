@@ -23,7 +23,7 @@ def reply(number: int, client: RemoteClient) -> Outgoing:
 
 def test_a_step_with_hundreds_of_replies_wakes_the_sender_once() -> None:
     outbox = Outbox()
-    client = RemoteClient(outbox.post, b"me", b"")
+    client = RemoteClient(outbox.post, b"me", b"", b"me")
     for _ in range(3):
         for number in range(300):
             outbox.post(reply(number, client))
@@ -36,7 +36,7 @@ def test_a_step_with_hundreds_of_replies_wakes_the_sender_once() -> None:
 
 def test_replies_of_several_threads_all_arrive_and_keep_the_order_of_each_thread() -> None:
     outbox = Outbox()
-    count, clients = 3_000, [RemoteClient(outbox.post, b"%d" % i, b"") for i in range(3)]
+    count, clients = 3_000, [RemoteClient(outbox.post, b"%d" % i, b"", b"") for i in range(3)]
 
     def post(client: RemoteClient) -> None:
         for number in range(count):
@@ -85,7 +85,7 @@ def test_a_reply_posted_after_shutdown_writes_to_no_reused_descriptor() -> None:
     outbox = Outbox()
     outbox.close()
     read_end, write_end = os.pipe()  # on the descriptors that were free
-    outbox.post(reply(1, RemoteClient(outbox.post, b"me", b"")))
+    outbox.post(reply(1, RemoteClient(outbox.post, b"me", b"", b"me")))
     os.set_blocking(read_end, False)
     with pytest.raises(BlockingIOError):
         os.read(read_end, 1)

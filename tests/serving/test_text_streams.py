@@ -201,21 +201,15 @@ def logprobs_of(
 ) -> list[PositionLogprobs]:
     texts = OutputText(tokenizer, Submit(prompt="x", sampling=SamplingParams(max_tokens=9)))
     found: list[PositionLogprobs] = []
-    at = 0
+    rest = token_ids
     for size in [*sizes, len(token_ids)]:
-        ids = token_ids[at : at + size]
-        at += size
-        is_last = at >= len(token_ids)
-        output = Output(request_id=1, token_ids=ids, logprobs=[*map(position, ids)])
-        ended = {"finish_reason": "length"} | more if is_last else {}
-        found += texts.complete(Output(**{**_fields(output), **ended})).logprobs or []
-        if is_last:
+        ids, rest = rest[:size], rest[size:]
+        ended = {} if rest else {"finish_reason": "length"} | more
+        output = Output(request_id=1, token_ids=ids, logprobs=[*map(position, ids)], **ended)
+        found += texts.complete(output).logprobs or []
+        if not rest:
             break
     return found
-
-
-def _fields(output: Output) -> dict[str, Any]:
-    return {name: getattr(output, name) for name in output.__struct_fields__}
 
 
 OFFSETS = [
@@ -253,5 +247,6 @@ def test_each_token_begins_where_its_first_byte_shows_in_the_text(
 def test_a_token_after_a_word_without_its_first_space_begins_after_that_word() -> None:
     tokenizer = built("Llama 2")
     ids = [tokenizer._backend.token_to_id(token) for token in ("▁the", "s", "▁the", SPECIAL)]
+    assert [tokenizer.token_text(each) for each in ids[:2]] == [" the", "s"]
     found = logprobs_of(tokenizer, ids, [1, 1, 1], finish_reason="stop")
     assert [each.text_offset for each in found] == [0, 3, 4, 8]

@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.remote_client import Outgoing, RemoteClient
-from stepscope.engine.control.submissions import LONG_TEXT, MAX_WAITING_BYTES, Submissions
+from stepscope.engine.control.submissions import LONG_TEXT, MAX_LONG, Submissions
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.models.demo import byte_tokenizer
 from stepscope.engine.protocol.commands import Submit
@@ -44,22 +44,14 @@ class Waiting:
         self.inbox = Inbox()
         self.prompts = Submissions(self.inbox, self, lambda: 0, lambda *_: None)  # type: ignore[arg-type]
 
-    def take(self, name: str, num_chars: int = LONG_TEXT + 1, identity: bytes = b"client") -> None:
-        client = RemoteClient(self.replies.append, identity, name.encode())
-        self.prompts.accept(Submit(client_id=name, prompt="x" * num_chars), client)
+    def take(self, name: str, identity: bytes = b"client") -> None:
+        client = RemoteClient(self.replies.append, identity, name.encode(), identity)
+        self.prompts.accept(Submit(client_id=name, prompt="x" * (LONG_TEXT + 1)), client)
 
-    def prepare(self, command: Submit) -> list[int]:
+    def call(self, command: Submit, client: RemoteClient, *_: object) -> Call:
         self.begun.append(command.client_id)
         self.go_on.wait(20)
-        return [1]
-
-    def fitted(self, command: Submit, _: int) -> Submit:
-        return command
-
-    def stop_text(self, _: object) -> None:
-        return None
-
-    prompt_text = stop_text
+        return Call(command, client, [1])
 
     def queued(self) -> list[str]:
         """Names of the prompts that have come to the engine's inbox."""
@@ -94,12 +86,12 @@ def test_an_abandoned_prompt_is_not_tokenised(waiting: Waiting) -> None:
     assert sorted(waiting.begun) == ["first", "second", "wanted"]
 
 
-def test_prompts_that_wait_are_bounded_in_bytes(waiting: Waiting) -> None:
-    size = MAX_WAITING_BYTES // 8 - 1_000
-    for name in "abcdefgh":
-        waiting.take(name, size)
-    with pytest.raises(ConfigError, match="of long prompts") as refused:
-        waiting.take("i", size, b"second")
+def test_long_prompts_that_wait_are_bounded(waiting: Waiting) -> None:
+    for number in range(MAX_LONG):
+        waiting.take(str(number))
+    with pytest.raises(ConfigError, match="long prompts already wait") as refused:
+        waiting.take("one more", identity=b"second")
     assert refused.value.code == "queue_full"
-    waiting.prompts.forget(b"client")
-    waiting.take("i", size, b"second")
+    waiting.go_on.set()
+    wait_for(lambda: waiting.inbox.qsize() == MAX_LONG, "all are done")
+    waiting.take("one more", identity=b"second")

@@ -1,7 +1,6 @@
 """Backfill: earlier steps that an engine keeps are prepended to memory; nothing else changes."""
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from stepscope.tui.views import format as fmt
 from tests.support.engines.fake_engine import FakeEngine, info, step
 from tests.support.screens.live_dashboard import dashboard, press
 from tests.support.screens.screen_text import main_text
+from tests.support.sessions.following import joined
 from tests.support.sessions.lanes_of import lanes_of
 from tests.support.waiting import until, wait_for
 
@@ -35,13 +35,6 @@ from tests.support.waiting import until, wait_for
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot is kept at every heartbeat."""
     monkeypatch.setattr(kept_snapshots, "INTERVAL_NS", 1)
-
-
-def joined(endpoint: Any, history: History | None = None) -> Subscriber:
-    source = Subscriber(endpoint, history, retry_s=0.05)
-    source.start()
-    wait_for(lambda: source.status == "live", "the join")
-    return source
 
 
 def asked(source: Subscriber) -> None:
@@ -91,6 +84,8 @@ def test_a_backfill_prepends_all_kept_steps_while_new_ones_are_recorded(
         recorder.stop()
         last = late.history.last_step or 0
         wait_for(lambda: (first.history.last_step or 0) >= last, "the same for the other")
+        asked(late)
+        assert late.backfill.note == "this is already the engine's first step"
     assert late.history.marks == [mark]
     assert late.history.num_lost == late.num_recovered == 0
     assert lanes_of(late.history, 0, last) == lanes_of(first.history, 0, last)
@@ -101,37 +96,16 @@ def test_a_backfill_prepends_all_kept_steps_while_new_ones_are_recorded(
     assert late.history.record(100) == first.history.record(100)
     # Listeners, followers and recorders get the new messages, once and in order.
     assert tapped == sorted(set(tapped))
-    assert min(tapped) > (late.history.summary(old_first) or step_summary()).sequence
-    assert (
-        len(follower.read_payloads(10_000)) + num_read
-        <= len(late.history.follow(old_first).read_payloads(10_000)) + 20
-    )
+    first_kept = late.history.summary(old_first)
+    assert first_kept is not None
+    assert min(tapped) > first_kept.sequence
+    num_read += len(follower.read_payloads(10_000))
+    assert num_read <= len(late.history.follow(old_first).read_payloads(10_000)) + 20
     assert verify(tmp_path / "a.mcap", lambda share: None).is_good
     with Recording(tmp_path / "a.mcap") as recording:
         assert (recording.first_step or 0) >= old_first
     for source in (first, late):
         source.stop()
-
-
-def step_summary() -> Any:
-    raise AssertionError("the step is not in memory any more")
-
-
-@pytest.mark.usefixtures("often")
-def test_a_second_backfill_says_that_memory_begins_at_the_engines_start(live_engine: Any) -> None:
-    first = joined(live_engine.endpoint)
-    with ControlClient(live_engine.endpoint) as client:
-        load(client)
-        wait_for(lambda: (first.history.last_step or 0) > 100, "100 steps")
-        late = joined(live_engine.endpoint)
-        wait_for(lambda: late.history.num_steps > 3, "some steps")
-        asked(late)
-        asked(late)
-    assert late.backfill.state == "failed"
-    assert late.backfill.note == "this is already the engine's first step"
-    assert late.history.first_step == 0
-    first.stop()
-    late.stop()
 
 
 @pytest.mark.usefixtures("often")
@@ -194,7 +168,7 @@ class Late:
     def __init__(self, folder: Path, history: History | None = None, **changes: Any) -> None:
         self.engine = Keeping(folder, **changes)
         self.engine.run(200)
-        self.source = joined(self.engine.endpoint, history)
+        self.source = joined(self.engine.endpoint, history, retry_s=0.05)
         while not self.source.history.num_steps:  # a subscription takes a moment
             self.engine.run(1)
             time.sleep(0.01)
@@ -226,9 +200,14 @@ def refused(late: Late) -> str:
 
 def test_a_backfill_adds_the_steps_that_the_engine_keeps(late: Late) -> None:
     late.engine.oldest = 60
+    mark = Mark(step=late.first or 0, time_ns=0, text="here", who="me")
+    late.source.history.add_mark(mark)
     asked(late.source)
     assert late.source.backfill.state == "done"
     assert late.source.history.first_step == 61
+    summary = late.source.history.summary(mark.step)
+    assert summary is not None
+    assert summary.has_mark
 
 
 def test_without_older_kept_steps_a_backfill_says_how_far_back_the_engine_keeps_steps(
@@ -251,12 +230,6 @@ def test_an_engine_version_without_kept_snapshots_gets_no_backfill_query(tmp_pat
     made.close()
 
 
-def test_a_full_memory_is_not_backfilled(tmp_path: Path) -> None:
-    made = Late(tmp_path, History(max_steps=100))
-    assert "the memory is full" in refused(made)
-    made.close()
-
-
 def test_steps_the_engine_forgets_during_a_backfill_leave_memory_unchanged(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +248,7 @@ def test_missing_replies_end_a_backfill_and_live_steps_continue(
 ) -> None:
     monkeypatch.setattr(backfill, "_ANSWER_S", 0.05)
     late.engine.largest_replay = 0
-    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", lambda *_: 0.0)
+    monkeypatch.setattr(backfill, "catch_up_s", lambda *_: 0.0)
     assert refused(late) == "the engine does not answer in time"
 
 
@@ -290,7 +263,7 @@ def test_on_a_slow_link_live_steps_are_read_between_two_backfill_queries(
         taken.append(late.source.history.last_sequence or 0)
         return num_messages * 1.0
 
-    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", slow)
+    monkeypatch.setattr(backfill, "catch_up_s", slow)
     monkeypatch.setattr(backfill, "MAX_FETCH_S", 1.0)
     refused(late)
     assert len(taken) > 1
@@ -300,10 +273,7 @@ def test_on_a_slow_link_live_steps_are_read_between_two_backfill_queries(
 def test_on_a_too_slow_link_a_backfill_fetches_less_or_nothing(
     late: Late, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(client: ControlClient, first: int, num_messages: int) -> float:
-        return num_messages * 1.0
-
-    monkeypatch.setattr("stepscope.recordings.live.backfill.catch_up_s", slow)
+    monkeypatch.setattr(backfill, "catch_up_s", lambda client, first, number: float(number))
     monkeypatch.setattr(backfill, "MAX_FETCH_S", 1.0)
     late.engine.oldest = 0
     assert refused(late) == "the connection to the engine is too slow"
@@ -337,17 +307,6 @@ def test_an_engine_that_is_gone_ends_the_backfill(late: Late) -> None:
     asked(late.source)
     assert "the engine does not answer" in late.source.backfill.note
     late.engine = Keeping(Path(late.engine.endpoint.control.removeprefix("ipc://")).parent.parent)
-
-
-def test_after_a_backfill_a_mark_stays_at_its_step(late: Late) -> None:
-    mark = Mark(step=late.first or 0, time_ns=0, text="here", who="me")
-    late.source.history.add_mark(mark)
-    asked(late.source)
-    assert late.source.backfill.state == "done"
-    assert late.source.history.marks == [mark]
-    summary = late.source.history.summary(late.first or 0)
-    assert summary is not None
-    assert summary.has_mark
 
 
 # In the dashboard
@@ -401,62 +360,3 @@ async def test_a_cursor_moved_during_a_backfill_stays_at_its_step(
         await press(app, "home")
         assert app.main.view.cursor == 1
     app.close()
-
-
-async def test_notices_about_a_step_are_readable_during_a_backfill(
-    late: Late, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late.engine.run(20)
-    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
-    app = dashboard(late.source)
-    late.engine.replays.clear()
-    monkeypatch.setattr(backfill, "_ANSWER_S", 20.0)
-    async with app.run_test(size=(120, 40)):
-        await press(app, "home", "home")
-        asking = "asking the engine for what it keeps"
-        await until(lambda: asking in main_text(app), "no word")
-        await press(app, "right", "apostrophe")
-        assert "no mark yet" in main_text(app)
-        assert "asking" in main_text(app)
-        late.engine.replays.set()
-        await until(lambda: not late.source.backfill.is_active, "it does not end")
-        app.main.draw_if_changed()
-        assert "no mark yet" in main_text(app)
-        await press(app, "right")  # the notice is not about this step
-        assert "Home goes there" in main_text(app)
-    app.close()
-
-
-async def test_an_engine_that_does_not_answer_gets_no_backfill_query(late: Late) -> None:
-    late.engine.run(20)
-    wait_for(lambda: late.source.history.num_steps > 10, "some steps")
-    app = dashboard(late.source)
-    async with app.run_test(size=(120, 40)):
-        late.engine.is_silent = True
-        late.source.stop()
-        late.source.status = "down"
-        await press(app, "home", "home")
-        said = f"no steps before {clock(late, late.first or 0)}: the engine does not answer"
-        assert said in main_text(app)
-    app.close()
-
-
-@pytest.mark.slow
-def test_pressing_home_twice_in_a_terminal_starts_a_backfill(
-    late: Late, terminal: Callable[..., Any], tmp_path: Path
-) -> None:
-    address = late.engine.endpoint.control.removeprefix("ipc://").removesuffix(".control")
-    screen = terminal(
-        sys.executable, "-m", "stepscope.tui.cli", "top", address, "--past", "0",
-        XDG_CONFIG_HOME=str(tmp_path),
-    )  # fmt: skip
-    screen.wait_for("LIVE")
-    while "steps in memory" not in screen.text():
-        late.engine.run(1)
-        time.sleep(0.05)
-    screen.send("\x1b[H")
-    screen.wait_for("the oldest step in memory, .*; Home again")
-    screen.send("\x1b[H")
-    screen.wait_for(r"\d+ more steps, the oldest is of")
-    screen.wait_for(r"PAUSED▌ Nov 14 2023 \d\d:\d\d:\d\d\.\d, [\d.]+ m?s back .* step 1 ")
-    screen.send("q")

@@ -76,54 +76,37 @@ def unpublished(_: ScheduledRow) -> RowFields:
     raise KeyError("what is asked for is not there")
 
 
-def broken(case: str) -> tuple[Any, ...]:
-    """Arguments that contradict each other."""
-    good = row(1, Phase.DECODE, 2, 3)
-    other = row(1, Phase.PREFILL, 2, 3)
-    negative = row(-1, Phase.DECODE, 2, 3)
+def broken() -> dict[str, tuple[type[Exception], tuple[Any, ...]]]:
+    """Arguments that contradict each other, and the error that they raise."""
+    good, other = row(1, Phase.DECODE, 2, 3), row(1, Phase.PREFILL, 2, 3)
     without_table = row(1, Phase.DECODE, 2, 3)
     del without_table.request.block_table
     of_no_request = good._replace(request="somebody")  # type: ignore[arg-type]
-    cases: dict[str, tuple[Any, ...]] = {
-        "no list": ((good,), Phase.DECODE, Request, described),
-        "no row": ([3], Phase.DECODE, Request, described),
-        "no request": ([of_no_request], Phase.DECODE, Request, described),
-        "no slots": ([good], Phase.DECODE, Exception, described),
-        "no type": ([good], Phase.DECODE, 3, described),
-        "negative": ([negative], Phase.DECODE, Request, described),
-        "no table": ([without_table], Phase.DECODE, Request, described),
-        "too few fields": ([other], Phase.DECODE, Request, lambda _: (1, 2)),
-        "no ints": ([other], Phase.DECODE, Request, lambda _: (1, 2, 3, 4, 5, 6, "7")),
-        "raises": ([other], Phase.DECODE, Request, unpublished),
-        "too few": ([good], Phase.DECODE, Request),
+    decode, kind = Phase.DECODE, Request
+    no_ints = (1, 2, 3, 4, 5, 6, "7")
+    return {
+        "no list": (TypeError, ((good,), decode, kind, described)),
+        "no row": (TypeError, ([3], decode, kind, described)),
+        "no request": (TypeError, ([of_no_request], decode, kind, described)),
+        "no slots": (AttributeError, ([good], decode, Exception, described)),
+        "no type": (TypeError, ([good], decode, 3, described)),
+        "negative": (OverflowError, ([row(-1, decode, 2, 3)], decode, kind, described)),
+        "no table": (AttributeError, ([without_table], decode, kind, described)),
+        "too few fields": (TypeError, ([other], decode, kind, lambda _: (1, 2))),
+        "no ints": (TypeError, ([other], decode, kind, lambda _: no_ints)),
+        "raises": (KeyError, ([other], decode, kind, unpublished)),
+        "too few": (TypeError, ([good], decode, kind)),
     }
-    return cases[case]
 
 
 @needs_compiled
-@pytest.mark.parametrize(
-    ("case", "error"),
-    [
-        ("no list", TypeError),
-        ("no row", TypeError),
-        ("no request", TypeError),
-        ("no slots", AttributeError),
-        ("no type", TypeError),
-        ("negative", OverflowError),
-        ("no table", AttributeError),
-        ("too few fields", TypeError),
-        ("no ints", TypeError),
-        ("raises", KeyError),
-        ("too few", TypeError),
-    ],
-)
-def test_contradictory_arguments_of_the_row_encoder_raise_an_error(
-    case: str, error: type[Exception]
-) -> None:
+@pytest.mark.parametrize("case", broken())
+def test_contradictory_arguments_of_the_row_encoder_raise_an_error(case: str) -> None:
     assert batch_rows.compiled is not None
     encode: Callable[..., bytes] = batch_rows.compiled
+    error, arguments = broken()[case]
     with pytest.raises(error):
-        encode(*broken(case))
+        encode(*arguments)
 
 
 @needs_compiled

@@ -26,9 +26,9 @@ from stepscope.engine.telemetry.kept_snapshots import INTERVAL_NS, MAX_KEPT, Kep
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.live.backfill import ask_for_earlier
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.fake_engine import FakeEngine, info, step
+from tests.support.sessions.following import joined
 from tests.support.sessions.lanes_of import lanes_of
 from tests.support.waiting import wait_for
 
@@ -52,11 +52,7 @@ def kept(*times_s: float, messages_a_second: int = 10) -> KeptSnapshots:
 
 
 def sequence_before(
-    snapshots: KeptSnapshots,
-    past_s: float,
-    now_s: float,
-    oldest: int = 0,
-    step: int = 1_000_000,
+    snapshots: KeptSnapshots, past_s: float, now_s: float, oldest: int = 0, step: int = 1_000_000
 ) -> int | None:
     end = round(now_s * 10)
     found = snapshots.before(round(past_s * SECOND), round(now_s * SECOND), step, oldest, end)
@@ -139,26 +135,19 @@ def ask(client: ControlClient, max_tokens: int) -> None:
     client.send(Submit(prompt_token_ids=[1] * 40, sampling=sampling))
 
 
-def joined(endpoint: Any, past_s: float) -> Subscriber:
-    source = Subscriber(endpoint, past_s=past_s)
-    source.start()
-    wait_for(lambda: source.status == "live", "the join")
-    return source
-
-
 @pytest.mark.usefixtures("often")
 def test_a_late_observer_that_fetches_past_steps_has_the_same_steps_as_an_early_one(
     live_engine: Any,
 ) -> None:
-    first = joined(live_engine.endpoint, 0.0)
+    first = joined(live_engine.endpoint)
     with ControlClient(live_engine.endpoint) as client:
         ask(client, 900)
         ask(client, 1)
         wait_for(lambda: (first.history.last_step or 0) > 200, "200 steps")
         client.set_knobs({"max_num_seqs": 7}, "somebody")
         wait_for(lambda: (first.history.last_step or 0) > 300, "300 steps")
-        late = joined(live_engine.endpoint, 3600.0)
-        from_now = joined(live_engine.endpoint, 0.0)
+        late = joined(live_engine.endpoint, past_s=3600.0)
+        from_now = joined(live_engine.endpoint)
         ask(client, 20)  # the first may have ended while a busy machine joined
         last = first.history.last_step or 0
         wait_for(
@@ -202,26 +191,13 @@ def test_a_request_for_past_steps_beyond_the_bound_is_refused_naming_its_field(
                 client.ask(GetKeptSnapshot(past_s=past_s))
 
 
-@pytest.fixture
-def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep no snapshots. Request this fixture before an engine's."""
-    monkeypatch.setattr(KeptSnapshots, "is_due", lambda *_: False)
-
-
-def test_an_engine_that_keeps_no_snapshot_answers_with_none(
-    nothing_is_kept: None, live_engine: Any
-) -> None:
-    with ControlClient(live_engine.endpoint) as client:
-        assert client.kept_snapshot(60) is None
-
-
 def test_an_engine_version_without_kept_snapshots_is_not_asked_for_past_steps(
     tmp_path: Path,
 ) -> None:
     engine = FakeEngine(tmp_path, info())  # it answers unknown commands with an error
     for number in range(5):
         engine.publish(step(number))
-    source = joined(engine.endpoint, 60.0)
+    source = joined(engine.endpoint, past_s=60.0)
     engine.publish(step(5))
     wait_for(lambda: source.history.last_step == 5, "the step")
     assert source.history.first_step == 5
@@ -254,7 +230,7 @@ def test_past_steps_that_cannot_be_fetched_do_not_delay_live_steps(
     engine = PastThatIsNotToBeHad(tmp_path, is_refused=is_refused)
     for number in range(5):
         engine.publish(step(number))
-    source = joined(engine.endpoint, 60.0)
+    source = joined(engine.endpoint, past_s=60.0)
     assert engine.num_asked == 1
     engine.publish(step(5))
     wait_for(lambda: source.history.last_step == 5, "the step")
@@ -266,7 +242,7 @@ def test_past_steps_that_cannot_be_fetched_do_not_delay_live_steps(
 def test_a_knob_change_among_fetched_past_steps_is_shown_once(live_engine: Any) -> None:
     with ControlClient(live_engine.endpoint) as client:
         client.ask(SetKnobs(changes={"max_num_seqs": 5}, who="somebody"))
-        late = joined(live_engine.endpoint, 3600.0)
+        late = joined(live_engine.endpoint, past_s=3600.0)
         assert [entry.who for entry in late.history.state.audit] == ["somebody"]
         late.stop()
 

@@ -133,10 +133,8 @@ def test_the_replay_ring_resends_what_it_holds_and_says_how_far_back_it_goes(way
     assert publisher.replay(10, limit=5).frames == []
     assert publisher.sender.get(5) is None
     assert publisher.sender.get(10) is None
-    assert (replayed.frames[0].topic, wire.decode(replayed.frames[0].payload)) == (
-        b"status",
-        status(6),
-    )
+    first = replayed.frames[0]
+    assert (first.topic, wire.decode(first.payload)) == (b"status", status(6))
 
 
 def test_one_replay_reply_is_bounded_in_bytes_but_never_empty(
@@ -259,32 +257,6 @@ def test_messages_overwritten_before_sending_are_counted_and_never_sent_in_part(
 
 
 @needs_thread
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are looked at in /proc")
-def test_the_sending_thread_sleeps_when_nothing_is_published(address: str) -> None:
-    zmq.Context.instance().socket(zmq.PUB).close()  # libzmq's threads are there
-    tasks = Path("/proc/self/task")
-    before = set(tasks.iterdir())
-    publisher = Publisher(address, ring_size=5)
-    (thread,) = set(tasks.iterdir()) - before
-
-    def num_waits() -> int:
-        lines = (thread / "status").read_text().splitlines()
-        (line,) = (line for line in lines if line.startswith("voluntary_ctxt_switches"))
-        return int(line.split()[1])
-
-    for step in range(2):
-        num_at_rest = num_waits()
-        publisher.publish(status(step))
-        while num_waits() == num_at_rest:
-            time.sleep(0.01)  # until it has woken
-        num_before = -1
-        while num_waits() != num_before:  # until it rests
-            num_before = num_waits()
-            time.sleep(0.2)
-    publisher.close()
-
-
-@needs_thread
 def test_the_thread_of_an_unclosed_publisher_ends_with_its_object() -> None:
     publisher: Publisher | None = Publisher("tcp://127.0.0.1:*", ring_size=5)
     num_open = len(os.listdir("/proc/self/fd"))
@@ -296,23 +268,7 @@ def test_the_thread_of_an_unclosed_publisher_ends_with_its_object() -> None:
 
 
 @needs_thread
-def test_a_process_can_exit_with_an_open_publisher(address: str) -> None:
-    code = """
-import sys
-from stepscope.engine.telemetry.publisher import Publisher
-from stepscope.engine.protocol.wire import EngineStatus
-publisher = Publisher(sys.argv[1], 5)
-for step in range(1000):
-    publisher.publish(
-        EngineStatus(time_ns=step, state="idle", step=step, num_running=0, num_waiting=0)
-    )
-"""
-    done = subprocess.run([sys.executable, "-c", code, address], timeout=60, check=False)
-    assert done.returncode == 0
-
-
-@needs_thread
-def test_a_forked_process_that_ends_leaves_the_sending_thread_running(
+def test_a_process_can_fork_and_exit_with_an_open_publisher(
     address: str, subscriber: "zmq.Socket[bytes]"
 ) -> None:
     # In a process of its own: a fork of this one would take over locks of its other threads.
@@ -325,10 +281,7 @@ for line in sys.stdin:
     if line == "fork\\n":
         child = os.fork()
         if child == 0:
-            try:
-                publisher.close()
-            except BaseException:
-                os._exit(1)
+            publisher.close()
             os._exit(0)
         print(os.waitpid(child, 0)[1], flush=True)
     else:
@@ -337,8 +290,7 @@ for line in sys.stdin:
                 time_ns=0, state="idle", step=int(line), num_running=0, num_waiting=0
             )
         )
-publisher.close()
-"""
+"""  # it ends with an open publisher
     with subprocess.Popen(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, address],
         stdin=subprocess.PIPE,
@@ -398,11 +350,11 @@ def test_memory_of_the_replay_ring_depends_on_kept_messages_not_on_all_published
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    sizes=st.lists(st.integers(0, 3_000_000) | st.integers(0, 20_000_000), max_size=12),
+    sizes=st.lists(st.integers(0, 3_000) | st.integers(0, 20_000_000), max_size=12),
     ring_size=st.integers(1, 6),
-    ring_bytes=st.sampled_from([1, 2**21 - 1, 2**21, 2**21 + 1, 9_000_000]),
+    ring_bytes=st.sampled_from([1, 900, 2**21 - 1, 2**21, 2**21 + 1, 9_000_000]),
 )
-def test_messages_that_span_several_memory_blocks_of_the_replay_ring_are_returned_intact(
+def test_the_replay_ring_holds_exactly_the_newest_messages_that_fit_and_all_of_each(
     way: str, sizes: list[int], ring_size: int, ring_bytes: int
 ) -> None:
     sender = open_sender(None, ring_size, ring_bytes, False)
@@ -414,29 +366,6 @@ def test_messages_that_span_several_memory_blocks_of_the_replay_ring_are_returne
         while len(kept) > 1 and sum(map(len, kept)) > ring_bytes:
             kept.pop(0)
         first = number + 1 - len(kept)
-        assert sender.oldest_sequence == first
+        assert (sender.oldest_sequence, sender.num_bytes) == (first, sum(map(len, kept)))
         for place, expected in enumerate(kept):
             assert sender.get(first + place) == (first + place, b"status", expected)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    sizes=st.lists(st.integers(0, 300) | st.integers(0, 3000), max_size=60),
-    ring_size=st.integers(1, 12),
-    ring_bytes=st.integers(100, 900),
-)
-def test_the_replay_ring_holds_exactly_the_newest_messages_that_fit(
-    way: str, sizes: list[int], ring_size: int, ring_bytes: int
-) -> None:
-    publisher = Publisher(None, ring_size, ring_bytes)
-    kept: list[tuple[int, bytes]] = []
-    for sequence, size in enumerate(sizes):
-        message = status(sequence, chr(97 + sequence % 26) * size)
-        publisher.publish(message)
-        kept = [*kept, (sequence, wire.encode(message))][-ring_size:]
-        while len(kept) > 1 and sum(len(payload) for _, payload in kept) > ring_bytes:
-            kept.pop(0)
-        replayed = publisher.replay(0, limit=1000)
-        assert [(frame.sequence, frame.payload) for frame in replayed.frames] == kept
-        assert replayed.oldest_sequence == publisher.sender.oldest_sequence == kept[0][0]
-        assert publisher.sender.num_bytes == sum(len(payload) for _, payload in kept)

@@ -63,30 +63,23 @@ class Exposition(Collector):
             }
             name, text = "vllm:cache_config_info", "How the KV cache is laid out."
             yield from _labelled([GaugeMetricFamily(name, text, 1)], config)
-        name, text = "stepscope_http_requests_in_flight", "HTTP requests for tokens under way."
-        yield GaugeMetricFamily(name, text, self._num_in_flight)
-        yield GaugeMetricFamily(
-            "stepscope_engine_up", "Whether the engine answers.", self.is_engine_up
-        )
-        levels = GaugeMetricFamily(
-            "stepscope_service_level_seconds",
-            "Service levels that stepscope_requests_within_levels_total counts by.",
-            labels=("kind",),
-        )
-        levels.add_metric(["ttft"], metrics.ttft_s)
-        levels.add_metric(["itl"], metrics.itl_s)
-        yield levels
+        text = "HTTP requests for tokens under way."
+        yield GaugeMetricFamily("stepscope_http_requests_in_flight", text, self._num_in_flight)
+        text = "Whether the engine answers."
+        yield GaugeMetricFamily("stepscope_engine_up", text, self.is_engine_up)
+        text = "Service levels that stepscope_requests_within_levels_total counts by."
+        levels = {"ttft": metrics.ttft_s, "itl": metrics.itl_s}
+        yield _by_label("stepscope_service_level_seconds", text, "kind", levels)
         yield from _labelled(self._responses.collect(), {})
 
     def _gauges(self) -> Iterator[Metric]:
-        metrics = self._metrics
+        step, latest = self._metrics.step, self._metrics.latest
         values: list[tuple[str, str, float | None]] = []
-        if (step := metrics.step) is not None:
+        if step is not None:
             values += [
                 ("stepscope_token_budget", "Token budget of the latest step.", step.token_budget),
                 ("stepscope_max_num_seqs", "Most requests in the latest step.", step.max_num_seqs),
             ]
-        latest = metrics.latest
         if latest is not None:
             values += [
                 ("vllm:num_requests_running", "Requests in the batch.", latest.num_running),
@@ -105,12 +98,17 @@ class Exposition(Collector):
         for name, text, value in values:
             if value is not None:
                 yield GaugeMetricFamily(name, text, value)
+        is_known = latest is not None and latest.num_waiting
+        reasons = self._metrics.waiting_reasons if is_known else {}
         text = "Requests that wait, by what they wait for."
-        waiting = GaugeMetricFamily("stepscope_requests_waiting", text, labels=("reason",))
-        for reason, count in metrics.waiting_reasons.items():
-            if latest is not None and latest.num_waiting:
-                waiting.add_metric([reason], count)
-        yield waiting
+        yield _by_label("stepscope_requests_waiting", text, "reason", reasons)
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=(label,))
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
 
 
 def _labelled(families: Iterable[Metric], labels: Mapping[str, str]) -> Iterator[Metric]:

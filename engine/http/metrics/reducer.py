@@ -197,56 +197,56 @@ class EngineMetrics:
         self.latest = self.step = None
 
     def apply(self, message: wire.Telemetry) -> None:
-        if isinstance(message, wire.StepRecord):
-            self._go_on(message, message.tokens_ns)
-            self._apply_step(message)
-        elif isinstance(message, wire.EngineStatus):
-            self._go_on(message, message.time_ns)
-            self._apply_starts(message.events)
-            self._apply_events(message.events, message.time_ns)
-        elif isinstance(message, wire.EngineInfo):
-            self._set_info(message)
-        elif isinstance(message, wire.KnobsChanged):
-            self.knobs.update(message.new)
+        match message:
+            case wire.StepRecord():
+                self._go_on(message, message.tokens_ns)
+                self._apply_step(message)
+            case wire.EngineStatus():
+                self._go_on(message, message.time_ns)
+                self._apply_starts(message.events)
+                self._apply_ends(message.events, message.time_ns)
+            case wire.EngineInfo():
+                self._set_info(message)
+            case wire.KnobsChanged():
+                self.knobs.update(message.new)
 
     def _go_on(self, message: wire.StepRecord | wire.EngineStatus, now_ns: int) -> None:
-        was_on = self._pauses.is_on
+        count, was_on = self.meters.count, self._pauses.is_on
         self._pauses = self._pauses.after(message)
-        self.meters.count("stepscope_pauses", self._pauses.is_on and not was_on)
+        count("stepscope_pauses", self._pauses.is_on and not was_on)
         before_ns = self._now_ns or now_ns
         self._now_ns = now_ns = max(before_ns, now_ns)
-        self.meters.count("stepscope_paused_seconds", self._pauses.within(before_ns, now_ns) / 1e9)
+        count("stepscope_paused_seconds", self._pauses.within(before_ns, now_ns) / 1e9)
         self.latest = message
         if (kv := message.kv) is not None:
-            self.meters.count("vllm:prefix_cache_queries", kv.queried_tokens)
-            self.meters.count("vllm:prefix_cache_hits", kv.hit_tokens)
-            self.meters.count("stepscope_kv_blocks_evicted", kv.evicted)
+            count("vllm:prefix_cache_queries", kv.queried_tokens)
+            count("vllm:prefix_cache_hits", kv.hit_tokens)
+            count("stepscope_kv_blocks_evicted", kv.evicted)
 
     def _apply_step(self, step: wire.StepRecord) -> None:
-        meters = self.meters
+        count, observe = self.meters.count, self.meters.observe
         self.step, self.waiting_reasons = step, step.waiting_reasons or {}
-        meters.count("stepscope_steps")
-        meters.count("stepscope_scheduled_tokens", step.num_prefill_tokens, "prefill")
-        meters.count("stepscope_scheduled_tokens", step.num_decode_tokens, "decode")
-        num_tokens = step.num_prefill_tokens + step.num_decode_tokens
-        meters.observe("vllm:iteration_tokens_total", num_tokens)
-        start_ns, scheduled_ns = step.schedule_start_ns, step.schedule_end_ns
-        meters.observe("stepscope_step_seconds", (step.tokens_ns - start_ns) / 1e9)
-        if scheduled_ns is not None:
-            meters.observe("stepscope_schedule_seconds", (scheduled_ns - start_ns) / 1e9)
+        count("stepscope_steps")
+        count("stepscope_scheduled_tokens", step.num_prefill_tokens, "prefill")
+        count("stepscope_scheduled_tokens", step.num_decode_tokens, "decode")
+        observe("vllm:iteration_tokens_total", step.num_prefill_tokens + step.num_decode_tokens)
+        begun_ns = start_ns = step.schedule_start_ns
+        observe("stepscope_step_seconds", (step.tokens_ns - start_ns) / 1e9)
+        if step.schedule_end_ns is not None:
+            begun_ns = step.schedule_end_ns
+            observe("stepscope_schedule_seconds", (begun_ns - start_ns) / 1e9)
         self._apply_starts(step.events)
-        begun_ns = start_ns if scheduled_ns is None else scheduled_ns
         gaps: dict[int, list[_Life]] = {}  # most requests of a step wait since the same step
         rows = step.batch or ()
         num_tokens = sum([self._apply_row(row, begun_ns, step.tokens_ns, gaps) for row in rows])
-        meters.count("vllm:generation_tokens", num_tokens)
+        count("vllm:generation_tokens", num_tokens)
         for since_ns, lives in gaps.items():
             itl_s = self._seconds(since_ns, step.tokens_ns)
-            meters.observe("vllm:inter_token_latency_seconds", itl_s, len(lives))
+            observe("vllm:inter_token_latency_seconds", itl_s, len(lives))
             if itl_s > self.itl_s:
                 for life in lives:
                     life.has_kept_levels = False
-        self._apply_events(step.events, step.tokens_ns)
+        self._apply_ends(step.events, step.tokens_ns)
 
     def _apply_row(
         self, row: wire.BatchRow, scheduled_ns: int, tokens_ns: int, gaps: dict[int, list[_Life]]
@@ -276,65 +276,64 @@ class EngineMetrics:
 
     def _apply_starts(self, events: list[wire.RequestEvent]) -> None:
         for event in events:
-            if isinstance(event, wire.Admitted):
-                life = self._lives.get(event.request_id)
-                if life is not None and not life.was_scheduled:  # else it finds its own tokens
-                    life.view.num_cached_tokens = event.num_cached_tokens
-            if not isinstance(event, wire.Arrived):
-                continue
-            view = wire.RequestView(
-                request_id=event.request_id,
-                client_id=event.client_id,
-                status="waiting",
-                arrival_ns=event.time_ns,
-                num_prompt_tokens=event.num_prompt_tokens,
-                max_tokens=event.max_tokens,
-            )
-            life = self._lives[event.request_id] = _Life(view)
-            if (origin := event.origin) is not None:
-                view.first_token_ns = origin.first_token_ns
-                view.last_token_ns = origin.last_token_ns
-                ttft_s = self._seconds(event.time_ns, origin.first_token_ns)
-                life.has_kept_levels = ttft_s <= self.ttft_s
+            if isinstance(event, wire.Arrived):
+                view = wire.RequestView(
+                    request_id=event.request_id,
+                    client_id=event.client_id,
+                    status="waiting",
+                    arrival_ns=event.time_ns,
+                    num_prompt_tokens=event.num_prompt_tokens,
+                    max_tokens=event.max_tokens,
+                )
+                life = self._lives[event.request_id] = _Life(view)
+                if (origin := event.origin) is not None:
+                    view.first_token_ns = origin.first_token_ns
+                    view.last_token_ns = origin.last_token_ns
+                    ttft_s = self._seconds(event.time_ns, origin.first_token_ns)
+                    life.has_kept_levels = ttft_s <= self.ttft_s
+            elif isinstance(event, wire.Admitted):
+                admitted = self._lives.get(event.request_id)
+                if admitted is not None and not admitted.was_scheduled:  # else it finds its own
+                    admitted.view.num_cached_tokens = event.num_cached_tokens
 
-    def _apply_events(self, events: list[wire.RequestEvent], time_ns: int) -> None:
+    def _apply_ends(self, events: list[wire.RequestEvent], time_ns: int) -> None:
+        count = self.meters.count
         for event in events:
-            if isinstance(event, wire.Preempted):
-                self.meters.count("vllm:num_preemptions")
-                if (life := self._lives.get(event.request_id)) is not None:
-                    life.view.num_preemptions += 1
-            elif isinstance(event, wire.Finished):
-                self.meters.count("vllm:request_success", 1, event.reason)
-                life = self._lives.pop(event.request_id, None)
-                if life is not None and event.handed_to is None:
-                    self._finish(life, event.num_output_tokens, time_ns)
-            elif isinstance(event, wire.Aborted):
-                self.meters.count("vllm:request_success", 1, "abort")
-                if event.reason == UNSOUND_LOGITS:
-                    self.meters.count("stepscope_requests_unsound_logits")
-                self._lives.pop(event.request_id, None)
-            elif isinstance(event, wire.Rejected):
-                self.meters.count("stepscope_requests_rejected")
+            match event:
+                case wire.Preempted():
+                    count("vllm:num_preemptions")
+                    if (life := self._lives.get(event.request_id)) is not None:
+                        life.view.num_preemptions += 1
+                case wire.Finished():
+                    count("vllm:request_success", 1, event.reason)
+                    life = self._lives.pop(event.request_id, None)
+                    if life is not None and event.handed_to is None:
+                        self._finish(life, event.num_output_tokens, time_ns)
+                case wire.Aborted():
+                    count("vllm:request_success", 1, "abort")
+                    count("stepscope_requests_unsound_logits", event.reason == UNSOUND_LOGITS)
+                    self._lives.pop(event.request_id, None)
+                case wire.Rejected():
+                    count("stepscope_requests_rejected")
 
     def _finish(self, life: _Life, num_output_tokens: int, time_ns: int) -> None:
-        view, observe = life.view, self.meters.observe
-        first_ns, last_ns, scheduled_ns = (
-            view.first_token_ns, view.last_token_ns, life.scheduled_ns
-        )  # fmt: skip
-        num_computed_tokens = view.num_prompt_tokens - view.num_cached_tokens
-        observe("vllm:request_prompt_tokens", view.num_prompt_tokens)
-        observe("vllm:request_prefill_kv_computed_tokens", num_computed_tokens)
-        observe("vllm:request_generation_tokens", num_output_tokens)
-        observe("vllm:request_params_max_tokens", view.max_tokens)
-        observe("vllm:request_num_preemptions", view.num_preemptions)
+        view = life.view
+        for name, value in (
+            ("prompt_tokens", view.num_prompt_tokens),
+            ("prefill_kv_computed_tokens", view.num_prompt_tokens - view.num_cached_tokens),
+            ("generation_tokens", num_output_tokens),
+            ("params_max_tokens", view.max_tokens),
+            ("num_preemptions", view.num_preemptions),
+        ):
+            self.meters.observe(f"vllm:request_{name}", value)
         self._time("vllm:e2e_request_latency_seconds", view.arrival_ns, time_ns)
+        first_ns, last_ns, scheduled_ns = view.first_token_ns, view.last_token_ns, life.scheduled_ns
         if first_ns is None or last_ns is None:
             return
-        if life.has_kept_levels:
-            self.meters.count("stepscope_requests_within_levels")
+        self.meters.count("stepscope_requests_within_levels", life.has_kept_levels)
         decode_s = self._time("vllm:request_decode_time_seconds", first_ns, last_ns)
         gap_s = decode_s / max(1, num_output_tokens - 1)
-        observe("vllm:request_time_per_output_token_seconds", gap_s)
+        self.meters.observe("vllm:request_time_per_output_token_seconds", gap_s)
         if scheduled_ns is not None:
             self._time("vllm:request_queue_time_seconds", view.arrival_ns, scheduled_ns)
             self._time("vllm:request_prefill_time_seconds", scheduled_ns, first_ns)

@@ -5,11 +5,11 @@ outputs are kept here.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import NamedTuple
 
 from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.http.engine_client import EngineClient
+from stepscope.engine.http.openai.requests import ClientGone
 from stepscope.engine.protocol.commands import Abort, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
 
@@ -23,35 +23,23 @@ class TextPiece(NamedTuple):
     output: Output
 
 
-class ClientGone(Exception):  # noqa: N818 - reads as what happened
-    """The client has disconnected."""
-
-
 class Generation:
     """Submits the choices of one HTTP request, collects their outputs, and can abort them.
 
-    Args:
-        submits: one command for each choice. The list is emptied once they are sent, because
-            prompts may be long.
-        on_taken: called once the engine has accepted all commands.
+    `submits`: one command for each choice. The list is emptied once they are sent, because prompts
+    may be long.
     """
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        submits: list[Submit],
-        on_taken: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, engine: EngineClient, submits: list[Submit]) -> None:
         self._engine = engine
         self._submits = submits
-        self._on_taken = on_taken
         self._indices: dict[int, int] = {}  # choice by command id, of unfinished commands
         self._request_ids: dict[int, int] = {}  # by command id, of accepted commands
         self._num_submitted = 0
         self._pending: list[TextPiece] = []
         self._failure: Exception | None = None
         self._is_closed = False
-        self._change: asyncio.Future[None] | None = None  # the latest future of `_changed`
+        self._news = asyncio.Event()
 
     async def start(self) -> None:
         """Submit all choices, and wait until the engine has accepted them.
@@ -67,7 +55,6 @@ class Generation:
         self._submits.clear()
         while self._num_submitted < num_submits:
             await self._changed()
-        self._on_taken()
 
     async def next_pieces(self) -> list[TextPiece]:
         """Wait for new outputs and return some, in order; an empty list after the last."""
@@ -81,10 +68,8 @@ class Generation:
 
     def abandon(self) -> None:
         """Abort all choices, because the client is gone. Whoever waits gets ClientGone."""
-        if self._failure is None:
-            self._failure = ClientGone()
         self.close()
-        self._wake()
+        self._fail(ClientGone())
 
     def close(self) -> None:
         """Abort all unfinished choices. May be called more than once."""
@@ -106,23 +91,22 @@ class Generation:
             if self._is_closed:
                 self._abort(reply.request_id)
         elif isinstance(reply, Output):
-            index = self._indices[command_id]
+            if not self._is_closed:
+                self._pending.append(TextPiece(self._indices[command_id], reply))
             if reply.finish_reason is not None:
                 self._done(command_id)
-            if self._is_closed:
-                return
-            self._pending.append(TextPiece(index, reply))
         elif isinstance(reply, Error):
             self._done(command_id)
-            if self._failure is None:
-                self._failure = CommandRefused(reply.code, reply.message)
-        self._wake()
+            self._fail(CommandRefused(reply.code, reply.message))
+        self._news.set()
 
     def lose(self, error: EngineUnreachable) -> None:
         self._indices.clear()
-        if self._failure is None:
-            self._failure = error
-        self._wake()
+        self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._news.set()
 
     def _done(self, command_id: int) -> None:
         self._engine.forget(command_id)
@@ -136,10 +120,6 @@ class Generation:
         except EngineUnreachable:
             return  # the request has ended with its engine
 
-    def _wake(self) -> None:
-        if self._change is not None and not self._change.done():
-            self._change.set_result(None)
-
     async def _changed(self) -> None:
         """Wait until a reply or an error arrives. Raises the error.
 
@@ -147,7 +127,7 @@ class Generation:
         the call, or it could miss a reply.
         """
         if self._failure is None:
-            self._change = asyncio.get_running_loop().create_future()
-            await self._change
+            self._news.clear()
+            await self._news.wait()
         if self._failure is not None:
             raise self._failure

@@ -1,114 +1,33 @@
-"""`Job`: one HTTP request as commands for the engine, with the `Writer` of its answer (structs)."""
+"""`Job`: one HTTP request as commands for the engine, with the `Writer` of its answer."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 
-from stepscope.engine.http.errors import invalid
+from stepscope.engine.http.errors import invalid, not_supported
 from stepscope.engine.http.openai.generation import TextPiece
-from stepscope.engine.http.openai.requests import MAX_CHOICES, GenerationRequest
-from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.replies import Output
+from stepscope.engine.http.openai.requests import (
+    MAX_CHOICES,
+    ChatRequest,
+    ChatTurn,
+    CompletionRequest,
+    GenerationRequest,
+    StreamOptions,
+    TokenId,
+)
+from stepscope.engine.protocol.commands import ChatMessage, Submit
+from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
-
-class PromptTokensDetails(Struct, frozen=True):
-    cached_tokens: int
-
-
-class Usage(Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class CompletionLogprobs(Struct, frozen=True, kw_only=True):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class CompletionChoice(Struct, frozen=True, kw_only=True):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class ChatTopLogprob(Struct, frozen=True, kw_only=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(Struct, frozen=True, kw_only=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[ChatTopLogprob]
-
-
-class ChatLogprobs(Struct, frozen=True, kw_only=True):
-    content: list[ChatTokenLogprob]
-    refusal: None = None
-
-
-class ChatDelta(Struct, frozen=True, kw_only=True):
-    role: str | UnsetType = UNSET
-    content: str = ""
-
-
-class ChatAnswer(Struct, frozen=True, kw_only=True):
-    role: str = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(Struct, frozen=True, kw_only=True):
-    index: int
-    delta: ChatDelta | UnsetType = UNSET  # in a chunk
-    message: ChatAnswer | UnsetType = UNSET  # in a whole answer
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-class OpenAIAnswer(Struct, frozen=True, kw_only=True):
-    """A whole answer, or a chunk of a streamed one."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: Sequence[CompletionChoice | ChatChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class ModelCard(Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "stepscope"
-    root: str
-    parent: str | None = None
-    max_model_len: int | None = None
-    with_tokens: bool = False  # telemetry subscribers and recordings get prompts and outputs
-
-
-class ModelList(Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[ModelCard]
-
-
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 _LARGEST_SEED = 2**63 - 1
 _SAME_NAMES = set(SamplingParams.__struct_fields__) - {"logprobs"}
 _encoder = msgspec.json.Encoder()
+
+Json: TypeAlias = dict[str, Any]
+# Makes a choice from its index and an output; the last argument is True in a chunk.
+MakeChoice: TypeAlias = Callable[[int, Output, bool], Json]
 
 
 class Head(NamedTuple):
@@ -121,111 +40,112 @@ class Head(NamedTuple):
 
 
 class Writer:
-    """Writes the JSON of answers and of the chunks of streamed ones.
+    """Writes the JSON of an answer, or of the chunks of a streamed one, and counts its tokens.
 
     Args:
         kinds: `object` of a chunk, and of a whole answer.
-        choice: makes a choice from its index and an output; the last argument is True in a chunk.
+        num_choices: of each prompt. A prompt counts once, however many it has.
     """
 
     def __init__(
         self,
         head: Head,
         kinds: tuple[str, str],
-        choice: Callable[[int, Output, bool], ChatChoice | CompletionChoice],
+        make_choice: MakeChoice,
+        num_choices: int,
+        options: StreamOptions,
     ) -> None:
-        self._head = head._asdict()
+        self._head = head
         self._kinds = kinds
-        self._choice = choice
+        self._make_choice = make_choice
+        self._num_choices = num_choices
+        self._options = options
+        self._outputs: dict[int, Output] = {}  # the newest of each choice
 
-    def chunk(self, piece: TextPiece, usage: Usage | UnsetType | None) -> bytes:
-        choice = self._choice(piece.choice, piece.output, True)
-        return self._write(self._kinds[0], [choice], usage)
+    def add(self, piece: TextPiece) -> None:
+        self._outputs[piece.choice] = piece.output
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """Return the last chunk of a stream. It has the usage and no choices."""
-        return self._write(self._kinds[0], [], usage)
+    def chunk(self, piece: TextPiece) -> bytes:
+        """Count new output, and return the chunk with it."""
+        self.add(piece)
+        usage: Json = {}
+        if self._options.include_usage:
+            is_told = self._options.continuous_usage_stats
+            usage = {"usage": self._usage() if is_told else None}
+        return self._write(0, [self._make_choice(piece.choice, piece.output, True)], usage)
 
-    def whole(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """Return the answer to a request that does not stream. `outputs`: one for each choice."""
-        choices = [self._choice(index, output, False) for index, output in enumerate(outputs)]
-        return self._write(self._kinds[1], choices, usage)
+    def usage_chunk(self) -> bytes | None:
+        """Return the last chunk of a stream, with the usage and no choices, if it was asked for."""
+        wanted = self._options.include_usage
+        return self._write(0, [], {"usage": self._usage()}) if wanted else None
 
-    def _write(
-        self,
-        kind: str,
-        choices: Sequence[ChatChoice | CompletionChoice],
-        usage: Usage | UnsetType | None,
-    ) -> bytes:
+    def whole(self) -> bytes:
+        """Return the answer to a request that does not stream."""
+        outputs = sorted(self._outputs.items())
+        choices = [self._make_choice(index, output, False) for index, output in outputs]
+        return self._write(1, choices, {"usage": self._usage()})
+
+    def _usage(self) -> Json:
+        prompt_tokens = cached_tokens = completion_tokens = 0
+        for index, output in self._outputs.items():
+            completion_tokens += output.num_output_tokens
+            if index % self._num_choices == 0:
+                prompt_tokens += output.num_prompt_tokens
+                cached_tokens += output.num_cached_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        }
+
+    def _write(self, kind: int, choices: list[Json], usage: Json) -> bytes:
+        identifier, created, model, fingerprint = self._head
         return _encoder.encode(
-            OpenAIAnswer(**self._head, object=kind, choices=choices, usage=usage)
+            {
+                "id": identifier,
+                "object": self._kinds[kind],
+                "created": created,
+                "model": model,
+                "system_fingerprint": fingerprint,
+                "choices": choices,
+                **usage,
+            }
         )
 
 
 class Job(NamedTuple):
     submits: list[Submit]  # choices of the first prompt, then of the second, ...
-    num_choices: int  # of each prompt
     stream: bool
-    include_usage: bool
-    continuous_usage: bool
     writer: Writer
 
 
-def make_job(
-    request: GenerationRequest, head: Head, prompts: Sequence[Submit], writer: Writer
-) -> Job:
-    """Return the job of a request. Raises ApiError if it asks for too many choices."""
-    check_choices(request, len(prompts))
-    submits = [
-        msgspec.structs.replace(
-            prompt,
-            client_id=request.user or head.id,
-            sampling=_of_choice(prompt.sampling, choice),
-            priority=request.priority,
-            stream=request.stream,
-        )
-        for prompt in prompts
-        for choice in range(request.n)
+def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
+    """Convert a chat request to a job. Raises ApiError if the request is invalid."""
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs", "needs logprobs=true")
+    messages = [_message(index, turn) for index, turn in enumerate(request.messages)]
+    max_tokens = requested_tokens(request)
+    logprobs = request.top_logprobs if request.logprobs else None
+    sampling = _sampling(request, max_model_len if max_tokens is None else max_tokens, logprobs)
+    # Without max_tokens, generate until the model stops or the context is full.
+    prompt = Submit(messages=messages, sampling=sampling, fit_max_tokens=max_tokens is None)
+    kinds = "chat.completion.chunk", "chat.completion"
+    return _job(request, head, [prompt], kinds, ChatChoices())
+
+
+def completion_job(request: CompletionRequest, head: Head) -> Job:
+    """Convert a completion request to a job. Raises ApiError if the request is invalid."""
+    max_tokens = requested_tokens(request) or DEFAULT_MAX_TOKENS
+    sampling = _sampling(request, max_tokens, request.logprobs)
+    prompts = [
+        Submit(prompt=each, sampling=sampling)
+        if isinstance(each, str)
+        else Submit(prompt_token_ids=each, sampling=sampling)
+        for each in _prompts(request.prompt)
     ]
-    usage = request.stream_options
-    return Job(
-        submits=submits,
-        num_choices=request.n,
-        stream=request.stream,
-        include_usage=usage.include_usage,
-        continuous_usage=usage.include_usage and usage.continuous_usage_stats,
-        writer=writer,
-    )
-
-
-def check_choices(request: GenerationRequest, num_prompts: int) -> None:
-    """Raise ApiError for too many choices in total, or for stream options without a stream."""
-    if num_prompts * request.n > MAX_CHOICES:
-        raise invalid(
-            "n",
-            f"{num_prompts} prompts times n={request.n} are more than the {MAX_CHOICES} choices "
-            "that one request may have; send several requests",
-        )
-    if request.stream_options.include_usage and not request.stream:
-        raise invalid("stream_options", "they belong to stream=true")
-
-
-def sampling_params(
-    request: GenerationRequest, max_tokens: int, logprobs: int | None
-) -> SamplingParams:
-    stop = request.stop
-    fields = msgspec.structs.asdict(request)
-    return SamplingParams(
-        **{name: value for name, value in fields.items() if name in _SAME_NAMES}
-        | {
-            "max_tokens": max_tokens,
-            "top_k": max(0, request.top_k),
-            "seed": None if request.seed is None else request.seed & _LARGEST_SEED,
-            "stop": (stop,) if isinstance(stop, str) else stop,
-            "include_stop": request.include_stop_str_in_output,
-            "logprobs": logprobs,
-        }
-    )
+    kinds = "text_completion", "text_completion"
+    return _job(request, head, prompts, kinds, CompletionChoices())
 
 
 def requested_tokens(request: GenerationRequest) -> int | None:
@@ -237,6 +157,79 @@ def requested_tokens(request: GenerationRequest) -> int | None:
     return old if new is None else new
 
 
+def _message(index: int, turn: ChatTurn) -> ChatMessage:
+    if isinstance(turn.content, str):
+        return ChatMessage(role=turn.role, content=turn.content)
+    texts = []
+    for number, part in enumerate(turn.content):
+        if part.type != "text" or part.text is None:
+            param = f"messages[{index}].content[{number}].type"
+            raise not_supported(param, part.type, "text is all that goes in and out")
+        texts.append(part.text)
+    return ChatMessage(role=turn.role, content=texts if len(texts) > 1 else "".join(texts))
+
+
+def _prompts(prompt: str | list[str | TokenId | list[TokenId]]) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    token_ids = [each for each in prompt if isinstance(each, int)]
+    others = [each for each in prompt if not isinstance(each, int)]
+    if not prompt:
+        raise invalid("prompt", "the list is empty")
+    if (token_ids and others) or len({type(each) for each in others}) > 1:
+        raise invalid(
+            "prompt",
+            "expected a text, token ids, a list of texts or a list of lists of token ids, "
+            "got a mixture",
+        )
+    return others or [token_ids]
+
+
+def _sampling(request: GenerationRequest, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    fields = msgspec.structs.asdict(request)
+    return SamplingParams(
+        **{name: value for name, value in fields.items() if name in _SAME_NAMES}
+        | {
+            "max_tokens": max_tokens,
+            "top_k": max(0, request.top_k),
+            "seed": None if request.seed is None else request.seed & _LARGEST_SEED,
+            "stop": (request.stop,) if isinstance(request.stop, str) else request.stop,
+            "include_stop": request.include_stop_str_in_output,
+            "logprobs": logprobs,
+        }
+    )
+
+
+def _job(
+    request: GenerationRequest,
+    head: Head,
+    prompts: Sequence[Submit],
+    kinds: tuple[str, str],
+    make_choice: MakeChoice,
+) -> Job:
+    if len(prompts) * request.n > MAX_CHOICES:
+        raise invalid(
+            "n",
+            f"{len(prompts)} prompts times n={request.n} are more than the {MAX_CHOICES} choices "
+            "that one request may have; send several requests",
+        )
+    if request.stream_options.include_usage and not request.stream:
+        raise invalid("stream_options", "they belong to stream=true")
+    submits = [
+        msgspec.structs.replace(
+            prompt,
+            client_id=request.user or head.id,
+            sampling=_of_choice(prompt.sampling, choice),
+            priority=request.priority,
+            stream=request.stream,
+        )
+        for prompt in prompts
+        for choice in range(request.n)
+    ]
+    writer = Writer(head, kinds, make_choice, request.n, request.stream_options)
+    return Job(submits, request.stream, writer)
+
+
 def _of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
     """Return the parameters of one choice: choices of a request get different seeds."""
     if sampling.seed is None:
@@ -244,37 +237,76 @@ def _of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) & _LARGEST_SEED)
 
 
-class UsageMeter:
-    """Counts the tokens of a job. A prompt counts once, even if it has several choices."""
+class ChatChoices:
+    """Makes the choices of one chat, or of its chunks."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._outputs: dict[int, tuple[int, int, int]] = {}  # prompt, cached, output; by choice
+    def __init__(self) -> None:
+        self._begun: set[int] = set()  # choices whose role was sent
 
-    def add(self, piece: TextPiece) -> None:
-        output = piece.output
-        self._outputs[piece.choice] = (
-            output.num_prompt_tokens,
-            output.num_cached_tokens,
-            output.num_output_tokens,
-        )
+    def __call__(self, index: int, output: Output, is_chunk: bool) -> Json:
+        said: Json = {"role": "assistant", "content": output.text or ""}
+        if not is_chunk:
+            said["refusal"] = None
+        elif index in self._begun:
+            del said["role"]  # it came with the first token: a chunk of its own counts as a token
+        self._begun.add(index)
+        logprobs = output.logprobs
+        return {
+            "index": index,
+            "delta" if is_chunk else "message": said,
+            "logprobs": None
+            if logprobs is None
+            else {"content": [_chat_logprobs(each) for each in logprobs], "refusal": None},
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop,
+        }
 
-    def usage(self) -> Usage:
-        prompt_tokens = cached_tokens = completion_tokens = 0
-        for index, (num_prompt, num_cached, num_output) in self._outputs.items():
-            completion_tokens += num_output
-            if index % self._job.num_choices == 0:
-                prompt_tokens += num_prompt
-                cached_tokens += num_cached
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens),
-        )
 
-    def in_chunk(self) -> Usage | UnsetType | None:
-        """Return the `usage` field of a chunk with tokens: the usage so far, null, or no field."""
-        if self._job.continuous_usage:
-            return self.usage()
-        return None if self._job.include_usage else UNSET
+def _chat_logprobs(position: PositionLogprobs) -> Json:
+    return {
+        **_chat_token(position.chosen),
+        "top_logprobs": [_chat_token(token) for token in position.top],
+    }
+
+
+def _chat_token(token: TokenLogprob) -> Json:
+    data = token.text.encode() if token.utf8 is None else token.utf8
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(data)}
+
+
+class CompletionChoices:
+    """Makes the choices of one completion, or of its chunks."""
+
+    def __init__(self) -> None:
+        self._num_chars: dict[int, int] = {}  # sent so far, by choice; only with logprobs
+
+    def __call__(self, index: int, output: Output, _: bool) -> Json:
+        logprobs = output.logprobs
+        return {
+            "index": index,
+            "text": output.text or "",
+            "logprobs": None if logprobs is None else self._logprobs(index, logprobs),
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop,
+        }
+
+    def _logprobs(self, index: int, positions: list[PositionLogprobs]) -> Json:
+        offset = self._num_chars.get(index, 0)
+        offsets, tops = [], []
+        for position in positions:
+            if position.text_offset is not None:
+                offset = position.text_offset
+            offsets.append(offset)
+            offset += len(position.chosen.text)
+            # The first of two tokens with the same text is the likelier one.
+            top: dict[str, float] = {}
+            for token in (*position.top, position.chosen):
+                top.setdefault(token.text, token.logprob)
+            tops.append(top)
+        self._num_chars[index] = offset
+        return {
+            "tokens": [position.chosen.text for position in positions],
+            "token_logprobs": [position.chosen.logprob for position in positions],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }

@@ -1,113 +1,53 @@
 """OpenAI's requests as structs, with vLLM's additions, and how a request's body is read.
 
-A field declared here is used. `UNUSED_FIELDS` says what becomes of all others that are known. For
-any other field, the request is refused with an error that names the field. A body's size and time
-are limited, and the size of all bodies together.
+A field declared here is used. Any other is taken if it changes no answer, or its value asks for
+nothing; else the request is refused with an error that names the field. A body's size and time are
+limited.
 """
 
 import asyncio
-from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from stepscope.engine.http.errors import ApiError, from_validation, not_supported, too_many
+from stepscope.engine.http.errors import ApiError, from_validation, not_supported
 from stepscope.engine.protocol.commands import MAX_COMMAND_BYTES
 
-
-class UnusedField(NamedTuple):
-    """Why a field is not used, and the values that ask for nothing; None: no value asks for any."""
-
-    reason: str
-    values: tuple[Any, ...] | None
-
-
-_Row: TypeAlias = tuple[str, tuple[Any, ...] | None, str]
-
-_SAME = "it does not change the answer"
-_TOOLS = "models here call no tools"
-_FORM = "nothing here makes the text keep to a form"
-_MESSAGE = "a message is a role and a text"
-_MEDIA = "text is all that goes in and out"
-_TEMPLATE = "the prompt is made of the messages, by the model's own chat template"
-_THOUGHTS = "the model alone decides how long it thinks, and its thoughts are part of the text"
-_SAMPLING = "there is no such way of sampling"
-_SHOWN = "the answer does not show it"
-
-# fmt: off
-_ROWS: tuple[_Row, ...] = (
-    ("prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt", None, _SAME),
-    ("n_cache_reuse id_slot session_id safety_identifier metadata prediction", None, _SAME),
-    ("backend_sampling sse_ping_interval", None, _SAME),
-    # They say more about other fields, which are not used either.
-    ("parallel_tool_calls parse_tool_calls", None, _TOOLS),
-    ("dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers", None, _SAMPLING),
-    ("xtc_threshold dynatemp_exponent mirostat_tau mirostat_eta adaptive_decay", None, _SAMPLING),
-    ("guided_decoding_backend guided_whitespace_pattern", None, _FORM),
-    ("spaces_between_special_tokens return_mm_kwargs routed_experts_prompt_start", None, _SHOWN),
-    ("truncation_side n_keep n_discard", None, "a prompt is taken whole or refused"),
-    ("tools functions", ([],), _TOOLS),
-    ("tool_choice function_call", ("none", "auto"), _TOOLS),
-    ("web_search_options", (), _TOOLS),
-    ("response_format", ({"type": "text"},), _FORM),
-    ("structured_outputs", ({},), _FORM),
-    ("guided_json guided_regex guided_choice guided_grammar", (), _FORM),
-    ("json_schema grammar grammar_triggers preserved_tokens", ("", []), _FORM),
-    ("grammar_lazy n_indent", (False,), _FORM),
-    ("modalities", (["text"],), _MEDIA),
-    ("audio prompt_embeds multimodal_data mm_processor_kwargs media_io_kwargs", ({},), _MEDIA),
-    ("add_generation_prompt", (True,), _TEMPLATE),
-    ("continue_final_message", (False,), _TEMPLATE),
-    ("chat_template generation_prompt chat_template_kwargs documents", ({}, [], ""), _TEMPLATE),
-    ("reasoning_effort", (), _THOUGHTS),
-    ("verbosity", ("medium",), _THOUGHTS),
-    ("thinking_token_budget reasoning_budget_tokens", (-1,), _THOUGHTS),
-    ("include_reasoning", (True,), _THOUGHTS),
-    ("reasoning_format", ("none",), _THOUGHTS),
-    ("reasoning_control thinking_forced_open", (False,), _THOUGHTS),
-    ("logit_bias bad_words", ({}, []), _SAMPLING),
-    ("allowed_token_ids samplers repetition_detection", (), _SAMPLING),
-    ("use_beam_search early_stopping watermarking", (False,), _SAMPLING),
-    ("best_of length_penalty typical_p", (1,), _SAMPLING),
-    ("top_n_sigma adaptive_target", (-1,), _SAMPLING),
-    ("xtc_probability dry_multiplier mirostat dynatemp_range min_keep", (0,), _SAMPLING),
-    ("repeat_last_n", (-1,), "penalties count all tokens of the request"),
-    ("echo return_token_ids return_tokens return_tokens_as_token_ids", (False,), _SHOWN),
-    ("return_token_offsets return_prompt_text return_progress verbose", (False,), _SHOWN),
-    ("timings_per_token post_sampling_probs", (False,), _SHOWN),
-    ("prompt_logprobs logprob_token_ids", (), _SHOWN),
-    ("skip_special_tokens", (True,), _SHOWN),
-    ("response_fields", ([],), _SHOWN),
-    ("truncate_prompt_tokens suffix", ("",), "a prompt is taken whole or refused"),
-    ("store", (False,), "this server keeps no answers"),
-    ("moderation", (), "this server checks no contents"),
-    ("service_tier", ("auto", "default"), "requests differ in their priority only"),
-    ("cache_salt", (), "all requests share one prefix cache"),
-    ("kv_transfer_params ec_transfer_params", ({},), "nothing is handed to other servers"),
-    ("vllm_xargs lora", ({}, []), "there is no extension to read it"),
-    ("stream_interval", (1,), "the tokens of each step are sent at once"),
-    ("t_max_predict_ms", (-1, 0), "a time limit is the client's"),
-    # Of messages, their parts, and the options of streams.
-    ("name refusal annotations reasoning reasoning_content", ("", []), _MESSAGE),
-    ("tool_call_id tool_calls", ("", []), _MESSAGE),
-    ("image_url video_url audio_url input_audio file", ({}, ""), _MEDIA),
-    ("cache_control prompt_cache_breakpoint", None, _SAME),
-    ("include_obfuscation", (False,), "no chunk is padded"),
-    # Other names of what there is.
-    ("n_predict", (), "its name is max_tokens"),
-    ("n_cmpl", (1,), "its name is n"),
-    ("repeat_penalty", (1,), "its name is repetition_penalty"),
-    ("n_probs", (0,), "its name is logprobs"),
-    ("request_id", (), "it is read from the header x-request-id"),
-)
-# fmt: on
-
-UNUSED_FIELDS = {
-    name: UnusedField(reason, values) for names, values, reason in _ROWS for name in names.split()
+# Fields of OpenAI, vLLM and llama.cpp that change no answer, or say more about others of this kind.
+IGNORED_FIELDS = {
+    name
+    for names in (
+        "prompt_cache_key prompt_cache_options prompt_cache_retention prompt_cache_breakpoint",
+        "safety_identifier metadata prediction parallel_tool_calls session_id cache_control",
+        "guided_decoding_backend guided_whitespace_pattern return_mm_kwargs truncation_side",
+        "routed_experts_prompt_start spaces_between_special_tokens",
+        "cache_prompt n_cache_reuse id_slot n_keep n_discard backend_sampling sse_ping_interval",
+        "parse_tool_calls dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers",
+        "xtc_threshold dynatemp_exponent mirostat_tau mirostat_eta adaptive_decay",
+    )
+    for name in names.split()
 }
-
+# Values that ask for nothing, where they are not false, "", [] or {}.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    name: values
+    for names, values in (
+        ("tool_choice function_call", ("none", "auto")),
+        ("response_format", ({"type": "text"},)),
+        ("modalities", (["text"],)),
+        ("add_generation_prompt include_reasoning skip_special_tokens", (True,)),
+        ("verbosity", ("medium",)),
+        ("reasoning_format", ("none",)),
+        ("service_tier", ("auto", "default")),
+        ("best_of length_penalty n_cmpl repeat_penalty stream_interval typical_p", (1,)),
+        ("adaptive_target reasoning_budget_tokens repeat_last_n thinking_token_budget", (-1,)),
+        ("top_n_sigma", (-1,)),
+        ("dry_multiplier dynatemp_range min_keep mirostat n_probs xtc_probability", (0,)),
+        ("t_max_predict_ms", (-1, 0)),
+    )
+    for name in names.split()
+}
 
 _T = TypeVar("_T", bound=Struct)
 
@@ -188,8 +128,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
 def _used(value: Any, kind: type[Struct], where: str) -> Any:
     """Return an object with the fields that `kind` has. Anything else is returned as it is.
 
-    Args:
-        where: the object's path, with a dot at its end.
+    `where`: the object's path, with a dot at its end.
 
     Raises ApiError: another field asks for something.
     """
@@ -204,24 +143,20 @@ def _used(value: Any, kind: type[Struct], where: str) -> Any:
             if inner is not None and isinstance(each, list):
                 each = [_used(one, inner, f"{where}{name}[{at}].") for at, one in enumerate(each)]
             used[name] = each if inner is None else _used(each, inner, f"{where}{name}.")
-        elif name == "add_special_tokens" and each is (kind is CompletionRequest):
-            continue  # a chat template writes them itself
-        elif (unused := UNUSED_FIELDS.get(name)) is None:
-            raise ApiError(
-                400,
-                f"{where}{name}: there is no such field, or this server does not know it",
-                param=f"{where}{name}",
-                code="unknown_parameter",
-            )
-        elif unused.values is not None and _present(each) not in unused.values:
-            raise not_supported(f"{where}{name}", each, unused.reason)
+        elif not _asks_for_nothing(name, each, kind):
+            reason = "this server does not know it, or cannot do it"
+            raise not_supported(f"{where}{name}", each, reason)
     return used
 
 
-def _present(value: Any) -> Any:
+def _asks_for_nothing(name: str, value: Any, kind: type[Struct]) -> bool:
+    if name == "add_special_tokens":
+        return value is (kind is CompletionRequest)  # a chat template writes them itself
     if isinstance(value, dict):
-        return {key: each for key, each in value.items() if each is not None}
-    return value
+        value = {key: each for key, each in value.items() if each is not None}
+    if name in NEUTRAL_VALUES:
+        return value in NEUTRAL_VALUES[name]
+    return name in IGNORED_FIELDS or value is False or value in ("", [], {})
 
 
 def _number(literal: str) -> int | float:
@@ -240,96 +175,40 @@ _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(float_hook=_number)
 
 # The decoded request must fit into one command.
 MAX_BODY_BYTES = MAX_COMMAND_BYTES - 64 * 1024
-# Many clients read the answer only after sending the whole body, so the rest of a body that is too
-# long is read and discarded, up to this size.
-MAX_WASTED_BYTES = 64 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
-MAX_HELD_BYTES = 256 * 1024 * 1024
-SMALL_BODY_BYTES = 64 * 1024  # so small a body is always taken
 
 
-class Vanished(Exception):  # noqa: N818 - reads as what happened
-    """The client disconnected before its request was complete."""
+class ClientGone(Exception):  # noqa: N818 - reads as what happened
+    """The client has disconnected."""
 
 
-class HeldBodies:
-    """The bodies that are being received, or that the engine has not taken yet."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0  # of those that are not small
-
-
-class HeldBody:
-    """One of `bodies`, until it is released."""
-
-    def __init__(self, bodies: HeldBodies) -> None:
-        self._bodies = bodies
-        self._num_counted = 0
-
-    def grow(self, num_bytes: int) -> None:
-        """Set the body's size so far. Raises ApiError if all bodies together are too large."""
-        if num_bytes <= SMALL_BODY_BYTES:
-            return
-        added = num_bytes - self._num_counted
-        if self._bodies.num_bytes + added > MAX_HELD_BYTES:
-            raise too_many("too many long requests are under way", "too_many_bytes")
-        self._bodies.num_bytes += added
-        self._num_counted = num_bytes
-
-    def release(self) -> None:
-        """Stop counting the body. May be called more than once."""
-        self._bodies.num_bytes -= self._num_counted
-        self._num_counted = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-async def read_body(receive: Receive, headers: Headers, held: HeldBody) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """Return the whole body.
 
+    One that is too long is read to its end, because many clients read no answer before it.
+
     Raises:
-        ApiError: the body is too long, takes too long to arrive, or there is no room for it now.
-        Vanished: the client disconnected.
+        ApiError: the body is too long, or takes too long to arrive.
+        ClientGone: the client disconnected.
     """
+    body = bytearray()
+    num_bytes, more = 0, True
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read(receive, headers, held)
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                num_bytes += len(message.get("body", b""))
+                more = message.get("more_body", False)
+                if num_bytes <= MAX_BODY_BYTES:
+                    body += message.get("body", b"")
+                else:
+                    body.clear()
     except TimeoutError:
-        raise ApiError(
-            408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="timeout"
-        ) from None
-
-
-async def _read(receive: Receive, headers: Headers, held: HeldBody) -> bytes:
-    length = headers.get("content-length", "")
-    is_too_long = length.isdigit() and int(length) > MAX_BODY_BYTES
-    chunks: list[bytes] = []
-    num_bytes = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Vanished
-        chunk: bytes = message.get("body", b"")
-        num_bytes += len(chunk)
-        more = message.get("more_body", False)
-        is_too_long = is_too_long or num_bytes > MAX_BODY_BYTES
-        if is_too_long:
-            chunks.clear()
-            held.release()
-            if num_bytes > MAX_WASTED_BYTES:
-                break
-        else:
-            held.grow(num_bytes)
-            chunks.append(chunk)
-    if is_too_long:
-        raise ApiError(
-            413,
-            f"the body is longer than {MAX_BODY_BYTES} bytes; send a shorter prompt",
-            code="request_too_large",
-        )
-    return b"".join(chunks)
+        what = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
+        raise ApiError(408, what, code="timeout") from None
+    if num_bytes > MAX_BODY_BYTES:
+        what = f"the body is longer than {MAX_BODY_BYTES} bytes; send a shorter prompt"
+        raise ApiError(413, what, code="request_too_large")
+    return bytes(body)

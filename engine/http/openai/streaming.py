@@ -8,13 +8,15 @@ and `[DONE]` at the end, also after an error.
 import asyncio
 import logging
 
-from starlette.types import Receive, Send
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.http.errors import ApiError, from_engine, internal_error
-from stepscope.engine.http.openai.generation import ClientGone, Generation, TextPiece
-from stepscope.engine.http.openai.job import Job, UsageMeter
-from stepscope.engine.protocol.replies import UNSOUND_LOGITS, Output
+from stepscope.engine.http.openai.generation import Generation, TextPiece
+from stepscope.engine.http.openai.job import Job
+from stepscope.engine.http.openai.requests import ClientGone
+from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 
 log = logging.getLogger("stepscope.http")
 
@@ -28,7 +30,9 @@ _STREAM_HEADERS = [
 ]
 
 
-async def answer(job: Job, generation: Generation, receive: Receive, send: Send) -> None:
+async def answer(
+    job: Job, generation: Generation, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Run a job and send its answer. Raises ApiError: the job failed before anything was sent."""
     watch = asyncio.create_task(_watch(receive, generation))
     try:
@@ -37,8 +41,12 @@ async def answer(job: Job, generation: Generation, receive: Receive, send: Send)
             # A separate task, so that the wake-up for each token does not pass through all layers
             # of the application.
             await asyncio.create_task(_stream(job, generation, send))
-        else:
-            await _whole(job, generation, send)
+            return
+        while pieces := await generation.next_pieces():
+            for piece in pieces:
+                _check(piece)
+                job.writer.add(piece)
+        await Response(job.writer.whole(), media_type="application/json")(scope, receive, send)
     except ClientGone:
         return
     except (EngineUnreachable, CommandRefused) as error:
@@ -54,21 +62,8 @@ async def _watch(receive: Receive, generation: Generation) -> None:
     generation.abandon()
 
 
-async def _whole(job: Job, generation: Generation, send: Send) -> None:
-    meter = UsageMeter(job)
-    outputs: dict[int, Output] = {}
-    while pieces := await generation.next_pieces():
-        for piece in pieces:
-            _check(piece)
-            meter.add(piece)
-            outputs[piece.choice] = piece.output
-    ordered = [outputs[index] for index in sorted(outputs)]
-    await send_json(send, 200, job.writer.whole(ordered, meter.usage()))
-
-
 async def _stream(job: Job, generation: Generation, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-    meter = UsageMeter(job)
     try:
         while pieces := await generation.next_pieces():
             events: list[bytes] = []
@@ -76,56 +71,34 @@ async def _stream(job: Job, generation: Generation, send: Send) -> None:
                 if piece.output.finish_reason == "abort":
                     await _send_events(send, events)
                     _check(piece)
-                meter.add(piece)
-                events.append(_event(job.writer.chunk(piece, meter.in_chunk())))
+                events.append(_event(job.writer.chunk(piece)))
             await _send_events(send, events)
-        last = [_event(job.writer.usage_chunk(meter.usage()))] if job.include_usage else []
+        last = job.writer.usage_chunk()
     except ClientGone:
         return
     except (EngineUnreachable, CommandRefused) as error:
-        last = [_event(from_engine(error).body)]
+        last = from_engine(error).body
     except ApiError as error:
-        last = [_event(error.body)]
+        last = error.body
     except Exception:
         log.exception("a stream failed")
-        last = [_event(internal_error().body)]
-    await _send_events(send, [*last, _DONE], more=False)
-
-
-async def send_json(
-    send: Send, status: int, body: bytes, headers: dict[str, str] | None = None
-) -> None:
-    """Send a complete JSON response."""
-    all_headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **(headers or {}),
-    }
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (name.encode("latin-1"), value.encode("latin-1"))
-                for name, value in all_headers.items()
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
+        last = internal_error().body
+    await _send_events(send, [b"" if last is None else _event(last), _DONE], more=False)
 
 
 def _check(piece: TextPiece) -> None:
-    if piece.output.finish_reason == "abort":
-        if piece.output.why == UNSOUND_LOGITS:
-            raise ApiError(
-                500, f"the engine ended this request: {UNSOUND_LOGITS}", code="unsound_logits"
-            )
-        raise ApiError(
-            503,
-            "the engine ended this request before it was finished: it was stopped, the "
-            "request was aborted, or its step failed",
-            code="request_aborted",
-        )
+    """Raise ApiError if the engine has ended the request."""
+    if piece.output.finish_reason != "abort":
+        return
+    if piece.output.why == UNSOUND_LOGITS:
+        message = f"the engine ended this request: {UNSOUND_LOGITS}"
+        raise ApiError(500, message, code="unsound_logits")
+    raise ApiError(
+        503,
+        "the engine ended this request before it was finished: it was stopped, the request was "
+        "aborted, or its step failed",
+        code="request_aborted",
+    )
 
 
 def _event(data: bytes) -> bytes:

@@ -5,36 +5,22 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stepscope.engine.client.client import CommandRefused, EngineUnreachable
-from stepscope.engine.control.intake import num_chars
 from stepscope.engine.http.engine_client import EngineClient
-from stepscope.engine.http.errors import (
-    ApiError,
-    from_engine,
-    internal_error,
-    too_many,
-    unavailable,
-)
+from stepscope.engine.http.errors import ApiError, from_engine, too_many, unavailable
 from stepscope.engine.http.metrics.exposition import CONTENT_TYPE, Exposition
-from stepscope.engine.http.openai.endpoints import chat_job, completion_job
 from stepscope.engine.http.openai.generation import Generation
-from stepscope.engine.http.openai.job import Head, Job, ModelCard, ModelList
+from stepscope.engine.http.openai.job import Head, Job, chat_job, completion_job
 from stepscope.engine.http.openai.requests import (
-    MAX_BODY_BYTES,
     ChatRequest,
+    ClientGone,
     CompletionRequest,
     GenerationRequest,
-    HeldBodies,
-    HeldBody,
-    Vanished,
     decode,
     read_body,
 )
@@ -59,7 +45,6 @@ class Api:
         self.engine = engine
         self.exposition = exposition
         self.num_in_flight = 0
-        self._bodies = HeldBodies()
 
     # Requests that generate
 
@@ -67,28 +52,17 @@ class Api:
         self, scope: Scope, receive: Receive, send: Send, make_job: Callable[[bytes, str], Job]
     ) -> None:
         """Read a request that generates tokens, run it, and send the answer, unless ApiError."""
-        self._check_room()
-        with HeldBody(self._bodies) as held:
-            try:
-                body = await read_body(receive, Headers(scope=scope), held)
-            except Vanished:
-                return
-            # Count the request only now, so that slow senders do not use up the limit.
-            self._check_room()
-            self.num_in_flight += 1
-            try:
-                job = make_job(body, scope["stepscope.request_id"])
-                del body
-                _check_copies(job)
-                generation = Generation(self.engine, job.submits, held.release)
-                await answer(job, generation, receive, send)
-            finally:
-                self.num_in_flight -= 1
-
-    def _check_room(self) -> None:
         most = self.settings.max_concurrent_requests
         if self.num_in_flight >= most:
             raise too_many(f"{most} requests are under way already", "too_many_requests")
+        self.num_in_flight += 1
+        try:
+            job = make_job(await read_body(receive), scope["stepscope.request_id"])
+            await answer(job, Generation(self.engine, job.submits), scope, receive, send)
+        except ClientGone:
+            return
+        finally:
+            self.num_in_flight -= 1
 
     def completion(self, body: bytes, request_id: str) -> Job:
         request = decode(body, CompletionRequest)
@@ -104,13 +78,12 @@ class Api:
     # The others
 
     async def models(self, _: Request) -> Response:
-        return _json(ModelList(data=[self._model()]))
+        return _json({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        model = self._model()
-        wanted = request.path_params["model"]
-        if wanted != model.id:
-            raise _no_such_model(wanted, model.id)
+        model, wanted = self._model(), request.path_params["model"]
+        if wanted != model["id"]:
+            raise _no_such_model(wanted, model["id"])
         return _json(model)
 
     async def health(self, _: Request) -> Response:
@@ -149,42 +122,23 @@ class Api:
     def _model_name(self, info: EngineInfo) -> str:
         return self.settings.served_model_name or info.model
 
-    def _model(self) -> ModelCard:
+    def _model(self) -> dict[str, Any]:
         info = self._info()
-        return ModelCard(
-            id=self._model_name(info),
-            created=info.wall_ns // 1_000_000_000,
-            root=info.model,
-            max_model_len=info.max_model_len,
-            with_tokens=info.with_tokens,
-        )
+        return {
+            "id": self._model_name(info),
+            "object": "model",
+            "created": info.wall_ns // 1_000_000_000,
+            "owned_by": "stepscope",
+            "root": info.model,
+            "parent": None,
+            "max_model_len": info.max_model_len,
+            # Whether telemetry subscribers and recordings get prompts and outputs.
+            "with_tokens": info.with_tokens,
+        }
 
     def _head(self, identifier: str, info: EngineInfo) -> Head:
         fingerprint = f"fp_{info.config_hash}" if info.config_hash else None
         return Head(identifier, int(time.time()), self._model_name(info), fingerprint)
-
-
-def build_app(api: Api) -> ASGIApp:
-    """Return the ASGI application: the routes of `api`, inside `Guard`."""
-    app = Starlette(
-        routes=[
-            Route("/v1/completions", _Generating(api, api.completion), methods=["POST"]),
-            Route("/v1/chat/completions", _Generating(api, api.chat), methods=["POST"]),
-            Route("/v1/models", api.models),
-            Route("/v1/models/{model:path}", api.model),
-            Route("/health", api.health),
-            Route("/version", api.version),
-            Route("/metrics", api.metrics),
-            Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
-        ],
-        exception_handlers={
-            ApiError: _on_api_error,
-            HTTPException: _on_http_error,
-            Exception: _on_bug,
-        },
-    )
-    app.router.redirect_slashes = False
-    return Guard(app, api.settings.api_key, api.exposition)
 
 
 class _Generating:
@@ -198,57 +152,24 @@ class _Generating:
         await self._api.generate(scope, receive, send, self._make_job)
 
 
-async def _on_api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return Response(error.body, error.status, headers=error.headers, media_type="application/json")
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Return the response to an error of the router: an unknown path or a wrong method."""
-    assert isinstance(error, HTTPException)
-    path = request.scope["path"]
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        message = f"{path} does not accept {request.method}; use {allowed}"
-        code = "method_not_allowed"
-    elif error.status_code == 404:
-        message, code = f"there is no {path} here; the API is at /v1", "not_found"
-    else:
-        message, code = str(error.detail), "invalid_request"
-    named = ApiError(error.status_code, message, code=code)
-    return Response(
-        named.body, named.status, headers=dict(error.headers or {}), media_type="application/json"
-    )
-
-
-async def _on_bug(_: Request, __: Exception) -> Response:
-    """Return the response to an unexpected exception."""
-    error = internal_error()
-    return Response(error.body, error.status, media_type="application/json")
-
-
-def _check_copies(job: Job) -> None:
-    """Raise ApiError if the prompts of all choices together are too long."""
-    if len(job.submits) == 1:
-        return
-    total = sum(num_chars(each) + len(each.prompt_token_ids or ()) for each in job.submits)
-    if total > MAX_BODY_BYTES:
-        raise ApiError(
-            413,
-            f"n: {len(job.submits)} choices have {total} characters or token ids of prompt "
-            f"together, at most {MAX_BODY_BYTES} are taken; send a shorter prompt or fewer choices",
-            param="n",
-            code="request_too_large",
-        )
+def build_app(api: Api) -> ASGIApp:
+    """Return the ASGI application: the routes of `api`, inside `Guard`."""
+    routes = [
+        Route("/v1/completions", _Generating(api, api.completion), methods=["POST"]),
+        Route("/v1/chat/completions", _Generating(api, api.chat), methods=["POST"]),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{model:path}", api.model),
+        Route("/health", api.health),
+        Route("/version", api.version),
+        Route("/metrics", api.metrics),
+        Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
+    ]
+    return Guard(Router(routes, redirect_slashes=False), api.settings.api_key, api.exposition)
 
 
 def _no_such_model(wanted: str, served: str) -> ApiError:
-    return ApiError(
-        404,
-        f"there is no model {wanted[:200]!r} here; this server has {served!r}",
-        param="model",
-        code="model_not_found",
-    )
+    message = f"there is no model {wanted[:200]!r} here; this server has {served!r}"
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def _json(value: Any) -> Response:

@@ -82,19 +82,17 @@ def serve_http(
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP.
 
-    Args:
-        parent_gone: set when the engine that started this process is gone. The server then frees
-            its port, ends open requests with an error, and exits.
+    `parent_gone`: set when the engine that started this process is gone. The server then frees its
+    port, ends open requests with an error, and exits.
     """
-    max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
+    most = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
+    serving = _serve(settings, endpoint, listener, most, parent_gone, found, collectors)
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
     with contextlib.suppress(KeyboardInterrupt, _Leave):
-        _loop_factory().run(
-            _main(settings, endpoint, listener, max_connections, parent_gone, found, collectors)
-        )
+        _loop_factory().run(serving)
 
 
-async def _main(
+async def _serve(
     settings: HttpSettings,
     endpoint: Endpoint,
     listener: socket.socket,
@@ -113,13 +111,12 @@ async def _main(
         if following is not None:
             following.cancel()
             following = None
-        if engine.info is None:
-            # Expected at shutdown, and with a parent, whose end also ends this server.
-            if parent_gone is None and not server.should_exit:
-                log.warning("the engine at %s is gone", endpoint.control)
-        else:
+        if engine.info is not None:
             found(engine.info)
             following = asyncio.create_task(TelemetryFollower(engine, metrics).run())
+        # Expected at shutdown, and with a parent, whose end also ends this server.
+        elif parent_gone is None and not server.should_exit:
+            log.warning("the engine at %s is gone", endpoint.control)
 
     engine = EngineClient(endpoint, on_change)
     api = Api(settings, engine, exposition)
@@ -139,13 +136,19 @@ async def _main(
             timeout_graceful_shutdown=int(GRACE_S) + 2,
         )
     )
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, os.kill, os.getpid(), signal.SIGTERM)
-    tasks = [asyncio.create_task(engine.run()), asyncio.create_task(_end_streams(server, api))]
-    if parent_gone is not None:
-        tasks.append(asyncio.create_task(_follow_parent(server, engine, parent_gone)))
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGHUP, os.kill, os.getpid(), signal.SIGTERM
+    )
+
+    def stop_on_failure(task: asyncio.Task[None]) -> None:
+        # Without the task, the server would only seem to work.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the server ends: %r", error, exc_info=error)
+            server.should_exit = True
+
+    tasks = [asyncio.create_task(each) for each in (engine.run(), _end(server, api, parent_gone))]
     for task in tasks:
-        task.add_done_callback(lambda done: _stop_on_failure(server, done))
+        task.add_done_callback(stop_on_failure)
     try:
         # Connections made meanwhile wait in the socket's queue instead of getting a 503.
         with contextlib.suppress(TimeoutError):
@@ -159,35 +162,22 @@ async def _main(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _end_streams(server: uvicorn.Server, api: Api) -> None:
-    """Wait until the server shuts down and the grace period is over. Then end all open requests."""
+async def _end(server: uvicorn.Server, api: Api, parent_gone: threading.Event | None) -> None:
+    """End all open requests, once the server shuts down or its parent, the engine, is gone."""
     while not server.should_exit:
+        if parent_gone is not None and parent_gone.is_set():
+            server.should_exit = True
+            api.engine.close("the engine is gone; try again when it is back")
+            # After this, only clients that do not read are still connected.
+            await asyncio.sleep(ORPHAN_S)
+            server.force_exit = True
+            return
         await asyncio.sleep(_POLL_S)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(GRACE_S):
             while api.num_in_flight:
                 await asyncio.sleep(_POLL_S)
     api.engine.close("this server is shutting down")
-
-
-async def _follow_parent(
-    server: uvicorn.Server, engine: EngineClient, parent_gone: threading.Event
-) -> None:
-    """Stop the server soon after its parent process, the engine, has ended or was killed."""
-    while not parent_gone.is_set():
-        await asyncio.sleep(_POLL_S)
-    server.should_exit = True
-    engine.close("the engine is gone; try again when it is back")
-    # After this, only clients that do not read are still connected.
-    await asyncio.sleep(ORPHAN_S)
-    server.force_exit = True
-
-
-def _stop_on_failure(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
-    """Stop the server if a background task fails: without the task, it would only seem to work."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the server ends: %r", error, exc_info=error)
-        server.should_exit = True
 
 
 class _Leave(BaseException):

@@ -7,9 +7,9 @@ import hashlib
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.settings.knobs import ConfigError, doc
 
 ModelImpl: TypeAlias = Literal["auto", "lean", "transformers"]
 KVCacheDtype: TypeAlias = Literal["auto", "bf16", "fp8_e4m3"]
@@ -22,134 +22,102 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     model: Annotated[
         str,
-        Meta(
-            description="'demo', 'smollm2' (a small trained model; fetched once), a folder with a "
-            "checkpoint, a GGUF file, the name of a cached one, or random:NAME, a well-known shape "
-            "with random weights (random:qwen3-8b)"
+        doc(
+            "'demo', 'smollm2' (a small trained model; fetched once), a folder with a checkpoint, "
+            "a GGUF file, the name of a cached one, or random:NAME, a well-known shape with random "
+            "weights (random:qwen3-8b)"
         ),
     ] = "demo"
-    name: Annotated[
-        str,
-        Meta(
-            description="name of this engine and its sockets: letters, digits, '-', '_' and '.' "
-            "(default: engine-N, first free)"
-        ),
-    ] = ""
+    name: Annotated[str, doc("name of engine and sockets (default: engine-N, first free)")] = ""
     endpoint: Annotated[
         str,
-        Meta(
-            description="control socket: ipc://PATH or tcp://127.0.0.1:PORT "
-            "(default: the user's runtime folder); telemetry uses PATH.telemetry or PORT + 1"
+        doc(
+            "control socket: ipc://PATH or tcp://127.0.0.1:PORT (default: the user's runtime "
+            "folder); telemetry uses PATH.telemetry or PORT + 1"
         ),
     ] = ""
     keys: Annotated[
         str,
-        Meta(
-            description="folder of the keys that are let in ('stepscope keys'); a public address "
-            "always asks for keys (default: then that of the config folder, else none)"
+        doc(
+            "folder of the keys that are let in ('stepscope keys'); a public address always asks "
+            "for keys (default: then that of the config folder, else none)"
         ),
     ] = ""
-    device: Annotated[str, Meta(description="'auto', 'cpu', 'cuda' or 'cuda:N'")] = "auto"
+    device: Annotated[str, doc("'auto', 'cpu', 'cuda' or 'cuda:N'")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="of weights, and of the KV cache unless kv_cache_dtype says otherwise"),
+        doc("of weights, and of the KV cache unless kv_cache_dtype says otherwise"),
     ] = "auto"
     kv_cache_dtype: Annotated[
         KVCacheDtype,
-        Meta(
-            description="of the KV cache; 'fp8_e4m3' takes half the memory of bf16, so that twice "
-            "the blocks fit, and costs some accuracy; 'auto': as dtype"
-        ),
+        doc("'fp8_e4m3' holds twice the blocks of bf16 and costs some accuracy; 'auto': as dtype"),
     ] = "auto"
     model_impl: Annotated[
         ModelImpl,
-        Meta(
-            description="whose layers run: our lean decoder (Llama, Qwen2, Qwen3, Mistral) or "
-            "those of transformers; 'auto' takes the lean one where it fits"
+        doc(
+            "whose layers run: our lean decoder (Llama, Qwen2, Qwen3, Mistral) or those of "
+            "transformers; 'auto' takes the lean one where it fits"
         ),
     ] = "auto"
     attention: Annotated[
-        str, Meta(description="attention backend, 'auto' picks one ('stepscope doctor' lists them)")
+        str, doc("attention backend, 'auto' picks one ('stepscope doctor' lists them)")
     ] = "auto"
-    block_size: Annotated[int, Meta(ge=1, le=256, description="tokens of one KV block")] = 16
+    block_size: Annotated[int, doc("tokens of one KV block", ge=1, le=256)] = 16
     kv_memory: Annotated[
         str,
-        Meta(
-            description="memory for the KV cache: a size (512MB), a share of what is free (20%), "
-            "or 'auto': 10% on a CPU, on a GPU what gpu_memory_utilization leaves"
+        doc(
+            "memory for the KV cache: a size (512MB), a share of what is free (20%), or 'auto': "
+            "10% on a CPU, on a GPU what gpu_memory_utilization leaves"
         ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=1,
-            description="share of a GPU's memory for weights, steps and KV cache together",
-        ),
+        float, doc("share of a GPU's memory for weights, steps and KV cache together", gt=0, le=1)
     ] = 0.9
     max_model_len: Annotated[
-        int, Meta(ge=0, description="longest request, prompt and output (0: the model's own limit)")
+        int, doc("longest request, prompt and output (0: the model's own limit)", ge=0)
     ] = 0
     token_capacity: Annotated[
         int,
-        Meta(
-            ge=0,
-            description="largest token budget that can be set live "
-            "(0: max_model_len, at least 8192)",
-        ),
+        doc("largest token budget that can be set live (0: max_model_len, at least 8192)", ge=0),
     ] = 0
     seq_capacity: Annotated[
-        int, Meta(ge=1, le=65536, description="largest max_num_seqs that can be set live")
+        int, doc("largest max_num_seqs that can be set live", ge=1, le=65536)
     ] = 256
-    max_waiting: Annotated[
-        int, Meta(ge=1, description="requests that may wait; a further one is refused")
-    ] = 100_000
+    max_waiting: Annotated[int, doc("requests that may wait; a further one is refused", ge=1)] = (
+        100_000
+    )
     threads: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=1024,
-            description="CPU threads for the model (0: one or all cores, whichever is faster)",
-        ),
+        doc("CPU threads for the model (0: one or all cores, whichever is faster)", ge=0, le=1024),
     ] = 0
     overlap: Annotated[
         Literal["auto", "on", "off"],
-        Meta(
-            description="prepare each step while the one before it runs, if it does not need the "
-            "tokens of that step; 'auto': on a GPU; 'on' is refused on a CPU, which runs the model "
-            "within the launch"
-        ),
+        doc("prepare each step while the one before runs; 'auto': on a GPU; refused on a CPU"),
     ] = "auto"
-    telemetry: Annotated[bool, Meta(description="publish a record of every step")] = True
+    telemetry: Annotated[bool, doc("publish a record of every step")] = True
     replay_steps: Annotated[
-        int, Meta(ge=1, description="messages kept so that slow subscribers can recover gaps")
+        int, doc("messages kept so that slow subscribers can recover gaps", ge=1)
     ] = 20_000
-    replay_memory: Annotated[str, Meta(description="memory for these messages: a size (256MB)")] = (
-        "256MB"
-    )
+    replay_memory: Annotated[str, doc("memory for these messages: a size (256MB)")] = "256MB"
     with_tokens: Annotated[
         bool,
-        Meta(
-            description="put prompts and outputs (token ids and text) into telemetry: everyone who "
-            "watches or records sees them"
-        ),
+        doc("put prompts and outputs into telemetry: everyone who watches or records sees them"),
     ] = False
     prefix_hashes: Annotated[
         bool,
-        Meta(
-            description="put a salted 64-bit hash of each KV block of prompts and outputs into "
-            "telemetry: it shows which requests share a prefix, not their text; 'what-if' and "
-            "'tune' need it to foretell prefix hits"
+        doc(
+            "put a salted 64-bit hash of each KV block of prompts and outputs into telemetry: it "
+            "shows which requests share a prefix, not their text; 'what-if' and 'tune' need it to "
+            "foretell prefix hits"
         ),
     ] = False
     slo_ttft_ms: (
         Annotated[
             float,
-            Meta(
+            doc(
+                "a first token that takes longer is a breach, in ms (default: the watcher's level)",
                 gt=0,
                 le=MAX_LEVEL_MS,
-                description="service level for those who watch this engine: a first token that "
-                "takes longer is a breach, in ms (default: theirs)",
             ),
         ]
         | None
@@ -157,40 +125,32 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     slo_itl_ms: (
         Annotated[
             float,
-            Meta(
+            doc(
+                "a longer gap between two tokens is a breach, in ms (default: the watcher's level)",
                 gt=0,
                 le=MAX_LEVEL_MS,
-                description="service level for those who watch this engine: a longer gap between "
-                "two tokens is a breach, in ms (default: theirs)",
             ),
         ]
         | None
     ) = None
-    seed: Annotated[int, Meta(description="seed of sampled requests that bring none")] = 0
+    seed: Annotated[int, doc("seed of sampled requests that bring none")] = 0
     role: Annotated[
         Role,
-        Meta(
-            description="'prefill' computes prompts and hands requests over to the engine of "
-            "decode_to, 'decode' takes only such requests, on the same machine; 'both': one engine "
-            "does all"
+        doc(
+            "'prefill' computes prompts and hands requests over to the engine of decode_to, "
+            "'decode' takes only such requests, on the same machine; 'both': one engine does all"
         ),
     ] = "both"
-    decode_to: Annotated[
-        str, Meta(description="name or address of the decode engine of a prefill engine")
-    ] = ""
+    decode_to: Annotated[str, doc("name or address of the decode engine of a prefill engine")] = ""
     transfer_memory: Annotated[
         str,
-        Meta(
-            description="shared memory for what a prefill engine hands over: a size (512MB), or "
-            "'auto': twice the longest request"
-        ),
+        doc("shared memory for what is handed over: a size, or 'auto': two longest requests"),
     ] = "auto"
 
     def overlaps(self, *, launch_blocks: bool) -> bool:
         """Whether each step is prepared while the step before it runs.
 
-        Args:
-            launch_blocks: whether launching a step takes until the device has run it, as on a CPU.
+        `launch_blocks`: whether launching a step takes until the device has run it, as on a CPU.
 
         Raises ConfigError: `overlap` is "on", but this device or role cannot overlap steps.
         """

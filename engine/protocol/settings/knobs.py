@@ -6,7 +6,7 @@ made from its fields.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,6 +24,11 @@ class ConfigError(ValueError):
 
 class WrongValue(ConfigError):  # noqa: N818 - reads as what happened
     """Raised for a value in the wrong form for its setting; it would be wrong on every machine."""
+
+
+def doc(description: str, **bounds: Any) -> Meta:
+    """Describe a setting and its bounds, for its option, the config file and the documentation."""
+    return Meta(description=description, **bounds)
 
 
 Batching: TypeAlias = Literal["naive", "static", "continuous", "separate", "chunked"]
@@ -44,80 +49,70 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings that may change between two steps; named as in vLLM where it has them."""
 
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="token budget of one step")] = (
-        2048
-    )
+    max_num_batched_tokens: Annotated[int, doc("token budget of one step", ge=1)] = 2048
     max_num_seqs: Annotated[
-        int, Meta(ge=1, description="requests running at once; lowering it drains, never kills")
+        int, doc("requests running at once; lowering it drains, never kills", ge=1)
     ] = 256
     enable_chunked_prefill: Annotated[
-        bool, Meta(description="off: a prompt is prefilled whole in one step, or waits")
+        bool, doc("off: a prompt is prefilled whole in one step, or waits")
     ] = True
     long_prefill_token_threshold: Annotated[
-        int,
-        Meta(ge=0, description="most tokens one prompt gets in a step beside others (0: no limit)"),
+        int, doc("most tokens one prompt gets in a step beside others (0: no limit)", ge=0)
     ] = 0
     batching: Annotated[
         Batching,
-        Meta(
-            description="which requests share a step: one, a padded batch, whole prompts, "
-            "chunks or decodes, or both"
+        doc(
+            "which requests share a step: one, a padded batch, whole prompts, chunks or decodes, "
+            "or both"
         ),
     ] = "chunked"
     order: Annotated[
-        Order,
-        Meta(description="decodes before prefill chunks (Sarathi-Serve), or by arrival (vLLM v1)"),
+        Order, doc("decodes before prefill chunks (Sarathi-Serve), or by arrival (vLLM v1)")
     ] = "decode_first"
-    policy: Annotated[
-        Policy, Meta(description="which request is admitted first and preempted last")
-    ] = "fcfs"
+    policy: Annotated[Policy, doc("which request is admitted first and preempted last")] = "fcfs"
     reserve: Annotated[
         Reserve,
-        Meta(
-            description="KV blocks that must be free before a request is admitted: for its first "
-            "chunk, for its whole prompt, or for its output too (then nothing is preempted)"
+        doc(
+            "KV blocks that must be free before a request is admitted: for its first chunk, for "
+            "its whole prompt, or for its output too (then nothing is preempted)"
         ),
     ] = "prompt"
     enable_prefix_caching: Annotated[
-        bool, Meta(description="reuse the KV blocks of equal prompt beginnings")
+        bool, doc("reuse the KV blocks of equal prompt beginnings")
     ] = True
     watermark: Annotated[
-        float, Meta(ge=0.0, le=0.5, description="share of the KV blocks that admission leaves free")
+        float, doc("share of the KV blocks that admission leaves free", ge=0.0, le=0.5)
     ] = 0.0
     speculative: Annotated[
         Speculative,
-        Meta(
-            description="guess tokens from the request's own text (prompt lookup) and check "
-            "them in the same forward pass"
+        doc(
+            "guess tokens from the request's own text (prompt lookup) and check them in the same "
+            "forward pass"
         ),
     ] = "off"
     num_speculative_tokens: Annotated[
-        int, Meta(ge=1, le=64, description="tokens guessed for one request in a step, at most")
+        int, doc("tokens guessed for one request in a step, at most", ge=1, le=64)
     ] = 5
     prompt_lookup_min: Annotated[
-        int, Meta(ge=1, le=16, description="shortest repetition (tokens) that a guess follows")
+        int, doc("shortest repetition (tokens) that a guess follows", ge=1, le=16)
     ] = 5
     prompt_lookup_max: Annotated[
-        int,
-        Meta(
-            ge=1, le=16, description="longest repetition (tokens) that is tried; then shorter ones"
-        ),
+        int, doc("longest repetition (tokens) that is tried; then shorter ones", ge=1, le=16)
     ] = 5
     prefill_schedule_interval: Annotated[
         int,
-        Meta(
+        doc(
+            "while requests decode, only every Nth step takes prefills, unless the queue does not "
+            "drain (1: every step)",
             ge=1,
-            description="while requests decode, only every Nth step takes prefills, unless the "
-            "queue does not drain (1: every step)",
         ),
     ] = 1
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
         """Return these knobs with `changes` applied.
 
-        Raises:
-            ConfigError: an unknown name, a wrong type, a value outside its bounds, or values that
-                do not go together.
+        Raises ConfigError: an unknown name, a wrong type, a value outside its bounds, or values
+        that do not go together.
         """
         values = msgspec.structs.asdict(self)
         for name, value in changes.items():

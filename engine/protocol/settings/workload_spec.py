@@ -5,7 +5,9 @@ The fields of `WorkloadSpec` are also command-line options, with the same bounds
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+
+from stepscope.engine.protocol.settings.knobs import doc
 
 NO_WORKLOAD = "none"  # stands for "no workload" in texts
 
@@ -13,34 +15,23 @@ NO_WORKLOAD = "none"  # stands for "no workload" in texts
 class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A synthetic mix of short chats and a few long documents, with Poisson arrivals."""
 
-    rate: Annotated[
-        float, Meta(gt=0.0, le=10_000.0, description="requests a second, on average")
-    ] = 1.0
+    rate: Annotated[float, doc("requests a second, on average", gt=0.0, le=10_000.0)] = 1.0
     document_share: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="share of long documents, the rest are chats")
+        float, doc("share of long documents, the rest are chats", ge=0.0, le=1.0)
     ] = 0.1
-    chat_tokens: Annotated[int, Meta(ge=1, description="mean prompt of a chat, in tokens")] = 128
-    document_tokens: Annotated[
-        int, Meta(ge=1, description="mean prompt of a document, in tokens")
-    ] = 3072
-    output_tokens: Annotated[int, Meta(ge=1, description="mean output, in tokens")] = 64
-    num_requests: (
-        Annotated[int, Meta(ge=1, description="stop after so many (default: go on)")] | None
-    ) = None
+    chat_tokens: Annotated[int, doc("mean prompt of a chat, in tokens", ge=1)] = 128
+    document_tokens: Annotated[int, doc("mean prompt of a document, in tokens", ge=1)] = 3072
+    output_tokens: Annotated[int, doc("mean output, in tokens", ge=1)] = 64
+    num_requests: Annotated[int, doc("stop after so many (default: go on)", ge=1)] | None = None
     max_concurrency: (
-        Annotated[
-            int, Meta(ge=1, description="requests under way at most; further arrivals are put off")
-        ]
-        | None
+        Annotated[int, doc("requests under way at most; further arrivals are put off", ge=1)] | None
     ) = None
-    temperature: Annotated[
-        float, Meta(ge=0.0, le=100.0, description="of the sampling; 0 is greedy")
-    ] = 0.0
+    temperature: Annotated[float, doc("of the sampling; 0 is greedy", ge=0.0, le=100.0)] = 0.0
     questions: Annotated[
         bool,
-        Meta(
-            description="chats are questions in the model's chat template, and end where it ends "
-            "them; for a model that speaks"
+        doc(
+            "chats are questions in the model's chat template, and end where it ends them; for a "
+            "model that speaks"
         ),
     ] = False
-    seed: Annotated[int, Meta(description="equal seeds make equal workloads")] = 0
+    seed: Annotated[int, doc("equal seeds make equal workloads")] = 0

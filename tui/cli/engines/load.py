@@ -18,7 +18,7 @@ from stepscope.engine.workload.arrivals import (
     from_trace,
     synthetic,
 )
-from stepscope.engine.workload.load import PATIENCE_S, LoadGenerator, LoadReport
+from stepscope.engine.workload.load import LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name, value_text
@@ -113,14 +113,13 @@ def load(
         with Progress() as progress:
 
             def on_progress(report: LoadReport) -> None:
-                what = "waiting for the engine" if report.silent_s else "sending"
                 shares = []
                 if number is not None:
                     shares.append((report.num_sent - report.num_open) / number)
                 if seconds is not None:
                     shares.append(report.duration_s / seconds)
                 share = min(1.0, max(shares)) if shares else None
-                progress(what, share, _so_far(report, number))
+                progress("sending", share, _so_far(report, number))
 
             generator = LoadGenerator(
                 client,
@@ -164,11 +163,8 @@ def load(
 def _so_far(report: LoadReport, number: int | None) -> str:
     sent = f"{report.num_sent:,}" if number is None else f"{report.num_sent:,}/{number}"
     refused = f", {report.num_errors} refused" if report.num_errors else ""
-    silent = ""
-    if report.silent_s:
-        silent = f", no answer from it for {report.silent_s:.0f} s of {PATIENCE_S:g}"
     counts = f"{sent} sent, {report.num_finished:,} finished, {report.num_open} under way"
-    return f"{counts}{refused}{silent}"
+    return f"{counts}{refused}"
 
 
 def _summary(report: LoadReport, info: EngineInfo, figures: Figures) -> Iterator[str]:

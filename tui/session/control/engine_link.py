@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from stepscope.engine.client.client import (
     CommandRefused,
     ControlClient,
     EngineUnreachable,
     NoAnswer,
 )
-from stepscope.engine.client.group import ask_with_siblings
+from stepscope.engine.client.group import set_on_all
 from stepscope.engine.protocol.commands import Command, SetKnobs
 from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
@@ -112,8 +114,14 @@ class EngineLink:
         if not isinstance(command, SetKnobs) or not siblings:
             return client.ask(command)
         with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(ControlClient(each)) for each in siblings]
-            return ask_with_siblings(client, clients, command)
+            others = [stack.enter_context(ControlClient(each)) for each in siblings]
+            changes, version = command.changes, command.expected_version
+            _, (ack, *acks) = set_on_all([client, *others], changes, command.who, version)
+        steps = (
+            f"{each.endpoint.name} from step {other.effective_step:,}"
+            for each, other in zip(others, acks, strict=True)
+        )
+        return msgspec.structs.replace(ack, detail=", ".join(steps))
 
     def _run(self) -> None:
         client: ControlClient | None = None
