@@ -64,8 +64,6 @@ class SimulatedRunner:
 class SimulatedStep:
     """A simulated step in flight. `collect` advances the clock to the end of the step."""
 
-    is_whole = True
-
     def __init__(self, runner: SimulatedRunner, result: StepResult) -> None:
         self._runner = runner
         self._result = result

@@ -137,31 +137,14 @@ def test_the_autopilot_answers_a_sudden_change_of_load_within_seconds() -> None:
     assert drive.late_share(30, last=300) < 0.05
 
 
-def test_each_knob_change_by_the_autopilot_is_bounded() -> None:
-    drive = Drive(itl_ms=12)
-    before = drive.budget
-    for move in drive.run(20, **LONG_PROMPTS):
-        assert 0.49 * before <= move.changes[BUDGET] <= 1.51 * before
-        before = move.changes[BUDGET]
-
-
-def test_the_autopilot_makes_no_small_knob_changes() -> None:
+def test_the_autopilot_makes_no_large_no_small_and_no_hasty_knob_changes() -> None:
     drive = Drive(itl_ms=30)
     drive.run(40, **LONG_PROMPTS)
-    values = [4096, *(move.changes[BUDGET] for _, move in drive.moves)]
-    assert all(abs(after - before) >= 0.14 * before for before, after in itertools.pairwise(values))
-
-
-def test_the_autopilot_raises_a_knob_only_seconds_after_its_last_change() -> None:
-    drive = Drive(itl_ms=30)
-    drive.run(40, **LONG_PROMPTS)
-    times = [(time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves]
-    raises = [
-        (later[0] - earlier[0]) / 1e9
-        for earlier, later in itertools.pairwise(times)
-        if later[1] > earlier[1]
-    ]
-    assert all(seconds >= 2.5 for seconds in raises)
+    moves = [(0, 4096), *((time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves)]
+    for (before_ns, before), (time_ns, value) in itertools.pairwise(moves):
+        assert 0.49 * before <= value <= 1.51 * before
+        assert abs(value - before) >= 0.14 * before
+        assert value < before or time_ns - before_ns >= 2_500_000_000
 
 
 def test_the_autopilot_lowers_max_num_seqs_if_even_the_least_budget_is_too_slow() -> None:

@@ -143,7 +143,7 @@ def choose_step_times(
     try:
         fitted = msgspec.json.decode(path.read_bytes(), type=FittedModel)
     except (UnicodeDecodeError, msgspec.DecodeError):
-        points = MeasuredModel(read_points(path, model))
+        points = MeasuredModel(read_points(path))
         return ChosenStepTimes(points, f"measured points of {path.name}", name)
     return ChosenStepTimes(fitted, f"fit in {path.name}", name)
 

@@ -86,7 +86,7 @@ def simulate(
     step_time: str | None = option(
         "FILE",
         "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
-        "that were measured (bench_gpu.py's JSON, CSV); a recording has its own",
+        "that were measured (CSV); a recording has its own",
     ),
     tensor_parallel: int = option("INT", "GPUs that share the model", min=1, default=1),
     like: Like = None,
