@@ -35,12 +35,11 @@ def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) ->
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
-        try:
-            write(scratch / name)
-            _move_into_place(scratch, folder, check)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{name}-", dir=folder.parent, ignore_cleanup_errors=True
+        ) as scratch:
+            write(Path(scratch) / name)
+            _move_into_place(Path(scratch), folder, check)
     except OSError as error:
         raise ConfigError(
             "cache",
