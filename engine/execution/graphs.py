@@ -9,7 +9,7 @@ step to step lie in `StepBuffers`.
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -169,22 +169,8 @@ def graph_sizes(most: int) -> list[int]:
     return sizes if sizes[-1] == most else [*sizes, most]
 
 
-class Graph(Protocol):
-    """A recorded graph, which can be replayed any number of times."""
-
-    def replay(self) -> None: ...
-
-
-Cut = Callable[[], None]
-
-
-class GraphDevice(Protocol):
-    def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
-        """Run `launch` once or more, and return graphs of the kernels that it launches.
-
-        `launch` gets a function that ends one graph and begins the next. What runs between the
-        two when they are replayed, may change only the contents of tensors.
-        """
+Graph: TypeAlias = torch.cuda.CUDAGraph
+Cut: TypeAlias = Callable[[], None]
 
 
 class DecodeGraphs:
@@ -202,7 +188,7 @@ class DecodeGraphs:
         forward: Callable[[StepInputs], torch.Tensor],
         buffers: StepBuffers,
         logits: torch.Tensor,
-        device: GraphDevice,
+        device: "CudaGraphDevice",
     ) -> None:
         self.sizes = sizes
         self._forward = forward
@@ -250,10 +236,15 @@ class CudaGraphDevice:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
-        graphs: list[torch.cuda.CUDAGraph] = []
+        """Run `launch` twice, and return graphs of the kernels that it launches.
+
+        `launch` gets a function that ends one graph and begins the next. What runs between the
+        two when they are replayed, may change only the contents of tensors.
+        """
+        graphs: list[Graph] = []
 
         def begin() -> None:
-            graphs.append(torch.cuda.CUDAGraph())
+            graphs.append(Graph())
             graphs[-1].capture_begin(pool=self._pool)
 
         def cut() -> None:
@@ -273,7 +264,7 @@ class CudaGraphDevice:
             finally:
                 graphs[-1].capture_end()
         current.wait_stream(self._stream)
-        return [*graphs]
+        return graphs
 
 
 @contextlib.contextmanager

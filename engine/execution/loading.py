@@ -8,7 +8,7 @@ what then remains of `gpu_memory_utilization`.
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +16,6 @@ from stepscope.engine.execution.graphs import (
     GRAPH_BYTES,
     CudaGraphDevice,
     DecodeGraphs,
-    GraphDevice,
     StepBuffers,
     TokenBuffers,
     graph_sizes,
@@ -44,14 +43,11 @@ from stepscope.engine.scheduling.kv_memory import (
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
 from stepscope.kernels.triton.plan import warm_up_steps
 
-if TYPE_CHECKING:
-    from stepscope.engine.execution.runner import ModelRunner
-
 log = logging.getLogger("stepscope.engine")
 
 
 # Memory is reserved for a step of this size, unless `token_capacity` says otherwise. If an operator
-# allows larger steps later, a step that does not fit runs in halves.
+# allows larger steps later, one that does not fit is scheduled again in smaller ones.
 TRIAL_TOKENS = 8192
 # KV blocks for the trial. Its requests may share them, because nothing reads the content later.
 TRIAL_BLOCKS = 64
@@ -66,18 +62,9 @@ class MemoryNow(NamedTuple):
     allocated: int  # held by tensors
 
 
-class Gpu(Protocol):
-    """What this module needs from a GPU: its memory, the peak of a run, a recorder of graphs."""
-
-    def memory(self) -> MemoryNow: ...
-
-    def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
-
-    def recorder(self) -> GraphDevice: ...
-
-
 class CudaGpu:
+    """Its memory, the peak of a run, and a recorder of graphs. Tests have one of their own."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -92,17 +79,18 @@ class CudaGpu:
         )
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
+        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
         before = self.memory().allocated
         torch.cuda.reset_peak_memory_stats(self._device)
         run()
         return int(torch.cuda.max_memory_allocated(self._device)) - before
 
-    def recorder(self) -> GraphDevice:
+    def recorder(self) -> CudaGraphDevice:
         return CudaGraphDevice(self._device)
 
 
 def prepare(
-    runner: "ModelRunner", config: EngineConfig, progress: Progress, gpu: Gpu | None = None
+    runner: ModelRunner, config: EngineConfig, progress: Progress, gpu: CudaGpu | None = None
 ) -> None:
     """Make `runner` ready to serve. So far, its KV pool must have `TRIAL_BLOCKS` blocks.
 
@@ -136,11 +124,11 @@ def prepare(
 
 
 def _trial(
-    runner: "ModelRunner",
+    runner: ModelRunner,
     config: EngineConfig,
     sizes: list[int],
     num_tokens: list[int],
-    gpu: Gpu,
+    gpu: CudaGpu,
 ) -> DeviceUse:
     """Run the largest step. Returns the memory of the weights, of this step and of the graphs.
 
@@ -152,9 +140,8 @@ def _trial(
 
     def peak_bytes(lengths: list[tuple[int, int]]) -> int:
         step = trial_step(lengths, runner.num_blocks, runner.block_size)
-        # Not in halves: a step in halves needs less memory than the whole step.
-        runner.launch_whole(step).collect()  # once before, because the first run allocates more
-        return gpu.peak_bytes(lambda: runner.launch_whole(step).collect())
+        runner.launch_now(step).collect()  # once before, because the first run allocates more
+        return gpu.peak_bytes(lambda: runner.launch_now(step).collect())
 
     activations = peak_bytes([(0, each)] * num_requests)
     graphs = 0
@@ -179,11 +166,11 @@ def _trial(
 
 
 def _record(
-    runner: "ModelRunner",
+    runner: ModelRunner,
     sizes: list[int],
     num_tokens: list[int],
     progress: Progress,
-    recorder: GraphDevice,
+    recorder: CudaGraphDevice,
 ) -> None:
     most, device = sizes[-1], runner.device
     block_size, scratch_slot = runner.block_size, runner.scratch_slot
@@ -258,9 +245,10 @@ def load_runner(
     )
     if on_gpu:
         prepare(runner, config, progress)
-        runner.measure()
     else:
-        runner.warm_up(progress)
+        progress("warming up", 0.0)
+    runner.measure()
+    progress("ready", 1.0)
     return runner
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stepscope.engine.execution.graphs import Cut, Graph, GraphDevice, StepInputs, TokenBuffers
+from stepscope.engine.execution.graphs import CudaGraphDevice, Cut, Graph, StepInputs, TokenBuffers
 from stepscope.engine.execution.input_batch import InputBatch
 from stepscope.engine.models.checkpoint import Progress
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
@@ -60,7 +60,7 @@ class PieceGraphs:
         backend: AttentionBackend,
         buffers: TokenBuffers,
         logits: torch.Tensor,
-        device: GraphDevice,
+        device: CudaGraphDevice,
     ) -> None:
         self.sizes = sizes
         self._forward = forward

@@ -84,13 +84,22 @@ def _carry_out(
                 core.audit.done(command, asker, core.next_step, ChangeEffect(detail=detail))
         effect = nothing or change(core, command, asker)
     except ConfigError as error:
-        if _is_audited(command, error):
-            core.audit.refused(type(command).__name__, asker, error.code, _short(error))
-        call.client.reply(_refused(core, error))
+        message = str(error)
+        if len(message) > _MAX_MESSAGE:  # it may quote megabytes of a command, and is kept
+            message = f"{message[:_MAX_MESSAGE]}…"
+        is_rehearsal = isinstance(command, commands.SetKnobs) and command.dry_run
+        if not (is_rehearsal or isinstance(error, _TooLateError)):
+            core.audit.refused(type(command).__name__, asker, error.code, message)
+        knobs = core.knobs({}) if error.code == "conflict" else None
+        version = core.knobs_version
+        call.client.reply(
+            Error(code=error.code, message=message, knobs=knobs, knobs_version=version)
+        )
         return
     if nothing is None:
         core.audit.done(command, asker, core.next_step, effect)
-    call.client.reply(_done(core, effect))
+    step, version = core.next_step, core.knobs_version
+    call.client.reply(Ack(effective_step=step, version=version, detail=effect.detail))
 
 
 def end_lease_if_due(core: Steered) -> None:
@@ -110,7 +119,7 @@ def _same_knobs(core: Steered, command: commands.SetKnobs) -> ChangeEffect | Non
     """Return the effect to report if a change of knobs leaves them as they are; else None."""
     new = _changed_knobs(core, command)
     if command.dry_run:
-        return _REHEARSED
+        return ChangeEffect(detail="dry run: nothing was changed")
     is_so = new == core.knobs({})
     return ChangeEffect(detail="the knobs have these values already") if is_so else None
 
@@ -124,27 +133,6 @@ def _same_state(core: "EngineCore", command: commands.Change) -> ChangeEffect | 
         or (isinstance(command, commands.Drain) and core.draining)
     )
     return ChangeEffect(detail=f"it is {core.state} already") if is_so else None
-
-
-def _done(core: Steered, effect: ChangeEffect) -> Ack:
-    return Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
-
-
-def _refused(core: Steered, error: ConfigError) -> Error:
-    knobs = core.knobs({}) if error.code == "conflict" else None
-    version, message = core.knobs_version, _short(error)
-    return Error(code=error.code, message=message, knobs=knobs, knobs_version=version)
-
-
-def _short(error: ConfigError) -> str:
-    """Return the error message, cut off: it may quote megabytes of a command, and is kept."""
-    message = str(error)
-    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
-
-
-def _is_audited(command: commands.Change, error: ConfigError) -> bool:
-    is_rehearsal = isinstance(command, commands.SetKnobs) and command.dry_run
-    return not is_rehearsal and not isinstance(error, _TooLateError)
 
 
 def _check_seen(core: Steered, command: commands.Change, asker: Asker) -> None:
@@ -219,9 +207,10 @@ def _pause_or_resume(
 ) -> ChangeEffect:
     old = core.state
     if isinstance(command, commands.Pause):
-        core.pause()
+        core.allow_steps(0)
     else:
-        core.resume()
+        core.allow_steps(None)
+        core.draining = False
     return ChangeEffect({"state": old}, {"state": core.state})
 
 
@@ -249,19 +238,12 @@ def _reset_prefix_cache(
 
 def _abort(core: "EngineCore", command: commands.Abort, _: Asker) -> ChangeEffect:
     request_id = command.request_id
-    status = core.status_of(request_id)
-    if status is None or not core.abort(request_id, "asked for"):
-        _check_running(core, request_id)
+    status, name = core.status_of(request_id), f"r{request_id}"
+    if status is not None and core.abort(request_id, "asked for"):
+        return ChangeEffect({name: status}, {name: "aborted"})
+    if 0 <= request_id < core.new_requests.next_request_id:
         raise _TooLateError("not_found", f"request {request_id} has ended already")
-    name = f"r{request_id}"
-    return ChangeEffect({name: status}, {name: "aborted"})
-
-
-def _check_running(core: "EngineCore", request_id: int) -> None:
-    if request_id < 0 or request_id >= core.new_requests.next_request_id:
-        raise ConfigError("not_found", f"there is no request {request_id}")
-    if core.status_of(request_id) is None:
-        raise _TooLateError("not_found", f"request {request_id} has ended already")
+    raise ConfigError("not_found", f"there is no request {request_id}")
 
 
 def _set_workload(core: "EngineCore", command: commands.SetWorkload, _: Asker) -> ChangeEffect:
@@ -279,7 +261,7 @@ def _in_words(workload: WorkloadSpec | None) -> str:
 
 def _drain(core: "EngineCore", _: commands.Drain, __: Asker) -> ChangeEffect:
     old = core.state
-    core.drain()
+    core.draining = True
     detail = f"{len(core.scheduler.requests)} requests to finish"
     return ChangeEffect({"state": old}, {"state": "draining"}, detail)
 
@@ -290,7 +272,6 @@ def _shutdown(core: "EngineCore", _: commands.Shutdown, __: Asker) -> ChangeEffe
     return ChangeEffect({"state": old}, {"state": "stopped"})
 
 
-_REHEARSED = ChangeEffect(detail="dry run: nothing was changed")
 _CHANGES: dict[type[commands.Change], Callable[["EngineCore", Any, Asker], ChangeEffect]] = {
     commands.Pause: _pause_or_resume,
     commands.Resume: _pause_or_resume,

@@ -99,51 +99,30 @@ def test_a_replayed_graph_gives_the_same_result_as_an_eager_step(seed: int) -> N
     plain, replayed = Model(), Model()
     graphs = recorded(replayed, 6)
     tables, again = BlockTables(), BlockTables()
+    tokens: dict[int, int] = {}  # known only on the device: rows of the step begin with them
     for rows in steps(np.random.default_rng(seed), 20):
-        batch = input_batch.build(rows, tables, BLOCK_SIZE)
-        size = graphs.size_for(batch)
-        assert size is not None
-        assert size >= len(rows)
-        graphs.fill(input_batch.build(rows, again, BLOCK_SIZE), size)
-        found = graphs.run(size, len(rows))
-        assert torch.equal(found, eager(plain, batch))
-        # Padding has written to no request's slots.
-        assert torch.equal(replayed.cache[:SCRATCH_SLOT], plain.cache[:SCRATCH_SLOT])
-        for row in rows:
-            row.request.token_ids.append(int(found.argmax()) % 9)
-
-
-def test_graphs_accept_tokens_that_are_only_on_the_device() -> None:
-    plain, replayed = Model(), Model()
-    graphs = recorded(replayed, 6)
-    tables, again = BlockTables(), BlockTables()
-    rng = np.random.default_rng(3)
-    tokens: dict[int, int] = {}  # sampled in the step before; the rows of this step begin with them
-    num_fed = 0
-    for rows in steps(rng, 30):
         batch = input_batch.build(rows, tables, BLOCK_SIZE)
         for row in rows:
             if row.request.request_id in tokens:
                 assert row.request.token_ids.pop() == tokens[row.request.request_id]
         unknown = input_batch.build(rows, again, BLOCK_SIZE, ahead=True)
-        assert [tokens[name] for name in unknown.fed_by] == batch.input_ids[
-            list(unknown.fed_at)
-        ].tolist()
-        assert not unknown.input_ids[list(unknown.fed_at)].any()
-        num_fed += len(unknown.fed_at)
+        fed_at = list(unknown.fed_at)
+        assert [tokens[name] for name in unknown.fed_by] == batch.input_ids[fed_at].tolist()
+        assert not unknown.input_ids[fed_at].any()
         size = graphs.size_for(unknown)
         assert size is not None
+        assert size >= len(rows)
         fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
         graphs.fill(unknown, size, fed if len(fed) else None)
         found = graphs.run(size, len(rows))
         assert torch.equal(found, eager(plain, batch))
+        # Padding has written to no request's slots.
+        assert torch.equal(replayed.cache[:SCRATCH_SLOT], plain.cache[:SCRATCH_SLOT])
         for row in rows:
-            if row.request.request_id in tokens:
-                row.request.token_ids.append(tokens[row.request.request_id])
-        tokens = {row.request.request_id: int(found.argmax()) % 9 for row in rows}
-        for row in rows:
-            row.request.token_ids.append(tokens[row.request.request_id])
-    assert num_fed > 30
+            name = row.request.request_id
+            row.request.token_ids += [tokens[name]] if name in tokens else []
+            tokens[name] = int(found.argmax()) % 9
+            row.request.token_ids.append(tokens[name])
 
 
 def test_the_largest_graph_is_recorded_first_and_progress_is_reported() -> None:

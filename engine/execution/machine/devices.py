@@ -83,11 +83,6 @@ def free_bytes(device: torch.device) -> int:
     return free_host_bytes()
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error means that the device is out of memory."""
-    return isinstance(error, torch.OutOfMemoryError)
-
-
 def give_back_memory(device: torch.device) -> None:
     """Free the GPU memory that torch holds for reuse, so that it can be allocated as a whole."""
     if device.type == "cuda":
