@@ -32,11 +32,7 @@ from record_vllm import (
     sha256,
 )
 from vllm import PoolingParams, __version__
-from vllm.v1.core.kv_cache_utils import (
-    get_group_id,
-    get_request_block_hasher,
-    init_none_hash,
-)
+from vllm.v1.core.kv_cache_utils import get_group_id, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
