@@ -64,7 +64,10 @@ class TokenBuffers:
         )
 
     def fill(self, batch: InputBatch, fed: torch.Tensor | None = None) -> None:
-        """Copy a step to the device; `fed` as in `DecodeGraphs.fill`."""
+        """Copy the inputs of a step to the device.
+
+        `fed`: tokens for the positions `batch.fed_at`, on the device. The step before samples them.
+        """
         if self._copied is not None:
             self._copied.synchronize()  # the last step's copies must have left host memory
         rows = self._host.numpy()
@@ -133,7 +136,7 @@ class StepBuffers:
         )
 
     def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
-        """Copy a step with one token per request to the device, padded to `size` rows."""
+        """Copy a step with one token per request, padded to `size` rows, as `TokenBuffers` does."""
         self._tokens.fill(batch, fed)
         if self._copied is not None:
             self._copied.synchronize()
@@ -192,7 +195,7 @@ class DecodeGraphs:
     ) -> None:
         self.sizes = sizes
         self._forward = forward
-        self._buffers = buffers
+        self.buffers = buffers
         self._logits = logits
         self._device = device
         self._graphs: dict[int, Graph] = {}
@@ -201,7 +204,7 @@ class DecodeGraphs:
         """Record a graph for every size, the largest first: the others can reuse its memory."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
-            inputs = self._buffers.inputs(size)
+            inputs = self.buffers.inputs(size)
 
             def launch(_: Cut, size: int = size, inputs: StepInputs = inputs) -> None:
                 self._logits[:size].copy_(self._forward(inputs))
@@ -214,13 +217,6 @@ class DecodeGraphs:
         if len(batch.input_ids) != num_requests:
             return None  # the step has a prefill chunk
         return next((size for size in self.sizes if size >= num_requests), None)
-
-    def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
-        """Copy the inputs of a step to the device.
-
-        `fed`: tokens for the positions `batch.fed_at`, on the device. The step before samples them.
-        """
-        self._buffers.fill(batch, size, fed)
 
     def run(self, size: int, num_tokens: int) -> torch.Tensor:
         """Run the step filled in. Its logits `[num_tokens, vocab_size]` hold until the next."""

@@ -65,7 +65,7 @@ class PieceGraphs:
         self.sizes = sizes
         self._forward = forward
         self._backend = backend
-        self._buffers = buffers
+        self.buffers = buffers
         self._logits = logits
         self._device = device
         self._attended: _Attended | None = None
@@ -76,7 +76,7 @@ class PieceGraphs:
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
             num_logits = min(size, len(self._logits))
-            inputs = self._buffers.inputs(size, num_logits)
+            inputs = self.buffers.inputs(size, num_logits)
             attentions: list[_Attention] = []
 
             def launch(
@@ -96,10 +96,6 @@ class PieceGraphs:
         if len(batch.logits_of) > len(self._logits):
             return None
         return next((size for size in self.sizes if size >= len(batch.input_ids)), None)
-
-    def fill(self, batch: InputBatch, fed: torch.Tensor | None = None) -> None:
-        """Copy the inputs of a step to the device (`fed` as in `DecodeGraphs.fill`)."""
-        self._buffers.fill(batch, fed)
 
     def run(self, size: int, num_logits: int, batch: PagedBatch) -> torch.Tensor:
         """Run the step filled in. Its logits `[num_logits, vocab_size]` hold until the next."""

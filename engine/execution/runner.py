@@ -70,11 +70,8 @@ class LaunchedStep:
         device_ns = self.timer.elapsed_ns()
         tokens_ns = self.clock()
         token_ids: list[int | None] = [None] * len(self.rows)
-        unsound: set[int] = set()
         for row, token_id in zip(self.sampling_rows, sampled.token_ids, strict=True):
             token_ids[row] = token_id
-            if token_id == UNSOUND:
-                unsound.add(row)
         bursts = None
         if self.has_drafts:
             sampled_of: dict[int, list[int]] = {}
@@ -82,9 +79,7 @@ class LaunchedStep:
                 sampled_of.setdefault(row, []).append(token_id)
             bursts = bursts_of(self.rows, sampled_of)
             for row, burst in bursts.items():
-                token_ids[row] = burst[-1]
-                if UNSOUND not in burst:  # what follows a rejected draft does not matter
-                    unsound.discard(row)
+                token_ids[row] = burst[-1]  # an unsound one, if any: it equals no draft
         return StepResult(
             token_ids,
             self.launch_ns,
@@ -94,7 +89,7 @@ class LaunchedStep:
             logprobs={self.sampling_rows[i]: found for i, found in sampled.logprobs.items()},
             bursts=bursts,
             cuda_graph=self.cuda_graph,
-            unsound_rows=tuple(sorted(unsound)),
+            unsound_rows=tuple(i for i, each in enumerate(token_ids) if each == UNSOUND),
         )
 
 
@@ -303,10 +298,10 @@ class ModelRunner:
         num_tokens = len(batch.input_ids)
         graphs, pieces = self.graphs, self.pieces
         if graphs is not None and (size := graphs.size_for(batch)) is not None:
-            graphs.fill(batch, size, fed)
+            graphs.buffers.fill(batch, size, fed)
             return size, "full", partial(graphs.run, size, num_tokens)
         if pieces is not None and (size := pieces.size_for(batch)) is not None:
-            pieces.fill(batch, fed)
+            pieces.buffers.fill(batch, fed)
             run = partial(pieces.run, size, len(batch.logits_of), self._paged(batch))
             return size, "piecewise", run
         has_graphs = graphs is not None or self.device.type == "cuda"

@@ -202,29 +202,30 @@ def _set_knobs(core: Steered, command: commands.SetKnobs, asker: Asker) -> Chang
     return ChangeEffect(was, changed, command.reason, version=core.knobs_version)
 
 
-def _pause_or_resume(
-    core: "EngineCore", command: commands.Pause | commands.Resume, _: Asker
-) -> ChangeEffect:
-    old = core.state
-    if isinstance(command, commands.Pause):
-        core.allow_steps(0)
-    else:
-        core.allow_steps(None)
-        core.draining = False
-    return ChangeEffect({"state": old}, {"state": core.state})
-
-
-def _step(core: "EngineCore", command: commands.StepOnce, _: Asker) -> ChangeEffect:
-    old = core.state
-    if old != "paused" and not core.scheduler.has_work():
-        raise ConfigError(
-            "nothing_to_run",
-            "there is nothing to run: no request is waiting or running "
-            "(pause the engine first to hold the next one)",
-        )
-    core.allow_steps(command.n)
-    last = core.next_step + command.n - 1
-    return ChangeEffect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
+def _steer(core: "EngineCore", command: commands.Change, _: Asker) -> ChangeEffect:
+    old, new, detail = core.state, "", ""
+    match command:
+        case commands.Pause():
+            core.allow_steps(0)
+        case commands.Resume():
+            core.allow_steps(None)
+            core.draining = False
+        case commands.StepOnce(n=count):
+            if old != "paused" and not core.scheduler.has_work():
+                raise ConfigError(
+                    "nothing_to_run",
+                    "there is nothing to run: no request is waiting or running "
+                    "(pause the engine first to hold the next one)",
+                )
+            core.allow_steps(count)
+            new, detail = "step", f"pauses after step {core.next_step + count - 1:,}"
+        case commands.Drain():
+            core.draining = True
+            new, detail = "draining", f"{len(core.scheduler.requests)} requests to finish"
+        case commands.Shutdown():
+            core.stop()
+            new = "stopped"
+    return ChangeEffect({"state": old}, {"state": new or core.state}, detail)
 
 
 def _reset_prefix_cache(
@@ -259,26 +260,13 @@ def _in_words(workload: WorkloadSpec | None) -> str:
     return NO_WORKLOAD if workload is None else describe(workload)
 
 
-def _drain(core: "EngineCore", _: commands.Drain, __: Asker) -> ChangeEffect:
-    old = core.state
-    core.draining = True
-    detail = f"{len(core.scheduler.requests)} requests to finish"
-    return ChangeEffect({"state": old}, {"state": "draining"}, detail)
-
-
-def _shutdown(core: "EngineCore", _: commands.Shutdown, __: Asker) -> ChangeEffect:
-    old = core.state
-    core.stop()
-    return ChangeEffect({"state": old}, {"state": "stopped"})
-
-
 _CHANGES: dict[type[commands.Change], Callable[["EngineCore", Any, Asker], ChangeEffect]] = {
-    commands.Pause: _pause_or_resume,
-    commands.Resume: _pause_or_resume,
-    commands.StepOnce: _step,
+    commands.Pause: _steer,
+    commands.Resume: _steer,
+    commands.StepOnce: _steer,
     commands.ResetPrefixCache: _reset_prefix_cache,
     commands.Abort: _abort,
     commands.SetWorkload: _set_workload,
-    commands.Drain: _drain,
-    commands.Shutdown: _shutdown,
+    commands.Drain: _steer,
+    commands.Shutdown: _steer,
 }

@@ -113,7 +113,7 @@ def test_a_replayed_graph_gives_the_same_result_as_an_eager_step(seed: int) -> N
         assert size is not None
         assert size >= len(rows)
         fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
-        graphs.fill(unknown, size, fed if len(fed) else None)
+        graphs.buffers.fill(unknown, size, fed if len(fed) else None)
         found = graphs.run(size, len(rows))
         assert torch.equal(found, eager(plain, batch))
         # Padding has written to no request's slots.

@@ -126,7 +126,7 @@ def test_replayed_pieces_give_the_logits_and_keys_of_an_ordinary_step(seed: int)
         size = graphs.size_for(unknown)
         assert size == next(each for each in (4, 16, 64) if each >= len(batch.input_ids))
         fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
-        graphs.fill(unknown, fed if len(fed) else None)
+        graphs.buffers.fill(unknown, fed if len(fed) else None)
         found = graphs.run(size, len(batch.logits_of), paged(unknown))
         torch.testing.assert_close(found, eager(plain, batch))
         for ours, theirs in zip(replayed.caches, plain.caches, strict=True):
