@@ -12,19 +12,18 @@ from typing import NamedTuple
 
 import torch
 
+from stepscope.engine.execution.graph_inputs import DecodeBuffers, TokenBuffers
 from stepscope.engine.execution.graphs import (
     GRAPH_BYTES,
     CudaGraphDevice,
-    DecodeGraphs,
-    StepBuffers,
-    TokenBuffers,
+    StepGraphs,
     graph_sizes,
+    piece_sizes,
 )
 from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.devices import give_back_memory, memory_for
 from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
-from stepscope.engine.execution.pieces import PieceGraphs, piece_sizes
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models import checkpoint, loader
@@ -175,10 +174,10 @@ def _record(
     most, device = sizes[-1], runner.device
     block_size, scratch_slot = runner.block_size, runner.scratch_slot
     logits = torch.empty(most, runner.vocab_size, dtype=runner.dtype, device=device)
-    buffers = StepBuffers(most, runner.max_model_len, block_size, scratch_slot, device)
-    graphs = DecodeGraphs(sizes, runner.forward, buffers, logits, recorder)
+    buffers = DecodeBuffers(most, runner.max_model_len, block_size, scratch_slot, device)
+    graphs = StepGraphs(sizes, runner.forward, None, buffers, logits, recorder)
     tokens = TokenBuffers(num_tokens[-1], block_size, scratch_slot, device)
-    pieces = PieceGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, recorder)
+    pieces = StepGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, recorder)
     pieces.record(lambda what, share: progress(what, share / 2))
     graphs.record(lambda what, share: progress(what, (1 + share) / 2))
     runner.graphs, runner.pieces = graphs, pieces

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 
 from stepscope.engine.execution import input_batch, step_costs
-from stepscope.engine.execution.graphs import DecodeGraphs, StepInputs
+from stepscope.engine.execution.graph_inputs import StepInputs
+from stepscope.engine.execution.graphs import StepGraphs
 from stepscope.engine.execution.kv_frames import KVFrames
 from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
-from stepscope.engine.execution.pieces import PieceGraphs
 from stepscope.engine.execution.sampling.host_sampling import UNSOUND, Sampled
 from stepscope.engine.execution.sampling.sampler import Sampler, SamplesInFlight
 from stepscope.engine.execution.step_costs import trial_step
@@ -123,8 +123,8 @@ class ModelRunner:
         self.launch_blocks = devices.launch_blocks(model.device)
         self.dtype = model.dtype  # of logits
         self.kv_shape = model.kv_shape
-        self.graphs: DecodeGraphs | None = None
-        self.pieces: PieceGraphs | None = None
+        self.graphs: StepGraphs | None = None  # of decodes
+        self.pieces: StepGraphs | None = None  # of other steps
         self.step_costs: StepCosts | None = None
         self._model = model
         self.backend = backend
@@ -301,7 +301,7 @@ class ModelRunner:
             graphs.buffers.fill(batch, size, fed)
             return size, "full", partial(graphs.run, size, num_tokens)
         if pieces is not None and (size := pieces.size_for(batch)) is not None:
-            pieces.buffers.fill(batch, fed)
+            pieces.buffers.fill(batch, size, fed)
             run = partial(pieces.run, size, len(batch.logits_of), self._paged(batch))
             return size, "piecewise", run
         has_graphs = graphs is not None or self.device.type == "cuda"

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
+from stepscope.engine.execution.graph_inputs import DecodeBuffers, StepInputs
 from stepscope.engine.execution.graphs import (
     LARGEST_GRAPH,
-    DecodeGraphs,
-    StepBuffers,
-    StepInputs,
+    StepGraphs,
     graph_sizes,
 )
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
@@ -39,7 +38,7 @@ class Model:
         self.cache = torch.zeros(SCRATCH_SLOT + BLOCK_SIZE, dtype=torch.int64)
         self.sizes: list[int] = []
 
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, backend: object = None) -> torch.Tensor:
         self.sizes.append(len(inputs.input_ids))
         tensors = inputs.batch.on_device()
         self.cache[inputs.batch.slot_mapping] = 1000 * inputs.input_ids + inputs.positions
@@ -79,16 +78,16 @@ def steps(rng: np.random.Generator, num_steps: int) -> Iterator[list[ScheduledRo
 def eager(model: Model, batch: InputBatch) -> torch.Tensor:
     """Run a step without graphs."""
     size = len(batch.input_ids)
-    buffers = StepBuffers(size, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    buffers = DecodeBuffers(size, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
     buffers.fill(batch, size)
-    return model.forward(buffers.inputs(size))
+    return model.forward(buffers.inputs(size, size))
 
 
-def recorded(model: Model, most: int) -> DecodeGraphs:
+def recorded(model: Model, most: int) -> StepGraphs:
     sizes = graph_sizes(most)
-    buffers = StepBuffers(most, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    buffers = DecodeBuffers(most, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
     logits = torch.zeros(most, VOCAB_SIZE)
-    graphs = DecodeGraphs(sizes, model.forward, buffers, logits, RelaunchingDevice())
+    graphs = StepGraphs(sizes, model.forward, None, buffers, logits, RelaunchingDevice())
     graphs.record(lambda what, share: None)
     return graphs
 
@@ -129,9 +128,9 @@ def test_the_largest_graph_is_recorded_first_and_progress_is_reported() -> None:
     model = Model()
     told: list[float] = []
     sizes = graph_sizes(6)
-    buffers = StepBuffers(6, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
-    graphs = DecodeGraphs(
-        sizes, model.forward, buffers, torch.zeros(6, VOCAB_SIZE), RelaunchingDevice()
+    buffers = DecodeBuffers(6, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    graphs = StepGraphs(
+        sizes, model.forward, None, buffers, torch.zeros(6, VOCAB_SIZE), RelaunchingDevice()
     )
     graphs.record(lambda what, share: told.append(share))
     assert model.sizes == [6, 4, 2, 1]
