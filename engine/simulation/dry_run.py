@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stepscope.engine.protocol.field_errors import in_words
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts, take_bursts
@@ -46,19 +46,22 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output: list[TokenId] | None = None
 
 
-class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScheduleWorkload(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A workload file: the requests to schedule, and the settings of the scheduler."""
 
     requests: list[WorkloadRequest]
     num_blocks: Annotated[int, Meta(ge=2, le=2**26)]
     block_size: Annotated[int, Meta(ge=1, le=2**20)] = 16
     max_model_len: Count = 4096
-    budget: dict[int, Count] = {}
-    knobs: Knobs
+    budget: dict[int, Count] = msgspec.field(default_factory=dict)
     # For people; these do not affect the schedule.
     name: str = ""
     comment: str = ""
     seed: int | None = None
+
+    @property
+    def knobs(self) -> Knobs:
+        return Knobs(**{name: getattr(self, name) for name in Knobs.__struct_fields__})
 
     @property
     def num_usable_blocks(self) -> int:
@@ -92,39 +95,21 @@ def parse_workload(
             "bad_workload", f"{source}: {what}--help'), this is not: {error}"
         ) from error
     try:
-        workload = _converted({**document, **(overrides or {})})
+        document |= overrides or {}
+        workload = msgspec.convert(document, ScheduleWorkload, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigError("bad_workload", f"{source}: {in_words(error).text}") from error
-    except ValueError as error:
-        raise ConfigError("bad_workload", f"{source}: {error}") from error
     for problem in _problems(workload):
         raise ConfigError("bad_workload", f"{source}: {problem}")
     return workload
 
 
-def _converted(document: dict[str, Any]) -> ScheduleWorkload:
-    knob_names = Knobs.__struct_fields__
-    names = [each for each in ScheduleWorkload.__struct_fields__ if each != "knobs"]
-    known = [*names, *knob_names]
-    for name in document:
-        if name not in known:
-            raise ValueError(f"unknown field {name!r}; there are: {', '.join(known)}")
-    knobs = {name: value for name, value in document.items() if name in knob_names}
-    for spec in knob_specs(Limits(max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)):
-        if spec.choices and knobs.get(spec.name, spec.default) not in spec.choices:
-            choices = ", ".join(spec.choices)
-            raise ValueError(f"{spec.name} is one of {choices}, not {knobs[spec.name]!r}")
-    rest = {name: value for name, value in document.items() if name in names}
-    rest["knobs"] = msgspec.convert(knobs, Knobs)
-    return msgspec.convert(rest, ScheduleWorkload, str_keys=True)
-
-
 def _problems(workload: ScheduleWorkload) -> Iterator[str]:
     if any(step < 0 for step in workload.budget):
         yield "budget: steps count from 0"
-    last = {0: workload.knobs.max_num_batched_tokens, **workload.budget}
+    last = {0: workload.max_num_batched_tokens, **workload.budget}
     step, longest = max(last), _longest(workload)
-    if not workload.knobs.enable_chunked_prefill and last[step] < longest:
+    if not workload.enable_chunked_prefill and last[step] < longest:
         yield (
             f"with enable_chunked_prefill=false, {longest} tokens may have to be computed in one "
             f"step, and the budget is {last[step]} from step {step} on"
