@@ -27,7 +27,6 @@ from safetensors.torch import load_file, save_file
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.models.demo import EOS_TOKEN_ID, SPECIAL_TOKENS, VOCAB_SIZE, byte_tokenizer
-from stepscope.engine.models.support import longest_request
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -244,7 +243,8 @@ def test_a_truncated_gguf_file_is_refused(
         ({"pre": None}, "does not say how its tokenizer splits text (tokenizer.ggml.pre)"),
         ({"num_kv_heads": [2, 1]}, "its layers differ in llama.attention.head_count_kv: [2, 1]"),
         ({"keys": {"llama.rope.dimension_count": 8}}, "llama.rope.dimension_count is 8"),
-        ({"keys": {"llama.rope.scaling.type": "yarn"}}, "positions are scaled by 'yarn'"),
+        ({"keys": {"llama.rope.scaling.type": "yarn"}}, "positions are scaled (yarn, 1)"),
+        ({"keys": {"llama.rope.scale_linear": 4.0}}, "positions are scaled (linear, 4)"),
         ({"keys": {"llama.attention.sliding_window": 8}}, "llama.attention.sliding_window=8"),
         ({"keys": {"llama.expert_count": 4}}, "llama.expert_count=4"),
         ({"keys": {"llama.logit_scale": 2.0}}, "llama.logit_scale=2.0"),
@@ -276,26 +276,6 @@ def test_keys_that_say_what_is_so_anyway_change_nothing(
         folder = checkpoint.locate(str(tmp_path / f"{name}.gguf"), quiet)
         configs.append(json.loads((folder / "config.json").read_text()))
     assert configs[0] == configs[1]
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"llama.rope.scale_linear": 4.0},
-        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
-    ],
-    ids=str,
-)
-def test_scaled_positions_of_a_gguf_file_are_those_of_the_config_of_transformers(
-    keys: dict[str, Any], cache: Path, tmp_path: Path, tiny: Path
-) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny, keys=keys)
-    folder = checkpoint.locate(str(tmp_path / "tiny.gguf"), quiet)
-    config = json.loads((folder / "config.json").read_text())
-    assert config["rope_parameters"] == {"rope_theta": 10_000.0, "rope_type": "linear",
-                                         "factor": 4.0}  # fmt: skip
-    given = loader.load_config(folder, "it")
-    assert longest_request(given, "it", 0) == 512  # the file's context length
 
 
 def test_every_end_token_of_a_gguf_file_ends_an_answer(

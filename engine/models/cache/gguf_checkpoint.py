@@ -210,7 +210,12 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
         if fields.get(key, head_dim) != head_dim:
             raise ConfigError("gguf_key", f"its {key} is {fields[key]}, and its heads {head_dim}")
-    config = {
+    kind = fields.get("llama.rope.scaling.type", "linear")
+    factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 1.0))
+    if kind != "none" and (kind != "linear" or factor not in (0.0, 1.0)):
+        why = f"its positions are scaled ({kind}, {factor:g}), which is not converted"
+        raise ConfigError("gguf_rope", why)
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
@@ -225,18 +230,14 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
         "max_position_embeddings": fields["llama.context_length"],
         "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
         "rope_parameters": {
+            "rope_type": "default",
             "rope_theta": fields.get("llama.rope.freq_base", 10_000.0),
-            **_scaling(fields),
         },
         "tie_word_embeddings": "output.weight" not in shapes,
         "vocab_size": shapes["token_embd.weight"][1],  # GGUF names the innermost size first
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_tokens(fields),
     }
-    if config["rope_parameters"]["rope_type"] == "linear":
-        length = fields["llama.context_length"] / config["rope_parameters"]["factor"]
-        config["max_position_embeddings"] = round(length)
-    config["bos_token_id"] = fields.get("tokenizer.ggml.bos_token_id")
-    config["eos_token_id"] = end_tokens(fields)
-    return config
 
 
 def _of_all_layers(fields: Mapping[str, Any], key: str) -> int:
@@ -246,17 +247,6 @@ def _of_all_layers(fields: Mapping[str, Any], key: str) -> int:
     if len(set(each)) != 1:
         raise ConfigError("gguf_key", f"its layers differ in {key}: {found}")
     return int(each[0])
-
-
-def _scaling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how positions are scaled; old files have `rope.scale_linear` for `rope.scaling`."""
-    kind = fields.get("llama.rope.scaling.type", "linear")
-    factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 1.0))
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        return {"rope_type": "default"}
-    if kind != "linear":
-        raise ConfigError("gguf_rope", f"its positions are scaled by {kind!r}; only by 'linear'")
-    return {"rope_type": "linear", "factor": factor}
 
 
 def _write_weights(
