@@ -84,8 +84,8 @@ def simulate(
     ),
     step_time: str | None = option(
         "FILE",
-        "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
-        "that were measured (CSV); a recording has its own",
+        "instead of --gpu: how long steps take, from a recording, or points that were measured "
+        "(CSV); a recording has its own",
     ),
     tensor_parallel: int = option("INT", "GPUs that share the model", min=1, default=1),
     like: Like = None,
