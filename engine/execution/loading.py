@@ -29,7 +29,6 @@ from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import gguf_checkpoint
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -230,6 +229,8 @@ def load_runner(
             devices.free_bytes(device),
             cap_share=True,
         )
+    most = num_threads(config)
+    may_choose = not on_gpu and not config.threads and most > 1 and model.is_thread_invariant
     runner = ModelRunner(
         model,
         tokenizer,
@@ -239,7 +240,7 @@ def load_runner(
         block_size=config.block_size,
         max_model_len=max_model_len,
         seed=config.seed,
-        threads=_thread_choice(config, device, model),
+        threads=ThreadChoice(most) if may_choose else None,
         kv_dtype=kv_dtype,
     )
     if on_gpu:
@@ -249,13 +250,6 @@ def load_runner(
     runner.measure()
     progress("ready", 1.0)
     return runner
-
-
-def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
-    most = num_threads(config)
-    if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
-        return None
-    return ThreadChoice(most)
 
 
 def _name(model: str, folder: Path) -> str:
