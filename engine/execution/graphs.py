@@ -138,6 +138,7 @@ class StepGraphs:
         `batch`: for the backend between the graphs.
         """
         graphs, attentions = self._pieces[size]
+        num_tokens = 0 if batch is None else int(batch.query_starts[-1])
         for place, graph in enumerate(graphs):
             graph.replay()
             if place < len(attentions):
@@ -145,7 +146,6 @@ class StepGraphs:
                 assert self._attended is not None
                 assert self._backend is not None
                 assert batch is not None
-                num_tokens = int(batch.query_starts[-1])
                 queries, outputs = (each[:num_tokens] for each in self._attended)
                 outputs.copy_(self._backend(queries, keys, values, batch, **options))
         return self._logits[:num_logits]

@@ -12,7 +12,7 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop import pipeline
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import commands, wire
-from stepscope.engine.protocol.replies import Ack, AnyReply, Output, Submitted
+from stepscope.engine.protocol.replies import Ack, AnyReply, Output
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -236,59 +236,6 @@ def test_with_overlap_a_knob_change_takes_effect_at_the_step_in_its_ack() -> Non
         True,
         False,
     ]
-
-
-def test_with_overlap_single_stepping_runs_exactly_the_steps_asked_for() -> None:
-    engine = Engine()
-    client = engine.submit(100)
-    for _ in range(4):
-        engine.core.step()
-    paused = engine.ask(commands.Pause())
-    engine.run()
-    first = paused.replies[0]
-    assert isinstance(first, Ack)
-    assert [record.step for record in engine.sink.records][-1] == first.effective_step - 1
-    assert not engine.core.has_step_in_flight
-    for count in (1, 2, 5):
-        done = len(engine.sink.records)
-        engine.ask(commands.StepOnce(n=count))
-        engine.run()
-        assert len(engine.sink.records) == done + count
-        assert not engine.core.has_step_in_flight
-    engine.ask(commands.Resume())
-    engine.run()
-    assert len(client.tokens) == 100
-
-
-def test_an_abort_during_a_step_ends_the_request_with_its_tokens_so_far() -> None:
-    engine = Engine()
-    kept, gone = engine.submit(30), engine.submit(30)
-    for _ in range(6):
-        engine.core.step()
-    submitted = gone.replies[0]
-    assert isinstance(submitted, Submitted)
-    engine.ask(commands.Abort(request_id=submitted.request_id))
-    engine.run()
-    assert gone.outputs[-1].finish_reason == "abort"
-    assert len(kept.tokens) == 30
-    assert len(gone.tokens) == gone.outputs[-1].num_output_tokens < 30
-    assert engine.scheduler.kv.counts().used == 0
-
-
-def test_a_snapshot_taken_during_a_step_is_the_state_after_the_message_it_names() -> None:
-    engine = Engine()
-    engine.submit(30)
-    for _ in range(4):
-        engine.core.step()
-    asked = engine.ask(commands.GetSnapshot())
-    engine.core.step()
-    (snapshot,) = asked.replies
-    assert isinstance(snapshot, wire.Snapshot)
-    before = engine.sink.messages[: snapshot.sequence + 1]
-    told = sum(len(m.batch or ()) for m in before if isinstance(m, wire.StepRecord))
-    assert [view.num_output_tokens for view in snapshot.requests] == [told]
-    assert isinstance(before[-1], wire.EngineStatus)
-    assert before[-1].kv == snapshot.kv
 
 
 def test_a_stopping_engine_finishes_the_step_in_flight() -> None:

@@ -24,7 +24,7 @@ from stepscope.engine.protocol.commands import (
     SetKnobs,
     Submit,
 )
-from stepscope.engine.protocol.replies import AnyReply, Submitted
+from stepscope.engine.protocol.replies import Submitted
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -231,7 +231,6 @@ class Run:
         )
         self.askers = [Client() for _ in case.arrivals]
         self.desk = Client()
-        self.answers: list[tuple[int, AnyReply]] = []  # to changes, with the records until then
 
     def run(self) -> None:
         core, turn = self.core, 0
@@ -368,59 +367,50 @@ class Run:
             assert view.num_computed_tokens == told.num_computed_tokens
 
 
-def preemptions(run: Run) -> int:
-    return sum(
-        isinstance(e, wire.Preempted) for m in run.sink.messages for e in getattr(m, "events", [])
-    )
+def passed(case: Case, *, overlap: bool = True) -> Run:
+    """Run a case, and check what holds for every one."""
+    run = Run(case, overlap=overlap)
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    return run
+
+
+@pytest.fixture(scope="module")
+def _without_logs() -> Iterator[None]:
+    logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
+    yield
+    logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
 
 
 @laws
 @given(cases())
 def test_with_overlap_every_request_gets_its_tokens_and_messages_are_consistent(case: Case) -> None:
-    run = Run(case)
-    run.run()
-    assert run.device.problems == []
-    run.check_outputs()
-    run.check_messages()
-    counts = run.scheduler.kv.counts()
-    assert counts.used == 0
+    assert passed(case).scheduler.kv.counts().used == 0
 
 
+@pytest.mark.usefixtures("_without_logs")
 @settings(laws, max_examples=30)
 @given(cases(), st.dictionaries(st.integers(0, 30), st.booleans(), min_size=1, max_size=3))
 def test_a_failing_step_with_another_in_flight_ends_only_its_own_requests(
     case: Case, failures: dict[int, bool]
 ) -> None:
-    logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
-    try:
-        case.failures = failures
-        run = Run(case)
-        run.run()
-        assert run.device.problems == []
-        run.check_outputs()
-        run.check_messages()
-    finally:
-        logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
+    case.failures = failures
+    passed(case)
 
 
+@pytest.mark.usefixtures("_without_logs")
 @settings(laws, max_examples=30)
 @given(cases(), st.sets(st.integers(0, 30), min_size=1, max_size=3))
 def test_what_device_memory_cannot_hold_is_run_in_smaller_steps(
     case: Case, unfit: set[int]
 ) -> None:
-    logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
-    try:
-        case.unfit = unfit
-        for overlap in (True, False):
-            run = Run(case, overlap=overlap)
-            run.run()
-            assert run.device.problems == []
-            run.check_outputs()
-            run.check_messages()
-            num_ended = sum(reason == "abort" for _, reason in run.outputs())
-            assert num_ended <= len(unfit) + sum(a.abort_after is not None for a in case.arrivals)
-    finally:
-        logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
+    case.unfit = unfit
+    for overlap in (True, False):
+        run = passed(case, overlap=overlap)
+        num_ended = sum(reason == "abort" for _, reason in run.outputs())
+        assert num_ended <= len(unfit) + sum(a.abort_after is not None for a in case.arrivals)
 
 
 def alike(
@@ -447,21 +437,14 @@ def test_a_block_freed_and_hit_in_the_same_step_has_one_owner_at_a_time(
 ) -> None:
     """The second request arrives in each step of the first's life, including the last."""
     stop = output_of([1] * 13, SamplingParams(max_tokens=10))[6]
-    run = Run(alike([0] * num_others + [turn], num_prompt=13, stops=(stop,)))
-    run.run()
-    assert run.device.problems == []
-    run.check_outputs()
-    run.check_messages()
+    run = passed(alike([0] * num_others + [turn], num_prompt=13, stops=(stop,)))
     assert sum(record.num_wasted_tokens or 0 for record in run.records) > 0
 
 
 def test_a_request_admitted_on_blocks_of_a_failing_step_is_recomputed() -> None:
     case = alike([0, 0], budget=12)
     case.failures = {0: False}
-    run = Run(case)
-    run.run()
-    assert run.device.problems == []
-    run.check_outputs()
-    run.check_messages()
+    run = passed(case)
     assert [reason for _, reason in run.outputs()] == ["abort", "length"]
-    assert preemptions(run) == 1
+    events = [each for m in run.sink.messages for each in getattr(m, "events", [])]
+    assert sum(isinstance(each, wire.Preempted) for each in events) == 1

@@ -1,7 +1,6 @@
 """`ensure`: writes a folder of the user's cache once, and never leaves it half written."""
 
 import contextlib
-import os
 import shutil
 import tempfile
 import time
@@ -67,14 +66,9 @@ def _is_whole(folder: Path, check: Check) -> bool:
 
 
 def _move_into_place(scratch: Path, folder: Path, check: Check) -> None:
-    for attempt in range(3):
-        try:
+    try:
+        (scratch / folder.name).rename(folder)
+    except OSError:
+        if not _is_whole(folder, check):  # it is broken, for example half deleted
+            folder.rename(scratch / "broken")
             (scratch / folder.name).rename(folder)
-            return
-        except OSError:
-            if _is_whole(folder, check):
-                return
-        # The folder there is broken, for example half deleted: move it away and try again.
-        with contextlib.suppress(OSError):
-            os.rename(folder, scratch / f"broken-{attempt}")
-    raise OSError(f"{folder} is in the way and cannot be replaced")
