@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from msgspec import structs
 
 from stepscope.engine.execution.graph_inputs import DecodeBuffers, TokenBuffers
 from stepscope.engine.execution.graphs import (
@@ -25,7 +26,7 @@ from stepscope.engine.execution.machine.devices import give_back_memory, memory_
 from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.execution.step_costs import trial_step
+from stepscope.engine.execution.step_costs import measure, trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import gguf_checkpoint
 from stepscope.engine.models.checkpoint import Progress
@@ -39,6 +40,7 @@ from stepscope.engine.scheduling.kv_memory import (
     num_kv_blocks,
 )
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
+from stepscope.kernels.fp8 import FP8
 from stepscope.kernels.triton.plan import warm_up_steps
 
 log = logging.getLogger("stepscope.engine")
@@ -199,14 +201,14 @@ def load_runner(
     if device.type == "cpu":
         keep_freed_memory()
     dtype = devices.find_dtype(config.dtype, device)
-    kv_dtype = devices.find_kv_dtype(config.kv_cache_dtype, dtype)
+    kv_dtype = {"auto": dtype, "bf16": torch.bfloat16, "fp8_e4m3": FP8}[config.kv_cache_dtype]
     try:
         backend, _ = choose(config.attention, str(device), dtype, kv_dtype)
     except BackendUnavailableError as error:
         raise ConfigError("attention", str(error)) from None
     # Check these settings now, before minutes of loading.
     kv_memory_bytes(config.kv_memory, devices.free_bytes(device), cap_share=False)
-    config.overlaps(launch_blocks=devices.launch_blocks(device))
+    config.overlaps(launch_blocks=device.type == "cpu")
     progress("finding the model", 0.0)
     folder = checkpoint.locate(config.model, progress)
     name = config.model if config.model == "demo" else _name(config.model, folder)
@@ -224,7 +226,7 @@ def load_runner(
         progress("allocating the KV cache", 0.0)
         num_blocks = num_kv_blocks(
             config,
-            model.kv_shape.in_dtype(kv_dtype.itemsize),
+            structs.replace(model.kv_shape, dtype_bytes=kv_dtype.itemsize),
             max_model_len,
             devices.free_bytes(device),
             cap_share=True,
@@ -247,7 +249,7 @@ def load_runner(
         prepare(runner, config, progress)
     else:
         progress("warming up", 0.0)
-    runner.measure()
+    runner.step_costs = measure(runner)
     progress("ready", 1.0)
     return runner
 

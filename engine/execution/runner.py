@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import structs
 
-from stepscope.engine.execution import input_batch, step_costs
+from stepscope.engine.execution import input_batch
 from stepscope.engine.execution.graph_inputs import StepInputs
 from stepscope.engine.execution.graphs import StepGraphs
 from stepscope.engine.execution.kv_frames import KVFrames
@@ -120,7 +121,7 @@ class ModelRunner:
         self.vocab_size = model.vocab_size
         self.block_size = block_size
         self.device = model.device
-        self.launch_blocks = devices.launch_blocks(model.device)
+        self.launch_blocks = model.device.type == "cpu"  # launching returns when it is done
         self.dtype = model.dtype  # of logits
         self.kv_shape = model.kv_shape
         self.graphs: StepGraphs | None = None  # of decodes
@@ -139,7 +140,7 @@ class ModelRunner:
             self._kv_scales = self._find_kv_scales()
         if kv_dtype is not None:
             self._kv_dtype = kv_dtype
-            self.kv_shape = self.kv_shape.in_dtype(kv_dtype.itemsize)
+            self.kv_shape = structs.replace(self.kv_shape, dtype_bytes=kv_dtype.itemsize)
         self.allocate(num_blocks)
 
     def allocate(self, num_blocks: int) -> None:
@@ -329,10 +330,6 @@ class ModelRunner:
             device=self.device,
             decodes=batch.decodes,
         )
-
-    def measure(self) -> None:
-        """Measure how long steps take on this machine, and set `step_costs`."""
-        self.step_costs = step_costs.measure(self)
 
     def _find_kv_scales(self) -> list[KVScales]:
         num_tokens = min(SCALE_TOKENS, self.max_model_len)

@@ -30,9 +30,6 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     dtype_bytes: int
 
-    def in_dtype(self, dtype_bytes: int) -> "KVShape":
-        return msgspec.structs.replace(self, dtype_bytes=dtype_bytes)
-
     def block_bytes(self, block_size: int) -> int:
         """Bytes of the keys and values of one block, in all layers."""
         return (

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution import loading
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ class Served:
         self, folder: Path, model_impl: ModelImpl, oracle: Oracle, block_size: int = 16
     ) -> None:
         torch.manual_seed(0)
-        with mock.patch.object(ModelRunner, "measure"):  # it takes longer than all else here
+        with mock.patch.object(loading, "measure"):  # it takes longer than all else here
             self.runner = load_tiny(
                 folder, model_impl=model_impl, block_size=block_size, seq_capacity=16
             )
