@@ -66,7 +66,7 @@ SLOW = {
     "measuring": ("bench_gpu", "bench_scripts"),
     "models": (
         *("exactness", "graphs", "kv_cache_dtype", "overlap_models", "sampling_live"),
-        *("smaller_steps", "speculation_models"),
+        "speculation_models",
     ),
     "recording": (
         *("being_written", "export_memory", "file_index", "file_rights", "plot", "repair"),

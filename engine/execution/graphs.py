@@ -1,156 +1,26 @@
-"""Decode steps as CUDA graphs: a step's kernels are recorded once and replayed as one launch.
+"""Steps as CUDA graphs: a step's kernels are recorded once and replayed as one launch, or a few.
 
-A decode of a small batch runs some hundreds of kernels of a few microseconds each. Launching them
-one by one takes longer than running them. A graph has fixed shapes and addresses. So there is a
-graph for each of a few batch sizes, and a step is padded to the next size. Inputs that change from
-step to step lie in `StepBuffers`.
+A small step runs some hundreds of kernels of a few microseconds each. Launching them one by one
+takes longer than running them. A graph has fixed shapes and addresses. So there is a graph for each
+of a few sizes, and a step is padded to the next. Inputs that change from step to step lie in
+`TokenBuffers`.
+
+Decodes are one graph. In a step with prompt chunks, attention depends on the contexts of the step,
+so it is planned and launched as in any step; everything between two attentions depends only on the
+number of tokens, and is a graph.
 """
 
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
+from stepscope.engine.execution.graph_inputs import StepInputs, TokenBuffers
 from stepscope.engine.execution.input_batch import InputBatch
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.kernels.paged_attention import BatchTensors, PagedBatch, to_device
-
-
-class StepInputs(NamedTuple):
-    """A model's inputs. Those of `StepBuffers` are decodes: one token per request."""
-
-    input_ids: torch.Tensor  # [size] int64, like the next two
-    positions: torch.Tensor
-    logits_of: torch.Tensor
-    batch: PagedBatch  # those of `StepBuffers` have host arrays for the longest possible contexts
-
-
-class TokenBuffers:
-    """Ids, positions, slots and places of logits for up to `most` tokens.
-
-    The tokens after a step's last are padding. They write to `scratch_slot`, a KV slot that no
-    request uses.
-    """
-
-    def __init__(self, most: int, block_size: int, scratch_slot: int, device: torch.device) -> None:
-        self._block_size = block_size
-        self._scratch_slot = scratch_slot
-        self._device = device
-        is_cuda = device.type == "cuda"
-        # One tensor, so that one copy moves all four.
-        self._host = torch.zeros(4, most, dtype=torch.int64, pin_memory=is_cuda)
-        self.rows = torch.zeros(4, most, dtype=torch.int64, device=device)
-        self.rows[2] = scratch_slot
-        self._copied = torch.cuda.Event() if is_cuda else None
-
-    def inputs(self, size: int, num_logits: int) -> StepInputs:
-        """Return inputs that are views of the first `size` tokens, of any requests."""
-        input_ids, positions, slots, logits_of = self.rows
-        return StepInputs(
-            input_ids[:size],
-            positions[:size],
-            logits_of[:num_logits],
-            PagedBatch(
-                query_starts=np.array([0, size]),
-                context_lens=np.array([size]),
-                block_tables=np.zeros((1, 1), dtype=np.int64),
-                slot_mapping=slots[:size],
-                block_size=self._block_size,
-                device=self._device,
-            ),
-        )
-
-    def fill(self, batch: InputBatch, fed: torch.Tensor | None = None) -> None:
-        """Copy a step to the device; `fed` as in `DecodeGraphs.fill`."""
-        if self._copied is not None:
-            self._copied.synchronize()  # the last step's copies must have left host memory
-        rows = self._host.numpy()
-        for row, array, filler in (
-            (0, batch.input_ids, 0),
-            (1, batch.positions, 0),
-            (2, batch.slot_mapping, self._scratch_slot),
-            (3, batch.logits_of, 0),
-        ):
-            rows[row, : len(array)] = array
-            rows[row, len(array) :] = filler
-        self.rows.copy_(self._host, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-        if fed is not None:
-            self.rows[0].index_copy_(0, to_device(np.array(batch.fed_at), self._device), fed)
-
-
-class StepBuffers:
-    """Inputs for up to `most` requests of up to `max_model_len` tokens, one in the step each.
-
-    The rows after a step's last request are padding. They read nothing.
-    """
-
-    def __init__(
-        self,
-        most: int,
-        max_model_len: int,
-        block_size: int,
-        scratch_slot: int,
-        device: torch.device,
-    ) -> None:
-        self._max_model_len = max_model_len
-        self._block_size = block_size
-        self._device = device
-        num_blocks = -(-max_model_len // block_size)
-        is_cuda = device.type == "cuda"
-        self._tokens = TokenBuffers(most, block_size, scratch_slot, device)
-        self._host_lens = torch.zeros(most, dtype=torch.int32, pin_memory=is_cuda)
-        self._lens = torch.zeros(most, dtype=torch.int32, device=device)
-        self._host_tables = torch.zeros(most * num_blocks, dtype=torch.int32, pin_memory=is_cuda)
-        self._staged_tables = torch.zeros(most * num_blocks, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(most, num_blocks, dtype=torch.int32, device=device)
-        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
-        self._rows = torch.arange(most, dtype=torch.int64, device=device)
-        self._copied = torch.cuda.Event() if is_cuda else None
-
-    def inputs(self, size: int) -> StepInputs:
-        """Return inputs that are views of the first `size` rows."""
-        input_ids, positions, slots, _ = (row[:size] for row in self._tokens.rows)
-        return StepInputs(
-            input_ids,
-            positions,
-            self._rows[:size],
-            PagedBatch(
-                query_starts=np.arange(size + 1),
-                context_lens=np.full(size, self._max_model_len),
-                block_tables=np.zeros((size, self._tables.shape[1]), dtype=np.int64),
-                slot_mapping=slots,
-                block_size=self._block_size,
-                device=self._device,
-                tensors=BatchTensors(
-                    self._starts[: size + 1], self._lens[:size], self._tables[:size]
-                ),
-            ),
-        )
-
-    def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
-        """Copy a step with one token per request to the device, padded to `size` rows."""
-        self._tokens.fill(batch, fed)
-        if self._copied is not None:
-            self._copied.synchronize()
-        count = len(batch.input_ids)
-        lens = self._host_lens.numpy()
-        lens[:count] = batch.context_lens
-        lens[count:size] = 0
-        width = batch.block_tables.shape[1]
-        used = count * width
-        self._host_tables.numpy()[:used] = batch.block_tables.ravel()
-        self._lens[:size].copy_(self._host_lens[:size], non_blocking=True)
-        # Copy only the width of the longest context, because the whole table may be megabytes.
-        self._staged_tables[:used].copy_(self._host_tables[:used], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-        self._tables[:count, :width].copy_(self._staged_tables[:used].view(count, width))
-
+from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
 
 # Larger steps run long enough to hide the launches of their kernels.
 LARGEST_GRAPH = 512
@@ -169,77 +39,153 @@ def graph_sizes(most: int) -> list[int]:
     return sizes if sizes[-1] == most else [*sizes, most]
 
 
-class Graph(Protocol):
-    """A recorded graph, which can be replayed any number of times."""
-
-    def replay(self) -> None: ...
+# With more tokens, kernels run long enough to hide the launches of the next.
+LARGEST_STEP = 2048
 
 
-Cut = Callable[[], None]
+def piece_sizes(most: int) -> list[int]:
+    """Return the numbers of tokens to record for steps of up to `most` tokens.
+
+    Every 64 up to 512, then every 128. None is larger than `LARGEST_STEP`.
+    """
+    most = min(most, LARGEST_STEP)
+    return [*(size for size in (*range(64, 512, 64), *range(512, most, 128)) if size < most), most]
 
 
-class GraphDevice(Protocol):
-    def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
-        """Run `launch` once or more, and return graphs of the kernels that it launches.
-
-        `launch` gets a function that ends one graph and begins the next. What runs between the
-        two when they are replayed, may change only the contents of tensors.
-        """
+Graph: TypeAlias = torch.cuda.CUDAGraph
+Cut: TypeAlias = Callable[[], None]
 
 
-class DecodeGraphs:
-    """Graphs of a model's decode for several batch sizes.
+class _Attention(NamedTuple):
+    """A call of the backend between two graphs. The queries lie in the buffer of all graphs."""
+
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    options: dict[str, Any]
+
+
+class _Attended(NamedTuple):
+    """What graphs hand to attention and get from it, each `[largest size, num_heads, head_dim]`."""
+
+    queries: torch.Tensor
+    outputs: torch.Tensor
+
+
+class StepGraphs:
+    """Graphs of a model's steps for several numbers of tokens.
 
     Args:
-        forward: returns logits `[size, vocab_size]`. It may read only the tensors of its inputs.
-        logits: `[largest size, vocab_size]`, the output of all graphs. They share it, because one
-            output per size would take more memory.
+        forward: returns logits. It may read only the tensors of its inputs, and must call the
+            backend that it gets, if any, for all attention.
+        backend: computes attention between the graphs of a step; None: attention is in the graph,
+            and a step has one token of each request.
+        logits: `[most sampling rows, vocab_size]`, the output of all graphs. They share it, because
+            one output per size would take more memory.
     """
 
     def __init__(
         self,
         sizes: list[int],
-        forward: Callable[[StepInputs], torch.Tensor],
-        buffers: StepBuffers,
+        forward: Callable[[StepInputs, AttentionBackend | None], torch.Tensor],
+        backend: AttentionBackend | None,
+        buffers: TokenBuffers,
         logits: torch.Tensor,
-        device: GraphDevice,
+        device: "CudaGraphDevice",
     ) -> None:
         self.sizes = sizes
+        self.buffers = buffers
         self._forward = forward
-        self._buffers = buffers
+        self._backend = backend
         self._logits = logits
         self._device = device
-        self._graphs: dict[int, Graph] = {}
+        self._attended: _Attended | None = None
+        self._pieces: dict[int, tuple[list[Graph], list[_Attention]]] = {}
 
     def record(self, progress: Progress) -> None:
-        """Record a graph for every size, the largest first: the others can reuse its memory."""
+        """Record every size, the largest first: the others can reuse its memory."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
-            inputs = self._buffers.inputs(size)
+            num_logits = min(size, len(self._logits))
+            inputs = self.buffers.inputs(size, num_logits)
+            attentions: list[_Attention] = []
 
-            def launch(_: Cut, size: int = size, inputs: StepInputs = inputs) -> None:
-                self._logits[:size].copy_(self._forward(inputs))
+            def launch(
+                cut: Cut,
+                num_logits: int = num_logits,
+                inputs: StepInputs = inputs,
+                attentions: list[_Attention] = attentions,
+            ) -> None:
+                attentions.clear()
+                recorder = None
+                if self._backend is not None:
+                    recorder = _Recorder(self._buffers_for, attentions, cut)
+                self._logits[:num_logits].copy_(self._forward(inputs, recorder))
 
-            [self._graphs[size]] = self._device.record(launch)
+            self._pieces[size] = self._device.record(launch), attentions
 
     def size_for(self, batch: InputBatch) -> int | None:
-        """Return the batch size to which a step is padded. None if no graph can run the step."""
-        num_requests = len(batch.context_lens)
-        if len(batch.input_ids) != num_requests:
+        """Return the number of tokens to which a step is padded. None if no graph can run it."""
+        num_tokens = len(batch.input_ids)
+        if self._backend is None and num_tokens != len(batch.context_lens):
             return None  # the step has a prefill chunk
-        return next((size for size in self.sizes if size >= num_requests), None)
+        if len(batch.logits_of) > len(self._logits):
+            return None
+        return next((size for size in self.sizes if size >= num_tokens), None)
 
-    def fill(self, batch: InputBatch, size: int, fed: torch.Tensor | None = None) -> None:
-        """Copy the inputs of a step to the device.
+    def run(self, size: int, num_logits: int, batch: PagedBatch | None = None) -> torch.Tensor:
+        """Run the step filled in. Its logits `[num_logits, vocab_size]` hold until the next.
 
-        `fed`: tokens for the positions `batch.fed_at`, on the device. The step before samples them.
+        `batch`: for the backend between the graphs.
         """
-        self._buffers.fill(batch, size, fed)
+        graphs, attentions = self._pieces[size]
+        num_tokens = 0 if batch is None else int(batch.query_starts[-1])
+        for place, graph in enumerate(graphs):
+            graph.replay()
+            if place < len(attentions):
+                keys, values, options = attentions[place]
+                assert self._attended is not None
+                assert self._backend is not None
+                assert batch is not None
+                queries, outputs = (each[:num_tokens] for each in self._attended)
+                outputs.copy_(self._backend(queries, keys, values, batch, **options))
+        return self._logits[:num_logits]
 
-    def run(self, size: int, num_tokens: int) -> torch.Tensor:
-        """Run the step filled in. Its logits `[num_tokens, vocab_size]` hold until the next."""
-        self._graphs[size].replay()
-        return self._logits[:num_tokens]
+    def _buffers_for(self, query: torch.Tensor) -> _Attended:
+        if self._attended is None:  # in the run before the first recording
+            self._attended = _Attended(torch.zeros_like(query), torch.zeros_like(query))
+        return _Attended(*(each[: len(query)] for each in self._attended))
+
+
+class _Recorder:
+    """Stands for the backend while a step is recorded: notes each call, and ends a graph there."""
+
+    name = "recorder"
+    is_capturable = True
+
+    def __init__(
+        self,
+        buffers_for: Callable[[torch.Tensor], _Attended],
+        attentions: list[_Attention],
+        cut: Cut,
+    ) -> None:
+        self._buffers_for = buffers_for
+        self._attentions = attentions
+        self._cut = cut
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        batch: PagedBatch,
+        **options: Any,
+    ) -> torch.Tensor:
+        self._attentions.append(_Attention(key_cache, value_cache, options))
+        queries, outputs = self._buffers_for(query)
+        # A copy, because a graph's own memory may serve something else in the next graph.
+        queries.copy_(query)
+        self._cut()
+        return outputs
 
 
 class CudaGraphDevice:
@@ -250,10 +196,15 @@ class CudaGraphDevice:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
-        graphs: list[torch.cuda.CUDAGraph] = []
+        """Run `launch` twice, and return graphs of the kernels that it launches.
+
+        `launch` gets a function that ends one graph and begins the next. What runs between the
+        two when they are replayed, may change only the contents of tensors.
+        """
+        graphs: list[Graph] = []
 
         def begin() -> None:
-            graphs.append(torch.cuda.CUDAGraph())
+            graphs.append(Graph())
             graphs[-1].capture_begin(pool=self._pool)
 
         def cut() -> None:
@@ -273,7 +224,7 @@ class CudaGraphDevice:
             finally:
                 graphs[-1].capture_end()
         current.wait_stream(self._stream)
-        return [*graphs]
+        return graphs
 
 
 @contextlib.contextmanager

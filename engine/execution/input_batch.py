@@ -107,6 +107,7 @@ def build(
 
     input_ids = np.empty(num_tokens, dtype=np.int64)
     fed_at: list[int] = []
+    fed_by: list[int] = []
     at = 0
     for row in rows:
         token_ids = row.request.token_ids
@@ -117,6 +118,7 @@ def build(
         elif ahead:
             input_ids[at] = 0
             fed_at.append(at)
+            fed_by.append(row.request.request_id)
         else:
             input_ids[at] = row.request.draft_token_ids[row.start - len(token_ids)]
         at += row.num_tokens
@@ -136,7 +138,7 @@ def build(
         sampling_rows=sampling_rows,
         logits_of=query_starts[1:][sampling_rows] - 1,
         fed_at=fed_at,
-        fed_by=_requests_at(rows, query_starts, fed_at) if fed_at else (),
+        fed_by=fed_by,
     )
 
 
@@ -165,10 +167,3 @@ def _build_with_drafts(
         sampling_rows=[places[i][0] for i in batch.sampling_rows],
         depths=[places[i][1] for i in batch.sampling_rows],
     )
-
-
-def _requests_at(
-    rows: Sequence[ScheduledRow], query_starts: IntArray, places: Sequence[int]
-) -> list[int]:
-    found = np.searchsorted(query_starts, places, side="right") - 1
-    return [rows[row].request.request_id for row in found.tolist()]

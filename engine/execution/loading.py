@@ -8,30 +8,28 @@ what then remains of `gpu_memory_utilization`.
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
+from msgspec import structs
 
+from stepscope.engine.execution.graph_inputs import DecodeBuffers, TokenBuffers
 from stepscope.engine.execution.graphs import (
     GRAPH_BYTES,
     CudaGraphDevice,
-    DecodeGraphs,
-    GraphDevice,
-    StepBuffers,
-    TokenBuffers,
+    StepGraphs,
     graph_sizes,
+    piece_sizes,
 )
 from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.devices import give_back_memory, memory_for
 from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
-from stepscope.engine.execution.pieces import PieceGraphs, piece_sizes
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.execution.step_costs import trial_step
+from stepscope.engine.execution.step_costs import measure, trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import gguf_checkpoint
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.engine.models.model import Model
 from stepscope.engine.models.support import longest_request
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -42,16 +40,14 @@ from stepscope.engine.scheduling.kv_memory import (
     num_kv_blocks,
 )
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
+from stepscope.kernels.fp8 import FP8
 from stepscope.kernels.triton.plan import warm_up_steps
-
-if TYPE_CHECKING:
-    from stepscope.engine.execution.runner import ModelRunner
 
 log = logging.getLogger("stepscope.engine")
 
 
 # Memory is reserved for a step of this size, unless `token_capacity` says otherwise. If an operator
-# allows larger steps later, a step that does not fit runs in halves.
+# allows larger steps later, one that does not fit is scheduled again in smaller ones.
 TRIAL_TOKENS = 8192
 # KV blocks for the trial. Its requests may share them, because nothing reads the content later.
 TRIAL_BLOCKS = 64
@@ -66,18 +62,9 @@ class MemoryNow(NamedTuple):
     allocated: int  # held by tensors
 
 
-class Gpu(Protocol):
-    """What this module needs from a GPU: its memory, the peak of a run, a recorder of graphs."""
-
-    def memory(self) -> MemoryNow: ...
-
-    def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
-
-    def recorder(self) -> GraphDevice: ...
-
-
 class CudaGpu:
+    """Its memory, the peak of a run, and a recorder of graphs. Tests have one of their own."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -92,17 +79,18 @@ class CudaGpu:
         )
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
+        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
         before = self.memory().allocated
         torch.cuda.reset_peak_memory_stats(self._device)
         run()
         return int(torch.cuda.max_memory_allocated(self._device)) - before
 
-    def recorder(self) -> GraphDevice:
+    def recorder(self) -> CudaGraphDevice:
         return CudaGraphDevice(self._device)
 
 
 def prepare(
-    runner: "ModelRunner", config: EngineConfig, progress: Progress, gpu: Gpu | None = None
+    runner: ModelRunner, config: EngineConfig, progress: Progress, gpu: CudaGpu | None = None
 ) -> None:
     """Make `runner` ready to serve. So far, its KV pool must have `TRIAL_BLOCKS` blocks.
 
@@ -136,11 +124,11 @@ def prepare(
 
 
 def _trial(
-    runner: "ModelRunner",
+    runner: ModelRunner,
     config: EngineConfig,
     sizes: list[int],
     num_tokens: list[int],
-    gpu: Gpu,
+    gpu: CudaGpu,
 ) -> DeviceUse:
     """Run the largest step. Returns the memory of the weights, of this step and of the graphs.
 
@@ -152,9 +140,8 @@ def _trial(
 
     def peak_bytes(lengths: list[tuple[int, int]]) -> int:
         step = trial_step(lengths, runner.num_blocks, runner.block_size)
-        # Not in halves: a step in halves needs less memory than the whole step.
-        runner.launch_whole(step).collect()  # once before, because the first run allocates more
-        return gpu.peak_bytes(lambda: runner.launch_whole(step).collect())
+        runner.launch_now(step).collect()  # once before, because the first run allocates more
+        return gpu.peak_bytes(lambda: runner.launch_now(step).collect())
 
     activations = peak_bytes([(0, each)] * num_requests)
     graphs = 0
@@ -179,19 +166,19 @@ def _trial(
 
 
 def _record(
-    runner: "ModelRunner",
+    runner: ModelRunner,
     sizes: list[int],
     num_tokens: list[int],
     progress: Progress,
-    recorder: GraphDevice,
+    recorder: CudaGraphDevice,
 ) -> None:
     most, device = sizes[-1], runner.device
     block_size, scratch_slot = runner.block_size, runner.scratch_slot
     logits = torch.empty(most, runner.vocab_size, dtype=runner.dtype, device=device)
-    buffers = StepBuffers(most, runner.max_model_len, block_size, scratch_slot, device)
-    graphs = DecodeGraphs(sizes, runner.forward, buffers, logits, recorder)
+    buffers = DecodeBuffers(most, runner.max_model_len, block_size, scratch_slot, device)
+    graphs = StepGraphs(sizes, runner.forward, None, buffers, logits, recorder)
     tokens = TokenBuffers(num_tokens[-1], block_size, scratch_slot, device)
-    pieces = PieceGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, recorder)
+    pieces = StepGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, recorder)
     pieces.record(lambda what, share: progress(what, share / 2))
     graphs.record(lambda what, share: progress(what, (1 + share) / 2))
     runner.graphs, runner.pieces = graphs, pieces
@@ -214,14 +201,14 @@ def load_runner(
     if device.type == "cpu":
         keep_freed_memory()
     dtype = devices.find_dtype(config.dtype, device)
-    kv_dtype = devices.find_kv_dtype(config.kv_cache_dtype, dtype)
+    kv_dtype = {"auto": dtype, "bf16": torch.bfloat16, "fp8_e4m3": FP8}[config.kv_cache_dtype]
     try:
         backend, _ = choose(config.attention, str(device), dtype, kv_dtype)
     except BackendUnavailableError as error:
         raise ConfigError("attention", str(error)) from None
     # Check these settings now, before minutes of loading.
     kv_memory_bytes(config.kv_memory, devices.free_bytes(device), cap_share=False)
-    config.overlaps(launch_blocks=devices.launch_blocks(device))
+    config.overlaps(launch_blocks=device.type == "cpu")
     progress("finding the model", 0.0)
     folder = checkpoint.locate(config.model, progress)
     name = config.model if config.model == "demo" else _name(config.model, folder)
@@ -239,11 +226,13 @@ def load_runner(
         progress("allocating the KV cache", 0.0)
         num_blocks = num_kv_blocks(
             config,
-            model.kv_shape.in_dtype(kv_dtype.itemsize),
+            structs.replace(model.kv_shape, dtype_bytes=kv_dtype.itemsize),
             max_model_len,
             devices.free_bytes(device),
             cap_share=True,
         )
+    most = num_threads(config)
+    may_choose = not on_gpu and not config.threads and most > 1 and model.is_thread_invariant
     runner = ModelRunner(
         model,
         tokenizer,
@@ -253,22 +242,16 @@ def load_runner(
         block_size=config.block_size,
         max_model_len=max_model_len,
         seed=config.seed,
-        threads=_thread_choice(config, device, model),
+        threads=ThreadChoice(most) if may_choose else None,
         kv_dtype=kv_dtype,
     )
     if on_gpu:
         prepare(runner, config, progress)
-        runner.measure()
     else:
-        runner.warm_up(progress)
+        progress("warming up", 0.0)
+    runner.step_costs = measure(runner)
+    progress("ready", 1.0)
     return runner
-
-
-def _thread_choice(config: EngineConfig, device: torch.device, model: Model) -> ThreadChoice | None:
-    most = num_threads(config)
-    if config.threads or most == 1 or device.type != "cpu" or not model.is_thread_invariant:
-        return None
-    return ThreadChoice(most)
 
 
 def _name(model: str, folder: Path) -> str:

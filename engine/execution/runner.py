@@ -1,40 +1,97 @@
-"""`ModelRunner`: runs the steps of a real model (a `Runner`).
+"""`ModelRunner`: runs the steps of a real model (a `Runner`); `LaunchedStep`: one that runs.
 
 It owns every tensor of the engine.
 """
 
+import contextlib
 import hashlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import structs
 
-from stepscope.engine.execution import input_batch, step_costs
-from stepscope.engine.execution.graphs import DecodeGraphs, StepInputs
+from stepscope.engine.execution import input_batch
+from stepscope.engine.execution.graph_inputs import StepInputs
+from stepscope.engine.execution.graphs import StepGraphs
 from stepscope.engine.execution.kv_frames import KVFrames
 from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.thread_choice import ThreadChoice
-from stepscope.engine.execution.pieces import PieceGraphs
-from stepscope.engine.execution.sampling.sampler import Sampler
-from stepscope.engine.execution.smaller_steps import Halving
+from stepscope.engine.execution.sampling.host_sampling import UNSOUND, Sampled
+from stepscope.engine.execution.sampling.sampler import Sampler, SamplesInFlight
 from stepscope.engine.execution.step_costs import trial_step
-from stepscope.engine.execution.step_in_flight import LaunchedStep
-from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.wire import StepCosts
+from stepscope.engine.scheduling.acceptance import bursts_of
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import (
+    DeviceMemoryError,
+    InFlight,
+    ScheduledRow,
+    ScheduledStep,
+    StepResult,
+)
 from stepscope.engine.text.tokenizer import Tokenizer
 from stepscope.kernels.fp8 import FP8, KVScales, scales_of
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_device
 
-WARM_UP_TOKENS = 64  # of the warm-up chunk
 SCALE_TOKENS = 256  # of the prompt from which the FP8 scales are computed
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step that was launched and may still be running."""
+
+    rows: Sequence[ScheduledRow]
+    sampling_rows: list[int]  # indices of those that sample; one with drafts occurs several times
+    samples: SamplesInFlight | None
+    timer: devices.DeviceTimer
+    launch_ns: int
+    clock: Callable[[], int]
+    num_padded_tokens: int
+    has_drafts: bool = False
+    cuda_graph: str | None = None
+
+    def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
+        """Return the requests' new tokens as a device tensor, without waiting for the step."""
+        assert self.samples is not None, "only a step that samples has a token to come"
+        rows, tokens = self.rows, self.samples.tokens
+        places = {rows[row].request.request_id: i for i, row in enumerate(self.sampling_rows)}
+        wanted = np.array([places[request_id] for request_id in request_ids], dtype=np.int64)
+        return tokens.index_select(0, to_device(wanted, tokens.device))
+
+    def collect(self) -> StepResult:
+        sampled = Sampled([], {}) if self.samples is None else self.samples.collect()
+        device_ns = self.timer.elapsed_ns()
+        tokens_ns = self.clock()
+        token_ids: list[int | None] = [None] * len(self.rows)
+        for row, token_id in zip(self.sampling_rows, sampled.token_ids, strict=True):
+            token_ids[row] = token_id
+        bursts = None
+        if self.has_drafts:
+            sampled_of: dict[int, list[int]] = {}
+            for row, token_id in zip(self.sampling_rows, sampled.token_ids, strict=True):
+                sampled_of.setdefault(row, []).append(token_id)
+            bursts = bursts_of(self.rows, sampled_of)
+            for row, burst in bursts.items():
+                token_ids[row] = burst[-1]  # an unsound one, if any: it equals no draft
+        return StepResult(
+            token_ids,
+            self.launch_ns,
+            tokens_ns,
+            device_ns,
+            num_padded_tokens=self.num_padded_tokens,
+            logprobs={self.sampling_rows[i]: found for i, found in sampled.logprobs.items()},
+            bursts=bursts,
+            cuda_graph=self.cuda_graph,
+            unsound_rows=tuple(i for i, each in enumerate(token_ids) if each == UNSOUND),
+        )
 
 
 class ModelRunner:
@@ -64,25 +121,17 @@ class ModelRunner:
         self.vocab_size = model.vocab_size
         self.block_size = block_size
         self.device = model.device
-        self.launch_blocks = devices.launch_blocks(model.device)
+        self.launch_blocks = model.device.type == "cpu"  # launching returns when it is done
         self.dtype = model.dtype  # of logits
         self.kv_shape = model.kv_shape
-        self.graphs: DecodeGraphs | None = None
-        self.pieces: PieceGraphs | None = None
+        self.graphs: StepGraphs | None = None  # of decodes
+        self.pieces: StepGraphs | None = None  # of other steps
         self.step_costs: StepCosts | None = None
         self._model = model
         self.backend = backend
         self._sampler = Sampler(seed)
         self._threads = threads
         self._tables = input_batch.BlockTables()
-        self._halving: Halving | None = None
-        if self.device.type != "cpu":
-            self._halving = Halving(
-                self.launch_whole,
-                devices.is_out_of_memory,
-                lambda: devices.give_back_memory(self.device),
-                self.clock,
-            )
         self._key_caches: list[torch.Tensor] = []
         self._value_caches: list[torch.Tensor] = []
         self._kv_dtype = model.dtype
@@ -91,7 +140,7 @@ class ModelRunner:
             self._kv_scales = self._find_kv_scales()
         if kv_dtype is not None:
             self._kv_dtype = kv_dtype
-            self.kv_shape = self.kv_shape.in_dtype(kv_dtype.itemsize)
+            self.kv_shape = structs.replace(self.kv_shape, dtype_bytes=kv_dtype.itemsize)
         self.allocate(num_blocks)
 
     def allocate(self, num_blocks: int) -> None:
@@ -183,9 +232,11 @@ class ModelRunner:
 
     def launch(self, step: ScheduledStep) -> InFlight:
         """Start a step without waiting for its end."""
-        if self._halving is None:
-            return self.launch_whole(step)
-        return self._halving.launch(step)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return self.launch_now(step)
+        # Not in the handler, where the error's traceback keeps the step's tensors alive.
+        devices.give_back_memory(self.device)
+        raise DeviceMemoryError
 
     def forward(self, inputs: StepInputs, backend: AttentionBackend | None = None) -> torch.Tensor:
         """Launch the model, without waiting. Returns logits [len(inputs.logits_of), vocab_size].
@@ -201,8 +252,8 @@ class ModelRunner:
         )
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
-    def launch_whole(self, step: ScheduledStep) -> LaunchedStep:
-        """Start a step without waiting, and never in halves. May raise torch.OutOfMemoryError."""
+    def launch_now(self, step: ScheduledStep) -> LaunchedStep:
+        """Start a step as `launch` does. May raise torch.OutOfMemoryError."""
         after = step.after
         batch = input_batch.build(step.rows, self._tables, self.block_size, ahead=after is not None)
         num_tokens = len(batch.input_ids)
@@ -210,7 +261,7 @@ class ModelRunner:
         with torch.inference_mode():
             fed = None
             if batch.fed_by:
-                assert isinstance(after, LaunchedStep), "nothing is launched upon a step in parts"
+                assert isinstance(after, LaunchedStep)
                 fed = after.tokens_of(batch.fed_by)
             size, cuda_graph, compute = self._prepared(batch, fed)
             threads = self._use_threads(num_tokens)
@@ -249,10 +300,10 @@ class ModelRunner:
         num_tokens = len(batch.input_ids)
         graphs, pieces = self.graphs, self.pieces
         if graphs is not None and (size := graphs.size_for(batch)) is not None:
-            graphs.fill(batch, size, fed)
+            graphs.buffers.fill(batch, size, fed)
             return size, "full", partial(graphs.run, size, num_tokens)
         if pieces is not None and (size := pieces.size_for(batch)) is not None:
-            pieces.fill(batch, fed)
+            pieces.buffers.fill(batch, size, fed)
             run = partial(pieces.run, size, len(batch.logits_of), self._paged(batch))
             return size, "piecewise", run
         has_graphs = graphs is not None or self.device.type == "cuda"
@@ -280,20 +331,6 @@ class ModelRunner:
             device=self.device,
             decodes=batch.decodes,
         )
-
-    def warm_up(self, progress: Progress) -> None:
-        """Run steps of several shapes, so that the first real step is as fast as later ones."""
-        lengths = min(WARM_UP_TOKENS, self.max_model_len), 1
-        for done, num_tokens in enumerate(lengths):
-            progress("warming up", done / (len(lengths) + 1))
-            self.execute(trial_step([(0, num_tokens)], self.num_blocks, self.block_size))
-        progress("warming up", len(lengths) / (len(lengths) + 1))
-        self.measure()
-        progress("ready", 1.0)
-
-    def measure(self) -> None:
-        """Measure how long steps take on this machine, and set `step_costs`."""
-        self.step_costs = step_costs.measure(self)
 
     def _find_kv_scales(self) -> list[KVScales]:
         num_tokens = min(SCALE_TOKENS, self.max_model_len)

@@ -4,7 +4,7 @@ If other programs use the machine, the times include their load, as the first re
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -49,34 +49,32 @@ def trial_step(
 NUM_STREAMS = 8
 CONTEXT_TOKENS = 512  # context length of each stream
 PREFILL_TOKENS = 200  # of each of two prompts
-# Time after which a kind of step is not run again.
-DECODE_NS = 80_000_000
-STREAM_NS = 40_000_000
-PREFILL_NS = 200_000_000
-LONG_NS = 1_000_000_000  # a kind of step that takes this long at first is not run again
+# After this time, or so many runs, no kind of step is run again.
+MEASURE_NS = 500_000_000
 MOST_RUNS = 16
 
 
 def measure(runner: "ModelRunner") -> StepCosts:
-    """Time decodes of `NUM_STREAMS` requests and of one, and prefills of two prompts."""
+    """Time decodes of `NUM_STREAMS` requests and of one, and prefills of two prompts.
+
+    The kinds take turns, so that a short disturbance slows down all of them, not one. Only the
+    later half of their runs counts: before, caches and the number of threads settle.
+    """
     context = max(1, min(CONTEXT_TOKENS, runner.max_model_len - 1))
     prefill = min(PREFILL_TOKENS, runner.max_model_len)
-
-    def timed(lengths: list[tuple[int, int]]) -> Callable[[], int]:
-        step = trial_step(lengths, runner.num_blocks, runner.block_size)
-
-        def run() -> int:
-            start_ns = runner.clock()
+    kinds = [(context, 1)] * NUM_STREAMS, [(context, 1)], [(0, prefill)] * 2
+    steps = [trial_step(each, runner.num_blocks, runner.block_size) for each in kinds]
+    times_ns: list[list[int]] = []
+    begin_ns = now_ns = runner.clock()
+    while len(times_ns) < MOST_RUNS and (not times_ns or now_ns - begin_ns < MEASURE_NS):
+        times_ns.append([])
+        for step in steps:
+            start_ns = now_ns
             runner.execute(step)
-            return runner.clock() - start_ns
-
-        return run
-
-    decode_ms, stream_ms, prefill_ms = _typical_ms(
-        (timed([(context, 1)] * NUM_STREAMS), DECODE_NS),
-        (timed([(context, 1)]), STREAM_NS),
-        (timed([(0, prefill)] * 2), PREFILL_NS),
-    )
+            now_ns = runner.clock()
+            times_ns[-1].append(now_ns - start_ns)
+    settled = zip(*times_ns[len(times_ns) // 2 :], strict=True)
+    decode_ms, stream_ms, prefill_ms = (statistics.median(each) / 1e6 for each in settled)
     return StepCosts(
         num_streams=NUM_STREAMS,
         decode_ms=decode_ms,
@@ -84,24 +82,3 @@ def measure(runner: "ModelRunner") -> StepCosts:
         prefill_ms=prefill_ms,
         stream_ms=stream_ms,
     )
-
-
-def _typical_ms(*kinds: tuple[Callable[[], int], int]) -> list[float]:
-    """Return for each kind of step the median of the later half of its runs, in milliseconds.
-
-    During the first half, the number of threads and the caches settle. The kinds take turns, so
-    that a short disturbance slows down all of them, not one.
-
-    `kinds`: for each kind, a function that runs a step and returns its time, and the total time
-    after which to stop, both in nanoseconds.
-    """
-    times_ns = [[run()] for run, _ in kinds]
-    is_going = True
-    while is_going:
-        is_going = False
-        for (run, allowed_ns), taken_ns in zip(kinds, times_ns, strict=True):
-            is_short = taken_ns[0] < LONG_NS and len(taken_ns) < MOST_RUNS
-            if is_short and sum(taken_ns[1:]) < allowed_ns:
-                taken_ns.append(run())
-                is_going = True
-    return [statistics.median(taken_ns[len(taken_ns) // 2 :]) / 1e6 for taken_ns in times_ns]

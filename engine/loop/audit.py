@@ -113,7 +113,6 @@ class AuditTrail:
         self._aborts: Audited | None = None  # folded aborts that are not published yet
         self._aborts_due_ns = 0
         self._refused: dict[tuple[str, str, str], _Refused] = {}  # by who, command and code
-        self._refused_due_ns = 0
 
     def done(
         self, command: commands.Change, asker: Asker, effective_step: int, effect: ChangeEffect
@@ -160,8 +159,6 @@ class AuditTrail:
         refused = self._refused.get(cause)
         if refused is None:
             self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
-            if len(self._refused) == 1:
-                self._refused_due_ns = now_ns + REFUSED_FOLD_NS
             self.publish_aborts()
             self._enter(entry)
         else:
@@ -215,8 +212,7 @@ class AuditTrail:
         now_ns = self._clock()
         if self._aborts is not None and now_ns >= self._aborts_due_ns:
             self.publish_aborts()
-        if self._refused and now_ns >= self._refused_due_ns:
-            self._publish_refused(now_ns)
+        self._publish_refused(now_ns)
 
     def publish_aborts(self) -> None:
         """Publish the folded aborts now, without waiting for more."""
@@ -241,7 +237,6 @@ class AuditTrail:
             else:
                 self._enter(refused.entry)
                 self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
-        self._refused_due_ns = min((each.due_ns for each in self._refused.values()), default=0)
 
     def _enter(self, entry: Audited) -> None:
         self.newest += 1

@@ -84,13 +84,22 @@ def _carry_out(
                 core.audit.done(command, asker, core.next_step, ChangeEffect(detail=detail))
         effect = nothing or change(core, command, asker)
     except ConfigError as error:
-        if _is_audited(command, error):
-            core.audit.refused(type(command).__name__, asker, error.code, _short(error))
-        call.client.reply(_refused(core, error))
+        message = str(error)
+        if len(message) > _MAX_MESSAGE:  # it may quote megabytes of a command, and is kept
+            message = f"{message[:_MAX_MESSAGE]}…"
+        is_rehearsal = isinstance(command, commands.SetKnobs) and command.dry_run
+        if not (is_rehearsal or isinstance(error, _TooLateError)):
+            core.audit.refused(type(command).__name__, asker, error.code, message)
+        knobs = core.knobs({}) if error.code == "conflict" else None
+        version = core.knobs_version
+        call.client.reply(
+            Error(code=error.code, message=message, knobs=knobs, knobs_version=version)
+        )
         return
     if nothing is None:
         core.audit.done(command, asker, core.next_step, effect)
-    call.client.reply(_done(core, effect))
+    step, version = core.next_step, core.knobs_version
+    call.client.reply(Ack(effective_step=step, version=version, detail=effect.detail))
 
 
 def end_lease_if_due(core: Steered) -> None:
@@ -110,7 +119,7 @@ def _same_knobs(core: Steered, command: commands.SetKnobs) -> ChangeEffect | Non
     """Return the effect to report if a change of knobs leaves them as they are; else None."""
     new = _changed_knobs(core, command)
     if command.dry_run:
-        return _REHEARSED
+        return ChangeEffect(detail="dry run: nothing was changed")
     is_so = new == core.knobs({})
     return ChangeEffect(detail="the knobs have these values already") if is_so else None
 
@@ -124,27 +133,6 @@ def _same_state(core: "EngineCore", command: commands.Change) -> ChangeEffect | 
         or (isinstance(command, commands.Drain) and core.draining)
     )
     return ChangeEffect(detail=f"it is {core.state} already") if is_so else None
-
-
-def _done(core: Steered, effect: ChangeEffect) -> Ack:
-    return Ack(effective_step=core.next_step, version=core.knobs_version, detail=effect.detail)
-
-
-def _refused(core: Steered, error: ConfigError) -> Error:
-    knobs = core.knobs({}) if error.code == "conflict" else None
-    version, message = core.knobs_version, _short(error)
-    return Error(code=error.code, message=message, knobs=knobs, knobs_version=version)
-
-
-def _short(error: ConfigError) -> str:
-    """Return the error message, cut off: it may quote megabytes of a command, and is kept."""
-    message = str(error)
-    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
-
-
-def _is_audited(command: commands.Change, error: ConfigError) -> bool:
-    is_rehearsal = isinstance(command, commands.SetKnobs) and command.dry_run
-    return not is_rehearsal and not isinstance(error, _TooLateError)
 
 
 def _check_seen(core: Steered, command: commands.Change, asker: Asker) -> None:
@@ -214,28 +202,30 @@ def _set_knobs(core: Steered, command: commands.SetKnobs, asker: Asker) -> Chang
     return ChangeEffect(was, changed, command.reason, version=core.knobs_version)
 
 
-def _pause_or_resume(
-    core: "EngineCore", command: commands.Pause | commands.Resume, _: Asker
-) -> ChangeEffect:
-    old = core.state
-    if isinstance(command, commands.Pause):
-        core.pause()
-    else:
-        core.resume()
-    return ChangeEffect({"state": old}, {"state": core.state})
-
-
-def _step(core: "EngineCore", command: commands.StepOnce, _: Asker) -> ChangeEffect:
-    old = core.state
-    if old != "paused" and not core.scheduler.has_work():
-        raise ConfigError(
-            "nothing_to_run",
-            "there is nothing to run: no request is waiting or running "
-            "(pause the engine first to hold the next one)",
-        )
-    core.allow_steps(command.n)
-    last = core.next_step + command.n - 1
-    return ChangeEffect({"state": old}, {"state": "step"}, f"pauses after step {last:,}")
+def _steer(core: "EngineCore", command: commands.Change, _: Asker) -> ChangeEffect:
+    old, new, detail = core.state, "", ""
+    match command:
+        case commands.Pause():
+            core.allow_steps(0)
+        case commands.Resume():
+            core.allow_steps(None)
+            core.draining = False
+        case commands.StepOnce(n=count):
+            if old != "paused" and not core.scheduler.has_work():
+                raise ConfigError(
+                    "nothing_to_run",
+                    "there is nothing to run: no request is waiting or running "
+                    "(pause the engine first to hold the next one)",
+                )
+            core.allow_steps(count)
+            new, detail = "step", f"pauses after step {core.next_step + count - 1:,}"
+        case commands.Drain():
+            core.draining = True
+            new, detail = "draining", f"{len(core.scheduler.requests)} requests to finish"
+        case commands.Shutdown():
+            core.stop()
+            new = "stopped"
+    return ChangeEffect({"state": old}, {"state": new or core.state}, detail)
 
 
 def _reset_prefix_cache(
@@ -249,19 +239,12 @@ def _reset_prefix_cache(
 
 def _abort(core: "EngineCore", command: commands.Abort, _: Asker) -> ChangeEffect:
     request_id = command.request_id
-    status = core.status_of(request_id)
-    if status is None or not core.abort(request_id, "asked for"):
-        _check_running(core, request_id)
+    status, name = core.status_of(request_id), f"r{request_id}"
+    if status is not None and core.abort(request_id, "asked for"):
+        return ChangeEffect({name: status}, {name: "aborted"})
+    if 0 <= request_id < core.new_requests.next_request_id:
         raise _TooLateError("not_found", f"request {request_id} has ended already")
-    name = f"r{request_id}"
-    return ChangeEffect({name: status}, {name: "aborted"})
-
-
-def _check_running(core: "EngineCore", request_id: int) -> None:
-    if request_id < 0 or request_id >= core.new_requests.next_request_id:
-        raise ConfigError("not_found", f"there is no request {request_id}")
-    if core.status_of(request_id) is None:
-        raise _TooLateError("not_found", f"request {request_id} has ended already")
+    raise ConfigError("not_found", f"there is no request {request_id}")
 
 
 def _set_workload(core: "EngineCore", command: commands.SetWorkload, _: Asker) -> ChangeEffect:
@@ -277,27 +260,13 @@ def _in_words(workload: WorkloadSpec | None) -> str:
     return NO_WORKLOAD if workload is None else describe(workload)
 
 
-def _drain(core: "EngineCore", _: commands.Drain, __: Asker) -> ChangeEffect:
-    old = core.state
-    core.drain()
-    detail = f"{len(core.scheduler.requests)} requests to finish"
-    return ChangeEffect({"state": old}, {"state": "draining"}, detail)
-
-
-def _shutdown(core: "EngineCore", _: commands.Shutdown, __: Asker) -> ChangeEffect:
-    old = core.state
-    core.stop()
-    return ChangeEffect({"state": old}, {"state": "stopped"})
-
-
-_REHEARSED = ChangeEffect(detail="dry run: nothing was changed")
 _CHANGES: dict[type[commands.Change], Callable[["EngineCore", Any, Asker], ChangeEffect]] = {
-    commands.Pause: _pause_or_resume,
-    commands.Resume: _pause_or_resume,
-    commands.StepOnce: _step,
+    commands.Pause: _steer,
+    commands.Resume: _steer,
+    commands.StepOnce: _steer,
     commands.ResetPrefixCache: _reset_prefix_cache,
     commands.Abort: _abort,
     commands.SetWorkload: _set_workload,
-    commands.Drain: _drain,
-    commands.Shutdown: _shutdown,
+    commands.Drain: _steer,
+    commands.Shutdown: _steer,
 }

@@ -20,14 +20,13 @@ from stepscope.engine.loop.inbox import CommandTime, Denial, Departure, Inbox, I
 from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.outlet import SnapshotQueue, TelemetryOutlet, TelemetrySink, request_view
-from stepscope.engine.loop.pending_step import PendingStep
-from stepscope.engine.loop.pipeline import Pipeline
+from stepscope.engine.loop.pipeline import PendingStep, Pipeline
 from stepscope.engine.protocol.commands import Change
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue, Snapshot, Telemetry
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import Runner, StepResult
+from stepscope.engine.scheduling.step import Runner
 from stepscope.engine.telemetry.heartbeat import Heartbeat
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.step_watcher import StepUnderWay
@@ -128,34 +127,24 @@ class EngineCore:
         self._before_step()
         if not self._pipeline.has_step:
             return False
-        step = self._pipeline.schedule(self.knobs_version, with_record=self.sink is not None)
-        if step is not None and (result := self._execute(step)) is not None:
-            num_finished = self._update(step, result)
-            self._publish_record(step, result, num_finished)
+        self._finish(self._pipeline.schedule(self.knobs_version, with_record=self.sink is not None))
         return True
 
     def settle(self) -> None:
         """Finish the step in flight, if there is one; schedule no other step."""
-        step = self._pipeline.take_in_flight()
-        if step is not None and (result := self._execute(step)) is not None:
-            num_finished = self._update(step, result)
-            self._publish_record(step, result, num_finished)
+        self._finish(self._pipeline.take_in_flight())
 
-    def _execute(self, step: PendingStep) -> StepResult | None:
-        """Wait for the tokens of a step; None if the step failed and its requests were ended."""
+    def _finish(self, step: PendingStep | None) -> None:
+        """Execute a scheduled step, update the requests, and publish its record."""
+        if step is None:
+            return
         result = self._pipeline.execute(step)
-        if result is None:
+        if result is None:  # it failed
             self._outlet.has_unpublished = True
-        return result
-
-    def _update(self, step: PendingStep, result: StepResult) -> int:
-        """Apply the tokens of a step, and hand requests over. Returns how many finished."""
+            return
         num_finished = self._pipeline.update(step, result)
         if self._other_engine is not None:
             self._other_engine.after_step(step.rows)
-        return num_finished
-
-    def _publish_record(self, step: PendingStep, result: StepResult, num_finished: int) -> None:
         sink, draft = self._outlet.sink, step.draft
         if sink is not None and draft is not None:
             self._pipeline.complete(draft, step, result, num_finished)
@@ -278,21 +267,9 @@ class EngineCore:
         self.scheduler.knobs = self.scheduler.knobs.changed(changes, self.limits)
         self.knobs_version += 1
 
-    def pause(self) -> None:
-        self._pipeline.steps_allowed = 0
-
-    def allow_steps(self, count: int) -> None:
-        """Run `count` more steps, then pause."""
+    def allow_steps(self, count: int | None) -> None:
+        """Run `count` more steps, then pause; None: run on."""
         self._pipeline.steps_allowed = count
-
-    def resume(self) -> None:
-        """Run steps again after a pause, and accept requests again after a drain."""
-        self._pipeline.steps_allowed = None
-        self.draining = False
-
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self.draining = True
 
     def stop(self) -> None:
         """Make `run` return after the current step; it then aborts all unfinished requests."""

@@ -1,15 +1,15 @@
-"""Carries out commands: one handler for each. Runs on the engine's thread, between two steps."""
+"""Carries out commands. Runs on the engine's thread, between two steps."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from stepscope.engine.loop.changes import apply_change
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import Change, Command, GetAudit, GetSnapshot, Submit
+from stepscope.engine.protocol.commands import Change, GetAudit, GetSnapshot, Submit
 from stepscope.engine.protocol.replies import Error, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
@@ -25,12 +25,15 @@ def apply(core: "EngineCore", call: Call) -> None:
     with answering_errors(call):
         if isinstance(command, Change):
             apply_change(core, call, command)
-            return
-        handler = _HANDLERS.get(type(command))
-        if handler is None:
+        elif isinstance(command, Submit):
+            _submit(core, call, command)
+        elif isinstance(command, GetSnapshot):
+            core.snapshots.ask(call.client)
+        elif isinstance(command, GetAudit):
+            call.client.reply(core.audit.page(command.after, command.limit))
+        else:
             name = type(command).__name__
             raise ConfigError("unsupported", f"this engine does not support {name}")
-        handler(core, call, command)
 
 
 @contextmanager
@@ -82,19 +85,3 @@ def _check_role(core: "EngineCore", command: Submit, num_prompt_tokens: int) -> 
     else:
         num_tokens = num_prompt_tokens + len(handed_over.output_token_ids) - 1
         receiver.check(handed_over.kv, num_tokens)
-
-
-def _get_snapshot(core: "EngineCore", call: Call, _: GetSnapshot) -> None:
-    core.snapshots.ask(call.client)
-
-
-def _get_audit(core: "EngineCore", call: Call, command: GetAudit) -> None:
-    call.client.reply(core.audit.page(command.after, command.limit))
-
-
-_Handler: TypeAlias = Callable[["EngineCore", Call, Any], None]
-_HANDLERS: dict[type[Command], _Handler] = {
-    Submit: _submit,
-    GetSnapshot: _get_snapshot,
-    GetAudit: _get_audit,
-}

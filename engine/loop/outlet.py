@@ -12,7 +12,7 @@ from typing import Protocol
 
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Client
-from stepscope.engine.loop.pending_step import PendingStep
+from stepscope.engine.loop.pipeline import PendingStep
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.scheduling.request import Request

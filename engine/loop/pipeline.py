@@ -13,68 +13,106 @@ a later step.
 
 import contextlib
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from stepscope.engine.loop.delivery import Delivery
-from stepscope.engine.loop.pending_step import FailedLaunch, PendingStep, Unlaunched
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
+from stepscope.engine.protocol.wire import Phase, RequestEvent
 from stepscope.engine.scheduling.acceptance import last_taken, take_bursts
-from stepscope.engine.scheduling.request import RequestStatus
+from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import InFlight, Runner, ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import (
+    DeviceMemoryError,
+    InFlight,
+    Runner,
+    ScheduledRow,
+    ScheduledStep,
+    StepResult,
+)
 from stepscope.engine.telemetry.batch_rows import BatchRows
 from stepscope.engine.telemetry.step_draft import PlannedBlocks, StepDraft
 from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay
 
 log = logging.getLogger("stepscope.engine")
 
-FIRST_HOLD = 256  # steps
-LAST_HOLD = 16_384
+# So many steps stay small after one did not fit into device memory. Then larger ones are tried
+# again, because memory that another program took may be free.
+SMALL_STEPS = 4096
 
 
-class TokenLimit:
-    """Limits the size of steps (`tokens`, None: not at all) after one ran out of device memory.
+class Unlaunched(NamedTuple):
+    """The handle of a step that was not launched: collecting its result runs it, or raises."""
 
-    The runner repeats such a step in halves, but each failed attempt costs time. So the next steps
-    are no larger than the largest part that ran. After some steps the limit is lifted, because
-    memory that another program took may be free by then. If a step then fails again, the limit
-    holds for twice as many steps.
-    """
+    runner: Runner
+    step: ScheduledStep
+    error: Exception | None = None  # of its launch
 
-    def __init__(self) -> None:
-        self.tokens: int | None = None
-        self._left = 0  # steps until the limit is lifted
-        self._hold = FIRST_HOLD
-        self._tried = 0  # the size that did not run; 0 once such a size has run again
+    def collect(self) -> StepResult:
+        if self.error is not None:
+            raise self.error
+        return self.runner.execute(self.step)
 
-    @property
-    def is_on_trial(self) -> bool:
-        """Whether the limit was lifted, but no step of the size that failed has run since."""
-        return self.tokens is None and self._tried > 0
 
-    def note(self, num_tokens: int, num_tokens_fit: int | None) -> None:
-        """Take account of a step. `num_tokens_fit`: its largest part that ran; None: the whole."""
-        if num_tokens_fit is not None:
-            self._hold_to(max(1, num_tokens_fit), num_tokens)
-        elif self.tokens is not None:
-            self._left -= 1
-            if not self._left:
-                log.info("steps of more than %d tokens are tried again", self.tokens)
-                self.tokens = None
-        elif num_tokens >= self._tried:
-            self._hold, self._tried = FIRST_HOLD, 0  # there is memory again
+@dataclass(slots=True)
+class PendingStep:
+    """A step that was scheduled and has not ended. Belongs to the engine's thread."""
 
-    def _hold_to(self, tokens: int, num_tokens: int) -> None:
-        if self._tried:
-            self._hold = min(2 * self._hold, LAST_HOLD)
-        self.tokens, self._left, self._tried = tokens, self._hold, num_tokens
-        log.warning(
-            "a step of %d tokens ran out of device memory and was run in parts; the next %d steps "
-            "have at most %d tokens; lower max_num_batched_tokens to avoid it",
-            num_tokens,
-            self._hold,
-            tokens,
+    number: int
+    # Its rows, without those of requests that have ended since; the same as in `draft`.
+    rows: list[ScheduledRow]
+    handle: InFlight
+    # When its launch was complete, if the step before it still ran then; else None.
+    launched_ns: int | None
+    draft: StepDraft | None
+    scheduled: ScheduledStep  # the step as the runner got it
+    # Its changes of KV blocks, if it was scheduled while another step ran; else None.
+    planned: PlannedBlocks | None = None
+    # What happened to requests up to and during its scheduling, not yet published.
+    events: list[RequestEvent] = field(default_factory=list)
+    num_wasted_tokens: int = 0  # tokens of the rows that were dropped
+    num_draft_tokens: int = 0  # guessed tokens in the rows, as scheduled
+    tokens_before_ns: int = 0  # when the tokens of the step before it were known; set by `execute`
+    _kept: list[int] | None = None  # index at the launch of each row that is left; None: all
+
+    def drop_ended(self) -> None:
+        """Drop the rows of requests that have ended, or lost their blocks, since the launch."""
+        kept = [i for i, row in enumerate(self.rows) if row.request.status is RequestStatus.RUNNING]
+        if len(kept) == len(self.rows):
+            return
+        rows = self.rows
+        ended = [row for row in rows if row.request.status is not RequestStatus.RUNNING]
+        num_tokens = sum(row.num_tokens for row in ended)
+        self.num_wasted_tokens += num_tokens
+        if self.draft is not None:
+            num_decode = sum(row.num_tokens for row in ended if row.phase is Phase.DECODE)
+            self.draft.drop_rows(kept, num_tokens - num_decode, num_decode)
+        self.rows = [rows[i] for i in kept]
+        before = self._kept
+        self._kept = kept if before is None else [before[i] for i in kept]
+
+    def launched(self, indices: Sequence[int]) -> list[ScheduledRow]:
+        """Return the rows that had these indices at the launch, without those dropped since."""
+        places = range(len(self.rows)) if self._kept is None else self._kept
+        left = dict(zip(places, self.rows, strict=True))
+        return [left[index] for index in indices if index in left]
+
+    def result_of(self, result: StepResult) -> StepResult:
+        """Return `result` without the rows dropped since the launch."""
+        kept = self._kept
+        if kept is None:
+            return result
+        logprobs, bursts = result.logprobs or {}, result.bursts or {}
+        return replace(
+            result,
+            token_ids=[result.token_ids[i] for i in kept],
+            logprobs={place: logprobs[i] for place, i in enumerate(kept) if i in logprobs},
+            bursts={place: bursts[i] for place, i in enumerate(kept) if i in bursts},
         )
+
+    def requests(self) -> list[Request]:
+        return [row.request for row in self.rows]
 
 
 class Pipeline:
@@ -89,7 +127,7 @@ class Pipeline:
         self._delivery = delivery
         self._overlap = overlap
         self._batch_rows = BatchRows(scheduler)
-        self._token_limit = TokenLimit()
+        self._num_small = 0  # steps until `Scheduler.token_limit` is lifted
         self._ahead: PendingStep | None = None  # launched; every step before it is published
         self._tokens_ns = 0  # when the tokens of the last step were known
         self._under_way: ScheduledStep | None = None  # what the engine's thread waits for
@@ -149,11 +187,12 @@ class Pipeline:
         after = None if before is None else before.handle
         step = ScheduledStep(number, rows, scheduler.num_padded_tokens, after, start_ns)
         self._under_way = step
-        handle: InFlight
-        try:
-            handle = self._runner.launch(step) if self._overlap else Unlaunched(self._runner, step)
-        except Exception as error:  # noqa: BLE001 - raised when the step is executed
-            handle = FailedLaunch(error)
+        handle: InFlight = Unlaunched(self._runner, step)
+        if self._overlap:
+            try:
+                handle = self._runner.launch(step)
+            except Exception as error:  # noqa: BLE001 - raised when the step is executed
+                handle = Unlaunched(self._runner, step, error)
         launched_ns = None if before is None else clock()
         draft = None
         if with_record:
@@ -171,7 +210,7 @@ class Pipeline:
         return (
             self._overlap
             and self.steps_allowed != 0
-            and step.handle.is_whole
+            and not isinstance(step.handle, Unlaunched)
             and self._scheduler.can_run_ahead(step.rows)
         )
 
@@ -187,12 +226,15 @@ class Pipeline:
         self._under_way = step.scheduled
         try:
             result = step.handle.collect()
+        except DeviceMemoryError:
+            self._run_smaller(step)
+            return None
         except Exception:
-            self._under_way = None
             log.exception("step %d failed; its %d requests are ended", step.number, len(step.rows))
             self._give_up(step)
             return None
-        self._under_way = None
+        finally:
+            self._under_way = None
         step.tokens_before_ns, self._tokens_ns = self._tokens_ns, result.tokens_ns
         return result
 
@@ -203,32 +245,57 @@ class Pipeline:
         discarded. The requests that are only in that next step are computed again.
         """
         ahead = self.take_in_flight()
-        undone = [step] if ahead is None else [ahead, step]
-        scheduler = self._scheduler
         if ahead is not None:
             with contextlib.suppress(Exception):
                 ahead.handle.collect()  # so that the device no longer uses its blocks
-        for each in undone:
-            scheduler.return_events(each.events)
-            if each.planned is not None:
-                each.planned.give_back(scheduler.kv)
-            if self.steps_allowed is not None:
-                self.steps_allowed += 1
-        self.next_step = step.number
-        # Blocks were registered for content that this step should have written.
-        scheduler.kv.reset_prefix_cache()
+            self._undo(ahead)
+        self._undo(step)
         for request in step.requests():
             self._delivery.abort(request.request_id, "the engine failed in this step")
-        scheduler.settle()
+        self._scheduler.settle()
         for request in [] if ahead is None else ahead.requests():
             if request.status is RequestStatus.RUNNING:
-                scheduler.preempt_after_failure(request, "step_failed")
+                self._scheduler.preempt_after_failure(request, "step_failed")
+
+    def _run_smaller(self, step: PendingStep) -> None:
+        """Schedule again what did not fit into device memory, in smaller steps.
+
+        If steps cannot be smaller, ends the largest request of this one instead.
+        """
+        self._undo(step)
+        scheduler = self._scheduler
+        num_tokens = sum(row.num_tokens for row in step.scheduled.rows)
+        log.warning(
+            "a step of %d tokens ran out of device memory: lower max_num_batched_tokens", num_tokens
+        )
+        if num_tokens > 1 and scheduler.knobs.enable_chunked_prefill:
+            scheduler.token_limit, self._num_small = num_tokens // 2, SMALL_STEPS
+        else:
+            for row in sorted(step.rows, key=lambda row: row.num_tokens)[-1:]:
+                reason = "the device has no memory for this request"
+                self._delivery.abort(row.request.request_id, reason)
+        for request in scheduler.running[::-1]:  # also those that hit blocks of this step
+            scheduler.preempt_after_failure(request, "device_memory")
+
+    def _undo(self, step: PendingStep) -> None:
+        """Let the next step have the number of `step`, and publish what `step` would have."""
+        self._scheduler.return_events(step.events)
+        if step.planned is not None:
+            step.planned.give_back(self._scheduler.kv)
+        if self.steps_allowed is not None:
+            self.steps_allowed += 1
+        self.next_step = step.number
+        # Blocks were registered for content that this step should have written.
+        self._scheduler.kv.reset_prefix_cache()
 
     # Update
 
     def update(self, step: PendingStep, result: StepResult) -> int:
         """Apply the tokens of a step and deliver them. Returns how many requests finished."""
-        self._note_memory(step, result)
+        if self._num_small:
+            self._num_small -= 1
+            if not self._num_small:
+                self._scheduler.token_limit = None
         if result.unsound_rows:
             self._end_unsound(step, result)
         result = step.result_of(result)
@@ -250,31 +317,6 @@ class Pipeline:
                 draft.token_ids, draft.texts = result.token_ids, texts
         self._delivery.deliver(step.rows, result, bursts)
         return len(finished)
-
-    def _note_memory(self, step: PendingStep, result: StepResult) -> None:
-        """If the device had no memory for a whole step, make the next steps smaller."""
-        limit = self._token_limit
-        if result.num_tokens_fit is None and limit.tokens is None and not limit.is_on_trial:
-            return
-        limit.note(sum(row.num_tokens for row in step.rows), result.num_tokens_fit)
-        scheduler = self._scheduler
-        if scheduler.token_limit != limit.tokens:
-            scheduler.token_limit = limit.tokens
-        if not result.unfit_rows:
-            return
-        unwritten: set[int] = set()
-        for row in step.launched(result.unfit_rows):
-            unwritten |= scheduler.kv.unregister(row.request, row.start, row.num_tokens)
-            self._delivery.abort(
-                row.request.request_id,
-                "the device has no memory to compute even one token of this request",
-            )
-        # Requests that were admitted in this step on a prefix hit of blocks it failed to write.
-        for request in [r for r in scheduler.running if not unwritten.isdisjoint(r.block_table)]:
-            scheduler.preempt_after_failure(request, "device_memory")
-        if step.draft is not None:
-            step.draft.num_waiting = len(scheduler.waiting)
-        step.drop_ended()
 
     def _end_unsound(self, step: PendingStep, result: StepResult) -> None:
         """End the requests whose logits were not finite; nobody gets a token made up for them."""

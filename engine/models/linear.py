@@ -72,9 +72,7 @@ def _onednn_packs(weight: torch.Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     operators = torch.ops.mkldnn
-    if not (
-        hasattr(operators, "_reorder_linear_weight") and hasattr(operators, "_linear_pointwise")
-    ):
+    if not all(map(partial(hasattr, operators), ("_reorder_linear_weight", "_linear_pointwise"))):
         return False
     if weight.dtype == torch.bfloat16:
         return bool(operators._is_mkldnn_bf16_supported())

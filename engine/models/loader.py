@@ -14,13 +14,7 @@ from stepscope.engine.models.model import Model
 from stepscope.engine.models.random_model import is_random
 from stepscope.engine.models.support import check_config
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
-from stepscope.engine.models.weights import (
-    RandomWeights,
-    Weights,
-    WeightSource,
-    check_tensors,
-    refuse_unused,
-)
+from stepscope.engine.models.weights import RandomWeights, Weights, check_tensors, refuse_unused
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
@@ -77,10 +71,8 @@ def load_model(
             )
         if reason is None:
             try:
-                weights: WeightSource = (
-                    RandomWeights(device) if is_random(folder) else Weights(folder, name)
-                )
-                return Decoder(weights, name, config, max_model_len, dtype, device, progress)
+                source = RandomWeights(device) if is_random(folder) else Weights(folder, name)
+                return Decoder(source, name, config, max_model_len, dtype, device, progress)
             except ConfigError:
                 # The library knows more names for the tensors of a checkpoint, so try it, too. If
                 # it fails as well, its error is the one to report.

@@ -44,17 +44,14 @@ class Model(Protocol):
     @property
     def implementation(self) -> str:
         """Description for people: whether our decoder or transformers runs the layers, and how."""
-        ...
 
     @property
     def is_thread_invariant(self) -> bool:
         """Whether a step has the same result, to the bit, with any number of CPU threads."""
-        ...
 
     @property
     def is_capturable(self) -> bool:
         """Whether the kernels of a step depend only on input shapes, so that CUDA graphs work."""
-        ...
 
     @property
     def architecture(self) -> str: ...
@@ -68,7 +65,6 @@ class Model(Protocol):
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights in bytes."""
-        ...
 
     @property
     def flops_per_token(self) -> int:
@@ -77,7 +73,6 @@ class Model(Protocol):
         Leaves out attention scores over the context, and the logits, which only the last token
         of a prompt needs: both depend on the step.
         """
-        ...
 
     def forward(
         self,
@@ -93,4 +88,3 @@ class Model(Protocol):
             positions: [num_tokens], of each token in its request.
             logits_of: indices of the tokens whose logits are needed; may be empty.
         """
-        ...

@@ -41,8 +41,7 @@ def check_config(config: Any, name: str) -> None:
             _refuse(name, "its positions have several dimensions (M-RoPE), not implemented")
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
-            known = ", ".join(_ROPE_TYPES)
-            _refuse(name, f"its RoPE is of the type {kind!r}; there are {known}")
+            _refuse(name, f"its RoPE is of the type {kind!r}; there are {', '.join(_ROPE_TYPES)}")
         for key in _ROPE_NUMBERS:
             number = rope.get(key)
             if number is not None and not _is_positive(number):
@@ -72,17 +71,12 @@ def longest_request(config: Any, name: str, asked: int) -> int:
         limit = round((before if ropes[0]["rope_type"] == "yarn" else limit) * ropes[0]["factor"])
         why = "the model's own limit (max_position_embeddings, and the factor of its RoPE)"
     for rope in ropes:
-        if rope.get("rope_type") in ("dynamic", "longrope"):
-            original = (
-                rope.get("original_max_position_embeddings")
-                or getattr(text, "original_max_position_embeddings", None)
-                or limit
-            )
+        if (kind := rope.get("rope_type")) in ("dynamic", "longrope"):
+            name_of_it = "original_max_position_embeddings"
+            original = rope.get(name_of_it) or getattr(text, name_of_it, None) or limit
             if original and (limit is None or original <= limit):
                 limit = original
-                why = (
-                    f"where the frequencies of its {rope['rope_type']!r} RoPE change with the batch"
-                )
+                why = f"where the frequencies of its {kind!r} RoPE change with the batch"
     if asked and limit and asked > limit:
         raise ConfigError(
             "max_model_len",
@@ -90,10 +84,8 @@ def longest_request(config: Any, name: str, asked: int) -> int:
         )
     longest = asked or limit
     if not longest:
-        raise ConfigError(
-            "max_model_len",
-            f"{name} does not say how long its requests may be: set --max-model-len",
-        )
+        why = f"{name} does not say how long its requests may be: set --max-model-len"
+        raise ConfigError("max_model_len", why)
     return int(longest)
 
 

@@ -12,7 +12,6 @@ attention.
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,11 +50,8 @@ class LayerCall(NamedTuple):
     dtype: torch.dtype
 
 
-@dataclass(slots=True)
-class Probe:
-    """Used instead of a `StepContext` in the probe: notes each layer's call, computes nothing."""
-
-    calls: dict[int, LayerCall] = field(default_factory=dict)
+class Probe(dict[int, LayerCall]):
+    """Used instead of a `StepContext` in the probe: keeps each layer's call, computes nothing."""
 
 
 def attention(
@@ -88,9 +84,9 @@ def attention(
     layer: int = module.layer_idx
     if isinstance(step_context, Probe):
         _check_call(module, query, key, value, attention_mask, kwargs)
-        if layer in step_context.calls:
+        if layer in step_context:
             raise ConfigError("unsupported_model", f"two of its layers are number {layer}")
-        step_context.calls[layer] = LayerCall(key.shape[1], key.shape[3], sliding_window, key.dtype)
+        step_context[layer] = LayerCall(key.shape[1], key.shape[3], sliding_window, key.dtype)
         return query.transpose(1, 2).contiguous(), None
     store_kv(
         key[0].transpose(0, 1),
@@ -120,19 +116,17 @@ def _check_call(
     kwargs: dict[str, Any],
 ) -> None:
     who = type(module).__name__
+    asked = {"attention_mask": attention_mask} | kwargs
     unknown = [
         name
-        for name, setting in kwargs.items()
+        for name, setting in asked.items()
         if setting is not None
-        and name not in _HARMLESS
-        and not name.startswith("output_")
+        and not (name in _HARMLESS or name.startswith("output_"))
         and not (name == "is_causal" and setting is True)
     ]
-    if attention_mask is not None:
-        unknown.insert(0, "attention_mask")
     if unknown or getattr(module, "is_causal", True) is False:
-        asked = ", ".join(unknown) or "attention in both directions"
-        raise ConfigError("unsupported_model", f"{who} asks attention for {asked}")
+        what = ", ".join(unknown) or "attention in both directions"
+        raise ConfigError("unsupported_model", f"{who} asks attention for {what}")
     if key.shape != value.shape or query.shape[3] != key.shape[3]:
         raise ConfigError(
             "unsupported_model",
@@ -192,12 +186,7 @@ class TransformersModel:
 
     @property
     def flops_per_token(self) -> int:
-        """Multiplications and additions for one token with the weights of the layers.
-
-        Leaves out attention scores over the context, and the logits, which only the last token
-        of a prompt needs: both depend on the step. In a mixture of experts only active experts
-        count.
-        """
+        """As in `Model`; in a mixture of experts only active experts count."""
         text = self.config.get_text_config()
         num_experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
         active = getattr(text, "num_experts_per_tok", None)
@@ -240,27 +229,22 @@ class TransformersModel:
             raise ConfigError(error.code, f"{self.name} cannot be served: {error}") from None
         except Exception as error:  # noqa: BLE001 - the library's code may raise anything
             refuse_file("unsupported_model", f"{self.name} fails on a trial of six tokens", error)
-        calls = probe.calls
         num_layers = int(self.config.get_text_config().num_hidden_layers)
-        if sorted(calls) != list(range(num_layers)):
+        if sorted(probe) != list(range(num_layers)):
             self._refuse(
-                f"only {len(calls)} of its {num_layers} layers attend through the library's "
+                f"only {len(probe)} of its {num_layers} layers attend through the library's "
                 "attention interface"
             )
-        deaf = [i for i in sorted(sliding_layers(self.config)) if not calls[i].sliding_window]
+        deaf = [i for i in sorted(sliding_layers(self.config)) if not probe[i].sliding_window]
         if deaf:
             self._refuse(f"layer {deaf[0]} has a sliding window, but its attention ignores it")
-        shapes = {(call.num_kv_heads, call.head_dim, call.dtype) for call in calls.values()}
+        shapes = {(call.num_kv_heads, call.head_dim, call.dtype) for call in probe.values()}
         if len(shapes) > 1:
             self._refuse("its layers have KV heads of several shapes")
-        num_kv_heads, head_dim, dtype = shapes.pop()
-        shape = KVShape(
-            num_layers=num_layers,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            dtype_bytes=dtype.itemsize,
+        heads, dim, dtype = shapes.pop()
+        return dtype, KVShape(
+            num_layers=num_layers, num_kv_heads=heads, head_dim=dim, dtype_bytes=dtype.itemsize
         )
-        return dtype, shape
 
     @torch.inference_mode()
     def _compare(self) -> None:
@@ -284,14 +268,8 @@ class TransformersModel:
 
     def _over_pages(self, tokens: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         shape, num_blocks = self.kv_shape, -(-len(tokens) // _TRIAL_BLOCK)
-        size = num_blocks, _TRIAL_BLOCK, shape.num_kv_heads, shape.head_dim
-        caches = [
-            [
-                torch.zeros(size, dtype=self.dtype, device=self.device)
-                for _ in range(shape.num_layers)
-            ]
-            for _ in range(2)
-        ]
+        size = 2, shape.num_layers, num_blocks, _TRIAL_BLOCK, shape.num_kv_heads, shape.head_dim
+        keys, values = torch.zeros(size, dtype=self.dtype, device=self.device)
         logits, start = [], 0
         for num_tokens in sizes:
             positions = torch.arange(start, start + num_tokens, device=self.device)
@@ -304,7 +282,7 @@ class TransformersModel:
                 block_size=_TRIAL_BLOCK,
                 device=self.device,
             )
-            context = StepContext(batch, caches[0], caches[1], ReferenceAttention())
+            context = StepContext(batch, list(keys), list(values), ReferenceAttention())
             every = torch.arange(num_tokens, device=self.device)
             logits.append(self.forward(tokens[positions], positions, context, every))
         return torch.cat(logits)

@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,20 +59,6 @@ def check_tensors(
             f"{len(mismatched)} weights of {name} are not of the shape its config says (first: "
             f"{tensor} is {list(found)}, not {list(expected)}): they do not belong together",
         )
-
-
-class WeightSource(Protocol):
-    """Gives a model its tensors: `Weights` from files, or `random_weights.RandomWeights`."""
-
-    def check(self, expected: Mapping[str, Shape]) -> None:
-        """Raise ConfigError if tensors are missing, or have another shape."""
-        ...
-
-    def has(self, tensor: str) -> bool: ...
-
-    def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
-        """Return one tensor in `dtype`, on the CPU or on the model's device."""
-        ...
 
 
 class Weights:
@@ -153,3 +139,6 @@ class RandomWeights:
             gain = OUTPUT_GAIN if "o_proj" in name or "down_proj" in name else 1.0
             scale = gain * shape[1] ** -0.5
         return weight.mul_(scale).to(torch.bfloat16)
+
+
+WeightSource: TypeAlias = Weights | RandomWeights

@@ -16,7 +16,7 @@ from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Inbox
-from stepscope.engine.loop.pending_step import Unlaunched
+from stepscope.engine.loop.pipeline import Unlaunched
 from stepscope.engine.process.serve import stop_signals, workload_submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import EngineInfo

@@ -181,9 +181,8 @@ class StepRecord(Telemetry, frozen=True, kw_only=True):
     # Time from the start of scheduling until all was launched, while the step before it ran.
     # None: it was prepared after that step, or the engine does not say (`EngineInfo.overlap`).
     hidden_ns: int | None = None
-    # Tokens of requests that had ended before the step computed them, or that did not fit into
-    # device memory. No other count includes them, and `batch` has no rows of them. None: the step
-    # could waste none.
+    # Tokens of requests that had ended before the step computed them. No other count includes
+    # them, and `batch` has no rows of them. None: the step could waste none.
     num_wasted_tokens: int | None = None
     token_limit: int | None = None  # token budget that device memory allows for now, if smaller
     totals: Totals | None = None  # of an engine that does not name requests, or blocks

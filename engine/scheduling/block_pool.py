@@ -137,7 +137,10 @@ class BlockPool:
             ref_counts[block] -= 1
             if ref_counts[block]:
                 if owners[block] == owner:
-                    owners[block] = _known(heir(index, block), block)
+                    if (holder := heir(index, block)) is None:
+                        text = f"block {block} is shared, but no other request holds it"
+                        raise KVCacheIntegrityError(text)
+                    owners[block] = holder
             elif digests[block] is None:
                 self.empty.append(block)
             else:
@@ -301,9 +304,3 @@ def _ends_of_runs(published: bytearray) -> list[int]:
     states = memoryview(published).cast("q").tolist()
     places = range(1, len(states))
     return [*compress(places, map(operator.ne, states, islice(states, 1, None))), len(states)]
-
-
-def _known(owner: int | None, block: int) -> int:
-    if owner is None:
-        raise KVCacheIntegrityError(f"block {block} is shared, but no other request holds it")
-    return owner

@@ -30,9 +30,6 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     dtype_bytes: int
 
-    def in_dtype(self, dtype_bytes: int) -> "KVShape":
-        return msgspec.structs.replace(self, dtype_bytes=dtype_bytes)
-
     def block_bytes(self, block_size: int) -> int:
         """Bytes of the keys and values of one block, in all layers."""
         return (
@@ -65,9 +62,8 @@ def kv_memory_bytes(
     if share := _SHARE.fullmatch(text):
         percent = float(share[1])
         if not 0 < percent <= 100:
-            raise WrongValue(
-                "kv_memory", f"kv_memory must be above 0% and at most 100%, not {text}"
-            )
+            why = f"kv_memory must be above 0% and at most 100%, not {text}"
+            raise WrongValue("kv_memory", why)
         wanted = int(free_bytes * percent / 100)
         return min(wanted, CPU_SHARE_CAP_BYTES) if cap_share else wanted
     if size_bytes := _size_bytes(text):
@@ -106,12 +102,7 @@ class DeviceUse(NamedTuple):
     graphs: int
 
     def in_words(self) -> str:
-        parts = (
-            f"{_amount(count)} {name}"
-            for name, count in zip(self._fields, self, strict=True)
-            if count
-        )
-        return ", ".join(parts)
+        return ", ".join(f"{_amount(n)} {name}" for name, n in self._asdict().items() if n)
 
 
 def device_kv_blocks(

@@ -24,11 +24,12 @@ class ScheduledRow(NamedTuple):
     samples: bool  # whether a new token is sampled after the last of these tokens
 
 
+class DeviceMemoryError(Exception):
+    """The device has no memory for a step; it may have for a smaller one."""
+
+
 class InFlight(Protocol):
     """A step that was launched and whose result was not yet collected."""
-
-    is_whole: bool
-    """Whether the whole step was launched; only then may the next step build on it."""
 
     def collect(self) -> "StepResult":
         """Wait for the step and return its result. Call it once, in the order of the launches."""
@@ -70,10 +71,6 @@ class StepResult:
             device.
         num_padded_tokens: padding that the runner itself computed, for example for a fixed shape.
         logprobs: by row index, for each row whose request asks for them.
-        num_tokens_fit: if the device had no memory for the whole step, the size of the largest part
-            that ran.
-        unfit_rows: if the device had no memory for the whole step, the indices of the rows that
-            could not run at all.
         unsound_rows: the indices of rows without a token, because their logits were not finite.
         bursts: by row index, the tokens that `acceptance.accepted` returned for a row with drafts.
         cuda_graph: as in `StepRecord`.
@@ -85,15 +82,16 @@ class StepResult:
     device_ns: int | None = None
     num_padded_tokens: int = 0
     logprobs: dict[int, PositionLogprobs] | None = None  # None: no request asks for them
-    num_tokens_fit: int | None = None  # None: the step ran as a whole
-    unfit_rows: tuple[int, ...] = ()
     unsound_rows: tuple[int, ...] = ()
     bursts: dict[int, list[int]] | None = None  # None: no row had drafts
     cuda_graph: str | None = None
 
 
 class Runner(Protocol):
-    """Executes steps. It owns all tensors; of the KV cache's state it gets only block ids."""
+    """Executes steps. It owns all tensors; of the KV cache's state it gets only block ids.
+
+    A step that the device has no memory for raises DeviceMemoryError.
+    """
 
     def clock(self) -> int:
         """Return the time in nanoseconds: `time.monotonic_ns`, or virtual time."""

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stepscope.engine.protocol.field_errors import in_words
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits, knob_specs
+from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts, take_bursts
@@ -46,19 +46,22 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output: list[TokenId] | None = None
 
 
-class ScheduleWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScheduleWorkload(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A workload file: the requests to schedule, and the settings of the scheduler."""
 
     requests: list[WorkloadRequest]
     num_blocks: Annotated[int, Meta(ge=2, le=2**26)]
     block_size: Annotated[int, Meta(ge=1, le=2**20)] = 16
     max_model_len: Count = 4096
-    budget: dict[int, Count] = {}
-    knobs: Knobs
+    budget: dict[int, Count] = msgspec.field(default_factory=dict)
     # For people; these do not affect the schedule.
     name: str = ""
     comment: str = ""
     seed: int | None = None
+
+    @property
+    def knobs(self) -> Knobs:
+        return Knobs(**{name: getattr(self, name) for name in Knobs.__struct_fields__})
 
     @property
     def num_usable_blocks(self) -> int:
@@ -85,85 +88,50 @@ def parse_workload(
 ) -> ScheduleWorkload:
     """Read and check a workload. Raises ConfigError: says what is wrong, in one line."""
     try:
-        document = _decoded(data)
-        workload = _converted({**document, **(overrides or {})})
-        _check_settings(workload)
-        for number, request in enumerate(workload.requests):
-            _check_request(number, request, workload)
+        document = msgspec.json.decode(data, type=dict[str, Any])
+    except (RecursionError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        what = "a workload is a JSON object with num_blocks and requests (see 'stepscope simulate "
+        raise ConfigError(
+            "bad_workload", f"{source}: {what}--help'), this is not: {error}"
+        ) from error
+    try:
+        document |= overrides or {}
+        workload = msgspec.convert(document, ScheduleWorkload, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigError("bad_workload", f"{source}: {in_words(error).text}") from error
-    except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigError("bad_workload", f"{source}: {error}") from error
+    for problem in _problems(workload):
+        raise ConfigError("bad_workload", f"{source}: {problem}")
     return workload
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except (RecursionError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ValueError(
-            "a workload is a JSON object with num_blocks and requests (see 'stepscope simulate "
-            f"--help'), this is not: {error}"
-        ) from error
-
-
-def _converted(document: dict[str, Any]) -> ScheduleWorkload:
-    knob_names = Knobs.__struct_fields__
-    names = [each for each in ScheduleWorkload.__struct_fields__ if each != "knobs"]
-    unknown = [name for name in document if name not in names and name not in knob_names]
-    if unknown:
-        raise ValueError(
-            f"unknown field {unknown[0]!r}; there are: {', '.join([*names, *knob_names])}"
-        )
-    knobs = {name: value for name, value in document.items() if name in knob_names}
-    for spec in knob_specs(Limits(max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)):
-        if spec.choices and knobs.get(spec.name, spec.default) not in spec.choices:
-            choices = ", ".join(spec.choices)
-            raise ValueError(f"{spec.name} is one of {choices}, not {knobs[spec.name]!r}")
-    rest = {name: value for name, value in document.items() if name in names}
-    rest["knobs"] = msgspec.convert(knobs, Knobs)
-    return msgspec.convert(rest, ScheduleWorkload, str_keys=True)
-
-
-def _check_settings(workload: ScheduleWorkload) -> None:
+def _problems(workload: ScheduleWorkload) -> Iterator[str]:
     if any(step < 0 for step in workload.budget):
-        raise ValueError("budget: steps count from 0")
-    if workload.knobs.enable_chunked_prefill:
-        return
-    longest = _longest(workload)
-    last = {0: workload.knobs.max_num_batched_tokens, **workload.budget}
-    step = max(last)
-    if last[step] < longest:
-        raise ValueError(
+        yield "budget: steps count from 0"
+    last = {0: workload.max_num_batched_tokens, **workload.budget}
+    step, longest = max(last), _longest(workload)
+    if not workload.enable_chunked_prefill and last[step] < longest:
+        yield (
             f"with enable_chunked_prefill=false, {longest} tokens may have to be computed in one "
             f"step, and the budget is {last[step]} from step {step} on"
         )
-
-
-def _check_request(number: int, request: WorkloadRequest, workload: ScheduleWorkload) -> None:
-    if request.tokens is not None and len(request.tokens) != request.prompt_len:
-        raise ValueError(
-            f"request {number} has {len(request.tokens)} tokens, "
-            f"its prompt_len says {request.prompt_len}"
-        )
-    if request.output is not None and len(request.output) != request.output_len:
-        raise ValueError(
-            f"request {number} has an output of {len(request.output)} tokens, "
-            f"its output_len says {request.output_len}"
-        )
-    num_tokens = request.prompt_len + request.output_len
-    if num_tokens > workload.max_model_len:
-        raise ValueError(
-            f"request {number} has {num_tokens} tokens, prompt and output, and max_model_len is "
-            f"{workload.max_model_len}"
-        )
     num_slots = workload.num_usable_blocks * workload.block_size
-    if num_tokens - 1 > num_slots:
-        raise ValueError(
-            f"request {number} can never finish: it needs the KV of {num_tokens - 1} tokens, and "
-            f"num_blocks={workload.num_blocks} (one of them is never used) have room for "
-            f"{num_slots}"
-        )
+    for number, request in enumerate(workload.requests):
+        who, prompt_len, output_len = f"request {number}", request.prompt_len, request.output_len
+        if request.tokens is not None and len(request.tokens) != prompt_len:
+            yield f"{who} has {len(request.tokens)} tokens, its prompt_len says {prompt_len}"
+        if request.output is not None and len(request.output) != output_len:
+            num_given = len(request.output)
+            yield f"{who} has an output of {num_given} tokens, its output_len says {output_len}"
+        num_tokens = prompt_len + output_len
+        if num_tokens > workload.max_model_len:
+            most = workload.max_model_len
+            yield f"{who} has {num_tokens} tokens, prompt and output, and max_model_len is {most}"
+        if num_tokens - 1 > num_slots:
+            yield (
+                f"{who} can never finish: it needs the KV of {num_tokens - 1} tokens, and "
+                f"num_blocks={workload.num_blocks} (one of them is never used) have room for "
+                f"{num_slots}"
+            )
 
 
 def _longest(workload: ScheduleWorkload) -> int:
@@ -204,21 +172,15 @@ class ScheduleReplay:
         num_waiting = len(scheduler.waiting)
         num_free_blocks = scheduler.kv.num_free_blocks
         new = list(scheduler.admitted_now)
-        finished = self._update(rows)
+        finished = [request.request_id for request in self._update(rows)]
         scheduler.kv.drain_moves()
-        events = scheduler.drain_events()
+        lost = (each for each in scheduler.drain_events() if isinstance(each, Preempted))
         return ScheduleLine(
-            step=step,
-            sched={str(row.request.request_id): row.num_tokens for row in rows},
-            total=sum(row.num_tokens for row in rows),
-            preempted=sorted(event.request_id for event in events if isinstance(event, Preempted)),
-            new=new,
-            running=running,
-            waiting=num_waiting,
-            free_blocks=num_free_blocks,
-            finished=[request.request_id for request in finished],
-            padded=scheduler.num_padded_tokens,
-        )
+            step=step, sched={str(row.request.request_id): row.num_tokens for row in rows},
+            total=sum(row.num_tokens for row in rows), new=new, running=running,
+            preempted=sorted(each.request_id for each in lost), waiting=num_waiting,
+            free_blocks=num_free_blocks, finished=finished, padded=scheduler.num_padded_tokens,
+        )  # fmt: skip
 
     def _update(self, rows: list[ScheduledRow]) -> list[Request]:
         if not self.scheduler.num_draft_tokens:

@@ -9,7 +9,6 @@ marked as extrapolated if the step is much larger than all measured steps.
 import math
 import statistics
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import pairwise
 from operator import gt, mul
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +28,6 @@ _MIN_SHAPES = 8  # different shapes: with fewer, a fit is a guess
 _MAX_STEPS = 5_000  # of more steps, this many are picked evenly
 _NUM_FOLDS = 5
 _REACH = 1.5  # a prediction beyond this multiple of the largest measured term is extrapolated
-_WORTH_SAYING = 0.005
 _STOPPED = 3.0  # a step that took this multiple of the fit was stopped by something else
 
 
@@ -41,64 +39,30 @@ class SeenStep(NamedTuple):
     host_s: float | None = None  # host's part of it; None: unknown, or hidden by the step before
 
 
-class SeenRange(Struct, frozen=True):
-    """The least and the greatest value of one of `TERMS` in the measured steps."""
-
-    least: float
-    most: float
-
-
-class FittedModel(Struct, frozen=True, kw_only=True, dict=True):
+class FittedModel(Struct, frozen=True, kw_only=True):
     """A `StepTimeModel` fitted to measured steps. It predicts the mean, so that sums are right."""
 
     seconds: tuple[float, ...]  # the coefficient of each of `TERMS`
     num_steps: int
-    ranges: tuple[SeenRange, ...]  # for each of `TERMS`
+    reach: tuple[float, ...]  # the greatest value of each of `TERMS` that is not extrapolated
     median_error: float
     p90_error: float
     spread: float
-    stopped_share: float  # time of stopped steps beyond the fit, as a share of all steps' time
     host_s: float
-
-    def __post_init__(self) -> None:
-        if not len(self.seconds) == len(self.ranges) == len(TERMS):
-            raise ValueError(f"expected a fit of {len(TERMS)} terms: fit the recording again")
 
     def step_time(self, shape: StepShape) -> StepTime:
         terms = terms_of(shape)
         cycle_s = sum(map(mul, self.seconds, terms))
-        is_far = any(map(gt, terms, self._reach))
+        is_far = any(map(gt, terms, self.reach))
         host_s = min(self.host_s, cycle_s)
         return StepTime(cycle_s - host_s, host_s, self.spread, is_far)
 
-    @cached_property
-    def _reach(self) -> tuple[float, ...]:
-        """The greatest value of each of `TERMS` that is not extrapolated."""
-        return tuple(seen.most * _REACH for seen in self.ranges)
-
-    def in_words(self) -> list[str]:
-        """Describe the fit and its errors for people, in lines."""
-        lines = [
+    def in_words(self) -> str:
+        """Describe the fit's errors for people."""
+        return (
             f"fitted on {self.num_steps:,} steps; on steps not seen the median error is "
             f"{self.median_error:.1%}, one in ten is above {self.p90_error:.1%}"
-        ]
-        for name, each_s, seen in zip(TERMS, self.seconds, self.ranges, strict=True):
-            if name == "step":
-                lines.append(f"  {each_s * 1e3:10.3f} ms a step")
-            elif not seen.most:
-                lines.append(f"           ? a {name}: no step had any")
-            else:
-                lines.append(
-                    f"  {each_s * 1e6:10.4g} µs a {name} (seen {seen.least:,.0f} to "
-                    f"{seen.most:,.0f})"
-                )
-        lines.append(f"  {self.host_s * 1e3:10.3f} ms of a cycle are host time")
-        if self.stopped_share >= _WORTH_SAYING:
-            lines.append(
-                f"steps that something stopped took {self.stopped_share:.1%} of the time besides: "
-                "simulations leave them out"
-            )
-        return lines
+        )
 
 
 def terms_of(shape: StepShape) -> tuple[float, ...]:
@@ -129,16 +93,14 @@ def fit(steps: Sequence[SeenStep]) -> FittedModel:
     # makes the sum right.
     scale = sum(each_s for _, each_s in ran) / sum(found_s for found_s, _ in ran)
     sizes = sorted(abs(scale * found_s / each_s - 1) for found_s, each_s in pairs)
-    stopped_s = sum(each_s - found_s for found_s, each_s in pairs if each_s > _STOPPED * found_s)
     hosts = [step.host_s for step in steps if step.host_s is not None]
     return FittedModel(
         seconds=tuple(scale * each for each in fit_relative(rows, seconds)),
         num_steps=len(steps),
-        ranges=tuple(SeenRange(min(column), max(column)) for column in rows.T.tolist()),
+        reach=tuple((rows.max(axis=0) * _REACH).tolist()),
         median_error=statistics.median(sizes),
         p90_error=sizes[round(0.9 * (len(sizes) - 1))],
         spread=statistics.pstdev(math.log(each_s / found_s) for found_s, each_s in ran),
-        stopped_share=stopped_s / sum(seconds),
         host_s=statistics.median(hosts) if hosts else 0.0,
     )
 

@@ -184,6 +184,8 @@ def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
         mlp = 3 * hidden * dense_inner * (layers - expert_layers)
         mlp += expert_layers * hidden * (num_experts + 3 * _shared_inner(text, expert_inner))
     is_fp8 = _is_fp8(config)
+    whole = (config.get("quantization_config") or {}).get("ignore") or ()
+    has_whole_attention = any("self_attn" in str(each) for each in whole)
     return ModelShape(
         name=name,
         num_layers=layers,
@@ -198,7 +200,7 @@ def shape_of_config(name: str, config: Mapping[str, Any]) -> ModelShape:
         num_experts_per_token=int(text.get("num_experts_per_tok") or 0),
         head_weights=vocab * hidden,
         embedding_weights=0 if config.get("tie_word_embeddings") else vocab * hidden,
-        attention_bytes=_FP8 if is_fp8 and not _leaves_attention(config) else _BF16,
+        attention_bytes=_FP8 if is_fp8 and not has_whole_attention else _BF16,
         mlp_bytes=_FP8 if is_fp8 else _BF16,
     )
 
@@ -228,8 +230,3 @@ def _is_fp8(config: Mapping[str, Any]) -> bool:
         and (group.get("weights") or {}).get("type") == "float"
         for group in groups.values()
     )
-
-
-def _leaves_attention(config: Mapping[str, Any]) -> bool:
-    quantization = config.get("quantization_config") or {}
-    return any("self_attn" in str(each) for each in quantization.get("ignore") or ())

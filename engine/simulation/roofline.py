@@ -100,9 +100,6 @@ class RooflineCoefficients(Struct, frozen=True, kw_only=True):
 class RooflineModel:
     """A `StepTimeModel` of a model on `tensor_parallel` GPUs.
 
-    Args:
-        host_ms: host time between two steps, for an engine that does not overlap them.
-
     Raises ConfigError: the model's heads cannot be split over `tensor_parallel` GPUs.
     """
 
@@ -111,9 +108,7 @@ class RooflineModel:
         gpu: GpuRates,
         shape: ModelShape,
         tensor_parallel: int = 1,
-        *,
         coefficients: RooflineCoefficients | None = None,
-        host_ms: float = 0.0,
     ) -> None:
         if tensor_parallel < 1 or shape.num_heads % tensor_parallel:
             raise ConfigError(
@@ -123,7 +118,6 @@ class RooflineModel:
             )
         self.name = f"{shape.name} on {f'{tensor_parallel} x ' * (tensor_parallel > 1)}{gpu.name}"
         self._coefficients = coefficients or RooflineCoefficients()
-        self._host_s = host_ms / 1e3
         self._shape = shape
         self._set_rates(gpu, shape, tensor_parallel)
 
@@ -176,7 +170,7 @@ class RooflineModel:
             + (by.step_us * steps + by.row_layer_us * row_layers) * 1e-6
             + self.exchange_s(shape.num_tokens)
         )
-        return StepTime(device_s, self._host_s)
+        return StepTime(device_s, 0.0)
 
 
 def num_kv_tokens(gpu: GpuRates, shape: ModelShape, tensor_parallel: int = 1) -> int:

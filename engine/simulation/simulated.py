@@ -41,20 +41,18 @@ class SimulatedRunner:
             self._token(row, row.start + row.num_tokens) if row.samples else None
             for row in step.rows
         ]
-        bursts = bursts_of(step.rows, self._sampled_with_drafts(step.rows))
+        guessed = {
+            index: [self._token(row, row.start + 1 + i) for i in range(row.num_tokens)]
+            for index, row in enumerate(step.rows)
+            if has_drafts(row)
+        }
+        bursts = bursts_of(step.rows, guessed)
         for index, burst in bursts.items():
             token_ids[index] = burst[-1]
         result = StepResult(
             token_ids, launch_ns=launch_ns, tokens_ns=self._device_free_ns, bursts=bursts or None
         )
         return SimulatedStep(self, result)
-
-    def _sampled_with_drafts(self, rows: list[ScheduledRow]) -> dict[int, list[int]]:
-        return {
-            index: [self._token(row, row.start + 1 + i) for i in range(row.num_tokens)]
-            for index, row in enumerate(rows)
-            if has_drafts(row)
-        }
 
     def _token(self, row: ScheduledRow, position: int) -> int:
         """Make up a token from request and position alone, so that the batch does not matter."""
@@ -63,8 +61,6 @@ class SimulatedRunner:
 
 class SimulatedStep:
     """A simulated step in flight. `collect` advances the clock to the end of the step."""
-
-    is_whole = True
 
     def __init__(self, runner: SimulatedRunner, result: StepResult) -> None:
         self._runner = runner

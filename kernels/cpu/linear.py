@@ -27,17 +27,13 @@ def is_usable(weight: torch.Tensor) -> bool:
     if library is None or not weight.is_cpu:
         return False
     if weight.dtype is torch.float32:
-        return _is_bf16(weight)
+        return not bool((weight.contiguous().view(torch.int16)[:, ::2] != 0).any())
     return (
         weight.dtype is torch.bfloat16
         and library.level == LEVEL
         and weight.shape[1] % 2 == 0
         and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
     )
-
-
-def _is_bf16(weight: torch.Tensor) -> bool:
-    return not bool((weight.contiguous().view(torch.int16)[:, ::2] != 0).any())
 
 
 class PackedLinear:

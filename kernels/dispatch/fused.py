@@ -19,6 +19,7 @@ from stepscope.kernels.cpu.library import (
     DTYPES,
     NORM_ROPE_STORE,
     SILU_MUL,
+    CpuLibrary,
     default_library,
 )
 from stepscope.kernels.fp8 import KVScales
@@ -52,13 +53,17 @@ def _device_kernels() -> _DeviceKernels | None:
     return _DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
 
 
-def _on_device(x: torch.Tensor, *others: torch.Tensor | None) -> _DeviceKernels | None:
-    """Return the GPU kernels if `x` is on a GPU and all tensors are contiguous, of one dtype."""
-    if not x.is_cuda or not x.is_contiguous():
-        return None
-    if any(t is not None and not (t.dtype is x.dtype and t.is_contiguous()) for t in others):
-        return None
-    return _device_kernels()
+def _kernels_for(
+    x: torch.Tensor, *others: torch.Tensor | None
+) -> CpuLibrary | _DeviceKernels | None:
+    """Return the kernels for contiguous tensors of one dtype, where `x` is; None: plain torch."""
+    dtype = x.dtype
+    for each in (x, *others):
+        if each is not None and not (each.dtype is dtype and each.is_contiguous()):
+            return None
+    if x.is_cuda:
+        return _device_kernels()
+    return default_library() if x.is_cpu and dtype in _IS_BF16 else None
 
 
 def add_rms_norm(
@@ -70,23 +75,16 @@ def add_rms_norm(
     itself becomes the residual. RMSNorm (Zhang and Sennrich, 2019) as in Llama and Qwen: statistics
     in fp32, the quotient rounded to the dtype of `x`, then multiplied by `weight` in that dtype.
     """
-    library = default_library()
-    dtype = x.dtype
-    if (
-        library is None
-        or dtype not in _IS_BF16
-        or not (x.is_cpu and x.is_contiguous())
-        or not (weight.dtype is dtype and weight.is_contiguous())
-        or not (residual is None or (residual.dtype is dtype and residual.is_contiguous()))
-    ):
-        if (kernels := _on_device(x, residual, weight)) is not None:
-            return kernels.add_rms_norm(x, residual, weight, eps)
+    kernels = _kernels_for(x, residual, weight)
+    if kernels is None:
         return torch_add_rms_norm(x, residual, weight, eps)
+    if isinstance(kernels, _DeviceKernels):
+        return kernels.add_rms_norm(x, residual, weight, eps)
     output = torch.empty_like(x)
     num_rows, size = x.shape
-    library.add_rms_norm(ADD_RMS_NORM.pack(
+    kernels.add_rms_norm(ADD_RMS_NORM.pack(
         x.data_ptr(), 0 if residual is None else residual.data_ptr(), weight.data_ptr(),
-        output.data_ptr(), num_rows, size, _IS_BF16[dtype], torch.get_num_threads(), eps,
+        output.data_ptr(), num_rows, size, _IS_BF16[x.dtype], torch.get_num_threads(), eps,
     ))  # fmt: skip
     return output, x if residual is None else residual
 
@@ -132,45 +130,37 @@ def norm_rope_store(
 
     Raises IndexError: a position or a slot is out of range (not checked on a GPU).
     """
-    library = default_library()
-    dtype = qkv.dtype
+    dtype, cache_dtype = qkv.dtype, key_cache.dtype
+    kernels = _kernels_for(qkv, q_norm, k_norm)
+    if isinstance(kernels, _DeviceKernels) and cache_dtype is dtype:
+        return kernels.norm_rope_store(
+            qkv, rope, positions, slot_mapping, key_cache, value_cache,
+            num_heads, num_kv_heads, q_norm, k_norm, eps,
+        )  # fmt: skip
     if (
-        library is None
-        or dtype not in CACHES
-        or not (qkv.is_cpu and qkv.is_contiguous())
+        not isinstance(kernels, CpuLibrary)
         or not (rope.dtype is torch.float32 and rope.is_contiguous())
         or not (positions.dtype is slot_mapping.dtype is torch.int64)
         or not (positions.is_contiguous() and slot_mapping.is_contiguous())
-        or key_cache.dtype not in CACHES[dtype]
+        or cache_dtype not in CACHES[dtype]
         or not (key_cache.is_contiguous() and value_cache.is_contiguous())
-        or not (q_norm is None or (q_norm.dtype is dtype and q_norm.is_contiguous()))
-        or not (k_norm is None or (k_norm.dtype is dtype and k_norm.is_contiguous()))
     ):
-        kernels = _on_device(qkv, q_norm, k_norm)
-        if kernels is None or key_cache.dtype is not dtype:
-            operation: Callable[..., torch.Tensor] = functools.partial(
-                torch_norm_rope_store, scales=scales
-            )
-        else:
-            operation = kernels.norm_rope_store
-        # fmt: off
-        return operation(
+        return torch_norm_rope_store(
             qkv, rope, positions, slot_mapping, key_cache, value_cache,
-            num_heads, num_kv_heads, q_norm, k_norm, eps,
-        )
-        # fmt: on
+            num_heads, num_kv_heads, q_norm, k_norm, eps, scales,
+        )  # fmt: skip
     num_positions, head_dim = rope.shape
     num_blocks, block_size, _, _ = key_cache.shape
     num_rows = qkv.shape[0]
     query = qkv.new_empty(num_rows, num_heads, head_dim)
-    status = library.norm_rope_store(NORM_ROPE_STORE.pack(
+    status = kernels.norm_rope_store(NORM_ROPE_STORE.pack(
         qkv.data_ptr(), rope.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(),
         key_cache.data_ptr(), value_cache.data_ptr(), 0 if q_norm is None else q_norm.data_ptr(),
         0 if k_norm is None else k_norm.data_ptr(), query.data_ptr(),
         0 if scales is None else scales.key_factor.data_ptr(),
         0 if scales is None else scales.value_factor.data_ptr(), num_positions,
         num_blocks * block_size, num_rows, num_heads, num_kv_heads, head_dim, DTYPES[dtype],
-        DTYPES[key_cache.dtype], torch.get_num_threads(), eps,
+        DTYPES[cache_dtype], torch.get_num_threads(), eps,
     ))  # fmt: skip
     if status != 0:
         raise IndexError(
@@ -216,16 +206,15 @@ def _norm_rotate(
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Compute SwiGLU (Shazeer, 2020) in fp32, `[N, 2 I]` to `[N, I]`: SiLU(first) * second."""
-    library = default_library()
-    dtype = gate_up.dtype
-    if library is None or dtype not in _IS_BF16 or not (gate_up.is_cpu and gate_up.is_contiguous()):
-        if (kernels := _on_device(gate_up)) is not None:
-            return kernels.silu_mul(gate_up)
+    kernels = _kernels_for(gate_up)
+    if kernels is None:
         return torch_silu_mul(gate_up)
+    if isinstance(kernels, _DeviceKernels):
+        return kernels.silu_mul(gate_up)
     num_rows, width = gate_up.shape
     output = gate_up.new_empty(num_rows, width // 2)
-    library.silu_mul(SILU_MUL.pack(
-        gate_up.data_ptr(), output.data_ptr(), num_rows, width // 2, _IS_BF16[dtype],
+    kernels.silu_mul(SILU_MUL.pack(
+        gate_up.data_ptr(), output.data_ptr(), num_rows, width // 2, _IS_BF16[gate_up.dtype],
         torch.get_num_threads(),
     ))  # fmt: skip
     return output

@@ -67,15 +67,11 @@ def _choice(
             kernels = {
                 tile: functools.partial(one_row, tile=tile, is_gated=is_gated) for tile in TILES
             }
-            return fastest(F.linear if not is_gated else plain_gated, kernels, inputs, _gpu_ms)
+            plain = (lambda *args: silu_mul(F.linear(*args))) if is_gated else F.linear
+            return fastest(plain, kernels, inputs, _gpu_ms)
     except Exception as error:  # noqa: BLE001 - a compiler or a driver may raise anything
         log.warning("no kernel for one row by %s, torch takes its place: %s", tuple(shape), error)
         return None
-
-
-def plain_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """A gated product as for several rows."""
-    return silu_mul(F.linear(x, weight, bias))
 
 
 def fastest(

@@ -8,7 +8,7 @@ query in the step go to another backend, and so do calls with options that Flash
 
 from collections.abc import Callable, Collection
 from importlib import metadata
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,41 +39,21 @@ class Sequences(NamedTuple):
     key_lens: torch.Tensor | None = None
 
 
-class Options(NamedTuple):
-    """What `AttentionBackend` is called with besides."""
+class Varlen(NamedTuple):
+    """Causal attention of a library over packed queries, and the calls that it supports.
 
-    scale: float
-    sliding_window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-
-
-class VarlenFunction(Protocol):
-    """Causal attention of packed queries over keys that are packed or in pages.
-
-    Args:
-        query: `[num_queries, num_heads, head_dim]`.
-        key, value: `[num_keys, num_kv_heads, head_dim]`; with `lens.pages` the caches.
+    Attributes:
+        attend: called with queries `[num_queries, num_heads, head_dim]`, keys and values
+            `[num_keys, num_kv_heads, head_dim]` (with `pages` the caches), their `Sequences`, and
+            the options of `AttentionBackend`.
+        paged_head_dims: those for which it reads pages, of any size.
     """
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        lens: Sequences,
-        options: Options,
-    ) -> torch.Tensor: ...
-
-
-class Varlen(NamedTuple):
-    """A `VarlenFunction` of a library, and the calls that it supports."""
-
-    attend: VarlenFunction
+    attend: Callable[..., torch.Tensor]
     has_sinks: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
     head_dims: Collection[int] = range(8, 257, 8)
-    paged_head_dims: Collection[int] = ()  # those for which it reads pages, of any size
+    paged_head_dims: Collection[int] = ()
 
 
 class _FlashPlan(NamedTuple):
@@ -107,12 +87,19 @@ class FlashAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        options = Options(scale, sliding_window, softcap, sinks)
-        plan = None
-        if self._takes(query, key_cache, options):
+        options: dict[str, Any] = {
+            "scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks
+        }  # fmt: skip
+        plan, library = None, self._varlen
+        if (
+            query.dtype in library.dtypes
+            and key_cache.dtype == query.dtype
+            and query.shape[2] in library.head_dims
+            and (sinks is None or library.has_sinks)
+        ):
             plan = self._plan(batch, sliding_window, query.shape[2])
         if plan is None:
-            return self._rest(query, key_cache, value_cache, batch, **options._asdict())
+            return self._rest(query, key_cache, value_cache, batch, **options)
         chunks = query if plan.decodes is None else query[plan.chunk_tokens]
         key, value = key_cache, value_cache
         if plan.slots is not None:
@@ -120,23 +107,15 @@ class FlashAttention:
                 cache.flatten(0, 1).index_select(0, plan.slots)
                 for cache in (key_cache, value_cache)
             )
-        attended = self._varlen.attend(chunks.contiguous(), key, value, plan.lens, options)
+        attended = library.attend(chunks.contiguous(), key, value, plan.lens, **options)
         if plan.decodes is None:
             return attended
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[plan.chunk_tokens] = attended
         output[plan.decode_tokens] = self._rest(
-            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, **options._asdict()
+            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, **options
         )
         return output
-
-    def _takes(self, query: torch.Tensor, key_cache: torch.Tensor, options: Options) -> bool:
-        return (
-            query.dtype in self._varlen.dtypes
-            and key_cache.dtype == query.dtype
-            and query.shape[2] in self._varlen.head_dims
-            and (options.sinks is None or self._varlen.has_sinks)
-        )
 
     def _plan(
         self, batch: PagedBatch, sliding_window: int | None, head_dim: int
@@ -233,19 +212,15 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
     """Wrap `flash_attn_varlen_func` of flash-attn 2.6 or later (Dao, 2023)."""
 
     def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        lens: Sequences,
-        options: Options,
-    ) -> torch.Tensor:
-        assert options.sinks is None
-        window = options.sliding_window
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: Sequences,
+        scale: float, sliding_window: int | None = None, softcap: float | None = None,
+        sinks: None = None,
+    ) -> torch.Tensor:  # fmt: skip
         return function(
             query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
-            lens.most_keys, softmax_scale=options.scale, causal=True,
-            window_size=(-1, -1) if window is None else (window - 1, 0),
-            softcap=options.softcap or 0.0,
+            lens.most_keys, softmax_scale=scale, causal=True,
+            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
+            softcap=softcap or 0.0,
         )  # fmt: skip
 
     return Varlen(attend)
@@ -255,27 +230,20 @@ def flash_attn_4_varlen(function: Callable[..., tuple[torch.Tensor, object]]) ->
     """Wrap `flash_attn_varlen_func` of flash-attn 4, beta 36 or later."""
 
     def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        lens: Sequences,
-        options: Options,
-    ) -> torch.Tensor:
-        window = options.sliding_window
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: Sequences,
+        scale: float, sliding_window: int | None = None, softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         keys = {"page_table": lens.pages, "seqused_k": lens.key_lens}
         if lens.pages is None:
             keys = {"cu_seqlens_k": lens.key_starts}
         # It compiles another kernel for short chunks if it is told the longest chunk.
         output, _ = function(
-            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=options.scale,
-            causal=True, softcap=options.softcap or 0.0, learnable_sink=options.sinks,
-            window_size=(None, None) if window is None else (window - 1, 0),
+            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=scale,
+            causal=True, softcap=softcap or 0.0, learnable_sink=sinks,
+            window_size=(None, None) if sliding_window is None else (sliding_window - 1, 0),
         )  # fmt: skip
         return output
 
-    return Varlen(
-        attend,
-        has_sinks=True,
-        head_dims=(*range(8, 129, 8), 256),
-        paged_head_dims=(*range(16, 129, 16), 256),
-    )
+    dims, paged = (*range(8, 129, 8), 256), (*range(16, 129, 16), 256)
+    return Varlen(attend, has_sinks=True, head_dims=dims, paged_head_dims=paged)

@@ -46,15 +46,8 @@ def add_rms_norm(
     if num_rows:
         block = triton.next_power_of_2(size)
         _add_rms_norm[(num_rows,)](
-            x,
-            x if residual is None else residual,
-            weight,
-            output,
-            eps,
-            SIZE=size,
-            BLOCK=block,
-            HAS_RESIDUAL=residual is not None,
-            num_warps=min(16, max(1, block // WARP_ELEMENTS)),
-            enable_fp_fusion=True,
-        )
+            x, x if residual is None else residual, weight, output, eps,
+            SIZE=size, BLOCK=block, HAS_RESIDUAL=residual is not None,
+            num_warps=min(16, max(1, block // WARP_ELEMENTS)), enable_fp_fusion=True,
+        )  # fmt: skip
     return output, x if residual is None else residual

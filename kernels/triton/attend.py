@@ -233,48 +233,21 @@ def attend(
     # Unused arguments must still be pointers.
     partial = lse = output
     if is_split:
-        partial = query.new_empty(
-            (launch.num_splits, num_tokens, num_heads, head_dim), dtype=torch.float32
-        )
-        lse = query.new_empty((launch.num_splits, num_tokens, num_heads), dtype=torch.float32)
+        shape = launch.num_splits, num_tokens, num_heads
+        partial = query.new_empty((*shape, head_dim), dtype=torch.float32)
+        lse = query.new_empty(shape, dtype=torch.float32)
     tile = launch.tile
     _attend[(num_kv_heads * launch.num_blocks, launch.num_splits)](
-        query,
-        key_cache,
-        value_cache,
-        output if sinks is None else sinks,
-        output,
-        partial,
-        lse,
-        tensors.query_starts,
-        tensors.context_lens,
-        tensors.block_tables,
-        scale * (LOG2_E if softcap is None else 1.0),
-        1.0 if softcap is None else softcap,
-        sliding_window or 0,
-        num_requests,
-        num_tokens,
-        launch.num_splits,
-        launch.first_block,
-        tensors.block_tables.stride(0),
-        query.stride(0),
-        query.stride(1),
-        GROUP=num_heads // num_kv_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        HEAD_PAD=head_pad,
-        BLOCK_SIZE=block_size,
-        DECODE=launch.decode,
-        SPLIT=is_split,
-        HAS_WINDOW=sliding_window is not None,
-        HAS_SOFTCAP=softcap is not None,
-        HAS_SINKS=sinks is not None,
-        UPCAST=upcast,
-        ROWS=tile.rows,
-        KEYS=tile.keys,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=True,
-    )
+        query, key_cache, value_cache, output if sinks is None else sinks, output, partial, lse,
+        tensors.query_starts, tensors.context_lens, tensors.block_tables,
+        scale * (LOG2_E if softcap is None else 1.0), 1.0 if softcap is None else softcap,
+        sliding_window or 0, num_requests, num_tokens, launch.num_splits, launch.first_block,
+        tensors.block_tables.stride(0), query.stride(0), query.stride(1),
+        GROUP=num_heads // num_kv_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        HEAD_PAD=head_pad, BLOCK_SIZE=block_size, DECODE=launch.decode, SPLIT=is_split,
+        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None, UPCAST=upcast, ROWS=tile.rows, KEYS=tile.keys,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
+    )  # fmt: skip
     if is_split:
         combine(output, partial, lse, tensors.query_starts, num_requests, decode=launch.decode)

@@ -17,7 +17,7 @@ import torch
 
 from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.triton.attend import attend
-from stepscope.kernels.triton.plan import Device, Launch, plan_launches
+from stepscope.kernels.triton.plan import Device, plan_launches
 
 
 class TritonAttention:
@@ -49,34 +49,10 @@ class TritonAttention:
             sinks = sinks.float().contiguous()
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         tensors = batch.on_device()
-        for launch in self._launches(query, key_cache, batch, sliding_window):
-            attend(
-                launch,
-                query,
-                key_cache,
-                value_cache,
-                output,
-                tensors,
-                scale,
-                sliding_window,
-                softcap,
-                sinks,
-                upcast=self._device.is_interpreted,
-            )
-        return output
-
-    def _launches(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        batch: PagedBatch,
-        sliding_window: int | None,
-    ) -> list[Launch]:
-        """Return the launches of a step, planned by the first call from the arrays on the host."""
         key = (self.name, sliding_window, query.shape[1:], query.dtype, key_cache.shape)
-        plan = batch.plans.get(key)
-        if not isinstance(plan, list):
-            plan = plan_launches(
+        launches = batch.plans.get(key)
+        if not isinstance(launches, list):  # planned by the first call, from the arrays on the host
+            launches = batch.plans[key] = plan_launches(
                 batch,
                 sliding_window,
                 num_heads=query.shape[1],
@@ -85,5 +61,9 @@ class TritonAttention:
                 itemsize=query.dtype.itemsize,
                 device=self._device,
             )
-            batch.plans[key] = plan
-        return plan
+        for launch in launches:
+            attend(
+                launch, query, key_cache, value_cache, output, tensors, scale, sliding_window,
+                softcap, sinks, upcast=self._device.is_interpreted,
+            )  # fmt: skip
+        return output

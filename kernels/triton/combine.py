@@ -98,18 +98,8 @@ def combine(
     """Merge all splits into `output`: rows of requests with one query (`decode`), or with more."""
     num_splits, num_tokens, num_heads, head_dim = partial.shape
     _combine[(num_heads * (num_requests if decode else num_tokens),)](
-        output,
-        partial,
-        partial_lse,
-        query_starts,
-        num_requests,
-        num_tokens,
-        num_splits,
-        NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
-        HEAD_PAD=max(16, triton.next_power_of_2(head_dim)),
-        DECODE=decode,
-        SPLITS=SPLITS,
-        num_warps=4,
-        enable_fp_fusion=True,
-    )
+        output, partial, partial_lse, query_starts, num_requests, num_tokens, num_splits,
+        NUM_HEADS=num_heads, HEAD_DIM=head_dim,
+        HEAD_PAD=max(16, triton.next_power_of_2(head_dim)), DECODE=decode, SPLITS=SPLITS,
+        num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip

@@ -51,15 +51,9 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
         heads += part * HEADS
         mask = (heads < NUM_HEADS) & (dims < HALF)
         first, second = _rotated(
-            row + heads * HEAD_DIM,
-            mask,
-            dims,
-            rope + tl.load(positions + token) * HEAD_DIM,
-            q_norm,
-            eps,
-            HEAD_DIM,
-            HAS_Q_NORM,
-        )
+            row + heads * HEAD_DIM, mask, dims, rope + tl.load(positions + token) * HEAD_DIM,
+            q_norm, eps, HEAD_DIM, HAS_Q_NORM,
+        )  # fmt: skip
         target = query + (token * NUM_HEADS + heads) * HEAD_DIM + dims
         tl.store(target, first.to(query.dtype.element_ty), mask=mask)
         tl.store(target + HALF, second.to(query.dtype.element_ty), mask=mask)
@@ -67,15 +61,9 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
         heads += (part - Q_PROGRAMS) * HEADS
         mask = (heads < NUM_KV_HEADS) & (dims < HALF)
         first, second = _rotated(
-            row + (NUM_HEADS + heads) * HEAD_DIM,
-            mask,
-            dims,
-            rope + tl.load(positions + token) * HEAD_DIM,
-            k_norm,
-            eps,
-            HEAD_DIM,
-            HAS_K_NORM,
-        )
+            row + (NUM_HEADS + heads) * HEAD_DIM, mask, dims,
+            rope + tl.load(positions + token) * HEAD_DIM, k_norm, eps, HEAD_DIM, HAS_K_NORM,
+        )  # fmt: skip
         target = key_cache + (slot * NUM_KV_HEADS + heads) * HEAD_DIM + dims
         tl.store(target, first.to(key_cache.dtype.element_ty), mask=mask)
         tl.store(target + HALF, second.to(key_cache.dtype.element_ty), mask=mask)
@@ -138,24 +126,10 @@ def norm_rope_store(
     at_once = max(1, WARP_ELEMENTS // half_pad)
     num_programs = triton.cdiv(num_heads, at_once) + 2 * triton.cdiv(num_kv_heads, at_once)
     _norm_rope_store[(num_programs * num_tokens,)](
-        qkv,
-        rope,
-        positions,
-        slot_mapping,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
-        query,
-        key_cache,
-        value_cache,
-        eps,
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        HALF_PAD=half_pad,
-        HAS_Q_NORM=q_norm is not None,
-        HAS_K_NORM=k_norm is not None,
-        HEADS=at_once,
-        num_warps=1,
-        enable_fp_fusion=True,
-    )
+        qkv, rope, positions, slot_mapping, qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm, query, key_cache, value_cache, eps,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HALF_PAD=half_pad,
+        HAS_Q_NORM=q_norm is not None, HAS_K_NORM=k_norm is not None, HEADS=at_once,
+        num_warps=1, enable_fp_fusion=True,
+    )  # fmt: skip
     return query

@@ -109,20 +109,9 @@ def one_row(
     output = x.new_empty(1, num_outputs)
     width = WARP_ELEMENTS * tile.num_warps
     _one_row[(triton.cdiv(num_outputs, rows),)](
-        x,
-        weight,
-        output if bias is None else bias,
-        output,
-        num_outputs,
-        size,
-        ROWS=rows,
-        DEPTH=tile.depth,
-        WIDTH=width,
-        NUM_STAGES=tile.num_stages,
-        EVEN=size % (tile.depth * width) == 0,
-        HAS_BIAS=bias is not None,
-        GATED=is_gated,
-        num_warps=tile.num_warps,
-        enable_fp_fusion=True,
-    )
+        x, weight, output if bias is None else bias, output, num_outputs, size,
+        ROWS=rows, DEPTH=tile.depth, WIDTH=width, NUM_STAGES=tile.num_stages,
+        EVEN=size % (tile.depth * width) == 0, HAS_BIAS=bias is not None, GATED=is_gated,
+        num_warps=tile.num_warps, enable_fp_fusion=True,
+    )  # fmt: skip
     return output

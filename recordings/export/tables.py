@@ -166,7 +166,7 @@ MEANINGS = {
     "hit_tokens": "those that were found",
     "max_itl_ns": "the longest time since the token before, of all tokens of the step",
     "hidden_ns": "scheduling and launch while the step before still ran",
-    "num_wasted_tokens": "of requests that had ended, or that did not fit into device memory",
+    "num_wasted_tokens": "of requests that had ended",
     "token_limit": "the budget that device memory allows, if it is smaller",
     "num_drafted_tokens": "guessed by speculation; unknown without drafts",
     "limited_by": "the limit that the step met",

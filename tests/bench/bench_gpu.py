@@ -3,12 +3,12 @@
 Models have real shapes and random weights: nothing is downloaded. The parts: a ceilings (copy,
 product); b decode; c prefill; d step time over tokens, and its knee; e kernels alone; f the
 256-request yardstick; g the same through transformers; h long prompts among decodes, in each
-batching mode; i telemetry on and off; j exactness. It writes one JSON, which 'stepscope simulate
---step-time' reads, and prints one table.
+batching mode; i telemetry on and off; j exactness. It writes one JSON, and prints one table.
 
     python tests/bench/bench_gpu.py
     python tests/bench/bench_gpu.py --only b,c --models qwen3-8b -o mine.json
     python tests/bench/bench_gpu.py --show mine.json theirs.json
+    python tests/bench/bench_gpu.py --steps mine.json qwen3-8b > steps.csv  # for 'simulate'
     python tests/bench/bench_gpu.py --device cpu
 
 Each job (some parts on one model) runs in a process of its own, which may run out of memory, break
@@ -323,7 +323,11 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for tiny models")
     parser.add_argument("--quick", action="store_true", help="tiny models, about a minute")
     parser.add_argument("--show", nargs="+", metavar="FILE", help="only print one report, or two")
+    parser.add_argument("--steps", nargs=2, metavar=("FILE", "MODEL"), help="only print its steps")
     args = parser.parse_args()
+    if args.steps is not None:
+        print(*gpu_report.steps_csv(gpu_report.read(Path(args.steps[0])), args.steps[1]), sep="\n")
+        return 0
     if args.show is not None:
         if len(args.show) > 2:
             parser.error(f"--show: one file or two, not {len(args.show)}")

@@ -12,6 +12,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from stepscope.engine.execution.machine.devices import give_back_memory
+from stepscope.engine.scheduling.step import DeviceMemoryError
 
 # A round of slow runs takes at most about this long. Fewer copies are enough for them, because slow
 # runs evict one another's data from the L2 cache anyway.
@@ -184,6 +185,6 @@ def reason(error: BaseException) -> str:
     """The first line of an error's message, or its type if the message is empty."""
     lines = str(error).strip().splitlines()
     first = lines[0].strip()[:300] if lines else ""
-    if isinstance(error, torch.OutOfMemoryError):
-        return f"out of memory: {first}"
+    if isinstance(error, torch.OutOfMemoryError | DeviceMemoryError):
+        return f"out of memory: {first}".removesuffix(": ")
     return first or type(error).__name__

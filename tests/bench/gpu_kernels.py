@@ -196,8 +196,8 @@ def _packed(bench: Bench, case: Case, varlen: Any, copies: int) -> list[Run]:
     lens = flash_attention.Sequences(*starts, max(case.counts), max(case.contexts))
     shape = (2, sum(case.contexts), num_kv_heads, head_dim)
     packed = [_random(bench, *shape) for _ in range(copies)]
-    rest = (lens, flash_attention.Options(head_dim**-0.5))
-    return [partial(varlen.attend, query, keys, values, *rest) for keys, values in packed]
+    attend = partial(varlen.attend, lens=lens, scale=head_dim**-0.5)
+    return [partial(attend, query, keys, values) for keys, values in packed]
 
 
 def _measure_fused(bench: Bench, num_tokens: int) -> None:

@@ -127,6 +127,18 @@ class Report(msgspec.Struct, kw_only=True):
         scratch.replace(file)
 
 
+def steps_csv(report: Report, model: str) -> Iterator[str]:
+    """The measured steps of one model, as `stepscope simulate --step-time` reads them."""
+    yield "tokens,context,seconds"
+    for outcome in report.outcomes:
+        for point in outcome.points if outcome.model == model and outcome.part in "bcd" else ():
+            batch, context = point.facts.get("batch"), point.facts.get("context")
+            tokens = batch if batch and context else point.facts.get("tokens")
+            if point.median and tokens:
+                found = batch * (context - 1) if batch and context else 0
+                yield f"{tokens},{found},{point.median / 1e3}"
+
+
 def read(file: Path) -> Report:
     return msgspec.json.decode(file.read_bytes(), type=Report)
 

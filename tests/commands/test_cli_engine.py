@@ -171,7 +171,7 @@ def test_load_keeps_max_concurrency_and_ends_after_the_given_seconds(
 def test_load_fails_when_the_engine_refuses_requests(
     live_engine: Any, stepscope: Callable[..., Any]
 ) -> None:
-    live_engine.core.drain()
+    live_engine.core.draining = True
     done = stepscope("load", live_engine.endpoint.control, "--num-requests", "3", "--rate", "1000")
     assert done.exit_code == 1
     assert "refused   3: the engine takes no new requests" in done.stdout

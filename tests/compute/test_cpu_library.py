@@ -111,9 +111,7 @@ def test_without_a_built_library_the_backend_choice_says_what_to_install(
 
 
 @needs_level("baseline")
-def test_a_library_built_from_other_sources_is_not_called(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_built_from_other_sources_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     # In a checkout the sources may be newer than the library built from them.
     monkeypatch.setattr(cpu_library, "INTERFACE", 0xBAD)
     with pytest.raises(cpu_library.LibraryMissingError, match="from older sources: install"):

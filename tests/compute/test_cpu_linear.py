@@ -60,11 +60,7 @@ shapes = st.tuples(
     shape=shapes, seed=st.integers(0, 1000), has_bias=st.booleans(), num_threads=st.integers(1, 2)
 )
 def test_packed_products_of_all_shapes_are_exact_up_to_one_rounding(
-    dtype: torch.dtype,
-    shape: tuple[int, int, int],
-    seed: int,
-    has_bias: bool,
-    num_threads: int,
+    dtype: torch.dtype, shape: tuple[int, int, int], seed: int, has_bias: bool, num_threads: int
 ) -> None:
     num_rows, num_outputs, size = shape
     torch.set_num_threads(num_threads)

@@ -9,13 +9,11 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from stepscope.kernels.dispatch import backends
 from stepscope.kernels.dispatch.backends import available_backends, choose
-from stepscope.kernels.paged_attention import PagedBatch
 from stepscope.kernels.plain.flash_attention import (
     FlashAttention,
     flash_attn_4_varlen,
@@ -24,6 +22,7 @@ from stepscope.kernels.plain.flash_attention import (
 )
 from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
+from tests.compute.test_kernels import MIXED, make_case
 
 CPU = torch.device("cpu")
 
@@ -176,36 +175,9 @@ def create(name: str, library: Library) -> FlashAttention:
     )
 
 
-def step(
-    lengths: list[tuple[int, int]], block_size: int = 4, head_dim: int = 8
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedBatch]:
-    """(tokens before the step, tokens in it) of each request; blocks lie in no order."""
-    counts = np.array([new for _, new in lengths])
-    contexts = np.array([before + new for before, new in lengths])
-    width = -(-int(contexts.max()) // block_size)
-    num_blocks = len(lengths) * width
-    tables = np.random.default_rng(0).permutation(num_blocks).reshape(len(lengths), width)
-    generator = torch.Generator().manual_seed(1)
-    query = torch.randn(int(counts.sum()), 4, head_dim, generator=generator)
-    caches = torch.randn(2, num_blocks, block_size, 2, head_dim, generator=generator)
-    batch = PagedBatch(
-        query_starts=np.concatenate([[0], np.cumsum(counts)]),
-        context_lens=contexts,
-        block_tables=tables,
-        slot_mapping=torch.zeros(len(query), dtype=torch.int64),
-        block_size=block_size,
-        device=CPU,
-    )
-    return query, caches[0], caches[1], batch
-
-
-MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (1, 2)]
-
-
 # flash-attn 4 reads the pages of heads whose width is a multiple of 16.
 @pytest.mark.parametrize(
-    ("name", "head_dim"),
-    [("flash-attn", 8), ("flash-attn-4", 8), ("flash-attn-4", 16)],
+    ("name", "head_dim"), [("flash-attn", 8), ("flash-attn-4", 8), ("flash-attn-4", 16)]
 )
 @pytest.mark.parametrize("lengths", [MIXED, [(0, 9), (7, 3)], [(9, 1), (4, 1)], [(3, 4), (5, 0)]])
 @pytest.mark.parametrize(
@@ -221,7 +193,7 @@ MIXED = [(50, 1), (0, 33), (17, 1), (90, 5), (3, 1), (1, 2)]
 def test_prefill_by_a_library_equals_the_reference(
     name: str, head_dim: int, lengths: list[tuple[int, int]], options: dict[str, Any]
 ) -> None:
-    case = step(lengths, head_dim=head_dim)
+    case = make_case(lengths, head_dim=head_dim)
     expected = ReferenceAttention()(*case, scale=0.6, **options)
     backend = create(name, Library())
     for _ in range(2):  # as in two layers
@@ -231,17 +203,17 @@ def test_prefill_by_a_library_equals_the_reference(
 
 def test_the_attention_library_gets_prefill_chunks_and_only_the_keys_they_attend_to() -> None:
     library = Library()
-    create("flash-attn", library)(*step(MIXED), scale=0.6, sliding_window=10)
+    create("flash-attn", library)(*make_case(MIXED), scale=0.6, sliding_window=10)
     (call,) = library.calls
     assert call["queries"] == 33 + 5 + 2
-    assert call["keys"] == 33 + (5 + 9) + 3
+    assert call["keys"] == 33 + (5 + 9) + 4
     assert call["window"] == (9, 0)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 128])
 def test_flash_attn_4_reads_the_pages_of_a_chunk_in_place(block_size: int) -> None:
     library = Library()
-    case = step(MIXED, block_size, head_dim=64)
+    case = make_case(MIXED, block_size=block_size, head_dim=64)
     options = {"sliding_window": 10, "softcap": 2.0, "sinks": torch.linspace(-1, 2, 4)}
     found = create("flash-attn-4", library)(*case, scale=0.6, **options)
     torch.testing.assert_close(
@@ -249,20 +221,20 @@ def test_flash_attn_4_reads_the_pages_of_a_chunk_in_place(block_size: int) -> No
     )
     (call,) = library.calls
     assert call["queries"] == 33 + 5 + 2
-    assert call["keys"] == 33 + 95 + 3
+    assert call["keys"] == 33 + 95 + 4
     assert call["window"] == (9, 0)
     assert call["paged"]
 
 
 def test_attention_with_an_option_the_library_lacks_uses_another_backend() -> None:
     library = Library()
-    create("flash-attn", library)(*step(MIXED), scale=0.6, sinks=torch.zeros(4))
+    create("flash-attn", library)(*make_case(MIXED), scale=0.6, sinks=torch.zeros(4))
     assert not library.calls
 
 
 def test_heads_and_dtypes_that_the_attention_library_refuses_use_another_backend() -> None:
     library = Library()
-    case = step(MIXED)
+    case = make_case(MIXED)
     varlen = flash_attn_varlen(library.flash_attn_varlen_func)
     FlashAttention("flash-attn", varlen, TorchAttention())(*case, scale=0.6)  # fp32
     half = [tensor.bfloat16() for tensor in case[:3]]
@@ -308,7 +280,7 @@ def test_every_backend_of_this_machine_is_near_the_reference_in_half_precision(
     device: str, name: str, options: dict[str, Any]
 ) -> None:
     lengths = [(700, 1), (0, 130), (90, 5), (3, 1), (300, 60)]
-    *tensors, batch = step(lengths, block_size=16, head_dim=64)
+    *tensors, batch = make_case(lengths, block_size=16, head_dim=64)
     half = [tensor.to(device, torch.bfloat16) for tensor in tensors]
     batch.device = torch.device(device)
     found = choose(name, device, torch.bfloat16).backend(*half, batch, scale=0.125, **options)
@@ -321,7 +293,7 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a machine with a GPU that lacks a package, or whose driver does not answer."""
-    probe = backends._probe_gpu.__wrapped__
+    problem = backends._gpu_problem.__wrapped__
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def lacks(module: str) -> None:
@@ -330,11 +302,8 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
     def breaks() -> None:
         raise RuntimeError("CUDA driver version is insufficient\nmore")
 
-    half = (torch.float16, torch.bfloat16)
-    assert probe(breaks, half, torch.float32, "") == (
-        False,
-        "has float16 and bfloat16, not float32",
-    )
+    reasons = {each.name: each.reason for each in available_backends("cuda", torch.float32)}
+    assert reasons["flash-attn"] == "has float16 and bfloat16, not float32"
 
     for create, expected in (
         (
@@ -346,7 +315,7 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
         (lambda: lacks("einops"), "does not load: No module named 'einops'"),
         (breaks, "cannot be set up: CUDA driver version is insufficient"),
     ):
-        assert probe(create, half, torch.bfloat16, "") == (False, expected)
+        assert problem(create, torch.bfloat16) == expected
 
 
 def test_flash_attn_4_is_taken_on_the_gpus_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:

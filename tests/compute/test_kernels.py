@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -63,11 +64,10 @@ def make_case(
     for row, count in enumerate(needed):
         tables[row, :count] = [free.pop() for _ in range(count)]
     counts = np.array([new for _, new in lengths])
-    cache = (num_blocks, block_size, num_kv_heads, head_dim)
+    cache = (2, num_blocks, block_size, num_kv_heads, head_dim)
     return Case(
         torch.randn(int(counts.sum()), num_heads, head_dim, generator=generator),
-        torch.randn(cache, generator=generator),
-        torch.randn(cache, generator=generator),
+        *torch.randn(cache, generator=generator),
         PagedBatch(
             query_starts=np.concatenate([[0], np.cumsum(counts)]),
             context_lens=np.array([before + new for before, new in lengths]),
@@ -265,13 +265,10 @@ def test_cpp_gives_a_request_the_same_bits_in_any_batch_and_with_any_threads(
     assert torch.equal(*results)
     starts = case.batch.query_starts
     for r in range(len(lengths)):
-        alone = PagedBatch(
-            query_starts=np.array([0, lengths[r][1]]),
-            context_lens=case.batch.context_lens[r : r + 1],
-            block_tables=case.batch.block_tables[r : r + 1],
-            slot_mapping=case.batch.slot_mapping,
-            block_size=case.batch.block_size,
-            device=case.batch.device,
+        starts_alone = np.array([0, lengths[r][1]])
+        lens, tables = case.batch.context_lens[r : r + 1], case.batch.block_tables[r : r + 1]
+        alone = replace(
+            case.batch, query_starts=starts_alone, context_lens=lens, block_tables=tables, plans={}
         )
         query = tensors[0][starts[r] : starts[r + 1]]
         actual = chosen(query, tensors[1], tensors[2], alone, scale=0.125)
@@ -303,19 +300,16 @@ def test_cpp_accepts_steps_without_requests_and_requests_without_queries(level: 
     alone = make_case([(20, 1), (9, 0), (3, 4)])
     actual = chosen(*case, scale=0.3)
     torch.testing.assert_close(actual, ReferenceAttention()(*alone, scale=0.3))
-    nothing = PagedBatch(
+    none, tables = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int64)
+    nothing = replace(
+        case.batch,
         query_starts=np.zeros(1, dtype=np.int64),
-        context_lens=np.zeros(0, dtype=np.int64),
-        block_tables=np.zeros((0, 0), dtype=np.int64),
-        slot_mapping=torch.zeros(0, dtype=torch.int64),
-        block_size=4,
-        device=torch.device("cpu"),
+        context_lens=none,
+        block_tables=tables,
+        plans={},
     )
-    assert chosen(case.query[:0], case.key_cache, case.value_cache, nothing, scale=1).shape == (
-        0,
-        4,
-        8,
-    )
+    found = chosen(case.query[:0], case.key_cache, case.value_cache, nothing, scale=1)
+    assert found.shape == (0, 4, 8)
 
 
 @EACH_LEVEL

@@ -88,11 +88,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 @pytest.mark.parametrize("lengths", [MIXED, EDGES], ids=["mixed", "edges"])
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"window": 1},
-        {"window": 9, "softcap": 2.0, "sinks": True},
-    ],
+    [{}, {"window": 1}, {"window": 9, "softcap": 2.0, "sinks": True}],
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_triton_attention_equals_the_reference(

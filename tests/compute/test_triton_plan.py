@@ -109,10 +109,7 @@ pairs = st.tuples(st.integers(0, 5000), st.one_of(st.integers(0, 3), st.integers
     st.sampled_from([H200, L4]),
 )
 def test_in_any_step_every_query_is_covered_by_a_triton_program(
-    lengths: list[tuple[int, int]],
-    window: int | None,
-    heads: tuple[int, int],
-    device: Device,
+    lengths: list[tuple[int, int]], window: int | None, heads: tuple[int, int], device: Device
 ) -> None:
     num_heads, num_kv_heads = heads
     launches = plan(

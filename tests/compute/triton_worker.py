@@ -20,6 +20,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -39,7 +40,7 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
 from stepscope.kernels.dispatch import fused
-from stepscope.kernels.paged_attention import BatchTensors, PagedBatch
+from stepscope.kernels.paged_attention import BatchTensors
 from stepscope.kernels.reference import ReferenceAttention
 from stepscope.kernels.triton import attend as triton_attend
 from stepscope.kernels.triton import combine as triton_combine
@@ -126,15 +127,7 @@ def padded(request: dict[str, Any]) -> dict[str, Any]:
     room.block_tables.zero_()
     room.context_lens[: len(lengths)] = contexts
     room.block_tables[: len(lengths), : tables.shape[1]] = tables
-    batch = PagedBatch(
-        query_starts=planned.batch.query_starts,
-        context_lens=planned.batch.context_lens,
-        block_tables=planned.batch.block_tables,
-        slot_mapping=planned.batch.slot_mapping,
-        block_size=case.batch.block_size,
-        device=DEVICE,
-        tensors=room,
-    )
+    batch = replace(planned.batch, tensors=room, plans={})
     query = torch.randn(request["planned"], *case.query.shape[1:], device=DEVICE)
     query[: len(lengths)] = case.query
     found = backend(request.get("num_sms", 4))(query, *case[1:3], batch, **options)
@@ -361,10 +354,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
     else:
         ours.backend = TritonAttention(Device.of(DEVICE))
         kernels = fused._DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
-        with (
-            mock.patch.object(fused, "default_library", return_value=None),
-            mock.patch.object(fused, "_on_device", return_value=kernels),
-        ):
+        with mock.patch.object(fused, "_kernels_for", return_value=kernels):
             prepare(ours, config, tell, TrialGpu())
             found, shapes = serve(ours)
             ahead, num_ahead = pipelined(ours)

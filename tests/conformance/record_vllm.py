@@ -112,8 +112,7 @@ def make_scheduler(
             else None
         ),
         cache_config=CacheConfig(
-            block_size=block_size,
-            enable_prefix_caching=workload.get("enable_prefix_caching", True),
+            block_size=block_size, enable_prefix_caching=workload.get("enable_prefix_caching", True)
         ),
         device_config=DeviceConfig("cpu"),
     )

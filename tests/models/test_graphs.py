@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
+from stepscope.engine.execution.graph_inputs import DecodeBuffers, StepInputs
 from stepscope.engine.execution.graphs import (
     LARGEST_GRAPH,
-    DecodeGraphs,
-    StepBuffers,
-    StepInputs,
+    StepGraphs,
     graph_sizes,
 )
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
@@ -39,7 +38,7 @@ class Model:
         self.cache = torch.zeros(SCRATCH_SLOT + BLOCK_SIZE, dtype=torch.int64)
         self.sizes: list[int] = []
 
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, backend: object = None) -> torch.Tensor:
         self.sizes.append(len(inputs.input_ids))
         tensors = inputs.batch.on_device()
         self.cache[inputs.batch.slot_mapping] = 1000 * inputs.input_ids + inputs.positions
@@ -79,16 +78,16 @@ def steps(rng: np.random.Generator, num_steps: int) -> Iterator[list[ScheduledRo
 def eager(model: Model, batch: InputBatch) -> torch.Tensor:
     """Run a step without graphs."""
     size = len(batch.input_ids)
-    buffers = StepBuffers(size, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    buffers = DecodeBuffers(size, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
     buffers.fill(batch, size)
-    return model.forward(buffers.inputs(size))
+    return model.forward(buffers.inputs(size, size))
 
 
-def recorded(model: Model, most: int) -> DecodeGraphs:
+def recorded(model: Model, most: int) -> StepGraphs:
     sizes = graph_sizes(most)
-    buffers = StepBuffers(most, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    buffers = DecodeBuffers(most, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
     logits = torch.zeros(most, VOCAB_SIZE)
-    graphs = DecodeGraphs(sizes, model.forward, buffers, logits, RelaunchingDevice())
+    graphs = StepGraphs(sizes, model.forward, None, buffers, logits, RelaunchingDevice())
     graphs.record(lambda what, share: None)
     return graphs
 
@@ -99,60 +98,39 @@ def test_a_replayed_graph_gives_the_same_result_as_an_eager_step(seed: int) -> N
     plain, replayed = Model(), Model()
     graphs = recorded(replayed, 6)
     tables, again = BlockTables(), BlockTables()
+    tokens: dict[int, int] = {}  # known only on the device: rows of the step begin with them
     for rows in steps(np.random.default_rng(seed), 20):
-        batch = input_batch.build(rows, tables, BLOCK_SIZE)
-        size = graphs.size_for(batch)
-        assert size is not None
-        assert size >= len(rows)
-        graphs.fill(input_batch.build(rows, again, BLOCK_SIZE), size)
-        found = graphs.run(size, len(rows))
-        assert torch.equal(found, eager(plain, batch))
-        # Padding has written to no request's slots.
-        assert torch.equal(replayed.cache[:SCRATCH_SLOT], plain.cache[:SCRATCH_SLOT])
-        for row in rows:
-            row.request.token_ids.append(int(found.argmax()) % 9)
-
-
-def test_graphs_accept_tokens_that_are_only_on_the_device() -> None:
-    plain, replayed = Model(), Model()
-    graphs = recorded(replayed, 6)
-    tables, again = BlockTables(), BlockTables()
-    rng = np.random.default_rng(3)
-    tokens: dict[int, int] = {}  # sampled in the step before; the rows of this step begin with them
-    num_fed = 0
-    for rows in steps(rng, 30):
         batch = input_batch.build(rows, tables, BLOCK_SIZE)
         for row in rows:
             if row.request.request_id in tokens:
                 assert row.request.token_ids.pop() == tokens[row.request.request_id]
         unknown = input_batch.build(rows, again, BLOCK_SIZE, ahead=True)
-        assert [tokens[name] for name in unknown.fed_by] == batch.input_ids[
-            list(unknown.fed_at)
-        ].tolist()
-        assert not unknown.input_ids[list(unknown.fed_at)].any()
-        num_fed += len(unknown.fed_at)
+        fed_at = list(unknown.fed_at)
+        assert [tokens[name] for name in unknown.fed_by] == batch.input_ids[fed_at].tolist()
+        assert not unknown.input_ids[fed_at].any()
         size = graphs.size_for(unknown)
         assert size is not None
+        assert size >= len(rows)
         fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
-        graphs.fill(unknown, size, fed if len(fed) else None)
+        graphs.buffers.fill(unknown, size, fed if len(fed) else None)
         found = graphs.run(size, len(rows))
         assert torch.equal(found, eager(plain, batch))
+        # Padding has written to no request's slots.
+        assert torch.equal(replayed.cache[:SCRATCH_SLOT], plain.cache[:SCRATCH_SLOT])
         for row in rows:
-            if row.request.request_id in tokens:
-                row.request.token_ids.append(tokens[row.request.request_id])
-        tokens = {row.request.request_id: int(found.argmax()) % 9 for row in rows}
-        for row in rows:
-            row.request.token_ids.append(tokens[row.request.request_id])
-    assert num_fed > 30
+            name = row.request.request_id
+            row.request.token_ids += [tokens[name]] if name in tokens else []
+            tokens[name] = int(found.argmax()) % 9
+            row.request.token_ids.append(tokens[name])
 
 
 def test_the_largest_graph_is_recorded_first_and_progress_is_reported() -> None:
     model = Model()
     told: list[float] = []
     sizes = graph_sizes(6)
-    buffers = StepBuffers(6, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
-    graphs = DecodeGraphs(
-        sizes, model.forward, buffers, torch.zeros(6, VOCAB_SIZE), RelaunchingDevice()
+    buffers = DecodeBuffers(6, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
+    graphs = StepGraphs(
+        sizes, model.forward, None, buffers, torch.zeros(6, VOCAB_SIZE), RelaunchingDevice()
     )
     graphs.record(lambda what, share: told.append(share))
     assert model.sizes == [6, 4, 2, 1]

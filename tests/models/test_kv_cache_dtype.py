@@ -12,15 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.protocol.settings.engine_config import EngineConfig, KVCacheDtype
+from stepscope.engine.protocol.settings.engine_config import KVCacheDtype
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
 from stepscope.kernels.fp8 import to_fp8
+from tests.support.engines.tiny_runner import load_tiny, next_row, run_rows
 
 MAX_MODEL_LEN = 256
 NUM_OUTPUT = 8
@@ -28,19 +27,8 @@ PROMPT_LENGTHS = (5, 64, 101)
 
 
 def load(folder: Path, kv_cache_dtype: KVCacheDtype, **settings: Any) -> ModelRunner:
-    config = EngineConfig(
-        model=str(folder),
-        **{
-            "dtype": "float32",
-            "device": "cpu",
-            "threads": 1,
-            "kv_memory": "256KB",
-            "max_model_len": MAX_MODEL_LEN,
-            "kv_cache_dtype": kv_cache_dtype,
-            **settings,
-        },
-    )
-    return load_runner(config, lambda what, share: None)
+    settings = {"kv_memory": "256KB", "kv_cache_dtype": kv_cache_dtype, **settings}
+    return load_tiny(folder, **settings)
 
 
 class RoundedCache(DynamicCache):
@@ -73,14 +61,7 @@ def run(runner: ModelRunner, prompt: list[int], chunk: int) -> list[int]:
         range(runner.num_blocks), -(-(len(prompt) + NUM_OUTPUT) // runner.block_size)
     )
     while request.num_output_tokens < NUM_OUTPUT:
-        start = request.num_computed_tokens
-        count = min(chunk, request.num_tokens - start)
-        phase = Phase.DECODE if start >= len(prompt) else Phase.PREFILL
-        row = ScheduledRow(request, phase, start, count, start + count == request.num_tokens)
-        (token,) = runner.execute(ScheduledStep(0, [row])).token_ids
-        request.num_computed_tokens += count
-        if token is not None:
-            request.token_ids.append(token)
+        run_rows(runner, [next_row(request, chunk)])
     return request.output_token_ids
 
 
@@ -135,8 +116,6 @@ def test_a_smaller_kv_dtype_fits_proportionally_more_blocks(
 
 
 def test_a_backend_that_reads_one_dtype_only_is_refused_with_the_reason() -> None:
-    from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
-
     with pytest.raises(BackendUnavailableError, match="no KV cache in float8_e4m3fn for queries"):
         choose("flash-attn", "cuda", torch.bfloat16, torch.float8_e4m3fn)
 

@@ -37,12 +37,7 @@ def sampled(
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_logprobs_are_the_log_softmax_of_the_raw_logits(
-    on_host: bool,
-    seed: int,
-    vocab_size: int,
-    num_top: int,
-    temperature: float,
-    dtype: torch.dtype,
+    on_host: bool, seed: int, vocab_size: int, num_top: int, temperature: float, dtype: torch.dtype
 ) -> None:
     logits = 4 * torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed))
     logits = logits.to(dtype)

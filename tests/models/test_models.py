@@ -1,6 +1,8 @@
 """Finding, checking and loading models: what works, and a one-line error for what does not."""
 
 import json
+import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from tests.support.engines.tiny_runner import next_row, run_rows
 
 
 def quiet(what: str, share: float) -> None:
@@ -77,74 +80,72 @@ def test_a_model_in_the_hugging_face_cache_is_found_by_name(
     assert runner.description["model"] == "some/tiny"
 
 
-def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    assert "config.json is missing" in refusal(lambda: load(folder))
+WEIGHTS = "model.safetensors"
 
 
-@pytest.mark.parametrize("content", ["{", "[]", ""])
-def test_a_config_that_is_no_json_object_is_refused(folder: Path, content: str) -> None:
-    (folder / "config.json").write_text(content)
-    assert "config.json" in refusal(lambda: load(folder))
-
-
-def test_a_folder_without_weights_is_refused(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    assert "has no weights (*.safetensors)" in refusal(lambda: load(folder))
-    (folder / "pytorch_model.bin").write_bytes(b"x")
-    assert "pytorch_model.bin is of another format" in refusal(lambda: load(folder))
-
-
-def test_a_missing_weight_file_named_by_the_index_is_refused(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+def lose_one_of_two(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / checkpoint.INDEX).write_text(json.dumps({"weight_map": names}))
-    message = refusal(lambda: load(folder))
-    assert "lacks 1 of 2 weight files (first: model-00002-of-00002.safetensors)" in message
 
 
-@pytest.mark.parametrize("num_bytes", [0, 5, 100, 50_000])
-def test_truncated_weights_are_refused(folder: Path, num_bytes: int) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:num_bytes])
-    message = refusal(lambda: load(folder))
-    assert "model.safetensors" in message
-    assert "copy it again" in message
+def cut_to(num_bytes: int) -> Callable[[Path], object]:
+    return lambda folder: os.truncate(folder / WEIGHTS, num_bytes)
 
 
-def test_weights_with_a_damaged_header_are_refused(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    content = bytearray(file.read_bytes())
+def damage_header(folder: Path) -> None:
+    content = bytearray((folder / WEIGHTS).read_bytes())
     content[8:12] = b"\xff\xff\xff\xff"
-    file.write_bytes(content)
-    assert "is damaged, or cut short" in refusal(lambda: load(folder))
+    (folder / WEIGHTS).write_bytes(content)
 
 
-def test_weights_that_lack_a_tensor_are_refused_not_filled_with_noise(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
+def lose_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
     del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    message = refusal(lambda: load(folder))
-    assert "lack 1 tensors (first: model.layers.1.mlp.up_proj.weight)" in message
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def test_weights_whose_shape_differs_from_the_config_are_refused(folder: Path) -> None:
+def change_a_shape(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
-    message = refusal(lambda: load(folder))
-    assert "6 weights of model are not of the shape its config says" in message
-    assert "mlp.down_proj.weight is [64, 96], not [64, 80]" in message
 
 
-def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-    assert "has no tokenizer" in refusal(lambda: load(folder))
-
-
-def test_a_broken_tokenizer_is_refused(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text("{}")
-    assert "tokenizer in" in refusal(lambda: load(folder))
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text(""), "config.json"),
+        (lambda folder: (folder / WEIGHTS).unlink(), r"has no weights \(\*.safetensors\)"),
+        (
+            lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
+            "pytorch_model.bin is of another format",
+        ),
+        (lose_one_of_two, r"lacks 1 of 2 weight files \(first: model-00002-of-00002.safetensors"),
+        (cut_to(0), "model.safetensors.*copy it again"),
+        (cut_to(5), "model.safetensors.*copy it again"),
+        (cut_to(100), "model.safetensors.*copy it again"),
+        (cut_to(50_000), "model.safetensors.*copy it again"),
+        (damage_header, "is damaged, or cut short"),
+        (lose_a_tensor, r"lack 1 tensors \(first: model.layers.1.mlp.up_proj.weight\)"),
+        (
+            change_a_shape,
+            "6 weights of model are not of the shape its config says.*"
+            r"mlp.down_proj.weight is \[64, 96\], not \[64, 80\]",
+        ),
+        (
+            lambda folder: [each.unlink() for each in folder.glob("tokenizer*.json")],
+            "has no tokenizer",
+        ),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer in"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_in_one_line(
+    folder: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    damage(folder)
+    assert re.search(said, refusal(lambda: load(folder)))
 
 
 # --- models that cannot be served exactly
@@ -229,22 +230,13 @@ def test_attention_options_that_are_not_implemented_are_refused_not_ignored(
     layer = torch.nn.Identity()
     layer.layer_idx = 0
     states = torch.zeros(1, 2, 3, 8)
-    message = refusal(
-        lambda: attention(layer, states, states, states, None, step_context=Probe(), **setting)
-    )
-    assert f"asks attention for {asked}" in message
-    attention(
-        layer, states, states, states, None, step_context=Probe(), dropout=0.0, use_cache=None
-    )
 
+    def attend(mask: torch.Tensor | None = None, **options: object) -> None:
+        attention(layer, states, states, states, mask, step_context=Probe(), **options)
 
-def test_a_models_own_attention_mask_is_refused() -> None:
-    layer, states = torch.nn.Identity(), torch.zeros(1, 2, 3, 8)
-    layer.layer_idx = 0
-    message = refusal(
-        lambda: attention(layer, states, states, states, torch.ones(3, 3), step_context=Probe())
-    )
-    assert "attention_mask" in message
+    assert f"asks attention for {asked}" in refusal(lambda: attend(**setting))
+    attend(dropout=0.0, use_cache=None)
+    assert "attention_mask" in refusal(lambda: attend(torch.ones(3, 3)))
 
 
 # --- how long a request may be
@@ -300,32 +292,22 @@ def test_scaled_positions_reach_as_far_as_vllm_lets_them(tmp_path: Path) -> None
 # --- settings
 
 
-def test_a_missing_gpu_is_refused(folder: Path) -> None:
-    message = refusal(lambda: load(folder, device="cuda:99"))
-    assert "device 'cuda:99' is not there" in message
-    assert "--device cpu" in message
-
-
-def test_overlap_on_a_cpu_is_refused(folder: Path) -> None:
-    message = refusal(lambda: load(folder, device="cpu", overlap="on"))
-    assert "overlap: a CPU runs the model within the launch" in message
-    assert "--overlap auto" in message
-
-
-@pytest.mark.parametrize("device", ["tpu", "meta", ""])
-def test_an_unknown_device_is_refused(folder: Path, device: str) -> None:
-    assert "device is auto, cpu, cuda or cuda:N" in refusal(lambda: load(folder, device=device))
-
-
-def test_an_unknown_attention_backend_is_refused(folder: Path) -> None:
-    assert "there are: auto, flash-attn, triton, cpu, torch, reference" in refusal(
-        lambda: load(folder, attention="warp")
-    )
-
-
-def test_kv_memory_that_does_not_hold_one_request_is_refused(folder: Path) -> None:
-    message = refusal(lambda: load(folder, kv_memory="64KB"))
-    assert "one request of max_model_len=512 tokens needs" in message
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"device": "cuda:99"}, "device 'cuda:99' is not there.*--device cpu"),
+        ({"device": "tpu"}, "device is auto, cpu, cuda or cuda:N"),
+        ({"device": "meta"}, "device is auto, cpu, cuda or cuda:N"),
+        ({"device": ""}, "device is auto, cpu, cuda or cuda:N"),
+        ({"overlap": "on"}, "overlap: a CPU runs the model within the launch.*--overlap auto"),
+        ({"attention": "warp"}, "there are: auto, flash-attn, triton, cpu, torch, reference"),
+        ({"kv_memory": "64KB"}, "one request of max_model_len=512 tokens needs"),
+    ],
+)
+def test_a_setting_that_does_not_fit_the_machine_or_the_model_is_refused(
+    folder: Path, setting: dict[str, object], said: str
+) -> None:
+    assert re.search(said, refusal(lambda: load(folder, **setting)))
 
 
 def test_environment_variables_are_set_but_never_overwritten(
@@ -334,8 +316,6 @@ def test_environment_variables_are_set_but_never_overwritten(
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    import os
-
     prepare_environment(EngineConfig(threads=3))
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
     assert os.environ["OMP_NUM_THREADS"] == "3"
@@ -421,13 +401,8 @@ def test_the_demo_model_is_created_once_and_served_like_any_other(cache: Path) -
 
     request = Request(1, runner.tokenizer.encode("Once upon a time"), SamplingParams(), 0)
     request.block_table = [3, 1, 2, 7, 5]
-    start = 0
-    for step in range(48):
-        row = ScheduledRow(request, Phase.PREFILL, start, request.num_tokens - start, True)
-        start = request.num_tokens
-        (token_id,) = runner.execute(ScheduledStep(step, [row])).token_ids
-        assert token_id is not None
-        request.token_ids.append(token_id)
+    for _ in range(48):
+        run_rows(runner, [next_row(request, request.num_tokens)])
     text = runner.tokenizer.decode(request.output_token_ids)
     assert len(set(text)) > 10, f"it repeats itself: {text!r}"
     assert demo.EOS_TOKEN_ID not in request.output_token_ids

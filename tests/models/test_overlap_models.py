@@ -14,16 +14,15 @@ import pytest
 import torch
 
 from stepscope.engine.control.intake import Intake
-from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.sampling.sampler import Sampler
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.request import Request
 from tests.support.engines.core_ends import Client
+from tests.support.engines.tiny_runner import load_tiny
 from tests.support.engines.whole_core import WholeCore
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
@@ -46,17 +45,7 @@ def served(
 ) -> Served:
     family, model_impl = request.param.split("-")
     folder = tiny_checkpoint(family)
-    config = EngineConfig(
-        model=str(folder),
-        model_impl=model_impl,
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        kv_memory="4MB",
-        max_model_len=LIMITS.max_model_len,
-        seq_capacity=LIMITS.max_num_seqs,
-    )
-    runner = load_runner(config, lambda what, share: None)
+    runner = load_tiny(folder, model_impl=model_impl, seq_capacity=LIMITS.max_num_seqs)
     rng = random.Random(5)
     prompts = [[rng.randrange(256) for _ in range(length)] for length in LENGTHS]
     generate = greedy_oracle(folder)

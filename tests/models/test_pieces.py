@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
-from stepscope.engine.execution.graphs import StepInputs, TokenBuffers
+from stepscope.engine.execution.graph_inputs import StepInputs, TokenBuffers
+from stepscope.engine.execution.graphs import LARGEST_STEP, StepGraphs, piece_sizes
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
-from stepscope.engine.execution.pieces import LARGEST_STEP, PieceGraphs, piece_sizes
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
@@ -96,9 +96,9 @@ def paged(batch: InputBatch) -> PagedBatch:
     )
 
 
-def recorded(model: Model, sizes: list[int]) -> PieceGraphs:
+def recorded(model: Model, sizes: list[int]) -> StepGraphs:
     cpu = torch.device("cpu")
-    graphs = PieceGraphs(
+    graphs = StepGraphs(
         sizes,
         model.forward,
         ReferenceAttention(),
@@ -126,7 +126,7 @@ def test_replayed_pieces_give_the_logits_and_keys_of_an_ordinary_step(seed: int)
         size = graphs.size_for(unknown)
         assert size == next(each for each in (4, 16, 64) if each >= len(batch.input_ids))
         fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
-        graphs.fill(unknown, fed if len(fed) else None)
+        graphs.buffers.fill(unknown, size, fed if len(fed) else None)
         found = graphs.run(size, len(batch.logits_of), paged(unknown))
         torch.testing.assert_close(found, eager(plain, batch))
         for ours, theirs in zip(replayed.caches, plain.caches, strict=True):

@@ -17,13 +17,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.sampling.sampler import Sampler, uniform
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from tests.support.engines.tiny_runner import load_tiny, next_row, run_rows
 
 BOTH_WAYS = pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
 # Closer to a border than this, rounding decides on which side of it a number is.
@@ -143,10 +140,7 @@ def test_greedy_text_with_a_repetition_penalty_equals_that_of_transformers_gener
     tiny_checkpoint: Callable[..., Path], penalty: float
 ) -> None:
     folder = tiny_checkpoint("qwen3")
-    config = EngineConfig(
-        model=str(folder), dtype="float32", device="cpu", threads=1, kv_memory="2MB"
-    )
-    runner = load_runner(config, lambda what, share: None)
+    runner = load_tiny(folder)
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = [7, 7, 80, 9, 200, 13, 7, 44]
     expected = oracle.generate(
@@ -162,12 +156,6 @@ def test_greedy_text_with_a_repetition_penalty_equals_that_of_transformers_gener
     request = Request(0, prompt, SamplingParams(repetition_penalty=penalty), arrival_ns=0)
     request.block_table = list(range(4))
     while request.num_output_tokens < 40:
-        start = request.num_computed_tokens
-        count = request.num_tokens - start
-        row = ScheduledRow(request, Phase.PREFILL, start, count, True)
-        (token_id,) = runner.execute(ScheduledStep(0, [row])).token_ids
-        assert token_id is not None
-        request.num_computed_tokens = request.num_tokens
-        request.token_ids.append(token_id)
+        run_rows(runner, [next_row(request, request.num_tokens)])
     assert request.output_token_ids == expected
     assert len(set(expected)) > (30 if penalty > 1 else 0)

@@ -1,7 +1,6 @@
 """Sampling options sent over the control socket take effect: a real engine with a tiny model."""
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,33 +11,18 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from stepscope.engine.client.client import CommandRefused, ControlClient
-from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.server import ControlServer
-from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol.commands import (
-    Abort,
-    ChatMessage,
-    Pause,
-    Resume,
-    Shutdown,
-    StepOnce,
-    Submit,
-)
+from stepscope.engine.protocol.commands import Abort, ChatMessage, Pause, Resume, StepOnce, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitted
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.text.stop_strings import StopText
-from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
-from tests.support.engines.simulated_run import simulated_info
+from stepscope.engine.transport.endpoints import Endpoint
+from tests.support.engines.live_engine import running_engine
+from tests.support.engines.tiny_runner import load_tiny, run_scheduled
 
 LIMITS = Limits(max_num_batched_tokens=1024, max_num_seqs=16, max_model_len=256)
 NUM_BLOCKS = 64
@@ -52,43 +36,16 @@ def folder(tiny_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(folder: Path) -> ModelRunner:
-    config = EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        kv_memory="2MB",
-        max_model_len=LIMITS.max_model_len,
-        seq_capacity=LIMITS.max_num_seqs,
-    )
-    return load_runner(config, lambda what, share: None)
+    return load_tiny(folder, kv_memory="2MB", seq_capacity=LIMITS.max_num_seqs)
 
 
 @pytest.fixture(scope="module")
 def endpoint(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """The endpoint of an engine on a thread of the test's process."""
-    endpoint = Endpoint.parse(f"{tmp_path_factory.mktemp('live')}/engine")
-    with EndpointLock(endpoint):
-        publisher = Publisher(endpoint.telemetry, ring_size=64)
-        core = EngineCore(
-            simulated_info(LIMITS, NUM_BLOCKS, 16, seed=0, is_served=True),
-            runner,
-            Scheduler(KVCacheManager(NUM_BLOCKS, 16), Knobs(max_num_seqs=16), LIMITS),
-            LIMITS,
-            publisher,
-            runner.eos_token_ids,
-        )
-        intake = Intake(runner.tokenizer, runner.vocab_size, LIMITS.max_model_len)
-        control = ControlServer(endpoint.control, core, intake, runner.tokenizer, publisher.replay)
-        control.start()
-        thread = threading.Thread(target=core.run, name="engine")
-        thread.start()
-        yield endpoint
-        core.inbox.put(Call(Shutdown(), SilentClient()))
-        thread.join(timeout=60)
-        assert not thread.is_alive(), "the engine did not stop"
-        control.close()
-        publisher.close()
+    served = {"runner": runner, "limits": LIMITS, "num_blocks": NUM_BLOCKS}
+    told = {"tokenizer": runner.tokenizer, "eos_token_ids": runner.eos_token_ids}
+    with running_engine(tmp_path_factory.mktemp("live"), **served, **told) as engine:
+        yield engine.endpoint
 
 
 @pytest.fixture
@@ -160,37 +117,6 @@ def test_a_stop_string_ends_the_text_and_the_request(
     assert kv.used == 0
 
 
-def test_a_request_that_meets_its_stop_string_frees_its_blocks_in_that_step(
-    client: ControlClient,
-) -> None:
-    text = text_of(answered(client, asked()))
-    num_tokens = len(tokens_of(answered(client, asked(stop=(text[20:24],)))))
-    client.ask(Pause())
-    wanted = client.send(asked(stop=(text[20:24],)))
-    client.ask(StepOnce(n=num_tokens))
-    outputs = []
-    while not outputs or outputs[-1].finish_reason is None:
-        reply = client.receive(10.0)
-        assert reply is not None
-        if reply[0] == wanted and isinstance(reply[1], Output):
-            outputs.append(reply[1])
-    snapshot = client.snapshot()
-    client.ask(Resume())
-    assert snapshot.requests == []
-    assert snapshot.kv is not None
-    assert snapshot.kv.used == 0
-    assert len(outputs) == num_tokens
-
-
-def test_text_held_back_for_a_stop_string_is_sent_at_the_end(client: ControlClient) -> None:
-    text = text_of(answered(client, asked(max_tokens=30)))
-    # Begins as the text ends, and never becomes whole.
-    never = text[-2:] + "\x00\x01\x02"
-    outputs = answered(client, asked(max_tokens=30, stop=(never,)))
-    assert text_of(outputs) == text
-    assert (outputs[-1].finish_reason, outputs[-1].stop) == ("length", None)
-
-
 def test_an_aborted_request_sends_the_text_held_back_for_a_stop_string(
     client: ControlClient,
 ) -> None:
@@ -232,9 +158,7 @@ def test_a_stop_token_ends_a_request_and_is_named(
     assert text_of(outputs) == bytes(spelled).decode(errors="replace")
 
 
-def test_stop_strings_work_for_clients_that_want_no_text(
-    client: ControlClient,
-) -> None:
+def test_stop_strings_work_for_clients_that_want_no_text(client: ControlClient) -> None:
     text = text_of(answered(client, asked()))
     outputs = answered(client, asked(with_text=False, stop=(text[20:24],), logprobs=1))
     assert outputs[-1].stop == text[20:24]
@@ -273,25 +197,6 @@ def test_logprobs_sent_to_a_client_are_those_of_the_model(
                 assert each.text == chr(each.token_id)
 
 
-def test_repetition_and_presence_penalties_change_the_text(client: ControlClient) -> None:
-    plain = tokens_of(answered(client, asked(max_tokens=100)))
-    different = tokens_of(answered(client, asked(max_tokens=100, repetition_penalty=10.0)))
-    assert len(set(different)) > len(set(plain))
-    prompt = set(PROMPT.encode())
-    assert len(prompt.intersection(different)) < len(prompt)
-    never_twice = tokens_of(answered(client, asked(presence_penalty=2.0, frequency_penalty=2.0)))
-    assert never_twice != tokens_of(answered(client, asked()))
-
-
-def test_no_stop_string_counts_before_min_tokens(client: ControlClient) -> None:
-    text = text_of(answered(client, asked()))
-    at_once = answered(client, asked(stop=(text[0],)))
-    assert len(at_once) == 1
-    outputs = answered(client, asked(stop=(text[0],), min_tokens=5))
-    assert len(outputs) > 5
-    assert text_of(outputs).startswith(text[0])
-
-
 def test_messages_that_the_chat_template_rejects_are_refused(client: ControlClient) -> None:
     with pytest.raises(CommandRefused) as refused:
         client.ask(Submit(messages=[]))
@@ -306,19 +211,10 @@ def run_all(
 ) -> list[list[int]]:
     """Run the real scheduler with the runner until all requests have ended."""
     knobs = Knobs(
-        max_num_batched_tokens=budget,
-        max_num_seqs=16,
-        reserve="none",
-        enable_prefix_caching=False,
+        max_num_batched_tokens=budget, max_num_seqs=16, reserve="none", enable_prefix_caching=False
     )
     scheduler = Scheduler(KVCacheManager(num_blocks, 16), knobs, LIMITS)
-    for request in requests:
-        scheduler.add(request)
-    while scheduler.has_work():
-        rows = scheduler.schedule()
-        scheduler.update(rows, runner.execute(ScheduledStep(0, rows)).token_ids)
-        scheduler.drain_events()
-        scheduler.kv.drain_moves()
+    run_scheduled(runner, scheduler, requests)
     return [request.output_token_ids for request in requests]
 
 

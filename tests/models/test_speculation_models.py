@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.sampling.sampler import Sampler
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.acceptance import accepted, take_bursts
@@ -19,20 +17,13 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep
+from tests.support.engines.tiny_runner import load_tiny
 
 LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=256)
 
 
 def outputs(folder: Path, temperature: float, **knobs: object) -> tuple[object, int]:
-    config = EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        kv_memory="4MB",
-        max_model_len=256,
-    )
-    runner = load_runner(config, lambda what, share: None)
+    runner = load_tiny(folder)
     kv = KVCacheManager(28, 16)
     settings = {"max_num_batched_tokens": 48, "max_num_seqs": 16, **knobs}
     scheduler = Scheduler(kv, Knobs(**settings), LIMITS)  # type: ignore[arg-type]
@@ -65,13 +56,8 @@ def test_tokens_with_drafts_equal_those_without(
     expected, _ = outputs(folder, temperature)
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     for num_tokens in (1, 4):
-        actual, num_accepted = outputs(
-            folder,
-            temperature,
-            speculative="ngram",
-            num_speculative_tokens=num_tokens,
-            **lookup,
-        )
+        knobs = {"speculative": "ngram", "num_speculative_tokens": num_tokens, **lookup}
+        actual, num_accepted = outputs(folder, temperature, **knobs)
         assert actual == expected
         if temperature == 0:
             assert num_accepted > 0

@@ -13,21 +13,26 @@ from stepscope.tui.views.panels import header, key_figures
 from tests.support.screens.screen_text import main_text
 
 
-async def test_an_idle_engine_shows_its_last_step_its_max_num_seqs_and_its_budget(
-    still_source: Callable[..., Any],
-) -> None:
-    busy = still_source()
-    snapshot = busy.history.snapshot()
-    history = History()
-    knobs = {"max_num_batched_tokens": 512, "max_num_seqs": 32}
-    idle = {"knobs": knobs, "state": "idle", "num_running": 0, "num_waiting": 0, "requests": []}
-    history.reset(msgspec.structs.replace(snapshot, **idle))
-    source = type(busy)(history)
-    app = Dashboard(source, history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0)
+async def screen_of(source: Any) -> str:
+    app = Dashboard(
+        source, source.history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0
+    )
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         text = main_text(app)
     app.close()
+    return text
+
+
+async def test_an_idle_engine_shows_its_last_step_its_max_num_seqs_and_its_budget(
+    still_source: Callable[..., Any],
+) -> None:
+    busy = still_source()
+    history = History()
+    knobs = {"max_num_batched_tokens": 512, "max_num_seqs": 32}
+    idle = {"knobs": knobs, "state": "idle", "num_running": 0, "num_waiting": 0, "requests": []}
+    history.reset(msgspec.structs.replace(busy.history.snapshot(), **idle))
+    text = await screen_of(type(busy)(history))
     for part in ("step 399", "RUN 0/32", "BUDGET —/512", "idle since step 399; 'stepscope load'"):
         assert part in text, part
 
@@ -49,14 +54,9 @@ async def test_an_engine_without_new_steps_does_not_look_busy(
     history = source.history
     last = history.record(399)
     assert last is not None
-    message = EngineStatus(
-        state=state,
-        step=399,
-        time_ns=last.tokens_ns + 10**9,
-        num_running=2,
-        num_waiting=0,
-        events=[],
-    )
+    time_ns = last.tokens_ns + 10**9
+    status_now = {"state": state, "num_running": 2, "num_waiting": 0, "events": []}
+    message = EngineStatus(step=399, time_ns=time_ns, **status_now)
     history.append(history.last_sequence + 1, message)
     source.status = status
     app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
@@ -80,23 +80,14 @@ async def test_a_budget_and_max_num_seqs_set_while_the_engine_is_idle_are_shown_
     history = source.history
     last = history.record(399)
     time_ns = last.tokens_ns + 10**9
-    messages = [
+    knobs: dict[str, Any] = {"max_num_batched_tokens": 300, "max_num_seqs": 7}
+    for message in (
         EngineStatus(state="idle", step=399, time_ns=time_ns, num_running=0, num_waiting=0),
         KnobsChanged(
-            version=9,
-            effective_step=400,
-            who="anna",
-            old={},
-            new={"max_num_batched_tokens": 300, "max_num_seqs": 7},
-            time_ns=time_ns + 1,
+            version=9, effective_step=400, who="anna", old={}, new=knobs, time_ns=time_ns + 1
         ),
-    ]
-    for message in messages:
+    ):
         history.append(history.last_sequence + 1, message)
-    app = Dashboard(source, history, control_endpoint="ipc:///nobody", any_terminal=True, fps=10.0)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        text = main_text(app)
-    app.close()
+    text = await screen_of(source)
     assert "BUDGET     0/300" in text
     assert "RUN 0/7" in text

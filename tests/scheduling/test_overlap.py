@@ -9,13 +9,14 @@ import pytest
 
 from stepscope.engine.bench.measured_run import measure
 from stepscope.engine.control.intake import Intake
+from stepscope.engine.loop import pipeline
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import commands, wire
-from stepscope.engine.protocol.replies import Ack, AnyReply, Output, Submitted
+from stepscope.engine.protocol.replies import Ack, AnyReply, Output
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import DeviceMemoryError, InFlight, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.step_draft import StepDraft
@@ -58,8 +59,6 @@ def test_with_overlap_the_host_works_while_the_device_runs() -> None:
             return Running(self, step)
 
     class Running:
-        is_whole = True
-
         def __init__(self, device: Threaded, step: ScheduledStep) -> None:
             self._result = SimulatedRunner.launch(device, step).collect()
             self._awaited, self._ended = threading.Event(), threading.Event()
@@ -239,59 +238,6 @@ def test_with_overlap_a_knob_change_takes_effect_at_the_step_in_its_ack() -> Non
     ]
 
 
-def test_with_overlap_single_stepping_runs_exactly_the_steps_asked_for() -> None:
-    engine = Engine()
-    client = engine.submit(100)
-    for _ in range(4):
-        engine.core.step()
-    paused = engine.ask(commands.Pause())
-    engine.run()
-    first = paused.replies[0]
-    assert isinstance(first, Ack)
-    assert [record.step for record in engine.sink.records][-1] == first.effective_step - 1
-    assert not engine.core.has_step_in_flight
-    for count in (1, 2, 5):
-        done = len(engine.sink.records)
-        engine.ask(commands.StepOnce(n=count))
-        engine.run()
-        assert len(engine.sink.records) == done + count
-        assert not engine.core.has_step_in_flight
-    engine.ask(commands.Resume())
-    engine.run()
-    assert len(client.tokens) == 100
-
-
-def test_an_abort_during_a_step_ends_the_request_with_its_tokens_so_far() -> None:
-    engine = Engine()
-    kept, gone = engine.submit(30), engine.submit(30)
-    for _ in range(6):
-        engine.core.step()
-    submitted = gone.replies[0]
-    assert isinstance(submitted, Submitted)
-    engine.ask(commands.Abort(request_id=submitted.request_id))
-    engine.run()
-    assert gone.outputs[-1].finish_reason == "abort"
-    assert len(kept.tokens) == 30
-    assert len(gone.tokens) == gone.outputs[-1].num_output_tokens < 30
-    assert engine.scheduler.kv.counts().used == 0
-
-
-def test_a_snapshot_taken_during_a_step_is_the_state_after_the_message_it_names() -> None:
-    engine = Engine()
-    engine.submit(30)
-    for _ in range(4):
-        engine.core.step()
-    asked = engine.ask(commands.GetSnapshot())
-    engine.core.step()
-    (snapshot,) = asked.replies
-    assert isinstance(snapshot, wire.Snapshot)
-    before = engine.sink.messages[: snapshot.sequence + 1]
-    told = sum(len(m.batch or ()) for m in before if isinstance(m, wire.StepRecord))
-    assert [view.num_output_tokens for view in snapshot.requests] == [told]
-    assert isinstance(before[-1], wire.EngineStatus)
-    assert before[-1].kv == snapshot.kv
-
-
 def test_a_stopping_engine_finishes_the_step_in_flight() -> None:
     engine = Engine()
     client = engine.submit(50)
@@ -372,106 +318,50 @@ class NoMemory(SimulatedRunner):
     def __init__(self, room: int) -> None:
         super().__init__(CostModel())
         self.room = room
-        self.num_cut = 0
+        self.num_failed = 0
 
     def launch(self, step: ScheduledStep) -> InFlight:  # type: ignore[override]
-        handle = super().launch(step)
-        size = sum(row.num_tokens for row in step.rows)
-        if size <= self.room:
-            return handle
-        self.num_cut += 1
-        result = handle.collect()
-
-        class Cut:
-            is_whole = False
-
-            def collect(self) -> StepResult:
-                return StepResult(
-                    result.token_ids, result.launch_ns, result.tokens_ns, num_tokens_fit=20
-                )
-
-        return Cut()
+        if sum(row.num_tokens for row in step.rows) > self.room:
+            self.num_failed += 1
+            raise DeviceMemoryError
+        return super().launch(step)
 
 
 def test_after_the_device_ran_out_of_memory_steps_stay_small_for_a_while(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level("INFO", logger="stepscope.engine")
+    monkeypatch.setattr(pipeline, "SMALL_STEPS", 50)
     runner = NoMemory(32)
     engine = Engine(runner)
     clients = [engine.submit(150, first=50 * i) for i in range(3)]
     engine.run()
     assert all(len(client.tokens) == 150 for client in clients)
     records = engine.sink.records
-    assert runner.num_cut == 1, "each step ran out of memory again"
+    assert runner.num_failed == 2, "each step ran out of memory again"  # with 120 tokens, then 60
     limited = [record for record in records if record.token_limit is not None]
-    assert all((r.token_limit, r.token_budget) == (20, 20) for r in limited)
-    assert limited[0].step == 1
-    assert "the next 256 steps have at most 20 tokens" in caplog.text
-    # The limit is lifted and a step as large is tried; if that fails, the limit lasts twice as
-    # long. Once there is memory again, it is gone.
-    engine.submit(200, first=200)
+    assert limited == records[: len(limited)]
+    assert [(r.token_limit, r.token_budget) for r in limited] == [(30, 30)] * len(limited)
+    assert 50 <= len(limited) <= 52
+    engine.submit(2, num_prompt=50, first=600)  # as large a step is tried again
     engine.run()
-    assert "steps of more than 20 tokens are tried again" in caplog.text
-    assert engine.sink.records[-1].token_limit is None
-    engine.submit(2, num_prompt=50, first=600)
+    assert runner.num_failed == 3
+    assert engine.sink.records[-1].token_limit == 25
+
+
+def test_a_request_that_device_memory_cannot_hold_is_ended_with_the_reason() -> None:
+    knobs = {"enable_chunked_prefill": False, "max_num_batched_tokens": 256}
+    engine = Engine(NoMemory(32), knobs=knobs)
+    clients = [engine.submit(20, num_prompt=60), engine.submit(20, num_prompt=30, first=60)]
     engine.run()
-    assert runner.num_cut == 2
-    assert "the next 512 steps have at most 20 tokens" in caplog.text
-    runner.room = 1000
-    for first in (300, 400, 500):
-        engine.submit(200, num_prompt=50, first=first)
-        engine.run()
-    assert runner.num_cut == 2
-    assert engine.sink.records[-1].token_limit is None
-
-
-def test_without_chunked_prefill_a_prompt_above_the_out_of_memory_limit_still_runs() -> None:
-    runner = NoMemory(32)
-    engine = Engine(runner)
-    engine.ask(
-        commands.SetKnobs(changes={"enable_chunked_prefill": False, "max_num_batched_tokens": 512})
-    )
-    clients = [engine.submit(20, num_prompt=60, first=60 * i) for i in range(2)]
-    engine.run()
-    assert all(len(client.tokens) == 20 for client in clients)
-
-
-def test_a_request_ended_for_lack_of_memory_gets_the_reason() -> None:
-    class Hopeless(SimulatedRunner):
-        def launch(self, step: ScheduledStep) -> InFlight:  # type: ignore[override]
-            handle = super().launch(step)
-            bad = [i for i, row in enumerate(step.rows) if row.request.request_id == 1]
-            if not bad:
-                return handle
-            result = handle.collect()
-            token_ids = [None if i in bad else t for i, t in enumerate(result.token_ids)]
-
-            class Cut:
-                is_whole = False
-
-                def collect(self) -> StepResult:
-                    return StepResult(
-                        token_ids,
-                        result.launch_ns,
-                        result.tokens_ns,
-                        num_tokens_fit=40,
-                        unfit_rows=tuple(bad),
-                    )
-
-            return Cut()
-
-    engine = Engine(Hopeless(CostModel()))
-    # The third is admitted in the step of the second, on the blocks that the second was to fill.
-    clients = [engine.submit(10), engine.submit(10, 100, 100), engine.submit(10, 100, 100)]
-    engine.run()
-    assert [client.outputs[-1].finish_reason for client in clients] == ["length", "abort", "length"]
-    assert len(clients[2].tokens) == 10
+    assert [client.outputs[-1].finish_reason for client in clients] == ["abort", "length"]
     events = [event for m in engine.sink.messages for event in getattr(m, "events", [])]
     (aborted,) = (event for event in events if isinstance(event, wire.Aborted))
     assert "no memory" in aborted.reason
-    third = engine.scheduler.kv.counts()
-    assert third.used == 0
+    assert engine.scheduler.kv.counts().used == 0
+    none_at_all = Engine(NoMemory(0))
+    client = none_at_all.submit(20)
+    none_at_all.run()
+    assert client.outputs[-1].finish_reason == "abort"
 
 
 def test_the_throughput_bench_with_overlap_counts_every_step_and_time_once() -> None:

@@ -8,11 +8,9 @@ function of the tokens before them, so the output of each request is known befor
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import Phase as Stage
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.loop.core import EngineCore
@@ -26,26 +24,25 @@ from stepscope.engine.protocol.commands import (
     SetKnobs,
     Submit,
 )
-from stepscope.engine.protocol.replies import AnyReply, Submitted
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
+from stepscope.engine.protocol.replies import Submitted
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import DeviceMemoryError, InFlight, ScheduledStep, StepResult
 from stepscope.recordings.check.ledgers import BlockLedger
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client, Sink
-from tests.support.engines.simulated_run import simulated_info
-
-MAX_MODEL_LEN = 48
-STOP_TOKEN = 3
-LIMITS = Limits(max_num_batched_tokens=96, max_num_seqs=8, max_model_len=MAX_MODEL_LEN)
-
-laws = settings(
-    max_examples=60,
-    phases=[Stage.explicit, Stage.reuse, Stage.generate, Stage.shrink],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+from tests.support.engines.scheduled_loads import (
+    LIMITS,
+    MAX_MODEL_LEN,
+    STOP_TOKEN,
+    contents_of,
+    knob_sets,
+    laws,
+    prompts,
 )
+from tests.support.engines.simulated_run import simulated_info
 
 
 def token_after(token_ids: list[int]) -> int:
@@ -68,7 +65,6 @@ class Handle:
     tokens: dict[int, int]  # request -> what it samples
     has_failed: bool = False
     fails: bool = False
-    is_whole: bool = True
 
     def collect(self) -> StepResult:
         if self.fails:
@@ -82,12 +78,12 @@ class Device:
 
     Attributes:
         failures: number of a launch -> whether it fails there, or when it is collected.
-        unfit: number of a launch -> index of a row that has no room.
+        unfit: numbers of launches for which there is no memory.
     """
 
     block_size: int
     failures: dict[int, bool] = field(default_factory=dict)
-    unfit: dict[int, int] = field(default_factory=dict)
+    unfit: set[int] = field(default_factory=set)
     slots: dict[tuple[int, int], int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     num_launched: int = 0
@@ -110,10 +106,9 @@ class Device:
         fails_now = self.failures.get(number)
         if fails_now:
             raise RuntimeError("the device took no more")
+        if number in self.unfit:
+            raise DeviceMemoryError
         is_void = fails_now is not None or (before is not None and before.has_failed)
-        left_out = self.unfit.get(number)
-        if left_out is not None:
-            left_out %= len(step.rows)
         known = {}
         for row in step.rows:
             tokens = list(row.request.token_ids)
@@ -121,40 +116,29 @@ class Device:
                 assert before is not None, "a token that nobody gives"
                 tokens.append(before.tokens[row.request.request_id])
             known[row.request.request_id] = tokens[: row.start + row.num_tokens]
-        for index, row in enumerate(step.rows):
+        for row in step.rows:
             contents = contents_of(known[row.request.request_id])
             for position in range(row.start, row.start + row.num_tokens):
-                void = is_void or index == left_out
                 slot = self.slot(row.request.block_table, position)
-                self.slots[slot] = -1 if void else contents[position]
+                self.slots[slot] = -1 if is_void else contents[position]
         token_ids: list[int | None] = []
-        for index, row in enumerate(step.rows):
+        for row in step.rows:
             name = row.request.request_id
             contents = contents_of(known[name])
             found = [
                 self.slots.get(self.slot(row.request.block_table, p)) for p in range(len(contents))
             ]
-            if not is_void and left_out is None and found != contents:
+            if not is_void and found != contents:
                 self.problems.append(f"step {step.step}: request {name} reads {found}")
-            token_ids.append(
-                token_after(known[name]) if row.samples and index != left_out else None
-            )
+            token_ids.append(token_after(known[name]) if row.samples else None)
         tokens = {
             row.request.request_id: token
             for row, token in zip(step.rows, token_ids, strict=True)
             if token is not None
         }
-        launch_ns = self.clock()
-        cut = left_out is not None
-        result = StepResult(
-            token_ids,
-            launch_ns,
-            self.clock(),
-            num_tokens_fit=2 if cut else None,
-            unfit_rows=(left_out,) if left_out is not None else (),
-        )
+        result = StepResult(token_ids, self.clock(), self.clock())
         # Results are published when they are collected.
-        return Later(self, Handle(result, tokens, is_void, fails_now is False, not cut))
+        return Later(self, Handle(result, tokens, is_void, fails_now is False))
 
     def slot(self, table: list[int], position: int) -> tuple[int, int]:
         index, offset = divmod(position, self.block_size)
@@ -165,29 +149,12 @@ class Later(Handle):
     """A result whose tokens become known only when they are waited for."""
 
     def __init__(self, device: Device, handle: Handle) -> None:
-        super().__init__(
-            handle.result, handle.tokens, handle.has_failed, handle.fails, handle.is_whole
-        )
+        super().__init__(handle.result, handle.tokens, handle.has_failed, handle.fails)
         self._device = device
 
     def collect(self) -> StepResult:
         result = super().collect()
-        return StepResult(
-            result.token_ids,
-            result.launch_ns,
-            self._device.clock(),
-            num_tokens_fit=result.num_tokens_fit,
-            unfit_rows=result.unfit_rows,
-        )
-
-
-def contents_of(token_ids: list[int]) -> list[int]:
-    """What a slot must hold: a key or value depends on its token and on all before it."""
-    contents, so_far = [], 0
-    for token_id in token_ids:
-        so_far = hash((so_far, token_id))
-        contents.append(so_far)
-    return contents
+        return StepResult(result.token_ids, result.launch_ns, self._device.clock())
 
 
 @dataclass
@@ -209,30 +176,12 @@ class Case:
     resets: set[int]
     snapshots: set[int]
     failures: dict[int, bool] = field(default_factory=dict)
-    unfit: dict[int, int] = field(default_factory=dict)
-
-
-@st.composite
-def knob_sets(draw: st.DrawFn) -> Knobs:
-    chunked = draw(st.sampled_from([True, True, True, False]))
-    budget = draw(st.sampled_from([2, 5, 16, 48, 96]))
-    return Knobs(
-        max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
-        max_num_seqs=draw(st.integers(1, 8)),
-        enable_chunked_prefill=chunked,
-        batching=draw(st.sampled_from([*get_args(Batching), "chunked", "chunked"])),
-        order=draw(st.sampled_from(["decode_first", "arrival"])),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
-        reserve=draw(st.sampled_from(["none", "prompt", "output"])),
-        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
-    )
+    unfit: set[int] = field(default_factory=set)
 
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> Arrival:
-    # Few beginnings and few tokens, so that prefixes are shared and outputs coincide.
-    prompt = [draw(st.integers(0, 1))] * draw(st.integers(0, 20))
-    prompt += draw(st.lists(st.integers(0, 4), min_size=1, max_size=8))
+    prompt = draw(prompts())
     sampling = SamplingParams(
         max_tokens=draw(st.integers(1, MAX_MODEL_LEN - len(prompt))),
         stop_token_ids=(STOP_TOKEN,) * draw(st.booleans()),
@@ -282,7 +231,6 @@ class Run:
         )
         self.askers = [Client() for _ in case.arrivals]
         self.desk = Client()
-        self.answers: list[tuple[int, AnyReply]] = []  # to changes, with the records until then
 
     def run(self) -> None:
         core, turn = self.core, 0
@@ -419,59 +367,50 @@ class Run:
             assert view.num_computed_tokens == told.num_computed_tokens
 
 
-def preemptions(run: Run) -> int:
-    return sum(
-        isinstance(e, wire.Preempted) for m in run.sink.messages for e in getattr(m, "events", [])
-    )
+def passed(case: Case, *, overlap: bool = True) -> Run:
+    """Run a case, and check what holds for every one."""
+    run = Run(case, overlap=overlap)
+    run.run()
+    assert run.device.problems == []
+    run.check_outputs()
+    run.check_messages()
+    return run
+
+
+@pytest.fixture(scope="module")
+def _without_logs() -> Iterator[None]:
+    logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
+    yield
+    logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
 
 
 @laws
 @given(cases())
 def test_with_overlap_every_request_gets_its_tokens_and_messages_are_consistent(case: Case) -> None:
-    run = Run(case)
-    run.run()
-    assert run.device.problems == []
-    run.check_outputs()
-    run.check_messages()
-    counts = run.scheduler.kv.counts()
-    assert counts.used == 0
+    assert passed(case).scheduler.kv.counts().used == 0
 
 
+@pytest.mark.usefixtures("_without_logs")
 @settings(laws, max_examples=30)
 @given(cases(), st.dictionaries(st.integers(0, 30), st.booleans(), min_size=1, max_size=3))
 def test_a_failing_step_with_another_in_flight_ends_only_its_own_requests(
     case: Case, failures: dict[int, bool]
 ) -> None:
-    logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
-    try:
-        case.failures = failures
-        run = Run(case)
-        run.run()
-        assert run.device.problems == []
-        run.check_outputs()
-        run.check_messages()
-    finally:
-        logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
+    case.failures = failures
+    passed(case)
 
 
+@pytest.mark.usefixtures("_without_logs")
 @settings(laws, max_examples=30)
-@given(cases(), st.dictionaries(st.integers(0, 30), st.integers(0, 7), min_size=1, max_size=3))
-def test_a_row_that_device_memory_cannot_hold_ends_its_request_and_leaves_no_prefix_hit(
-    case: Case, unfit: dict[int, int]
+@given(cases(), st.sets(st.integers(0, 30), min_size=1, max_size=3))
+def test_what_device_memory_cannot_hold_is_run_in_smaller_steps(
+    case: Case, unfit: set[int]
 ) -> None:
-    logging.getLogger("stepscope.engine").setLevel(logging.CRITICAL)
-    try:
-        case.unfit = unfit
-        for overlap in (True, False):
-            run = Run(case, overlap=overlap)
-            run.run()
-            assert run.device.problems == []
-            run.check_outputs()
-            run.check_messages()
-            num_ended = sum(reason == "abort" for _, reason in run.outputs())
-            assert num_ended <= len(unfit) + sum(a.abort_after is not None for a in case.arrivals)
-    finally:
-        logging.getLogger("stepscope.engine").setLevel(logging.NOTSET)
+    case.unfit = unfit
+    for overlap in (True, False):
+        run = passed(case, overlap=overlap)
+        num_ended = sum(reason == "abort" for _, reason in run.outputs())
+        assert num_ended <= len(unfit) + sum(a.abort_after is not None for a in case.arrivals)
 
 
 def alike(
@@ -498,36 +437,14 @@ def test_a_block_freed_and_hit_in_the_same_step_has_one_owner_at_a_time(
 ) -> None:
     """The second request arrives in each step of the first's life, including the last."""
     stop = output_of([1] * 13, SamplingParams(max_tokens=10))[6]
-    run = Run(alike([0] * num_others + [turn], num_prompt=13, stops=(stop,)))
-    run.run()
-    assert run.device.problems == []
-    run.check_outputs()
-    run.check_messages()
+    run = passed(alike([0] * num_others + [turn], num_prompt=13, stops=(stop,)))
     assert sum(record.num_wasted_tokens or 0 for record in run.records) > 0
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_no_request_hits_a_block_that_a_row_dropped_for_lack_of_memory_was_to_fill(
-    *, overlap: bool
-) -> None:
-    case = alike([0, 0, 0, 4])
-    case.unfit = {0: 0}
-    run = Run(case, overlap=overlap)
-    run.run()
-    assert run.device.problems == []
-    run.check_outputs()
-    run.check_messages()
-    assert [reason for _, reason in run.outputs()] == ["abort", "length", "length", "length"]
-    assert (run.records[0].num_wasted_tokens or 0) > 0
 
 
 def test_a_request_admitted_on_blocks_of_a_failing_step_is_recomputed() -> None:
     case = alike([0, 0], budget=12)
     case.failures = {0: False}
-    run = Run(case)
-    run.run()
-    assert run.device.problems == []
-    run.check_outputs()
-    run.check_messages()
+    run = passed(case)
     assert [reason for _, reason in run.outputs()] == ["abort", "length"]
-    assert preemptions(run) == 1
+    events = [each for m in run.sink.messages for each in getattr(m, "events", [])]
+    assert sum(isinstance(each, wire.Preempted) for each in events) == 1

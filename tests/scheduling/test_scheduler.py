@@ -1,57 +1,19 @@
 """The scheduling rules that operators and clients rely on, one rule a test."""
 
-import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import Aborted, Admitted, Finished, FirstToken, Phase, Preempted
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.request import Request, RequestStatus
-from stepscope.engine.scheduling.scheduler import Scheduler
+from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
-
-BLOCK_SIZE = 4
-
-
-def make_scheduler(num_blocks: int = 100, max_model_len: int = 64, **knobs: object) -> Scheduler:
-    settings = Knobs(**{"max_num_batched_tokens": 64, "max_num_seqs": 8, **knobs})
-    limits = Limits(max_num_batched_tokens=256, max_num_seqs=64, max_model_len=max_model_len)
-    return Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), settings, limits)
-
-
-def turn(scheduler: Scheduler, **knobs: object) -> None:
-    scheduler.knobs = msgspec.structs.replace(scheduler.knobs, **knobs)
-
-
-def add(
-    scheduler: Scheduler,
-    number: int,
-    num_prompt: int,
-    max_tokens: int = 8,
-    priority: int = 0,
-    prompt: list[int] | None = None,
-    stop: tuple[int, ...] = (),
-) -> Request:
-    tokens = prompt or [number * 1000 + position for position in range(num_prompt)]
-    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
-    request = Request(number, tokens, sampling, arrival_ns=number, priority=priority)
-    scheduler.add(request)
-    return request
-
-
-def step(scheduler: Scheduler, token_id: int = 0) -> dict[int, int]:
-    """Run one step; return the tokens of each request, in the order scheduled."""
-    rows = scheduler.schedule()
-    scheduler.kv.check_integrity()
-    scheduler.update(rows, [token_id if row.samples else None for row in rows])
-    scheduler.kv.check_integrity()
-    return tokens_of(rows)
-
-
-def tokens_of(rows: list[ScheduledRow]) -> dict[int, int]:
-    return {row.request.request_id: row.num_tokens for row in rows}
-
+from tests.support.engines.bare_scheduler import (
+    BLOCK_SIZE,
+    add,
+    make_scheduler,
+    step,
+    tokens_of,
+    turn,
+)
 
 # Budget and order
 
@@ -69,10 +31,7 @@ def test_decodes_are_scheduled_first_and_a_prefill_chunk_takes_the_rest() -> Non
 
 
 def test_with_order_decode_first_a_decode_overtakes_a_long_prompt_admitted_earlier() -> None:
-    for order, expected in (
-        ("decode_first", [(2, 1), (1, 9)]),
-        ("arrival", [(1, 10)]),
-    ):
+    for order, expected in (("decode_first", [(2, 1), (1, 9)]), ("arrival", [(1, 10)])):
         scheduler = make_scheduler(order=order, max_num_batched_tokens=10)
         add(scheduler, 1, 40)
         add(scheduler, 2, 2)
@@ -102,26 +61,6 @@ def test_the_prefill_threshold_bounds_a_prompt_beside_others_but_not_alone() -> 
     assert step(scheduler) == {1: 30}
     add(scheduler, 2, 12)
     assert step(scheduler) == {1: 1, 2: 5}
-
-
-def test_a_budget_below_the_number_of_decodes_serves_them_in_turn() -> None:
-    scheduler = make_scheduler(order="decode_first")
-    for number in range(1, 6):
-        add(scheduler, number, 2, max_tokens=20)
-    step(scheduler)
-    turn(scheduler, max_num_batched_tokens=2)
-    served = [list(step(scheduler)) for _ in range(5)]
-    assert served == [[1, 2], [3, 4], [5, 1], [2, 3], [4, 5]]
-
-
-def test_in_arrival_order_a_budget_below_the_decodes_serves_the_earliest_to_their_end() -> None:
-    scheduler = make_scheduler(order="arrival")
-    for number in range(1, 4):
-        add(scheduler, number, 2, max_tokens=3)
-    step(scheduler)
-    turn(scheduler, max_num_batched_tokens=1)
-    assert [list(step(scheduler)) for _ in range(6)] == [[1], [1], [2], [2], [3], [3]]
-    assert not scheduler.has_work()
 
 
 def test_lowering_max_num_seqs_lets_running_requests_finish() -> None:

@@ -3,46 +3,17 @@
 import itertools
 from typing import get_args
 
-import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.settings.knobs import Batching, Knobs
 from stepscope.engine.protocol.wire import FirstToken, StepRecord
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.engine.simulation.step_time import CostModel, shape_of
-from tests.support.engines.simulated_run import SimulatedWorkload, encoded, simulate
+from tests.support.engines.bare_scheduler import add, make_scheduler, step, turn
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
-BLOCK_SIZE = 4
 MODES: tuple[Batching, ...] = get_args(Batching)
-
-
-def make_scheduler(num_blocks: int = 100, **knobs: object) -> Scheduler:
-    settings = Knobs(**{"max_num_batched_tokens": 64, "max_num_seqs": 8, **knobs})
-    limits = Limits(max_num_batched_tokens=256, max_num_seqs=64, max_model_len=64)
-    return Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), settings, limits)
-
-
-def turn(scheduler: Scheduler, **knobs: object) -> None:
-    scheduler.knobs = msgspec.structs.replace(scheduler.knobs, **knobs)
-
-
-def add(scheduler: Scheduler, number: int, num_prompt: int, max_tokens: int = 8) -> Request:
-    prompt = [number * 1000 + position for position in range(num_prompt)]
-    request = Request(number, prompt, SamplingParams(max_tokens=max_tokens), arrival_ns=number)
-    scheduler.add(request)
-    return request
-
-
-def step(scheduler: Scheduler) -> dict[int, int]:
-    """Run one step; return the tokens of each request, in the order scheduled."""
-    rows = scheduler.schedule()
-    scheduler.kv.check_integrity()
-    scheduler.update(rows, [0 if row.samples else None for row in rows])
-    return {row.request.request_id: row.num_tokens for row in rows}
 
 
 def first_tokens(scheduler: Scheduler) -> list[int]:
@@ -244,9 +215,7 @@ def test_separate_batching_prefills_all_chunks_before_any_decode() -> None:
 
 
 @pytest.mark.parametrize("batching", ["chunked", "separate"])
-def test_while_a_request_decodes_prefills_wait_for_every_nth_step(
-    batching: Batching,
-) -> None:
+def test_while_a_request_decodes_prefills_wait_for_every_nth_step(batching: Batching) -> None:
     scheduler = make_scheduler(
         batching=batching, prefill_schedule_interval=3, max_num_batched_tokens=8
     )
@@ -292,7 +261,7 @@ def test_prefills_wait_for_nobody_where_no_request_decodes() -> None:
     assert step(scheduler) == {0: 4, 1: 4}
 
 
-@pytest.mark.parametrize("batching", ["continuous", "separate"])
+@pytest.mark.parametrize("batching", ["continuous", "separate", "chunked"])
 @pytest.mark.parametrize(
     ("order", "served"),
     [("decode_first", [[1, 2], [3, 1], [2, 3]]), ("arrival", [[1, 2], [1, 2], [1, 2]])],
@@ -360,20 +329,3 @@ def test_step_records_of_static_batches_count_padding_which_takes_simulated_time
     for record in run("static"):
         spent = record.num_prefill_tokens + record.num_decode_tokens
         assert spent + (record.num_padded_tokens or 0) <= (record.token_budget or 0)
-
-
-def test_two_equal_runs_through_all_batching_modes_give_equal_messages_byte_for_byte() -> None:
-    changes = {
-        20 * (turn + 1): {"batching": mode, "max_num_batched_tokens": 64 << turn}
-        for turn, mode in enumerate(MODES)
-    }
-    workload = SimulatedWorkload(rate=30.0)
-
-    def run() -> bytes:
-        return encoded(
-            simulate(
-                seed=5, num_steps=130, changes=dict(changes), workload=workload, num_blocks=600
-            )
-        )
-
-    assert run() == run()

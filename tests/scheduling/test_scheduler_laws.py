@@ -6,15 +6,13 @@ its own model of what a runner would have written into each slot of each block.
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import get_args
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
-from hypothesis import Phase as Stage
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request, RequestStatus
@@ -22,16 +20,14 @@ from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.engine.telemetry.batch_rows import BatchRows
 from stepscope.engine.telemetry.step_draft import StepDraft
-
-BATCHING = get_args(Batching)
-MAX_MODEL_LEN = 48
-STOP_TOKEN = 3
-
-laws = settings(
-    max_examples=60,
-    # Explaining a failure takes longer than a test may.
-    phases=[Stage.explicit, Stage.reuse, Stage.generate, Stage.shrink],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+from tests.support.engines.scheduled_loads import (
+    LIMITS,
+    MAX_MODEL_LEN,
+    STOP_TOKEN,
+    contents_of,
+    knob_sets,
+    laws,
+    prompts,
 )
 
 
@@ -55,30 +51,8 @@ class Case:
 
 
 @st.composite
-def knob_sets(draw: st.DrawFn) -> Knobs:
-    chunked = draw(st.sampled_from([True, True, False]))
-    budget = draw(st.sampled_from([1, 2, 5, 16, 48, 96]))
-    return Knobs(
-        max_num_batched_tokens=budget if chunked else max(budget, MAX_MODEL_LEN),
-        max_num_seqs=draw(st.integers(1, 8)),
-        enable_chunked_prefill=chunked,
-        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 6])),
-        prefill_schedule_interval=draw(st.sampled_from([1, 1, 2, 3, 9])),
-        batching=draw(st.sampled_from(BATCHING)),
-        order=draw(st.sampled_from(["decode_first", "arrival"])),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
-        reserve=draw(st.sampled_from(["none", "prompt", "output"])),
-        enable_prefix_caching=draw(st.sampled_from([True, True, False])),
-        watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.5])),
-    )
-
-
-@st.composite
 def arrivals(draw: st.DrawFn) -> Arrival:
-    # Few beginnings and few tokens, so that prefixes are shared and outputs coincide.
-    beginning = [draw(st.integers(0, 1))] * draw(st.integers(0, 30))
-    rest = draw(st.lists(st.integers(0, 4), min_size=1, max_size=12))
-    prompt = beginning + rest
+    prompt = draw(prompts())
     return Arrival(
         step=draw(st.sampled_from([0, 0, 1, 2, 5, 30])),
         prompt=prompt,
@@ -126,9 +100,8 @@ class Driver:
     num_held_steps: int = 0  # in a row
 
     def __post_init__(self) -> None:
-        limits = Limits(max_num_batched_tokens=96, max_num_seqs=8, max_model_len=MAX_MODEL_LEN)
         kv = KVCacheManager(self.case.num_blocks, self.case.block_size)
-        self.scheduler = Scheduler(kv, self.case.knobs[0], limits)
+        self.scheduler = Scheduler(kv, self.case.knobs[0], LIMITS)
         self.blocks = [(wire.EMPTY, 0)] * self.case.num_blocks
 
     def run(self) -> None:
@@ -249,11 +222,11 @@ class Driver:
     def execute(self, rows: list[ScheduledRow]) -> None:
         """Let every row write its slots, then check all slots that each row attends to."""
         for request, _, start, num_tokens, _ in rows:
-            contents = contents_of(request)
+            contents = contents_of(request.token_ids)
             for position in range(start, start + num_tokens):
                 self.slots[self.slot(request, position)] = contents[position]
         for request, _, start, num_tokens, _ in rows:
-            contents = contents_of(request)
+            contents = contents_of(request.token_ids)
             for position in range(start + num_tokens):
                 assert self.slots[self.slot(request, position)] == contents[position]
 
@@ -325,15 +298,6 @@ def expected_phase(request: Request, start: int, num_tokens: int) -> wire.Phase:
     return wire.Phase.PREFILL
 
 
-def contents_of(request: Request) -> list[int]:
-    """What a slot must hold: a key or value depends on its token and on all before it."""
-    contents, so_far = [], 0
-    for token_id in request.token_ids:
-        so_far = hash((so_far, token_id))
-        contents.append(so_far)
-    return contents
-
-
 @laws
 @given(cases())
 def test_no_step_breaks_a_scheduling_law_and_every_request_ends(case: Case) -> None:
@@ -362,14 +326,6 @@ def check_idle(driver: Driver) -> None:
     assert counts.cached + counts.empty == driver.case.num_blocks
     driver.scheduler.kv.reset_prefix_cache()
     assert driver.scheduler.kv.counts().empty == driver.case.num_blocks
-
-
-@settings(laws, max_examples=25)
-@given(cases())
-def test_when_idle_every_block_is_free_or_cached(case: Case) -> None:
-    driver = Driver(case)
-    driver.run()
-    check_idle(driver)
 
 
 @settings(laws, max_examples=20)

@@ -1,13 +1,10 @@
 """Single steps: an engine that runs only steps asked for reports itself as paused."""
 
-from typing import Any
-
 import pytest
 
-from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Command, Pause, Resume, StepOnce, Submit
-from stepscope.engine.protocol.replies import Error, Output
+from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus
@@ -48,9 +45,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return Engine(LIMITS, overlap=request.param)
 
 
-def test_an_idle_engine_refuses_a_single_step_and_then_serves_normally(
-    engine: Engine,
-) -> None:
+def test_an_idle_engine_refuses_a_single_step_and_then_serves_normally(engine: Engine) -> None:
     (refused,) = engine.ask(StepOnce(n=1)).replies
     assert isinstance(refused, Error)
     assert refused.message.startswith("there is nothing to run: ")
@@ -59,9 +54,7 @@ def test_an_idle_engine_refuses_a_single_step_and_then_serves_normally(
     assert engine.published_state == "idle"
 
 
-def test_a_paused_idle_engine_accepts_a_single_step_and_stays_paused(
-    engine: Engine,
-) -> None:
+def test_a_paused_idle_engine_accepts_a_single_step_and_stays_paused(engine: Engine) -> None:
     engine.ask(Pause())
     engine.ask(StepOnce(n=1))
     assert engine.published_state == engine.core.snapshot().state == "paused"
@@ -88,9 +81,7 @@ def test_the_engine_stays_paused_if_work_ends_before_the_requested_single_steps(
     assert len(client.tokens) == 9
 
 
-def test_a_running_engine_reports_itself_paused_after_a_single_step(
-    engine: Engine,
-) -> None:
+def test_a_running_engine_reports_itself_paused_after_a_single_step(engine: Engine) -> None:
     client = Client()
     engine.core.inbox.put(Call(Submit(sampling=SamplingParams(max_tokens=50)), client, [1, 2, 3]))
     engine.core.step()
@@ -101,25 +92,7 @@ def test_a_running_engine_reports_itself_paused_after_a_single_step(
     assert len(client.tokens) < 50
 
 
-def test_after_a_refused_single_step_a_client_is_served_normally(live_engine: Any) -> None:
-    with ControlClient(live_engine.endpoint) as client:
-        with pytest.raises(CommandRefused, match="there is nothing to run") as refused:
-            client.ask(StepOnce(who="anna"))
-        assert refused.value.code == "nothing_to_run"
-        assert client.snapshot().state == "idle"
-        client.send(Submit(prompt_token_ids=[1] * 9, sampling=SamplingParams(max_tokens=4)))
-        finish_reason = None
-        while finish_reason is None:
-            reply = client.receive(5.0)
-            assert reply is not None
-            if isinstance(reply[1], Output):
-                finish_reason = reply[1].finish_reason
-        assert client.snapshot().state == "idle"
-
-
-def test_only_steps_held_back_by_the_operator_count_as_limited_by_a_pause(
-    engine: Engine,
-) -> None:
+def test_only_steps_held_back_by_the_operator_count_as_limited_by_a_pause(engine: Engine) -> None:
     engine.serve(max_tokens=4)  # step 0 to 3
     engine.ask(Pause())
     engine.serve(max_tokens=6)

@@ -69,8 +69,6 @@ class CopyingRunner:
 
 
 class Collected:
-    is_whole = True
-
     def __init__(self, result: StepResult) -> None:
         self.result = result
 
@@ -80,11 +78,7 @@ class Collected:
 
 class Engine(WholeCore):
     def __init__(self, num_blocks: int = 64, *, overlap: bool = False, **knobs: object) -> None:
-        settings = {
-            "max_num_batched_tokens": 64,
-            "prompt_lookup_min": 2,
-            "prompt_lookup_max": 4,
-        }
+        settings = {"max_num_batched_tokens": 64, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
         limits = Limits(
             max_num_batched_tokens=256, max_num_seqs=16, max_model_len=min(128, num_blocks * 4)
         )

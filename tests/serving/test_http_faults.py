@@ -147,7 +147,7 @@ def test_a_full_queue_is_answered_with_429_and_retry_after(live_engine: Any, ser
 
 
 def test_a_draining_engine_is_answered_with_503(live_engine: Any, served: Any) -> None:
-    live_engine.core.drain()
+    live_engine.core.draining = True
     refused = httpx.post(f"{served.url}/v1/completions", json=LONG, timeout=30)
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "1"

@@ -119,9 +119,6 @@ def test_the_autopilots_budget_settles_where_the_itl_level_is_kept() -> None:
 
 
 def test_an_itl_level_that_any_budget_keeps_raises_the_budget_to_its_limit() -> None:
-    drive = Drive(itl_ms=30)
-    drive.run(15, **LONG_PROMPTS)
-    assert drive.budget < 1500
     easy = Drive(itl_ms=500)
     easy.run(15, **LONG_PROMPTS)
     assert easy.budget == 4096
@@ -137,31 +134,14 @@ def test_the_autopilot_answers_a_sudden_change_of_load_within_seconds() -> None:
     assert drive.late_share(30, last=300) < 0.05
 
 
-def test_each_knob_change_by_the_autopilot_is_bounded() -> None:
-    drive = Drive(itl_ms=12)
-    before = drive.budget
-    for move in drive.run(20, **LONG_PROMPTS):
-        assert 0.49 * before <= move.changes[BUDGET] <= 1.51 * before
-        before = move.changes[BUDGET]
-
-
-def test_the_autopilot_makes_no_small_knob_changes() -> None:
+def test_the_autopilot_makes_no_large_no_small_and_no_hasty_knob_changes() -> None:
     drive = Drive(itl_ms=30)
     drive.run(40, **LONG_PROMPTS)
-    values = [4096, *(move.changes[BUDGET] for _, move in drive.moves)]
-    assert all(abs(after - before) >= 0.14 * before for before, after in itertools.pairwise(values))
-
-
-def test_the_autopilot_raises_a_knob_only_seconds_after_its_last_change() -> None:
-    drive = Drive(itl_ms=30)
-    drive.run(40, **LONG_PROMPTS)
-    times = [(time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves]
-    raises = [
-        (later[0] - earlier[0]) / 1e9
-        for earlier, later in itertools.pairwise(times)
-        if later[1] > earlier[1]
-    ]
-    assert all(seconds >= 2.5 for seconds in raises)
+    moves = [(0, 4096), *((time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves)]
+    for (before_ns, before), (time_ns, value) in itertools.pairwise(moves):
+        assert 0.49 * before <= value <= 1.51 * before
+        assert abs(value - before) >= 0.14 * before
+        assert value < before or time_ns - before_ns >= 2_500_000_000
 
 
 def test_the_autopilot_lowers_max_num_seqs_if_even_the_least_budget_is_too_slow() -> None:
@@ -200,9 +180,11 @@ def engine(tmp_path: Path) -> Iterator[Endpoint]:
     process.wait(30)
 
 
-def ticked(pilot: LivePilot, until: Callable[[], bool], what: str) -> list[Moved]:
-    """Tick until the condition holds; return the moves."""
-    moves = []
+def ticked(
+    pilot: LivePilot, until: Callable[[], bool], what: str, moves: list[Moved] | None = None
+) -> list[Moved]:
+    """Tick until the condition holds; add the moves to `moves` and return them."""
+    moves = [] if moves is None else moves
 
     def is_so() -> bool:
         if (moved := pilot.tick(time.monotonic())) is not None:
@@ -235,13 +217,7 @@ def test_autopilot_knob_changes_are_leased_audited_and_reverted_at_its_end(
 def test_in_shadow_mode_the_autopilot_changes_nothing(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test", is_shadow=True)
     proposed: list[Moved] = []
-
-    def has_proposed() -> bool:
-        if (moved := pilot.tick(time.monotonic())) is not None:
-            proposed.append(moved)
-        return bool(proposed)
-
-    wait_for(has_proposed, "a proposal")
+    ticked(pilot, lambda: bool(proposed), "a proposal", proposed)
     assert proposed[0].step is None
     with ControlClient(engine, 30.0) as client:
         assert client.snapshot().knobs[BUDGET] == 2048

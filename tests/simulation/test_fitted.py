@@ -61,7 +61,9 @@ def test_the_fit_finds_the_coefficients_that_made_the_steps(model: FittedModel) 
 
 
 def test_a_few_interrupted_steps_change_a_fit_little() -> None:
-    assert fit(steps(stops=0.03)).seconds == pytest.approx(SECONDS, rel=0.15)
+    model = fit(steps(stops=0.03))
+    assert model.seconds == pytest.approx(SECONDS, rel=0.15)
+    assert model.spread < 0.03
 
 
 def test_the_fitted_times_add_up_to_those_of_the_steps() -> None:
@@ -70,19 +72,6 @@ def test_the_fitted_times_add_up_to_those_of_the_steps() -> None:
     found_s = sum(model.step_time(step.shape).cycle_s for step in noisy)
     assert found_s == pytest.approx(sum(step.cycle_s for step in noisy), rel=0.01)
     assert model.spread == pytest.approx(0.3, rel=0.1)
-
-
-def test_the_time_of_interrupted_steps_is_reported_but_not_fitted() -> None:
-    given = steps(stops=0.03)
-    model = fit(given)
-    total_s = sum(step.cycle_s for step in given)
-    assert model.stopped_share == pytest.approx(1 - sum(map(true_s_of, given)) / total_s, rel=0.1)
-    assert model.spread < 0.03
-    assert "something stopped" in "\n".join(model.in_words())
-
-
-def true_s_of(step: SeenStep) -> float:
-    return true_s(step.shape)
 
 
 def test_no_fitted_coefficient_is_below_zero() -> None:
@@ -97,15 +86,12 @@ def test_a_cost_term_that_no_step_has_gets_a_zero_coefficient() -> None:
     assert fit_relative(rows, [1.0 + 2 * row[2] for row in rows]) == pytest.approx([1, 0, 2])
 
 
-def test_a_fit_reports_its_steps_ranges_and_error(model: FittedModel) -> None:
+def test_a_fit_reports_its_steps_and_error(model: FittedModel) -> None:
     assert model.num_steps == 800
-    assert model.ranges[1].most <= 511
     # Of steps with a spread of 2 % the median error is two thirds of it.
     assert model.median_error == pytest.approx(0.0135, rel=0.3)
     assert model.spread == pytest.approx(0.02, rel=0.3)
-    words = "\n".join(model.in_words())
-    assert "fitted on 800 steps" in words
-    assert "a prefill token (seen 0 to 5" in words
+    assert "fitted on 800 steps" in model.in_words()
 
 
 def test_fitted_host_and_device_time_add_up_to_the_cycle_time(model: FittedModel) -> None:
@@ -123,9 +109,7 @@ def test_predictions_far_outside_the_fitted_steps_are_marked(model: FittedModel)
 
 def test_prefill_predictions_are_marked_if_no_fitted_step_had_a_prefill() -> None:
     decodes = [step for step in steps(1200) if not step.shape.num_prefill_tokens]
-    model = fit(decodes)
-    assert model.step_time(shape(8, 500, 64)).is_extrapolated
-    assert "? a prefill token: no step had any" in "\n".join(model.in_words())
+    assert fit(decodes).step_time(shape(8, 500, 64)).is_extrapolated
 
 
 @pytest.mark.parametrize(

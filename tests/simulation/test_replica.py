@@ -27,6 +27,7 @@ from stepscope.engine.simulation.virtual.session import (
     TimedKnobs,
     run_cluster,
 )
+from tests.support.engines.core_ends import Sink
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=256, max_model_len=1024)
 SEED = 7
@@ -68,20 +69,6 @@ class Taken:
         )  # fmt: skip
 
 
-class Messages:
-    """A telemetry sink that keeps the messages as a subscriber gets them."""
-
-    num_dropped = 0
-
-    def __init__(self) -> None:
-        self.next_sequence = 0
-        self.kept: list[wire.Telemetry] = []
-
-    def publish(self, message: wire.Telemetry) -> None:
-        self.next_sequence += 1
-        self.kept.append(wire.decode(wire.encode(message)))
-
-
 def setup(num_blocks: int = 400, **knobs: object) -> SimulatedSetup:
     return SimulatedSetup(
         model=SpreadModel(),
@@ -93,10 +80,6 @@ def setup(num_blocks: int = 400, **knobs: object) -> SimulatedSetup:
         num_blocks=num_blocks,
         block_size=16,
     )
-
-
-def overlapped(made: SimulatedSetup) -> SimulatedSetup:
-    return msgspec.structs.replace(made, overlap=True)
 
 
 def requests(rate: float, seed: int = SEED) -> list[SimulatedRequest]:
@@ -140,7 +123,7 @@ def test_skipping_decode_only_steps_gives_the_schedulers_result(
     case: tuple[SimulatedSetup, float], overlap: bool
 ) -> None:
     made, rate = case
-    made = overlapped(made) if overlap else made
+    made = msgspec.structs.replace(made, overlap=overlap)
     work = requests(rate)
     step_by_step, short = run(made, work, short=False), run(made, work, short=True)
     assert len(short.ends) == len(work)
@@ -153,15 +136,15 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
     num_blocks: int, overlap: bool
 ) -> None:
     made, work = setup(num_blocks), requests(8.0)
-    made = overlapped(made) if overlap else made
+    made = msgspec.structs.replace(made, overlap=overlap)
     knobs = msgspec.structs.replace(made.knobs, max_num_batched_tokens=64, max_num_seqs=5)
     changes = [TimedKnobs(2_000_000_000, knobs)]
-    messages = Messages()
-    session = SimulatedSession(made, SEED, messages)
+    sink = Sink()
+    session = SimulatedSession(made, SEED, sink)
     run_cluster([session], work, changes=changes)
     taken = run(made, work, short=True, changes=changes)
 
-    steps = [each for each in messages.kept if isinstance(each, wire.StepRecord)]
+    steps = sink.records
     names: dict[int, str] = {}
     ends: dict[str, int] = {}
     num_preemptions = 0
@@ -174,7 +157,7 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
                 gap_ns = now_ns - last_ns.get(row.request_id, now_ns)
                 worst_ns[row.request_id] = max(gap_ns, worst_ns.get(row.request_id, 0))
                 last_ns[row.request_id] = now_ns
-    for message in messages.kept:
+    for message in sink.messages:
         for event in getattr(message, "events", ()):
             if isinstance(event, wire.Arrived):
                 names[event.request_id] = event.client_id
@@ -193,9 +176,9 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
 
 def test_equal_seeds_give_equal_simulated_runs_and_other_seeds_do_not() -> None:
     def messages(seed: int) -> bytes:
-        sink = Messages()
+        sink = Sink()
         run_cluster([SimulatedSession(setup(), seed, sink)], requests(8.0))
-        return msgspec.msgpack.encode(sink.kept)
+        return msgspec.msgpack.encode(sink.messages)
 
     assert messages(1) == messages(1)
     assert messages(1) != messages(2)

@@ -89,14 +89,6 @@ def test_fp8_halves_quantised_weights_but_not_the_others() -> None:
     assert 0.5 < halved.weight_bytes / whole.weight_bytes < 0.55
 
 
-def test_host_time_is_added_if_steps_do_not_overlap() -> None:
-    shape = model_shape("llama-3.1-8b")
-    plain = RooflineModel(H100, shape).step_time(decodes(8))
-    with_host = RooflineModel(H100, shape, host_ms=1.5).step_time(decodes(8))
-    assert with_host.device_s == plain.device_s
-    assert with_host.cycle_s == pytest.approx(plain.cycle_s + 1.5e-3)
-
-
 def test_the_simulated_kv_cache_gets_the_memory_left_by_the_weights() -> None:
     # vLLM 0.19 counted 41,408 tokens there, with gpu_memory_utilization 0.9.
     assert num_kv_tokens(GPUS["rtx4090"], model_shape("llama-3.1-8b")) == pytest.approx(
@@ -136,14 +128,11 @@ def test_hugging_face_model_names_are_recognised_by_prefix(
     assert found.mlp_bytes == mlp_bytes
 
 
-def test_gpus_are_found_by_several_spellings() -> None:
-    assert gpu_named("RTX 4090") is gpu_named("rtx-4090") is GPUS["rtx4090"]
-    assert {"h100", "h200", "a100", "l40s", "b200", "mi300x", "rtx4090", "rtx5090"} == set(GPUS)
-
-
 @pytest.mark.parametrize(
     ("printed", "name"),
     [
+        ("RTX 4090", "rtx4090"),
+        ("rtx-4090", "rtx4090"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("H100-SXM5-80GB", "h100"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
@@ -152,21 +141,28 @@ def test_gpus_are_found_by_several_spellings() -> None:
         ("AMD Instinct MI300X OAM", "mi300x"),
     ],
 )
-def test_gpus_are_found_by_the_names_that_drivers_print(printed: str, name: str) -> None:
+def test_gpus_are_found_by_several_spellings_and_the_names_that_drivers_print(
+    printed: str, name: str
+) -> None:
     assert gpu_named(printed) is GPUS[name]
 
 
 @pytest.mark.parametrize(
-    "other", ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"]
+    "other",
+    [
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 NVL",
+        "NVIDIA GH200 480GB",
+        "voodoo",
+    ],
 )
 def test_a_gpu_with_other_rates_is_not_taken_for_one_that_is_known(other: str) -> None:
-    with pytest.raises(ConfigError, match="no GPU"):
+    with pytest.raises(ConfigError, match=r"no GPU .*there are: h100, h200"):
         gpu_named(other)
 
 
-def test_unknown_gpus_and_models_are_refused_with_the_known_names(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there are: h100, h200"):
-        gpu_named("voodoo2")
+def test_unknown_models_are_refused_with_the_known_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"llama-3.1-8b.*or give the path of a config.json"):
         model_shape("gpt-7")
     with pytest.raises(ConfigError, match=r"no hidden_size"):

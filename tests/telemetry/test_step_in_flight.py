@@ -180,8 +180,6 @@ def test_every_subscriber_and_a_recording_gets_the_step_in_flight(
 class Deferred:
     """A launched step that ends once its gate is open."""
 
-    is_whole = True
-
     def __init__(
         self, step: ScheduledStep, gate: threading.Event, clock: Callable[[], int]
     ) -> None:

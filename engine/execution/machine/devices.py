@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from stepscope.engine.protocol.settings.engine_config import KVCacheDtype
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import free_host_bytes
-from stepscope.kernels.fp8 import FP8
 
 
 def find_device(setting: str) -> torch.device:
@@ -41,11 +39,6 @@ def find_device(setting: str) -> torch.device:
     return device
 
 
-def launch_blocks(device: torch.device) -> bool:
-    """Whether launching a step returns only when its work is done. True on a CPU."""
-    return device.type == "cpu"
-
-
 def find_dtype(setting: str, device: torch.device) -> torch.dtype:
     """Return the dtype that `setting` names. 'auto': the fastest one of the device."""
     if setting == "auto":
@@ -56,11 +49,6 @@ def find_dtype(setting: str, device: torch.device) -> torch.dtype:
     dtype = getattr(torch, setting)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def find_kv_dtype(setting: KVCacheDtype, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV cache that `setting` names, for a model in `dtype`."""
-    return {"auto": dtype, "bf16": torch.bfloat16, "fp8_e4m3": FP8}[setting]
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -81,11 +69,6 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_bytes()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error means that the device is out of memory."""
-    return isinstance(error, torch.OutOfMemoryError)
 
 
 def give_back_memory(device: torch.device) -> None:

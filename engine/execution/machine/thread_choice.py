@@ -8,24 +8,25 @@ while the engine runs. So steps of similar size are timed with the number of thr
 other number is tried now and then.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
+import statistics
+from collections import defaultdict, deque
 
-FIRST_TRIAL = 4  # steps of a size until the other way is tried; doubles each time it loses
-LAST_TRIAL = 128
-REMEMBERED = 9  # latest times to keep, of the way in use
-REMEMBERED_TRIALS = 3  # ... and of the other way, whose times may be old
+FIRST_TRIAL = 4  # the other way is tried in this step of a size, then when the count has doubled,
+LAST_TRIAL = 128  # ... and from this step on, always after so many
+REMEMBERED = 5  # latest times to keep, of each way
 # Larger steps always get all threads: trying one with a single thread would stall the engine.
 LARGEST_TRIED = 256
 CLEARLY = 0.95  # a winner takes at most this share of the other's time
 
 
-@dataclass(slots=True)
 class _Size:
-    times_ns: dict[int, deque[int]] = field(default_factory=dict)  # by threads, newest last
-    best: int = 0
-    until_trial: int = FIRST_TRIAL
-    interval: int = FIRST_TRIAL
+    """What is known of steps of about one size."""
+
+    def __init__(self, best: int) -> None:
+        self.best = best
+        self.num_steps = 0
+        # By number of threads.
+        self.times_ns: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
 
 
 class ThreadChoice:
@@ -38,45 +39,26 @@ class ThreadChoice:
         if num_tokens > LARGEST_TRIED:
             return self._num_threads
         size = self._size(num_tokens)
-        size.until_trial -= 1
-        if size.until_trial > 0:
-            return size.best
-        size.until_trial = size.interval
-        return self._other(size.best)
+        size.num_steps += 1
+        count = size.num_steps
+        is_power = count & (count - 1) == 0
+        is_trial = count >= FIRST_TRIAL and (is_power or count % LAST_TRIAL == 0)
+        return self._other(size.best) if is_trial else size.best
 
     def note(self, num_tokens: int, threads: int, elapsed_ns: int) -> None:
         """Record how long the step took for which `choose` returned `threads`."""
         if num_tokens > LARGEST_TRIED:
             return
         size = self._size(num_tokens)
-        is_trial = threads != size.best
-        times = size.times_ns.setdefault(threads, deque(maxlen=REMEMBERED))
-        times.append(elapsed_ns)
-        while is_trial and len(times) > REMEMBERED_TRIALS:
-            times.popleft()
-        if len(size.times_ns) < 2:
-            return
+        size.times_ns[threads].append(elapsed_ns)
         other = self._other(size.best)
-        other_wins = _typical(size.times_ns[other]) < CLEARLY * _typical(size.times_ns[size.best])
-        if not is_trial:
-            if other_wins:  # the way in use has become slower, so try the other soon
-                size.until_trial = 1
-        elif other_wins:
-            size.best = other
-            size.interval = FIRST_TRIAL
-        else:
-            size.interval = min(2 * size.interval, LAST_TRIAL)
+        if len(size.times_ns) == 2:
+            ours, theirs = (statistics.median(size.times_ns[n]) for n in (size.best, other))
+            if theirs < CLEARLY * ours:
+                size.best = other
 
     def _other(self, threads: int) -> int:
         return 1 if threads != 1 else self._num_threads
 
     def _size(self, num_tokens: int) -> _Size:
-        key = num_tokens.bit_length()
-        size = self._sizes.get(key)
-        if size is None:
-            size = self._sizes[key] = _Size(best=self._num_threads)
-        return size
-
-
-def _typical(times_ns: deque[int]) -> int:
-    return sorted(times_ns)[len(times_ns) // 2]
+        return self._sizes.setdefault(num_tokens.bit_length(), _Size(self._num_threads))

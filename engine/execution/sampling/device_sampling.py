@@ -24,7 +24,11 @@ from stepscope.kernels.paged_attention import to_device
 
 
 class SamplesOnDevice:
-    """Samples tokens from logits that the device may still be computing."""
+    """Samples tokens from logits that the device may still be computing.
+
+    Attributes:
+        tokens: `[rows]` int64, on the device of the logits.
+    """
 
     def __init__(
         self,
@@ -40,9 +44,8 @@ class SamplesOnDevice:
         if choices:
             rows = _indices([choice.row for choice in choices], device)
             tokens[rows] = _choose(logits[rows].float(), choices)
-        self.tokens = (
-            tokens  # also where unsound: the next step may compute it before it is dropped
-        )
+        # Also where unsound: the next step may compute it before it is dropped.
+        self.tokens = tokens
         self._asked = asked
         self._nums = [requests[row].sampling.logprobs or 0 for row in asked]
         wanted = [tokens.masked_fill(~is_sound, UNSOUND)]
@@ -52,6 +55,7 @@ class SamplesOnDevice:
         self._copy = HostCopy(wanted)
 
     def collect(self) -> Sampled:
+        """Wait for the tokens and return them."""
         tokens, *wanted = (tensor.tolist() for tensor in self._copy.wait())
         if not wanted:
             return Sampled(tokens, {})
@@ -182,9 +186,8 @@ def _named(
 ) -> list[PositionLogprobs]:
     """Convert the result of `_logprobs` to a reply for each row."""
     found = []
-    for token, logprob, rank, num, top, ids in zip(
-        tokens, logprobs, ranks, nums, tops, top_ids, strict=True
-    ):
+    rows = zip(tokens, logprobs, ranks, nums, tops, top_ids, strict=True)
+    for token, logprob, rank, num, top, ids in rows:
         # Equally likely tokens are in the order of their ids.
         ordered = sorted(zip(top, ids, strict=True), key=lambda pair: (-pair[0], pair[1]))
         named = [TokenLogprob(token_id, value) for value, token_id in ordered[:num]]

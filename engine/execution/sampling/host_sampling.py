@@ -7,11 +7,10 @@ are vectorised too.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from stepscope.engine.protocol.replies import PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -25,17 +24,6 @@ class Sampled(NamedTuple):
 
     token_ids: list[int]  # `UNSOUND` where the row has no finite largest logit
     logprobs: dict[int, PositionLogprobs]  # by row, for requests that ask for logprobs
-
-
-class SamplesInFlight(Protocol):
-    """Tokens that a device may still be computing."""
-
-    @property
-    def tokens(self) -> torch.Tensor:
-        """The tokens, [rows] int64, on the device of the logits."""
-
-    def collect(self) -> Sampled:
-        """Wait for the tokens and return them."""
 
 
 class TokenCounts:
@@ -83,10 +71,8 @@ LEAST_TEMPERATURE = 1e-30
 LARGEST = float(np.finfo(np.float32).max)
 # Replaces -inf, which JSON does not have, as in OpenAI's API.
 LEAST_LOGPROB = -9999.0
-# First pivot of the top-p search, relative to the best logit.
+# Most distributions have nearly all their mass above this, relative to the best logit.
 NEAR = -8.0
-# The top-p search sorts this many logits or fewer instead of splitting them again.
-FEW = 512
 # Group size of the k-th-largest search, which first looks only at the maximum of each group.
 GROUP = 64
 # Block size for drawing: sums of blocks of probabilities are searched before single ones.
@@ -255,31 +241,15 @@ def _kth_largest(logits: Floats, k: int) -> float:
 def _top_p_floor(logits: Floats, top_p: float) -> float:
     """Return the smallest logit of the likeliest tokens whose probabilities together reach `top_p`.
 
-    This is a quickselect by probability mass: each round splits at a pivot and discards one side.
-    Sorting all logits would take ten times as long for a flat distribution.
+    Sorts all logits only if those near the best one have too little mass.
     """
-    missing = top_p * float(np.exp(logits).sum(dtype=np.float64))
-    pivot = np.float32(NEAR)  # most distributions have nearly all their mass above it
-    while len(logits) > FEW:
-        above = logits[logits > pivot]
-        mass = float(np.exp(above).sum(dtype=np.float64))
-        if mass >= missing:
-            logits = above
-        else:
-            missing -= mass
-            mass = np.count_nonzero(logits == pivot) * float(np.exp(pivot))
-            if mass >= missing:
-                return float(pivot)
-            missing -= mass
-            logits = logits[logits < pivot]
-        if len(logits):
-            sample = logits[:: len(logits) // 64 + 1]
-            pivot = np.partition(sample, len(sample) // 2)[len(sample) // 2]
-    if not len(logits):
-        return float("-inf")  # due to rounding, all logits are needed
-    ordered = np.sort(logits)[::-1]
-    cumulated = np.exp(ordered).cumsum(dtype=np.float64)
-    return float(ordered[min(int(np.searchsorted(cumulated, missing)), len(ordered) - 1)])
+    wanted = top_p * float(np.exp(logits).sum(dtype=np.float64))
+    for some in (logits[logits > NEAR], logits):
+        ordered = np.sort(some)[::-1]
+        cumulated = np.exp(ordered).cumsum(dtype=np.float64)
+        if cumulated[-1] >= wanted:
+            break
+    return float(ordered[min(int(np.searchsorted(cumulated, wanted)), len(ordered) - 1)])
 
 
 def _draw(probs: Floats, random: float) -> int:

@@ -10,6 +10,7 @@ that need the same operation at once.
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,9 +21,9 @@ from stepscope.engine.execution.sampling.device_sampling import SamplesOnDevice
 from stepscope.engine.execution.sampling.host_sampling import (
     UNSOUND,
     Sampled,
-    SamplesInFlight,
     TokenChoice,
     TokenCounts,
+    as_floats,
 )
 from stepscope.engine.scheduling.request import Request
 from stepscope.kernels.paged_attention import to_device
@@ -46,11 +47,9 @@ class Sampler:
     """Samples greedily or with temperature, top-k, top-p, min-p, penalties, a seed per request."""
 
     def __init__(self, seed: int, *, on_host: bool | None = None) -> None:
-        """Create a sampler.
+        """`seed`: requests without their own seed derive one from this.
 
-        Args:
-            seed: requests without their own seed derive one from this.
-            on_host: whether to sample on the CPU. None: on the device that has the logits.
+        `on_host`: whether to sample on the CPU. None: on the device that has the logits.
         """
         self._seed = seed
         self._on_host = on_host
@@ -62,7 +61,7 @@ class Sampler:
 
     def launch(
         self, logits: torch.Tensor, requests: Sequence[Request], depths: Sequence[int] = ()
-    ) -> SamplesInFlight:
+    ) -> "SamplesInFlight":
         """Start to sample each request's next token. `depths`: the drafts before it in each row."""
         vocab_size = logits.shape[-1]
         choices = [
@@ -73,7 +72,7 @@ class Sampler:
         asked = [row for row, r in enumerate(requests) if r.sampling.logprobs is not None]
         on_host = logits.device.type == "cpu" if self._on_host is None else self._on_host
         if on_host:
-            return _OnHost(_sample_on_host(logits, requests, choices, asked), logits.device)
+            return SamplesOnHost(_sample_on_host(logits, requests, choices, asked), logits.device)
         return SamplesOnDevice(logits, requests, choices, asked)
 
     def seed_of(self, request: Request) -> int:
@@ -100,7 +99,9 @@ class Sampler:
         return TokenChoice(row, sampling, random, forbidden, counts)
 
 
-class _OnHost:
+class SamplesOnHost:
+    """Tokens that were sampled on the host, with the methods of `SamplesOnDevice`."""
+
     def __init__(self, sampled: Sampled, device: torch.device) -> None:
         self._sampled = sampled
         self._device = device
@@ -115,6 +116,9 @@ class _OnHost:
         return self._sampled
 
 
+SamplesInFlight: TypeAlias = SamplesOnHost | SamplesOnDevice
+
+
 def _sample_on_host(
     logits: torch.Tensor, requests: Sequence[Request], choices: list[TokenChoice], asked: list[int]
 ) -> Sampled:
@@ -127,15 +131,10 @@ def _sample_on_host(
     for row in plain:
         tokens[row] = host_sampling.greedy(rows[row : row + 1], is_bf16)[0]
     for choice in choices:
-        floats = host_sampling.as_floats(rows[choice.row], is_bf16)
-        tokens[choice.row] = host_sampling.choose(floats, choice)
-    logprobs = {
-        row: host_sampling.logprobs(
-            host_sampling.as_floats(rows[row], is_bf16),
-            tokens[row],
-            requests[row].sampling.logprobs or 0,
-        )
-        for row in asked
-        if tokens[row] != UNSOUND
-    }
+        tokens[choice.row] = host_sampling.choose(as_floats(rows[choice.row], is_bf16), choice)
+    logprobs = {}
+    for row in asked:
+        if tokens[row] != UNSOUND:
+            floats, most = as_floats(rows[row], is_bf16), requests[row].sampling.logprobs or 0
+            logprobs[row] = host_sampling.logprobs(floats, tokens[row], most)
     return Sampled(tokens, logprobs)

@@ -1,7 +1,6 @@
 """`ensure`: writes a folder of the user's cache once, and never leaves it half written."""
 
 import contextlib
-import os
 import shutil
 import tempfile
 import time
@@ -35,12 +34,11 @@ def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) ->
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
-        try:
-            write(scratch / name)
-            _move_into_place(scratch, folder, check)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{name}-", dir=folder.parent, ignore_cleanup_errors=True
+        ) as scratch:
+            write(Path(scratch) / name)
+            _move_into_place(Path(scratch), folder, check)
     except OSError as error:
         raise ConfigError(
             "cache",
@@ -68,14 +66,9 @@ def _is_whole(folder: Path, check: Check) -> bool:
 
 
 def _move_into_place(scratch: Path, folder: Path, check: Check) -> None:
-    for attempt in range(3):
-        try:
+    try:
+        (scratch / folder.name).rename(folder)
+    except OSError:
+        if not _is_whole(folder, check):  # it is broken, for example half deleted
+            folder.rename(scratch / "broken")
             (scratch / folder.name).rename(folder)
-            return
-        except OSError:
-            if _is_whole(folder, check):
-                return
-        # The folder there is broken, for example half deleted: move it away and try again.
-        with contextlib.suppress(OSError):
-            os.rename(folder, scratch / f"broken-{attempt}")
-    raise OSError(f"{folder} is in the way and cannot be replaced")

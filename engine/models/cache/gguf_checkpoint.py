@@ -15,7 +15,6 @@ import importlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,12 +22,8 @@ from stepscope.engine.models.cache.cached_folder import Check, ensure
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
 _PREFIX = "tokenizer.ggml."
+_CONTROL, _USER_DEFINED = 3, 4  # types of tokens
 _END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<end_of_turn>")
-
-
-class _TokenType(IntEnum):
-    CONTROL = 3
-    USER_DEFINED = 4
 
 
 def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
@@ -38,12 +33,13 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
         ConfigError: the tokenizer is not one that we can convert.
         KeyError: a field is missing.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from tokenizers import AddedToken, Tokenizer, decoders, models, processors
     from transformers import PreTrainedTokenizerFast
 
     kind, splits = fields[f"{_PREFIX}model"], fields.get(f"{_PREFIX}pre")
     if kind != "gpt2":
-        _no_tokenizer(f"its tokenizer is of the kind {kind!r}; only 'gpt2' is converted")
+        why = f"its tokenizer is of the kind {kind!r}; only 'gpt2' is converted"
+        raise ConfigError("gguf_tokenizer", why)
     tokens: list[str] = fields[f"{_PREFIX}tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields[f"{_PREFIX}merges"]]
     tokenizer = Tokenizer(
@@ -52,22 +48,18 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     tokenizer.pre_tokenizer = _pre_tokenizer(splits)
     tokenizer.decoder = decoders.ByteLevel()
     for token, token_type in zip(tokens, fields[f"{_PREFIX}token_type"], strict=True):
-        if token_type in (_TokenType.CONTROL, _TokenType.USER_DEFINED):
-            is_special = token_type == _TokenType.CONTROL
+        if token_type in (_CONTROL, _USER_DEFINED):
+            is_special = token_type == _CONTROL
             added = [AddedToken(token, special=is_special, normalized=False)]
             (tokenizer.add_special_tokens if is_special else tokenizer.add_tokens)(added)
-    special = {
-        name: tokens[fields[key]]
-        for name, key in (
-            ("bos_token", f"{_PREFIX}bos_token_id"),
-            ("eos_token", f"{_PREFIX}eos_token_id"),
-            ("unk_token", f"{_PREFIX}unknown_token_id"),
-            ("pad_token", f"{_PREFIX}padding_token_id"),
-        )
-        if key in fields
-    }
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {ours: fields.get(f"{_PREFIX}{theirs}_token_id") for ours, theirs in names.items()}
+    special = {f"{ours}_token": tokens[each] for ours, each in ids.items() if each is not None}
     if fields.get(f"{_PREFIX}add_bos_token", False):
-        _begin_with(tokenizer, special["bos_token"], fields[f"{_PREFIX}bos_token_id"])
+        first = special["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A", special_tokens=[(first, ids["bos"])]
+        )
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
@@ -79,42 +71,23 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
 def end_tokens(fields: Mapping[str, Any]) -> list[int]:
     """Return every token that ends a text or a turn: named ones, and control tokens by text."""
     named = (fields.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom"))
-    found = {token_id for token_id in named if token_id is not None}
-    for token_id, text in enumerate(fields[f"{_PREFIX}tokens"]):
-        is_control = fields[f"{_PREFIX}token_type"][token_id] == _TokenType.CONTROL
-        if is_control and text in _END_TEXTS:
-            found.add(token_id)
-    return sorted(found)
+    tokens = zip(fields[f"{_PREFIX}tokens"], fields[f"{_PREFIX}token_type"], strict=True)
+    ends = (i for i, each in enumerate(tokens) if each[0] in _END_TEXTS and each[1] == _CONTROL)
+    return sorted({*ends, *(token_id for token_id in named if token_id is not None)})
 
 
 def _pre_tokenizer(splits: str | None) -> Any:
     from tokenizers import pre_tokenizers
 
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if splits is None:
-        _no_tokenizer(
-            f"it does not say how its tokenizer splits text ({_PREFIX}pre): convert the model "
-            "again with a newer llama.cpp"
-        )
     if splits == "gpt-2":
         return words
-    if splits != "smollm":
-        _no_tokenizer(
-            f"its tokenizer splits text by {splits!r}; only 'gpt-2' and 'smollm' are converted"
-        )
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-
-
-def _no_tokenizer(reason: str) -> NoReturn:
-    raise ConfigError("gguf_tokenizer", reason)
-
-
-def _begin_with(tokenizer: Any, token: str, token_id: int) -> None:
-    from tokenizers import processors
-
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{token} $A", special_tokens=[(token, token_id)]
-    )
+    if splits == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    why = f"its tokenizer splits text by {splits!r}; only 'gpt-2' and 'smollm' are converted"
+    if splits is None:
+        why = f"it does not say how its tokenizer splits text ({_PREFIX}pre)"
+    raise ConfigError("gguf_tokenizer", why)
 
 
 SUFFIX = ".gguf"
@@ -237,7 +210,12 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
         if fields.get(key, head_dim) != head_dim:
             raise ConfigError("gguf_key", f"its {key} is {fields[key]}, and its heads {head_dim}")
-    config = {
+    kind = fields.get("llama.rope.scaling.type", "linear")
+    factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 1.0))
+    if kind != "none" and (kind != "linear" or factor not in (0.0, 1.0)):
+        why = f"its positions are scaled ({kind}, {factor:g}), which is not converted"
+        raise ConfigError("gguf_rope", why)
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
@@ -245,43 +223,30 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
         "intermediate_size": _of_all_layers(fields, "llama.feed_forward_length"),
         "num_hidden_layers": fields["llama.block_count"],
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _of_all_layers(fields, "llama.attention.head_count_kv", num_heads),
+        "num_key_value_heads": _of_all_layers(
+            {"llama.attention.head_count_kv": num_heads, **fields}, "llama.attention.head_count_kv"
+        ),
         "head_dim": head_dim,
         "max_position_embeddings": fields["llama.context_length"],
         "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
         "rope_parameters": {
+            "rope_type": "default",
             "rope_theta": fields.get("llama.rope.freq_base", 10_000.0),
-            **_scaling(fields),
         },
         "tie_word_embeddings": "output.weight" not in shapes,
         "vocab_size": shapes["token_embd.weight"][1],  # GGUF names the innermost size first
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_tokens(fields),
     }
-    if config["rope_parameters"]["rope_type"] == "linear":
-        length = fields["llama.context_length"] / config["rope_parameters"]["factor"]
-        config["max_position_embeddings"] = round(length)
-    config["bos_token_id"] = fields.get("tokenizer.ggml.bos_token_id")
-    config["eos_token_id"] = end_tokens(fields)
-    return config
 
 
-def _of_all_layers(fields: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _of_all_layers(fields: Mapping[str, Any], key: str) -> int:
     """Return a number that a file may give once, or once for each layer."""
-    found = fields.get(key, default) if default is not None else fields[key]
+    found = fields[key]
     each = found if isinstance(found, list) else [found]
     if len(set(each)) != 1:
         raise ConfigError("gguf_key", f"its layers differ in {key}: {found}")
     return int(each[0])
-
-
-def _scaling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how positions are scaled; old files have `rope.scale_linear` for `rope.scaling`."""
-    kind = fields.get("llama.rope.scaling.type", "linear")
-    factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 1.0))
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
-        return {"rope_type": "default"}
-    if kind != "linear":
-        raise ConfigError("gguf_rope", f"its positions are scaled by {kind!r}; only by 'linear'")
-    return {"rope_type": "linear", "factor": factor}
 
 
 def _write_weights(

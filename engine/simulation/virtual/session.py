@@ -6,7 +6,7 @@ same steps and times, but publishes no messages. `run_cluster` routes requests t
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager, PrefixHashes
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import START_NS, WALL_START_NS, SimulatedRunner
 from stepscope.engine.simulation.step_time import StepTimeModel
+from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import (
     BlockNames,
     DrawnStepTimes,
@@ -87,7 +88,7 @@ _WHO = "the recording"  # the client's name for changes of knobs that are repeat
 
 
 class SimulatedSession:
-    """An `Engine` of a cluster that publishes its steps; has the same methods as `Replica`."""
+    """An engine that publishes its steps; has the same methods as `Replica`."""
 
     def __init__(self, setup: SimulatedSetup, seed: int, sink: TelemetrySink) -> None:
         self._runner = SimulatedRunner(DrawnStepTimes(setup.model, seed), seed)
@@ -174,23 +175,8 @@ class TimedKnobs(NamedTuple):
     knobs: Knobs
 
 
-class Engine(Protocol):
-    """A simulated engine: a `Replica`, or a `SimulatedSession`, which publishes its steps."""
-
-    @property
-    def num_unfinished(self) -> int: ...
-
-    def submit(self, wanted: SimulatedRequest) -> None: ...
-
-    def set_knobs(self, knobs: Knobs, time_ns: int) -> None: ...
-
-    def run_until(self, time_ns: int) -> None: ...
-
-    def run_to_end(self) -> None: ...
-
-
 def run_cluster(
-    engines: Sequence[Engine],
+    engines: Sequence[Replica | SimulatedSession],
     requests: Iterable[SimulatedRequest],
     *,
     routing: Routing = "round-robin",
@@ -226,7 +212,7 @@ def run_cluster(
     return False
 
 
-def _change(engines: Sequence[Engine], change: TimedKnobs) -> None:
+def _change(engines: Sequence[Replica | SimulatedSession], change: TimedKnobs) -> None:
     for engine in engines:
         engine.run_until(change.time_ns)
         engine.set_knobs(change.knobs, change.time_ns)

@@ -87,12 +87,14 @@ def running_engine(
     knobs: Knobs | None = None,
     open_publisher: Callable[[str], Publisher] | None = None,
     seed: int = 0,
+    tokenizer: Any = None,
     **options: Any,
 ) -> Iterator[LiveEngine]:
     """Run it until the end of the block, or until its core stops.
 
     Args:
         address: an endpoint, or the folder of one.
+        tokenizer: of `runner`; None: bytes.
         options: of `EngineCore`.
     """
     endpoint = Endpoint.parse(f"{address}/engine" if isinstance(address, Path) else address)
@@ -121,8 +123,13 @@ def running_engine(
         control = ControlServer(
             endpoint.control,
             core,
-            Intake(ByteCodec(), VOCAB_SIZE, limits.max_model_len, with_tokens=with_tokens),
-            None,
+            Intake(
+                tokenizer or ByteCodec(),
+                getattr(runner, "vocab_size", VOCAB_SIZE),
+                limits.max_model_len,
+                with_tokens=with_tokens,
+            ),
+            tokenizer,
             publisher.replay,
             gate,
         )

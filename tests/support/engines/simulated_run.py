@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits, knob_specs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -26,6 +25,7 @@ from stepscope.engine.simulation.simulated import (
     SimulatedRunner,
 )
 from stepscope.engine.simulation.step_time import CostModel, StepTimeModel
+from tests.support.engines.core_ends import Sink
 
 
 class SimulatedWorkload(Struct, frozen=True, kw_only=True):
@@ -37,19 +37,6 @@ class SimulatedWorkload(Struct, frozen=True, kw_only=True):
     document_tokens: int = 3000
     output_tokens: int = 60  # mean
     shared_tokens: int = 64  # length of the system prompt that all chats begin with
-
-
-class _Collector:
-    """A telemetry sink that keeps all messages, encoded and decoded as for a subscriber."""
-
-    def __init__(self) -> None:
-        self.next_sequence = 0
-        self.num_dropped = 0
-        self.messages: list[tuple[int, Telemetry]] = []
-
-    def publish(self, message: Telemetry) -> None:
-        self.messages.append((self.next_sequence, wire.decode(wire.encode(message))))
-        self.next_sequence += 1
 
 
 def simulated_info(
@@ -106,7 +93,7 @@ def simulate(
     )
     runner = SimulatedRunner(cost or CostModel(), seed)
     scheduler = Scheduler(KVCacheManager(num_blocks, block_size), knobs or Knobs(), limits)
-    sink = _Collector()
+    sink = Sink()
     info = simulated_info(limits, num_blocks, block_size, seed)
     info = msgspec.structs.replace(info, overlap=True if overlap else None)
     core = EngineCore(info, runner, scheduler, limits, sink, overlap=overlap)
@@ -129,7 +116,7 @@ def simulate(
             runner.advance_to(arrival_ns)
         core.publish_heartbeat(idle=False)
     core.settle()
-    return sink.messages
+    return list(enumerate(sink.messages))
 
 
 def _submission(

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec import structs
 
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.engine.simulation.fitted import FittedModel
 from stepscope.engine.simulation.measured import MeasuredModel, read_points
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
@@ -140,12 +138,8 @@ def choose_step_times(
             num_slots = info.num_blocks and info.block_size and info.num_blocks * info.block_size
         return ChosenStepTimes(fitted, text, info.model, info.device or "unknown", num_slots)
     path, name = Path(step_time), model or "unknown"
-    try:
-        fitted = msgspec.json.decode(path.read_bytes(), type=FittedModel)
-    except (UnicodeDecodeError, msgspec.DecodeError):
-        points = MeasuredModel(read_points(path, model))
-        return ChosenStepTimes(points, f"measured points of {path.name}", name)
-    return ChosenStepTimes(fitted, f"fit in {path.name}", name)
+    points = MeasuredModel(read_points(path))
+    return ChosenStepTimes(points, f"measured points of {path.name}", name)
 
 
 def open_work(

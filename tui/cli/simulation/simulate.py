@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
@@ -85,8 +84,8 @@ def simulate(
     ),
     step_time: str | None = option(
         "FILE",
-        "instead of --gpu: how long steps take, from a recording, a saved fit, or points "
-        "that were measured (bench_gpu.py's JSON, CSV); a recording has its own",
+        "instead of --gpu: how long steps take, from a recording, or points that were measured "
+        "(CSV); a recording has its own",
     ),
     tensor_parallel: int = option("INT", "GPUs that share the model", min=1, default=1),
     like: Like = None,
@@ -279,7 +278,7 @@ def _overrides(engine: EngineOptions, flags: Mapping[str, Any]) -> dict[str, Any
     settings = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
     given = {name: value for name, value in settings.items() if value is not None}
     like = {} if engine.like is None else defaults_like(engine.like).knobs
-    return {**like, **convert_flags(ScheduleWorkload, given), **convert_flags(Knobs, flags)}
+    return {**like, **convert_flags(ScheduleWorkload, {**flags, **given})}
 
 
 def _read(file: str) -> bytes:

@@ -100,7 +100,7 @@ def tune(
             found = None if bottleneck else Tuning(basis, level, on_run).run()
         except ForecastStopped as error:
             raise Interrupted("interrupted before the runs were done") from error
-    fit = basis.model.in_words()[0]
+    fit = basis.model.in_words()
     if found is None:
         if as_json:
             write_json(_diagnosis_document(diagnosis, level))

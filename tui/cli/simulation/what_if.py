@@ -110,7 +110,7 @@ def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
 
 
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
-    yield basis.model.in_words()[0]
+    yield basis.model.in_words()
     yield (
         f"each case is the median of {NUM_RUNS} runs (in brackets where nine in ten sessions "
         f"should lie); the machine drifted by {found.drift:.1%} between windows"
