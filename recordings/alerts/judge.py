@@ -176,10 +176,8 @@ class RuleWatch:
         if self._held_since_s is None:
             self._held_since_s = now_s
         if self.fired_s is not None:
-            is_upper = rule.bound.relation in (">", ">=")
-            self.worst = (max if is_upper else min)(
-                value if self.worst is None else self.worst, value
-            )
+            worse = max if rule.bound.relation in (">", ">=") else min
+            self.worst = value if self.worst is None else worse(self.worst, value)
         elif now_s - self._held_since_s >= rule.for_s:
             self.fired_s, self.worst = now_s, value
             return RuleChange(rule, True, value)
@@ -207,7 +205,7 @@ class Judge:
 
         Returns a change for each rule that begins or stops firing.
         """
-        changes = [watch.apply(values, now_s) for watch in self.watches]
+        changes = (watch.apply(values, now_s) for watch in self.watches)
         return [change for change in changes if change is not None]
 
     @property

@@ -44,16 +44,14 @@ class Follower:
     def read(self, limit: int) -> Iterator[Followed]:
         """Yield the next messages, at most `limit`; none if all were read."""
         with self._lock:
-            payloads = self._payloads(limit)
             gap_steps = set(self._timeline.gaps.steps)
+            payloads = self.read_payloads(limit)
+            is_behind, self._is_behind = self._is_behind, False
         for payload in payloads:
-            self._number += 1
             message = wire.decode(payload)
-            after_gap = self._is_behind
-            if isinstance(message, StepRecord):
-                after_gap = after_gap or message.step in gap_steps
-            self._is_behind = False
-            yield Followed(message, after_gap)
+            is_after = isinstance(message, StepRecord) and message.step in gap_steps
+            yield Followed(message, is_behind or is_after)
+            is_behind = False
 
     def read_payloads(self, limit: int) -> list[bytes]:
         """Return the next messages undecoded, at most `limit`.
@@ -61,7 +59,12 @@ class Follower:
         Unlike `read`, it does not tell whether messages were lost or forgotten before them.
         """
         with self._lock:
-            payloads = self._payloads(limit)
+            ring = self._timeline.ring
+            oldest = ring.segments[0].first_number
+            if self._number < oldest:
+                self.num_forgotten += oldest - self._number
+                self._number, self._is_behind = oldest, True
+            payloads = ring.payloads_from(self._number, limit)
         self._number += len(payloads)
         return payloads
 
@@ -78,13 +81,6 @@ class Follower:
                 if gap.before_step is not None:
                     lost[gap.before_step] = lost.get(gap.before_step, 0) + gap.num_messages
         return lost
-
-    def _payloads(self, limit: int) -> list[bytes]:
-        oldest = self._timeline.ring.segments[0].first_number
-        if self._number < oldest:
-            self.num_forgotten += oldest - self._number
-            self._number, self._is_behind = oldest, True
-        return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
         return max(0, other._number - self._number)

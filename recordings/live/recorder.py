@@ -1,8 +1,8 @@
 """`Recorder`: records what a live source receives, from now until it is stopped."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.service_levels import Levels
@@ -16,13 +16,16 @@ class Recorder:
 
     Args:
         source: a live source, which need not have joined an engine yet.
-        levels: returns the service levels to store in the file; called once a second.
+        levels: service levels to store in the file.
 
     Raises RecordingError: the source is itself a recording, or `target` cannot be written.
     """
 
     def __init__(
-        self, source: Source, target: Path | str | FileSeries, levels: Callable[[], Levels] = dict
+        self,
+        source: Source,
+        target: Path | str | FileSeries,
+        levels: Levels = MappingProxyType({}),
     ) -> None:
         if not source.is_live:
             raise RecordingError(f"{source.name} is a recording already")
@@ -50,7 +53,7 @@ class Recorder:
     @property
     def error(self) -> str | None:
         """Why the recording failed or ended early, in one line; None if it did not."""
-        return self._writer.error or self._writer.note
+        return self._writer.error
 
     @property
     def elapsed_s(self) -> float:

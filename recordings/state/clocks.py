@@ -6,7 +6,7 @@ People set the wall clock. Shown times must stay sensible in both cases.
 Leaves an operator's pauses, and waits from before they are known, out of latencies.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import msgspec
@@ -90,15 +90,6 @@ class WallClock:
             self._since_ns.append(info.monotonic_ns)
             self._offsets_ns.append(offset_ns)
 
-    def prepend(self, earlier: "WallClock") -> None:
-        """Insert those pairs of an earlier clock that are older than the first pair here."""
-        begin_ns = self._since_ns[0] if self._since_ns else None
-        num_before = len(earlier._since_ns)
-        if begin_ns is not None:
-            num_before = bisect_left(earlier._since_ns, begin_ns)
-        self._since_ns[:0] = earlier._since_ns[:num_before]
-        self._offsets_ns[:0] = earlier._offsets_ns[:num_before]
-
     def wall_ns(self, engine_ns: int) -> int | None:
         """Unix time in ns of an engine time; None before the first pair."""
         if not self._offsets_ns:
@@ -114,6 +105,25 @@ def back_by(last_ns: int, record: wire.StepRecord) -> int:
     """
     back_ns = last_ns - record.tokens_ns
     return back_ns if back_ns > BACK_NS else 0
+
+
+def lost_before(
+    sequence: int, message: wire.Telemetry, last: int | None, *, is_unsure: bool
+) -> int | None:
+    """How many messages were lost right before this one; None if it tells nothing new.
+
+    A snapshot has the number of the last message that it stands for, and puts all before it right.
+
+    Args:
+        last: number of the last message; None if this is the first.
+        is_unsure: whether messages are missing and no snapshot has corrected the state since.
+    """
+    if last is None:
+        return 0
+    if isinstance(message, wire.Snapshot):
+        num_lost = sequence - last
+        return num_lost if num_lost > 0 or (is_unsure and not num_lost) else None
+    return sequence - last - 1 if sequence > last else None
 
 
 def goes_on(step: int, tokens_ns: int, record: wire.StepRecord) -> bool:

@@ -121,8 +121,7 @@ _ACTIONS: tuple[Action, ...] = (
            "a screen back; in a list ten rows up", "time"),
     Action("screen_forward", ("pagedown",), "Screen",
            "a screen forward; in a list ten rows down", "time"),
-    Action("oldest", ("home",), "Oldest", "the oldest step in memory; on it: fetch older steps "
-    "that the engine still keeps", "time",
+    Action("oldest", ("home",), "Oldest", "the oldest step in memory", "time",
            elsewhere=(("replay", "the first step of the file"), ("compare", "the first column"),
                       ("start", "the first line"))),
     Action("live", ("L", "end"), "Live", "the newest step, and follow it", "time", footer=10,

@@ -169,20 +169,6 @@ class StepRing:
     def state_after(self, segment: Segment, place: int) -> SessionState:
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
 
-    def prepend(self, earlier: "StepRing") -> None:
-        """Insert all segments of `earlier`, a ring that must end where this ring begins."""
-        older = [segment for segment in earlier.segments if len(segment.payloads)]
-        if not older:
-            return
-        older[-1].end()
-        # Existing numbers stay valid, because followers continue from them.
-        offset = self.segments[0].first_number - earlier.end_number
-        for segment in older:
-            segment.first_number += offset
-        self.segments[:0] = older
-        self.num_steps += sum(len(segment.steps) for segment in older)
-        self.num_bytes += sum(segment.num_bytes for segment in older)
-
     def _open(self, before: SessionState, sequence: int | None) -> tuple[Segment, OpenPayloads]:
         """Return the segment for the next message, and its payloads. Begins a new one if needed."""
         segment = self._begin(before, sequence) if self.is_full else self.segments[-1]

@@ -159,13 +159,6 @@ class Latencies:
         ]
         return LatencyReport(start_ns, end_ns, *series)
 
-    def after(self, earlier: "Latencies") -> "Latencies":
-        """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
-        whole = Latencies(self.slo)
-        whole.of = {kind: samples.after(earlier.of[kind]) for kind, samples in self.of.items()}
-        whole.finished = self.finished.after(earlier.finished)
-        return whole
-
     def forget_before(self, time_ns: int) -> None:
         self.finished.forget_before(time_ns)
         for samples in self.of.values():

@@ -175,7 +175,7 @@ def _files(file: str, num_engines: int) -> list[str]:
 class RecordedEngine:
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
         self.source = source
-        self.recorder = Recorder(source, target, lambda: levels)
+        self.recorder = Recorder(source, target, levels)
         self.problem: CommandFailed | None = None  # why the recording ended too early, if it did
         self.is_over = self.is_joined = False
         self.last_heard_s = self._last_live_s = time.monotonic()
