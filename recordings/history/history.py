@@ -5,6 +5,7 @@ is set back, a new history begins in the same object. The last history with any 
 `previous` until `reset`.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -307,37 +308,7 @@ class History(HistoryView):
             self.previous = self._detached()
 
     def _detached(self) -> Self:
-        other = type(self)(self.slo, self.max_steps, self.max_bytes)
-        other.version = self.version
-        other._file_baseline = self._file_baseline
-        other._begin(self._timeline)
-        return other
-
-
-_JOURNAL_BYTES = 1024 * 1024
-
-
-class Journal(History):
-    """A `History` that knows only counts, gaps, engine and status, in a tenth of the time.
-
-    It is for recorders, which keep the steps in their file.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(max_bytes=_JOURNAL_BYTES)
-
-    def snapshot(self) -> Snapshot | None:
-        """Always None, because requests and blocks are unknown."""
-        return None
-
-    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
-        if self.info is None or isinstance(message, EngineInfo | Snapshot):
-            super()._take(sequence, message, payload)
-        else:
-            self._timeline.pass_over(sequence, message)
-
-    def _detached(self) -> "Journal":
-        other = Journal()
-        other.version = self.version
+        other = copy.copy(self)
+        other.previous = None
         other._begin(self._timeline)
         return other

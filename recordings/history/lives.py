@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import RequestView, Snapshot, StepRecord, Transcript
+from stepscope.engine.protocol.wire import RequestView, Snapshot, StepRecord
 from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late, Piece, known_apart
 from stepscope.recordings.attribution.explain import Explainer
@@ -110,7 +110,8 @@ class LifeKeeper:
                 begun = self._begin(view.request_id, start_ns, last)
                 if begun is None:
                     return None
-                reader = TranscriptReader(view.request_id, self._transcript_of(view.request_id))
+                known = self._timeline.transcripts.get(view.request_id)
+                reader = TranscriptReader(view.request_id, known)
                 baseline = self._baseline.baseline
                 follower = self._follower = _LifeFollower(view.request_id, *begun, reader, baseline)
             number = follower.next_number
@@ -230,8 +231,3 @@ class LifeKeeper:
             starts_ns = self._timeline.columns.column("schedule_start_ns")
             begin_ns = starts_ns[0] if starts_ns else 0
         return known_apart(pieces, begin_ns, "forgotten")
-
-    def _transcript_of(self, request_id: int) -> Transcript | None:
-        """The text of a request in the timeline's first snapshot; None if that has none."""
-        with self._lock:
-            return self._timeline.transcripts.get(request_id)

@@ -56,10 +56,8 @@ class Timeline:
         self.gaps = events.Gaps()
         self.marks: list[wire.Mark] = []
         self.knob_changes: list[wire.KnobsChanged] = []
-        self.knob_steps: set[int] = set()
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(state)
-        self._mark_steps: set[int] = set()
 
     def know_transcripts(self, snapshot: wire.Snapshot) -> None:
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
@@ -98,7 +96,6 @@ class Timeline:
             if (event := events.knobs_event(message)) is not None:
                 self.log.add(event)
                 self.knob_changes.append(message)
-                self.knob_steps.add(message.effective_step)
         elif isinstance(message, wire.Audited):
             self.log.add(events.audit_event(message, at))
         if isinstance(message, wire.EngineInfo | wire.Snapshot) and state.info is not None:
@@ -140,18 +137,6 @@ class Timeline:
             if has_forgotten:
                 self._forget_old()
 
-    def pass_over(self, sequence: int, message: wire.Telemetry) -> None:
-        """Count the next message and update the engine's status, but do not store it."""
-        if not self._is_next(sequence, message):
-            return
-        if isinstance(message, wire.StepRecord):
-            self.state.step = message.step
-            self.state.time_ns = max(self.state.time_ns, message.tokens_ns)
-            self.gaps.end(message.step)
-        elif isinstance(message, wire.EngineStatus):
-            self.state.state = message.state
-            self.state.time_ns = max(self.state.time_ns, message.time_ns)
-
     @property
     def _true_after(self) -> int | None:
         """The number of the message that led to `state`; None if a loss made `state` unsure."""
@@ -190,7 +175,6 @@ class Timeline:
         self.log.forget_after(step)
         self.gaps.forget_after(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
-        self.knob_steps = {change.effective_step for change in self.knob_changes}
         return True
 
     def set_slo(self, slo: SLO) -> None:
@@ -203,7 +187,6 @@ class Timeline:
             return
         self.marks.append(mark)
         self.marks.sort(key=lambda each: each.step)
-        self._mark_steps.add(mark.step)
         self.log.add(events.mark_event(mark))
 
     def summary(self, step: int) -> StepSummary | None:
@@ -211,19 +194,19 @@ class Timeline:
         if index is None:
             return None
         return self.columns.summary(index)._replace(
-            has_knob_change=step in self.knob_steps,
+            has_knob_change=any(step == change.effective_step for change in self.knob_changes),
             after_gap=step in self.gaps.steps,
-            has_mark=step in self._mark_steps,
+            has_mark=any(step == mark.step for mark in self.marks),
         )
 
     def span(self, first: int, last: int) -> Span | None:
         """Summary of the steps `first` to `last`; None if none of them is in memory."""
         span = self.columns.span(first, last)
-        if span is None or not (self.knob_steps or self._mark_steps):
+        if span is None or not (self.knob_changes or self.marks):
             return span
         return span._replace(
-            has_knob_change=any(first <= step <= last for step in self.knob_steps),
-            has_mark=any(first <= step <= last for step in self._mark_steps),
+            has_knob_change=any(first <= each.effective_step <= last for each in self.knob_changes),
+            has_mark=any(first <= mark.step <= last for mark in self.marks),
         )
 
     def _note_step(self, record: wire.StepRecord, outcome: Outcome) -> None:
@@ -273,7 +256,5 @@ class Timeline:
             self.latencies.forget_before(self.columns.tokens_ns[0])
         self.log.forget_before(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step >= step]
-        self.knob_steps = {change.effective_step for change in self.knob_changes}
         self.gaps.forget_before(step)
         self.marks = [mark for mark in self.marks if mark.step >= step]
-        self._mark_steps = {mark.step for mark in self.marks}

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 MINUTE_S = 60.0
 _SECOND_NS = 1_000_000_000
 _MAX_AT_HAND = 2048
-_MAX_WINDOWS = 64
 _KINDS = ("ITL", "TTFT")  # of late tokens
 
 
@@ -134,8 +133,6 @@ class Windows:
         self._lock = lock
         self._timeline = timeline
         self._at_hand: dict[tuple[int, int, str], Breach] = {}  # lists are drawn repeatedly
-        self._summed_at: tuple[int, ...] = ()  # the steps in memory ...
-        self._summed: dict[tuple[int, int], Sums] = {}  # ... and their sums by window
 
     def latency(
         self, end_ns: int | None = None, window_s: float | None = 60.0, buckets: int = TREND_BUCKETS
@@ -152,8 +149,8 @@ class Windows:
             end_ns, start_ns = self._window(end_ns, window_s)
             begin_ns = self._timeline.columns.column("schedule_start_ns")[:1]
             minute_s = min(MINUTE_S, max(0.0, (end_ns - min(begin_ns, default=end_ns)) / 1e9))
-            sums = self._sums(start_ns, end_ns)
-            minute = self._sums(end_ns - round(MINUTE_S * 1e9), end_ns)
+            sums = sums_in(self._timeline.columns, start_ns, end_ns)
+            minute = sums_in(self._timeline.columns, end_ns - round(MINUTE_S * 1e9), end_ns)
             return rates_of(sums, minute, minute_s, self._timeline.state)
 
     def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
@@ -161,7 +158,7 @@ class Windows:
             end_ns, start_ns = self._window(end_ns, window_s)
             slo = self._timeline.slo
             finished = self._timeline.latencies.finished.cut(start_ns, end_ns)
-            seconds = self._sums(start_ns, end_ns).seconds
+            seconds = sums_in(self._timeline.columns, start_ns, end_ns).seconds
         kept = finished.kept(slo.ttft_ms, slo.itl_ms)
         return Goodput(*kept, per(kept.num_kept, seconds))
 
@@ -199,18 +196,7 @@ class Windows:
     def sums(self, end_ns: int | None, window_s: float | None) -> Sums:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            return self._sums(start_ns, end_ns)
-
-    def _sums(self, start_ns: int, end_ns: int) -> Sums:
-        """The sums of a window, kept until a step comes: a picture asks for them several times."""
-        columns = self._timeline.columns
-        now = (len(columns), columns.steps[0], columns.steps[-1]) if columns.steps else ()
-        if self._summed_at != now or len(self._summed) >= _MAX_WINDOWS:
-            self._summed_at, self._summed = now, {}
-        window = start_ns, end_ns
-        if window not in self._summed:
-            self._summed[window] = sums_in(columns, start_ns, end_ns)
-        return self._summed[window]
+            return sums_in(self._timeline.columns, start_ns, end_ns)
 
     def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
         with self._lock:
@@ -225,7 +211,7 @@ class Windows:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             part = self._timeline.latencies.cut(start_ns, end_ns)
-            sums = self._sums(start_ns, end_ns)
+            sums = sums_in(self._timeline.columns, start_ns, end_ns)
             if is_whole:
                 sums += sums_between(self._timeline.state.between)
             slo = self._timeline.slo

@@ -76,28 +76,19 @@ def ask_for_earlier(
     None if the engine keeps no such snapshot, `stopping` is set, or the connection is too slow:
     live messages matter more.
     """
-    if not now.info.keeps_snapshots:
-        return None
     try:
-        return _ask_for_earlier(client, now, past_s, stopping)
+        while now.info.keeps_snapshots and past_s >= MIN_PAST_S and not stopping.is_set():
+            earlier = client.kept_snapshot(past_s)
+            if earlier is None or earlier.info.engine_id != now.info.engine_id:
+                return None
+            num_messages = now.sequence - earlier.sequence
+            if num_messages <= 0:
+                return None
+            if catch_up_s(client, earlier.sequence + 1, num_messages) <= MAX_CATCH_UP_S:
+                return earlier
+            past_s /= 2
     except (EngineUnreachable, CommandRefused) as error:
         log.warning("%s gives no older steps: %s", client.endpoint.control, error)
-        return None
-
-
-def _ask_for_earlier(
-    client: ControlClient, now: Snapshot, past_s: float, stopping: threading.Event
-) -> Snapshot | None:
-    while past_s >= MIN_PAST_S and not stopping.is_set():
-        earlier = client.kept_snapshot(past_s)
-        if earlier is None or earlier.info.engine_id != now.info.engine_id:
-            return None
-        num_messages = now.sequence - earlier.sequence
-        if num_messages <= 0:
-            return None
-        if catch_up_s(client, earlier.sequence + 1, num_messages) <= MAX_CATCH_UP_S:
-            return earlier
-        past_s /= 2
     return None
 
 

@@ -21,13 +21,7 @@ from stepscope.recordings.session.index import (
     pack,
 )
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
-from stepscope.recordings.state.clocks import (
-    back_by,
-    known_since,
-    leave_out,
-    lost_before,
-    set_back,
-)
+from stepscope.recordings.state.clocks import back_by, known_since, leave_out, lost_before, set_back
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.latency import waits_in
 from stepscope.recordings.state.series.latency_samples import RequestWatch, bounded

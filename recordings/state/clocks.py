@@ -162,27 +162,22 @@ def set_back(state: SessionState, back_ns: int) -> SessionState:
 
 
 MAX_NUMBER = 2**62
+_CHECKED = {
+    wire.StepRecord: ("step", "schedule_start_ns", "tokens_ns"),
+    wire.StepInFlight: ("step", "since_ns", "time_ns"),
+    wire.Snapshot: ("step", "time_ns"),
+    wire.EngineStatus: ("step", "time_ns"),
+}
 
 
 def check_numbers(sequence: int, message: wire.Telemetry) -> None:
     """Raise msgspec.ValidationError if a number is outside the bounds."""
-    if isinstance(message, wire.StepRecord):
-        start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
-        lowest = min(sequence, message.step, start_ns, end_ns)
-        if lowest >= 0 and max(sequence, message.step, start_ns, end_ns) < MAX_NUMBER:
-            return  # nearly always
-        numbers = {
-            "sequence": sequence,
-            "step": message.step,
-            "schedule_start_ns": start_ns,
-            "tokens_ns": end_ns,
-        }
-    elif isinstance(message, wire.Snapshot | wire.EngineStatus):
-        numbers = {"step": message.step + 1, "time_ns": message.time_ns}
-    elif isinstance(message, wire.StepInFlight):
-        numbers = {"step": message.step, "since_ns": message.since_ns, "time_ns": message.time_ns}
-    else:
-        return
-    for name, number in numbers.items():
-        if not 0 <= number < MAX_NUMBER:
+    if not 0 <= sequence < MAX_NUMBER:
+        raise msgspec.ValidationError(f"{sequence} is out of range")
+    names = next((names for kind, names in _CHECKED.items() if isinstance(message, kind)), ())
+    for name in names:
+        number = getattr(message, name)
+        # Before its first step, the step of an engine is -1.
+        is_none = number == -1 and isinstance(message, wire.Snapshot | wire.EngineStatus)
+        if not 0 <= number < MAX_NUMBER and not is_none:
             raise msgspec.ValidationError(f"{number} is out of range - at `$.{name}`")

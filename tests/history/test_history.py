@@ -102,15 +102,8 @@ def test_the_state_at_any_step_is_restored_exactly(
     history: History, states: dict[int, SessionState]
 ) -> None:
     steps = [0, 1, 255, 256, 257, 1199, *random.Random(0).sample(range(1200), 30)]
-    for number in steps:
+    for number in [*steps, *range(500, 530), *range(530, 505, -1)]:
         assert history.state_at(number) == states[number], number
-
-
-def test_moving_step_by_step_gives_the_same_state_as_jumping(
-    history: History, states: dict[int, SessionState]
-) -> None:
-    for number in [*range(500, 530), *range(530, 505, -1)]:
-        assert history.state_at(number) == states[number]
 
 
 def test_step_summaries_agree_with_their_records(history: History) -> None:

@@ -542,7 +542,4 @@ def test_a_reading_ends_at_once_when_stopped(searched_file: Path) -> None:
     found.stop()
     assert found.is_done
     found.stop()  # stopping again does nothing
-
-
-def test_a_reading_that_was_never_started_can_be_stopped(searched_file: Path) -> None:
-    FileIndex(searched_file).stop()
+    FileIndex(searched_file).stop()  # nor does stopping one that was never started

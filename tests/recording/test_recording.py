@@ -93,20 +93,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About a dozen chunks, small enough to be cut in many places."""
-    path = tmp_path_factory.mktemp("small") / "small.mcap"
-    writer = RecordingWriter(path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 16 * 1024)
-        writer.start()
-        for sequence, message in MESSAGES[:500]:
-            writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-        writer.close()
-    return path
-
-
-@pytest.fixture(scope="module")
 def live() -> History:
     return fed(MESSAGES)
 

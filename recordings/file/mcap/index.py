@@ -268,7 +268,9 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
         record = record_at(stream, position, size)
         if record is None:
             found = find_chunk(stream, position, size)
-            if found == size and (index.is_being_written or _is_attachment(stream, position)):
+            stream.seek(position)
+            is_attachment = stream.read(1) == bytes([Opcode.ATTACHMENT])
+            if found == size and (index.is_being_written or is_attachment):
                 return False  # the rest of it is not written (yet), and no message is in it
             index.num_lost_bytes += found - position
             index.lost_at.append(position)
@@ -284,11 +286,6 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
             _read_about(stream, position, record, index)
         position += length
     return False
-
-
-def _is_attachment(stream: IO[bytes], position: int) -> bool:
-    stream.seek(position)
-    return stream.read(1) == bytes([Opcode.ATTACHMENT])
 
 
 def _is_end(stream: IO[bytes], position: int, size: int) -> bool:

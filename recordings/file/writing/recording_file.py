@@ -162,20 +162,15 @@ class RecordingFile:
         Afterwards `wants_keyframe` tells whether to add a keyframe first. `add` itself never ends a
         chunk.
         """
-        num_bytes = self._sink.num_chunk_bytes
-        is_large = num_bytes >= max(CHUNK_BYTES, 2 * self._num_keyframe_bytes_in_chunk)
-        if num_bytes and (is_large or self._is_long(log_ns)):
+        num_bytes, num_steps = self._sink.num_chunk_bytes, self._num_steps_in_chunk
+        is_full = num_bytes >= max(CHUNK_BYTES, 2 * self._num_keyframe_bytes_in_chunk)
+        if num_steps and self._start_ns is not None and not is_full:
+            chunk_ns, all_ns = log_ns - self._chunk_start_ns, log_ns - self._start_ns
+            is_full = chunk_ns > CHUNK_NS and (
+                chunk_ns * CHUNK_PARTS > all_ns or num_steps * CHUNK_PARTS > self._num_steps
+            )
+        if num_bytes and is_full:
             self.end_chunk()
-
-    def _is_long(self, log_ns: int) -> bool:
-        """Whether the open chunk would span too much time with a message of wall time `log_ns`."""
-        if self._num_steps_in_chunk == 0 or self._start_ns is None:
-            return False
-        chunk_ns, all_ns = log_ns - self._chunk_start_ns, log_ns - self._start_ns
-        return chunk_ns > CHUNK_NS and (
-            chunk_ns * CHUNK_PARTS > all_ns
-            or self._num_steps_in_chunk * CHUNK_PARTS > self._num_steps
-        )
 
     def end_chunk(self) -> None:
         self._packer.reset()
