@@ -43,12 +43,16 @@ class Meter:
         state = history.state
         values |= history.windows.figures(None, WINDOW_S)
         flying = state.in_flight
-        values["silent"] = 0.0
-        values["step_in_flight"] = 0.0 if flying is None else seconds_of(flying)
-        values["queue_age"] = queue_age_s(state)
-        values |= waiting_figures(state)
-        values["stalled_streams"] = float(num_stalled(state, history.slo))
-        return values
+        return (
+            values
+            | waiting_figures(state)
+            | {
+                "silent": 0.0,
+                "step_in_flight": 0.0 if flying is None else seconds_of(flying),
+                "queue_age": queue_age_s(state),
+                "stalled_streams": float(num_stalled(state, history.slo)),
+            }
+        )
 
     def _note_engine(self, now_s: float) -> None:
         info = self._source.history.info

@@ -55,12 +55,9 @@ class IncidentFolder:
             raise RecordingError(f"{path}: {error.strerror or error}") from error
 
     def new_path(self, incident: Incident) -> Path:
-        path = self.path / incident.file_name
-        number = 1
-        while path.exists():
-            number += 1
-            path = self.path / f"{Path(incident.file_name).stem}-{number}.mcap"
-        return path
+        stem = Path(incident.file_name).stem
+        names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1_000)))
+        return next(path for name in names if not (path := self.path / name).exists())
 
     def delete_old(self) -> int:
         """Delete the oldest files beyond the limit, but never the last `KEEP_LAST`.

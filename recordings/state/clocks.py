@@ -172,11 +172,11 @@ _CHECKED = {
 
 def check_numbers(sequence: int, message: wire.Telemetry) -> None:
     """Raise msgspec.ValidationError if a number is outside the bounds."""
-    if not 0 <= sequence < MAX_NUMBER:
-        raise msgspec.ValidationError(f"{sequence} is out of range")
     names = next((names for kind, names in _CHECKED.items() if isinstance(message, kind)), ())
-    for name in names:
-        number = getattr(message, name)
+    numbers = [(name, getattr(message, name)) for name in names]
+    if isinstance(message, wire.StepRecord):
+        numbers.append(("sequence", sequence))
+    for name, number in numbers:
         # Before its first step, the step of an engine is -1.
         is_none = number == -1 and isinstance(message, wire.Snapshot | wire.EngineStatus)
         if not 0 <= number < MAX_NUMBER and not is_none:

@@ -132,13 +132,9 @@ class LaneBoard:
         for page in range(begin // _PAGE_STEPS, last // _PAGE_STEPS + 1):
             for request_id, track in self._pages.get(page, {}).items():
                 start = track.start
-                if request_id in opened:  # it reaches to the end, written or not
-                    if begin < end > start:
-                        found.add(request_id)
-                # Written cells are never ABSENT.
-                elif start <= last and (begin if begin > start else start) < start + len(
-                    track.cells
-                ):
+                # One that is open reaches to the end, written or not; no written cell is ABSENT.
+                until = end if request_id in opened else min(last + 1, start + len(track.cells))
+                if (begin if begin > start else start) < until:
                     found.add(request_id)
         return sorted(found)
 
