@@ -126,7 +126,6 @@ class FileIndex:
         self.share = 0.0
         self._logs = {kind: events.EventLog(2 * MAX_KEPT) for kind in _LOGGED}
         self._itl, self._ttft = WorstWaits("itl"), WorstWaits("ttft")
-        self._steps: tuple[int, int] | None = None  # the first and last step read
         self._path = path
         self._is_busy = is_busy
         self._learnt = learnt
@@ -155,12 +154,8 @@ class FileIndex:
 
     @property
     def is_done(self) -> bool:
-        """Whether the reading has ended. `spans` tells what was read."""
+        """Whether the reading has ended; with a `share` below 1 if not all can be read."""
         return self._done.is_set()
-
-    def spans(self) -> list[tuple[int, int]]:
-        """First and last step of the part of the file that was read; empty before it has a step."""
-        return [] if self._steps is None else [self._steps]
 
     def next(
         self, step: int, direction: int, kinds: Collection[str], slo: SLO
@@ -254,10 +249,6 @@ class FileIndex:
         for step, time_ns, event in index.noted:
             self._log(events.request_event(event, _NO_STATE, step, time_ns))
         self._take_said(index.said)
-        if rows.number("steps"):
-            numbers = rows.column("steps", "step")
-            first = int(numbers[0]) if self._steps is None else self._steps[0]
-            self._steps = first, int(numbers[-1])
         if self._has_learnt:
             return
         self._baseline.add_rows(rows.steps())

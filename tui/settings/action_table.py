@@ -145,7 +145,7 @@ _ACTIONS: tuple[Action, ...] = (
     "last)", "time"),
     Action("worst", ("w",), "Worst stall", "the worst stall in memory (one a second); again: the "
     "next worst", "time",
-           elsewhere=(("replay", "the worst stall in the searched part of the file (one a "
+           elsewhere=(("replay", "the worst stall of the file, once it is searched (one a "
            "second); again: the next worst"),)),
     Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or a distance (-30s, "
     "+2m)", "time", footer=13),

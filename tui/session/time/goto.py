@@ -1,8 +1,7 @@
 """Finds the step that an operator typed: a step number, a time of day, or a time difference.
 
 A time difference such as `-2m` counts from the step at the cursor.
-`nearest` and its like find events, and tell which steps of a replayed file a background thread has
-not searched for them yet.
+`nearest` and its like find events, and tell whether all of a replayed file was searched for them.
 """
 
 import re
@@ -22,9 +21,8 @@ def nearest(
     history: History, file: "ReplaySource | None", at: int, direction: int, kinds: frozenset[str]
 ) -> SessionEvent | None:
     """Return the nearest known event before (-1) or after step `at`, in memory or in the file."""
-    in_memory = kinds
-    if file is not None and is_searched(history, file):
-        in_memory = kinds - {"slo"}  # memory has the seconds at its two ends only in part
+    # Of late tokens, memory has the seconds at its two ends only in part.
+    in_memory = kinds - {"slo"} if is_searched(file) else kinds
     events = [history.next_event(at, direction, in_memory)]
     if file is not None:
         events.append(file.file_index.next(at, direction, kinds, history.slo))
@@ -33,60 +31,28 @@ def nearest(
     return min(found, key=lambda each: (each.step - at) * direction, default=None)
 
 
-def is_searched(history: History, file: "ReplaySource") -> bool:
-    """Whether all steps in memory lie in the part of the file already searched."""
-    spans = file.file_index.spans()
-    return all(
-        any(begin <= first and last <= end for begin, end in spans)
-        for first, last in _in_memory(history)
-    )
+def is_searched(file: "ReplaySource | None") -> bool:
+    """Whether all of the file was searched."""
+    return file is not None and file.file_index.share == 1
 
 
-def passed_over(history: History, file: "ReplaySource | None", at: int, step: int) -> str:
-    """Return how many steps between were not searched, for a notice; empty if all were."""
-    number = 0 if file is None else _num_unsearched(history, file, at, step)
-    if file is None or not number:
+def unsearched(file: "ReplaySource | None") -> str:
+    """Return that not all of the file was searched, for a notice; empty if it was."""
+    if file is None or is_searched(file):
         return ""
-    yet = "" if file.file_index.is_done else "yet "
-    return f"; {fmt.plural(number, 'step')} between not {yet}searched"
+    is_done = file.file_index.is_done
+    return "; not all of the file could be searched" if is_done else "; the file is still searched"
 
 
-def nothing(
-    history: History, file: "ReplaySource | None", at: int, direction: int, kinds: Collection[str]
-) -> str:
+def nothing(file: "ReplaySource | None", at: int, direction: int, kinds: Collection[str]) -> str:
     """Return the notice that no event was found from `at` on, and what was not searched."""
     kind = "preemption" if set(kinds) == {"preempt"} else "event"
     where = f"{'after' if direction > 0 else 'before'} step {at:,}"
     if file is None or file.extent is None:
         return f"no {kind} {where} in memory"
-    end = file.extent[direction > 0]
-    if at == end:
+    if at == file.extent[direction > 0]:
         return f"no {kind} {where}, the {'last' if direction > 0 else 'first'} of the file"
-    beyond = end + direction
-    number = _num_unsearched(history, file, at, beyond)
-    if number and not file.file_index.is_done:
-        return f"no {kind} {where} so far; {fmt.plural(number, 'step')} not yet searched"
-    if number:
-        return f"no other {kind} {where}; {fmt.plural(number, 'step')} could not be searched"
-    return f"no {kind} {where} in all of the file"
-
-
-def _num_unsearched(history: History, file: "ReplaySource", at: int, step: int) -> int:
-    return _num_outside([*_in_memory(history), *file.file_index.spans()], at, step)
-
-
-def _in_memory(history: History) -> list[tuple[int, int]]:
-    first, last = history.first_step, history.last_step
-    return [] if first is None or last is None else [(first, last)]
-
-
-def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
-    begin, end = min(at, step) + 1, max(at, step)
-    number = 0
-    for first, last in sorted(spans):
-        number += max(0, min(first, end) - begin)
-        begin = max(begin, last + 1)
-    return number + max(0, end - begin)
+    return f"no {kind} {where}{unsearched(file) or ' in all of the file'}"
 
 
 # The forms in which times are shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.

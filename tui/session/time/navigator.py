@@ -12,7 +12,7 @@ from stepscope.engine.protocol.wire import Phase
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.events import mark_event
-from stepscope.tui.session.time.goto import Wanted, nearest, nothing, passed_over, wanted
+from stepscope.tui.session.time.goto import Wanted, nearest, nothing, unsearched, wanted
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.notices import Notices
@@ -156,12 +156,11 @@ class Navigator:
         history, file, kinds = self._history, self._replay, frozenset(kinds)
         found = nearest(history, file, at, direction, kinds)
         if found is None:
-            text = nothing(history, file, at, direction, kinds)
-            self._notices.say_of_place(text, "caution")
+            self._notices.say_of_place(nothing(file, at, direction, kinds), "caution")
             return
-        over = passed_over(history, file, at, found.step)
+        rest = unsearched(file)
         self.go(found.step)
-        self._notices.say_of_place(found.text + over, "caution" if over else "text")
+        self._notices.say_of_place(found.text + rest, "caution" if rest else "text")
 
     def mark(self) -> None:
         """Go to the last mark before the cursor; if there is none, to the last mark of all."""
