@@ -2,9 +2,7 @@
 
 An incident begins when a rule fires. The steps before that are still in the source's memory, so the
 file has them too. Rules that fire during an open incident belong to the same incident: it becomes
-one file.
-
-Its metadata explain why tokens were late, from the messages in memory.
+one file, whose metadata explain why tokens were late.
 
 `IncidentFolder`: the folder with the files, of which it deletes the oldest.
 """

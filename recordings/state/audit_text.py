@@ -1,8 +1,6 @@
-"""Texts of audit entries: who sent the engine which command, and what it changed.
+"""Texts of audit entries, of knobs and of a step in flight, the same wherever they are shown.
 
-Merges knob changes from three sources: the history, the audit entries, and the whole file.
-
-Texts of knobs and their values, and of a step in flight, the same wherever they are shown.
+`known_changes` merges the knob changes of a history, of audit entries and of a whole file.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,7 +3,8 @@
 The monotonic clock stops while a machine sleeps, and restarts when an engine is moved or restored.
 People set the wall clock. Shown times must stay sensible in both cases.
 
-Leaves an operator's pauses, and waits from before they are known, out of latencies.
+Also here: what leaves an operator's pauses, and waits from before they are known, out of latencies,
+and what tells new messages from known ones.
 """
 
 from bisect import bisect_right
@@ -37,13 +38,12 @@ def leave_out(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int)
     """
     views, pauses, known_ns = state.requests, state.pauses, now_ns - since_ns
     if since_ns:
-        outcome.gaps_ns = {ns: count for ns, count in outcome.gaps_ns.items() if ns <= known_ns}
-        outcome.late_gaps = [each for each in outcome.late_gaps if each[1] <= known_ns]
-        outcome.ttft_ns = [each for each in outcome.ttft_ns if each[1] <= known_ns]
-        served = outcome.served_itl_ns.items()
-        outcome.served_itl_ns = {ns: count for ns, count in served if ns <= known_ns}
-        outcome.served_ttft_ns = [each for each in outcome.served_ttft_ns if each[1] <= known_ns]
-        outcome.e2e_ns = [each for each in outcome.e2e_ns if each[1] <= known_ns]
+        for name in ("gaps_ns", "served_itl_ns"):
+            waits = getattr(outcome, name).items()
+            setattr(outcome, name, {ns: count for ns, count in waits if ns <= known_ns})
+        for name in ("late_gaps", "ttft_ns", "served_ttft_ns", "e2e_ns"):
+            kept = [each for each in getattr(outcome, name) if each[1] <= known_ns]
+            setattr(outcome, name, kept)
         outcome.tpot_ns = [
             each for each in outcome.tpot_ns if (views[each[0]].first_token_ns or 0) >= since_ns
         ]

@@ -1,12 +1,8 @@
 """Finds the metadata and chunks in an MCAP file, from its summary or by walking its records.
 
 A closed file ends in a summary with a checksum. A file that was not closed (crash, full disk, cut
-copy), or whose summary is damaged, is walked from record to record (`mcap/records.py`).
-
-Finds the records in an MCAP file, also in a damaged one.
-
-A record begins with its length, so each record leads to the next. After damage or a cut, the next
-chunk is found by the byte pattern of its header. Format: mcap.dev/spec.
+copy), or whose summary is damaged, is walked: each record begins with its length, and after damage
+the next chunk is found by the byte pattern of its header. Format: mcap.dev/spec.
 """
 
 import io

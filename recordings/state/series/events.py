@@ -219,10 +219,14 @@ class Gaps:
 
     def __init__(self) -> None:
         self.found: list[Gap] = []  # the gaps, oldest first
-        self.steps: set[int] = set()  # for each gap, the first step after it
         # Whether messages are missing and no snapshot has corrected the state since.
         self.needs_snapshot = False
         self._num_lost_before = 0  # messages lost in forgotten gaps
+
+    @property
+    def steps(self) -> set[int | None]:
+        """For each gap, the first step after it."""
+        return {gap.before_step for gap in self.found}
 
     @property
     def num_lost(self) -> int:
@@ -240,17 +244,14 @@ class Gaps:
             if self.found[index].before_step is not None:
                 break
             self.found[index] = self.found[index]._replace(before_step=step)
-            self.steps.add(step)
 
     def forget_before(self, step: int) -> None:
         """Forget gaps before a step, but keep counting the messages lost in them."""
         kept = [gap for gap in self.found if gap.before_step is None or gap.before_step >= step]
         self._num_lost_before = self.num_lost - sum(gap.num_messages for gap in kept)
         self.found = kept
-        self.steps = {each for each in self.steps if each >= step}
 
     def forget_after(self, step: int) -> None:
         self.found = [
             gap for gap in self.found if gap.before_step is not None and gap.before_step <= step
         ]
-        self.steps = {each for each in self.steps if each <= step}
