@@ -348,7 +348,7 @@ def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
         path: Path, slo: SLO | None = None, levels: Levels | None = None
     ) -> Iterator[Received]:
         source = Received(slo)
-        recorder = Recorder(source, path, lambda: levels or {})
+        recorder = Recorder(source, path, levels or {})
         yield source
         recorder.stop()
         assert recorder.error is None, recorder.error

@@ -43,12 +43,16 @@ class Meter:
         state = history.state
         values |= history.windows.figures(None, WINDOW_S)
         flying = state.in_flight
-        values["silent"] = 0.0
-        values["step_in_flight"] = 0.0 if flying is None else seconds_of(flying)
-        values["queue_age"] = queue_age_s(state)
-        values |= waiting_figures(state)
-        values["stalled_streams"] = float(num_stalled(state, history.slo))
-        return values
+        return (
+            values
+            | waiting_figures(state)
+            | {
+                "silent": 0.0,
+                "step_in_flight": 0.0 if flying is None else seconds_of(flying),
+                "queue_age": queue_age_s(state),
+                "stalled_streams": float(num_stalled(state, history.slo)),
+            }
+        )
 
     def _note_engine(self, now_s: float) -> None:
         info = self._source.history.info
@@ -176,10 +180,8 @@ class RuleWatch:
         if self._held_since_s is None:
             self._held_since_s = now_s
         if self.fired_s is not None:
-            is_upper = rule.bound.relation in (">", ">=")
-            self.worst = (max if is_upper else min)(
-                value if self.worst is None else self.worst, value
-            )
+            worse = max if rule.bound.relation in (">", ">=") else min
+            self.worst = value if self.worst is None else worse(self.worst, value)
         elif now_s - self._held_since_s >= rule.for_s:
             self.fired_s, self.worst = now_s, value
             return RuleChange(rule, True, value)
@@ -207,7 +209,7 @@ class Judge:
 
         Returns a change for each rule that begins or stops firing.
         """
-        changes = [watch.apply(values, now_s) for watch in self.watches]
+        changes = (watch.apply(values, now_s) for watch in self.watches)
         return [change for change in changes if change is not None]
 
     @property

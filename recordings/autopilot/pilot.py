@@ -27,21 +27,22 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.recordings.autopilot.load import Load
-from stepscope.recordings.history.history import Journal
+from stepscope.recordings.history.history import History
 from stepscope.recordings.simulation.basis import seen_step
 
 _Message: TypeAlias = wire.StepRecord | wire.EngineStatus | wire.KnobsChanged | wire.Audited
 _MAX_WAITING = 20_000  # beyond that, the oldest are dropped
+_MAX_BYTES = 1024 * 1024  # of steps in memory, which nobody looks back at
 
 
-class StepFeed(Journal):
+class StepFeed(History):
     """A queue of steps, statuses, knob changes and audit messages.
 
     The source's thread fills it, and one other thread empties it.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(max_bytes=_MAX_BYTES)
         self._waiting: deque[_Message] = deque(maxlen=_MAX_WAITING)
 
     def drain(self) -> list[_Message]:

@@ -1,9 +1,7 @@
 """`ChunkCache`: the chunks of an open recording, decompressed on demand.
 
-A chunk is a compressed part of an MCAP file. The chunks used last are cached, and damaged chunks
-are noted. Any thread may call it.
-
-`LoadedChunk`: the messages of one chunk, as received. Steps are unpacked on demand.
+The chunks used last are cached, and damaged chunks are noted. `LoadedChunk`: the messages of one
+chunk, as received; steps are unpacked on demand.
 
 The first and the last step and time of a recording are read from its messages, as the heads of
 chunks, which tell times too, have no checksum. Also here: the text for what is missing in it.

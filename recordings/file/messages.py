@@ -13,6 +13,7 @@ from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, Telemetry
 from stepscope.recordings.file.reader import Position, Recording, whole_sequence
 from stepscope.recordings.session.index import Index, Open, decode_index
 from stepscope.recordings.session.indexer import Indexer
+from stepscope.recordings.state.clocks import lost_before
 from stepscope.recordings.state.session import SessionState
 
 
@@ -52,19 +53,12 @@ def messages(
             if engine_id is not None:
                 last, needs_keyframe = None, True
             engine_id = info.engine_id
-        if isinstance(message, Snapshot):
-            # It has the number of the last message that it knows of.
-            after_gap = last is not None and number > last
-            if not after_gap and not needs_keyframe:
-                continue
-            needs_keyframe = False
-        else:
-            if last is not None and number <= last:
-                continue
-            after_gap = last is not None and number > last + 1
-            needs_keyframe = needs_keyframe or after_gap
-        last = max(last or 0, number)
-        yield Told(message, number, after, after_gap)
+        num_lost = lost_before(number, message, last, is_unsure=needs_keyframe)
+        if num_lost is None:
+            continue
+        needs_keyframe = not isinstance(message, Snapshot) and (needs_keyframe or num_lost > 0)
+        last = number
+        yield Told(message, number, after, num_lost > 0)
 
 
 _MADE_STEPS = 4096  # at most in an index made from messages, give or take one chunk

@@ -24,48 +24,6 @@ from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_
 from stepscope.recordings.state.clocks import known_since
 
 
-def check_metadata(metadata: dict[str, str], path: object) -> None:
-    """Check from the metadata of a file, before any message is decoded, that it can be read.
-
-    Raises RecordingError: a later major version wrote the file.
-    """
-    for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
-        written = metadata.get(f"{what}_version", "")
-        if written.isdecimal() and int(written) > highest:
-            by = metadata.get("software_version", "a later version")
-            raise RecordingError(
-                f"{path} has {what} {written} (written by stepscope {by}), this stepscope reads "
-                f"up to {highest}: install {by} or later"
-            )
-
-
-def check_info(info: EngineInfo, path: object) -> None:
-    """Check from the engine's version that a file can be read. For files whose metadata is lost.
-
-    Raises RecordingError: the engine is of a later major version.
-    """
-    if info.schema_version > SCHEMA_VERSION:
-        raise RecordingError(
-            f"{path} has schema {info.schema_version} (of an engine of version "
-            f"{info.software_version}), this stepscope reads up to {SCHEMA_VERSION}: install "
-            f"{info.software_version} or later"
-        )
-
-
-def decode_keyframe(payload: bytes, path: object) -> Snapshot:
-    """Decode a keyframe (a stored state).
-
-    Raises RecordingError: the payload cannot be decoded, or is another kind of message.
-    """
-    try:
-        message = wire.decode(payload)
-    except msgspec.DecodeError as error:
-        raise RecordingError(f"{path} holds a keyframe that cannot be decoded: {error}") from error
-    if not isinstance(message, Snapshot):
-        raise RecordingError(f"{path} holds a keyframe that is a {type(message).__name__}")
-    return message
-
-
 class Position(NamedTuple):
     """A point between two messages, where reading can continue. Positions compare in file order."""
 
@@ -109,7 +67,7 @@ class Recording:
                     f"{path} {what}; logs and benchmark results that can be read: docs/import.md"
                 )
             self.metadata = index.metadata.get(PROFILE, {})
-            check_metadata(self.metadata, self.path)
+            self._check_versions()
             self._chunks = chunk_cache.ChunkCache(self.stream, index.chunks)
             self.index: McapIndex = index
             if not index.is_complete:
@@ -201,13 +159,9 @@ class Recording:
 
     def step_before(self, position: Position) -> int | None:
         """The last step before a position; None if there is none."""
-        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            chunk = self._chunks.load(number)
-            places = chunk.step_places
-            if number == position.chunk:
-                places = places[: bisect_left(places, position.message)]
-            if places:
-                return _step_at(chunk, places[-1])
+        for _, chunk, end in self._chunks_before(position):
+            if count := bisect_left(chunk.step_places, end):
+                return _step_at(chunk, chunk.step_places[count - 1])
         return None
 
     def is_end(self, position: Position) -> bool:
@@ -218,9 +172,7 @@ class Recording:
 
     def frame_before(self, position: Position) -> chunk_cache.MessageFrame | None:
         """The message right before a position; None if there is none, or if it is damaged."""
-        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            chunk = self._chunks.load(number)
-            end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
+        for _, chunk, end in self._chunks_before(position):
             if end:
                 return chunk.frame(end - 1)
         return None
@@ -232,9 +184,7 @@ class Recording:
 
         Raises RecordingError: no keyframe can be read.
         """
-        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            chunk = self._chunks.load(number)
-            end = min(position.message, len(chunk)) if number == position.chunk else len(chunk)
+        for number, chunk, end in self._chunks_before(position):
             if (place := chunk.last_keyframe(end)) is not None:
                 return self._snapshot(chunk.frames[place]), Position(number, place + 1)
         if (found := self._first_keyframe()) is None:
@@ -264,6 +214,26 @@ class Recording:
 
     # Inside
 
+    def _chunks_before(
+        self, position: Position
+    ) -> Iterator[tuple[int, chunk_cache.LoadedChunk, int]]:
+        """Yield number, chunk and how many of its messages come before a position, last first."""
+        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
+            chunk = self._chunks.load(number)
+            is_last = number == position.chunk
+            yield number, chunk, min(position.message, len(chunk)) if is_last else len(chunk)
+
+    def _check_versions(self) -> None:
+        """Check from the metadata, before any message is decoded, that the file can be read."""
+        for what, highest in (("schema", SCHEMA_VERSION), ("format", FORMAT_VERSION)):
+            written = self.metadata.get(f"{what}_version", "")
+            if written.isdecimal() and int(written) > highest:
+                by = self.metadata.get("software_version", "a later version")
+                raise RecordingError(
+                    f"{self.path} has {what} {written} (written by stepscope {by}), this stepscope "
+                    f"reads up to {highest}: install {by} or later"
+                )
+
     def _find_info(self) -> EngineInfo:
         found = self._first_keyframe()
         if found is None and self._chunks.damaged:
@@ -280,7 +250,6 @@ class Recording:
                 "written, or it was cut short within its first second"
             )
         snapshot, _ = found
-        check_info(snapshot.info, self.path)
         self.known_since_ns = known_since(snapshot)
         return snapshot.info
 
@@ -295,7 +264,15 @@ class Recording:
         return None
 
     def _snapshot(self, frame: chunk_cache.MessageFrame) -> Snapshot:
-        return decode_keyframe(frame.payload, self.path)
+        try:
+            message = wire.decode(frame.payload)
+        except msgspec.DecodeError as error:
+            raise RecordingError(
+                f"{self.path} holds a keyframe that cannot be decoded: {error}"
+            ) from error
+        if not isinstance(message, Snapshot):
+            raise RecordingError(f"{self.path} holds a keyframe that is a {type(message).__name__}")
+        return message
 
 
 def whole_sequence(lower: int, before: int) -> int:

@@ -3,8 +3,7 @@
 Each level comes from the first of these that has it: what the viewer chose, the recording's
 metadata (what it was watched with), the engine's own description, the default (`SLO`).
 
-In a file's metadata they have the names of the dashboard's settings. Each takes a fixed number of
-bytes, so that it can be replaced during recording.
+In a file's metadata they have the names of the dashboard's settings.
 """
 
 import math
@@ -15,7 +14,6 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.state.series.latency import SLO
 
 LEVEL_NAMES = ("slo_ttft_ms", "slo_itl_ms")
-_WIDTH = 24  # characters of the longest number
 
 Levels: TypeAlias = Mapping[str, float]  # by name, in milliseconds
 
@@ -43,7 +41,7 @@ def own_text(chosen: Levels, said: Levels) -> str:
 
 
 def as_metadata(levels: Levels) -> dict[str, str]:
-    return {name: repr(float(levels[name])).ljust(_WIDTH) for name in LEVEL_NAMES if name in levels}
+    return {name: repr(float(levels[name])) for name in LEVEL_NAMES if name in levels}
 
 
 def levels_in(metadata: Mapping[str, str]) -> Levels:

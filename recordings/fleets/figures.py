@@ -5,14 +5,14 @@ older values may no longer be true.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import Source, SourceStatus
+from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.ranks import slow_rank
-from stepscope.recordings.state.series.latency import SLO, LatencyReport
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 WINDOW_S = 60.0  # window of latencies and preemptions
@@ -58,37 +58,41 @@ class EngineFigures(NamedTuple):
         return self.num_running + self.num_waiting
 
 
-class SlowFigures(NamedTuple):
-    """The figures that take about a millisecond to compute, so they are computed once a second."""
+def measure(history: History) -> dict[str, Any]:
+    """The figures that take a millisecond, so that they are computed once a second, by name."""
+    state, summary = history.state, _last_summary(history)
+    has_rows = summary is not None and summary.num_rows is not None
+    latency = history.windows.latency(None, WINDOW_S, 1)
+    long, short = (history.windows.rates(None, each) for each in (WINDOW_S, RATE_WINDOW_S))
+    # Without rows, a count of 0 is no proof that there was no preemption.
+    is_counted = has_rows or long.num_preempted or state.totals
+    steps_per_s, tokens_per_s = short.steps_per_s, short.output_tokens_per_s
+    if state.state in ("idle", "paused", "stopped"):  # it is known to run no steps
+        steps_per_s = 0.0 if steps_per_s is None else steps_per_s
+        tokens_per_s = 0.0 if tokens_per_s is None and has_rows else tokens_per_s
+    return {
+        "ttft_p95_ms": latency.ttft.p95_ms,
+        "itl_p95_ms": latency.itl.p95_ms,
+        "budget_used": short.budget_share,
+        "num_preempted": long.num_preempted if is_counted else None,
+        "steps_per_s": steps_per_s,
+        "output_tokens_per_s": tokens_per_s,
+        "prefix_hit_rate": long.prefix_hit_rate,
+        "rank_wait": long.rank_wait,
+        "slow_rank": slow_rank(long.rank_waits_ns, state.info),
+    }
 
-    latency: LatencyReport
-    long: Rates  # over WINDOW_S
-    short: Rates  # over RATE_WINDOW_S
-    has_rows: bool  # whether the engine publishes the rows of its steps
 
-
-def measure(history: History) -> SlowFigures:
-    """Compute the slow figures of an engine, over the seconds before its last message."""
-    last = history.last_step
-    summary = None if last is None else history.summary(last)
-    return SlowFigures(
-        history.windows.latency(None, WINDOW_S, 1),
-        history.windows.rates(None, WINDOW_S),
-        history.windows.rates(None, RATE_WINDOW_S),
-        summary is not None and summary.num_rows is not None,
-    )
-
-
-def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFigures:
+def figures(name: str, source: Source, measured: Mapping[str, Any]) -> EngineFigures:
     """Return the current figures of one engine.
 
-    `measured`: the engine's slow figures, as last computed; None if they were never computed.
+    `measured`: what `measure` returned last; empty before that.
     """
     history, status, error = source.history, _status(source), source.error
     if status in ("starting", "connecting", "down"):
         return EngineFigures(name, status, error, info=history.info)
     state = history.state
-    found = EngineFigures(
+    return EngineFigures(
         name=name,
         status=status,
         error=error,
@@ -101,29 +105,12 @@ def figures(name: str, source: Source, measured: SlowFigures | None) -> EngineFi
         kv_used=state.kv_share,
         num_lost=history.num_lost,
         slo=history.slo,
-    )
-    if measured is None:
-        return found
-    long, short, has_rows = measured.long, measured.short, measured.has_rows
-    # An engine that stands still is known to run no steps.
-    none = 0.0 if state.state in ("idle", "paused", "stopped") else None
-    preemptions = long.num_preempted
-    return found._replace(
-        ttft_p95_ms=measured.latency.ttft.p95_ms,
-        itl_p95_ms=measured.latency.itl.p95_ms,
-        budget_used=short.budget_share,
-        # Without rows, a count of 0 is no proof that there was no preemption.
-        num_preempted=preemptions if has_rows or preemptions or state.totals else None,
-        steps_per_s=_or(short.steps_per_s, none),
-        output_tokens_per_s=_or(short.output_tokens_per_s, none if has_rows else None),
-        prefix_hit_rate=long.prefix_hit_rate,
-        rank_wait=long.rank_wait,
-        slow_rank=slow_rank(long.rank_waits_ns, state.info),
+        **measured,
     )
 
 
-def _or(value: float | None, otherwise: float | None) -> float | None:
-    return otherwise if value is None else value
+def _last_summary(history: History) -> StepSummary | None:
+    return None if (last := history.last_step) is None else history.summary(last)
 
 
 def _status(source: Source) -> SourceStatus:
@@ -136,8 +123,7 @@ def _status(source: Source) -> SourceStatus:
 
 
 def _seats(history: History, state: SessionState) -> int | None:
-    last = history.last_step
-    summary = None if last is None else history.summary(last)
+    summary = _last_summary(history)
     seats = state.knobs.get("max_num_seqs") if summary is None else summary.max_num_seqs
     if isinstance(seats, int) and not isinstance(seats, bool):
         return seats

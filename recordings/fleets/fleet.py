@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from stepscope.recordings.fleets.figures import EngineFigures, SlowFigures, figures, measure
+from stepscope.recordings.fleets.figures import EngineFigures, figures, measure
 from stepscope.recordings.fleets.imbalance import Imbalance, ImbalanceKeeper, differences
 from stepscope.recordings.fleets.whole_lives import WholeLife, WholeLives
 from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS
@@ -81,11 +81,11 @@ class _FleetMember:
         self.source = source
         self.name = name
         self.load: deque[int | None] = deque(maxlen=NUM_LOADS)
-        self.measured: SlowFigures | None = None
+        self.measured: dict[str, Any] = {}
         self.measured_version = -1
         # Measuring is expensive, so half of the engines are measured in one look, half in the next.
         self.measure_due_s = now_s + place % 2 * LOOK_S
-        self.figures = figures(name, source, None)
+        self.figures = figures(name, source, {})
         self.status_since_s = now_s
         self.version = source.history.version
         self.heard_s: float | None = now_s if self.version else None
@@ -239,7 +239,7 @@ class Fleet:
             member.was_starting = True
         if is_new:
             member.was_starting = False
-            member.new_since_s, member.measured = now_s, None
+            member.new_since_s, member.measured = now_s, {}
             pid = "" if info is None or info.pid is None else f" (pid {info.pid})"
             self._say(member, f"restarted{pid}: a new engine", True)
         elif now.status != before.status:

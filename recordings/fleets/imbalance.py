@@ -5,14 +5,9 @@ minimum difference. The engine itself is not part of that median: with few engin
 raise an average of all and hide behind it. The bounds are so wide that equal engines under random
 arrivals stay within them.
 
-A finding is shown once it has lasted some seconds. It stays through a short lapse in which at least
-half of the difference is left, so that the screen does not flicker with every step. Its text always
-has the current values.
-
-An unknown value is neither high nor low.
+A finding is shown once it has lasted some seconds. An unknown value is neither high nor low.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -21,8 +16,6 @@ from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.state.audit_text import value_text
 
 HOLD_S = 3.0  # a finding is shown after so long
-LAPSE_S = 5.0  # and survives so long below its bound, if `_LEFT` of the difference stays
-_LEFT = 0.5  # share of the difference that must stay in a lapse
 
 # In the order of display: first what a router can change, then what follows from that.
 FleetFigure: TypeAlias = Literal["waiting", "kv", "preemptions", "ttft", "itl", "hits", "room"]
@@ -105,22 +98,18 @@ _ROOM_WAITING = 4  # least number of requests that wait in other engines
 _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
 
 
-def findings(engines: Sequence[EngineFigures], share: float = 1.0) -> list[OutlierFigure]:
+def findings(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
     """Return the engines and figures that stand out now, the worst first.
 
-    Skips engines that are down.
-
-    Engines that only prefill, or only decode, are compared among themselves.
-
-    `share`: share of the difference between median and bound that a value must reach; 1 is the
-    bound.
+    Skips engines that are down. Engines that only prefill, or only decode, are compared among
+    themselves.
     """
     roles = [None if engine.info is None else engine.info.role for engine in engines]
     found: list[OutlierFigure] = []
     for role in dict.fromkeys(roles):
         places = [place for place, each in enumerate(roles) if each == role]
         mine = [engines[place] for place in places]
-        high = [each for rule in _RULES for each in _high(mine, rule, share)]
+        high = [each for rule in _RULES for each in _high(mine, rule)]
         for each in (*high, *_room(mine)):
             found.append(each._replace(engine=places[each.engine]))
     return sorted(found, key=lambda each: -each.weight)
@@ -136,7 +125,7 @@ def _known(
     }
 
 
-def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[OutlierFigure]:
+def _high(engines: Sequence[EngineFigures], rule: _Rule) -> list[OutlierFigure]:
     values = _known(engines, rule.value)
     found = []
     for place, value in values.items():
@@ -145,7 +134,7 @@ def _high(engines: Sequence[EngineFigures], rule: _Rule, share: float) -> list[O
             continue
         middle = median(others.values())
         bound = max(middle * rule.factor, middle + rule.distance)
-        if value >= middle + (bound - middle) * share:
+        if value >= bound:
             lowest = min(others, key=lambda other: others[other])
             total, name = sum(values.values()), engines[lowest].name
             text = rule.text(_Seen(value, middle, total, name, others[lowest]))
@@ -173,50 +162,38 @@ def _room(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
 
 
 class ImbalanceKeeper:
-    """Remembers how long each finding has lasted, to show only those that last."""
+    """Remembers since when each finding holds, to show only those that last."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, FleetFigure], tuple[float, float]] = {}  # first and last time
+        self._since_s: dict[tuple[int, FleetFigure], float] = {}
 
     def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
         """Return the engines that have stood out for `HOLD_S`.
 
         Overloaded engines come before those with free seats, and the worst come first.
         """
-        for finding in findings(engines):
-            key = finding.engine, finding.figure
-            first_s = self._seen[key][0] if key in self._seen else now_s
-            self._seen[key] = first_s, now_s
-        self._seen = {
-            key: seen
-            for key, seen in self._seen.items()
-            if now_s - seen[1] <= LAPSE_S and engines[key[0]].is_up
-        }
-        held = [
-            (self._seen[key][0], finding)
-            for finding in findings(engines, _LEFT)
-            if (key := (finding.engine, finding.figure)) in self._seen
-            and now_s - self._seen[key][0] >= HOLD_S
-        ]
-        found = []
-        for place in dict.fromkeys(finding.engine for _, finding in held):
-            mine = [each for each in held if each[1].engine == place]
-            mine.sort(key=lambda each: get_args(FleetFigure).index(each[1].figure))
-            found.append(
-                Imbalance(
-                    engine=place,
-                    name=engines[place].name,
-                    figures=tuple(finding.figure for _, finding in mine),
-                    texts=tuple(finding.text for _, finding in mine),
-                    since_s=min(first_s for first_s, _ in mine),
-                    weight=max(finding.weight for _, finding in mine),
-                )
+        found = {(each.engine, each.figure): each for each in findings(engines)}
+        self._since_s = {key: self._since_s.get(key, now_s) for key in found}
+        held: dict[int, list[OutlierFigure]] = {}
+        for key in sorted(found, key=lambda key: get_args(FleetFigure).index(key[1])):
+            if now_s - self._since_s[key] >= HOLD_S:
+                held.setdefault(key[0], []).append(found[key])
+        imbalances = [
+            Imbalance(
+                engine=place,
+                name=engines[place].name,
+                figures=tuple(each.figure for each in mine),
+                texts=tuple(each.text for each in mine),
+                since_s=min(self._since_s[place, each.figure] for each in mine),
+                weight=max(each.weight for each in mine),
             )
-        return sorted(found, key=lambda each: (each.has_room, -each.weight))
+            for place, mine in held.items()
+        ]
+        return sorted(imbalances, key=lambda each: (each.has_room, -each.weight))
 
     def forget(self) -> None:
         """Forget all findings, because the set of engines has changed."""
-        self._seen.clear()
+        self._since_s.clear()
 
 
 def differences(engines: Sequence[EngineFigures]) -> list[str]:
@@ -225,22 +202,18 @@ def differences(engines: Sequence[EngineFigures]) -> list[str]:
     Engines that are down are left out.
     """
     up = [engine for engine in engines if engine.is_up and engine.info is not None]
-    found = [
-        f"{' and '.join(names)} are one and the same engine"
-        for _, names in _by_value(up, [getattr(each.info, "engine_id", None) for each in up])
-        if len(names) > 1
-    ]
-    compared = {
+    ids = _by_value(up, [getattr(each.info, "engine_id", None) for each in up])
+    same = [" and ".join(names) for names in ids.values() if len(names) > 1]
+    found = [f"{names} are one and the same engine" for names in same]
+    compared: dict[str, list[object]] = {
         label: [getattr(engine.info, name, None) for engine in up] for label, name in _SETTINGS
     }
     for knob in sorted({knob for engine in up for knob in engine.knobs}):
         compared[knob] = [
             value_text(engine.knobs[knob]) if knob in engine.knobs else None for engine in up
         ]
-    for label, values in compared.items():
-        text = _difference(label, dict(_by_value(up, values)))
-        found += [text] if text else []
-    return found
+    texts = (_difference(label, _by_value(up, values)) for label, values in compared.items())
+    return found + [text for text in texts if text]
 
 
 _SETTINGS = (
@@ -256,16 +229,13 @@ _SETTINGS = (
 
 def _by_value(
     engines: Sequence[EngineFigures], values: Sequence[object]
-) -> list[tuple[object, list[str]]]:
-    """Group engines by value. Engines with an unknown value are left out.
-
-    Returns (value, names of the engines with it) pairs.
-    """
+) -> dict[object, list[str]]:
+    """Return value -> names of the engines with it. Engines with an unknown value are left out."""
     names: dict[object, list[str]] = {}
     for engine, value in zip(engines, values, strict=True):
         if value is not None:
             names.setdefault(value, []).append(engine.name)
-    return list(names.items())
+    return names
 
 
 def _difference(label: str, names: Mapping[object, list[str]]) -> str | None:
@@ -275,14 +245,9 @@ def _difference(label: str, names: Mapping[object, list[str]]) -> str | None:
     """
     if len(names) < 2:
         return None
-    counts = Counter({value: len(those) for value, those in names.items()})
-    common, number = counts.most_common(1)[0]
-    is_majority = number * 2 > sum(len(those) for those in names.values())
-    parts = [
-        f"{', '.join(those)} {value}"
-        for value, those in names.items()
-        if not (is_majority and value == common)
-    ]
-    if is_majority:
-        parts.append(f"the others {common}")
+    common = max(names, key=lambda value: len(names[value]))
+    is_majority = len(names[common]) * 2 > sum(map(len, names.values()))
+    others = {value: those for value, those in names.items() if not is_majority or value != common}
+    parts = [f"{', '.join(those)} {value}" for value, those in others.items()]
+    parts += [f"the others {common}"] if is_majority else []
     return f"{label}: {'; '.join(parts)}"

@@ -26,7 +26,7 @@ class Follower:
 
     def __init__(self, lock: "threading.RLock", timeline: Timeline, first: int | None) -> None:
         self._lock = lock
-        self._timeline = timeline
+        self.timeline = timeline
         with lock:
             ring = timeline.ring
             segment, payloads = ring.segments[0], list[bytes]()
@@ -44,16 +44,14 @@ class Follower:
     def read(self, limit: int) -> Iterator[Followed]:
         """Yield the next messages, at most `limit`; none if all were read."""
         with self._lock:
-            payloads = self._payloads(limit)
-            gap_steps = set(self._timeline.gaps.steps)
+            gap_steps = set(self.timeline.gaps.steps)
+            payloads = self.read_payloads(limit)
+            is_behind, self._is_behind = self._is_behind, False
         for payload in payloads:
-            self._number += 1
             message = wire.decode(payload)
-            after_gap = self._is_behind
-            if isinstance(message, StepRecord):
-                after_gap = after_gap or message.step in gap_steps
-            self._is_behind = False
-            yield Followed(message, after_gap)
+            is_after = isinstance(message, StepRecord) and message.step in gap_steps
+            yield Followed(message, is_behind or is_after)
+            is_behind = False
 
     def read_payloads(self, limit: int) -> list[bytes]:
         """Return the next messages undecoded, at most `limit`.
@@ -61,30 +59,28 @@ class Follower:
         Unlike `read`, it does not tell whether messages were lost or forgotten before them.
         """
         with self._lock:
-            payloads = self._payloads(limit)
+            ring = self.timeline.ring
+            oldest = ring.segments[0].first_number
+            if self._number < oldest:
+                self.num_forgotten += oldest - self._number
+                self._number, self._is_behind = oldest, True
+            payloads = ring.payloads_from(self._number, limit)
         self._number += len(payloads)
         return payloads
 
     def sequences(self) -> dict[int, int]:
         with self._lock:
-            columns = self._timeline.columns
+            columns = self.timeline.columns
             return dict(zip(columns.steps, columns.column("sequence"), strict=True))
 
     def num_lost(self) -> dict[int, int]:
         """Number of messages lost in each gap, by the first step after the gap."""
         lost: dict[int, int] = {}
         with self._lock:
-            for gap in self._timeline.gaps.found:
+            for gap in self.timeline.gaps.found:
                 if gap.before_step is not None:
                     lost[gap.before_step] = lost.get(gap.before_step, 0) + gap.num_messages
         return lost
-
-    def _payloads(self, limit: int) -> list[bytes]:
-        oldest = self._timeline.ring.segments[0].first_number
-        if self._number < oldest:
-            self.num_forgotten += oldest - self._number
-            self._number, self._is_behind = oldest, True
-        return self._timeline.ring.payloads_from(self._number, limit)
 
     def distance(self, other: "Follower") -> int:
         return max(0, other._number - self._number)
@@ -92,7 +88,4 @@ class Follower:
     @property
     def num_ahead(self) -> int:
         with self._lock:
-            return max(0, self._timeline.ring.end_number - self._number)
-
-    def is_of(self, timeline: Timeline) -> bool:
-        return self._timeline is timeline
+            return max(0, self.timeline.ring.end_number - self._number)

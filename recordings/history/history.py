@@ -5,6 +5,7 @@ is set back, a new history begins in the same object. The last history with any 
 `previous` until `reset`.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Self
 
@@ -49,7 +50,6 @@ class History(HistoryView):
         self.max_bytes = max_bytes
         self.known_since_ns = known_since_ns
         self.previous: History | None = None
-        self.num_displaced = 0  # sessions that `previous` held earlier
 
     def append(
         self, sequence: int, message: Telemetry | bytes, payload: bytes | None = None
@@ -91,13 +91,9 @@ class History(HistoryView):
         """
         with self._lock:
             old = self._timeline
-            self.previous = None
-            state = SessionState.from_snapshot(snapshot)
-            self._begin(self._new_timeline(state, snapshot.sequence))
-            self._timeline.known_since_ns = self.known_since_ns
+            self.begin(SessionState.from_snapshot(snapshot), snapshot.sequence)
             self._timeline.know_transcripts(snapshot)
             self._keep_marks(old)
-            self.version += 1
 
     def begin(self, state: SessionState, sequence: int) -> None:
         """Forget everything and restart from `state`, the state after message `sequence`.
@@ -119,36 +115,6 @@ class History(HistoryView):
             other._begin(old)
             self._keep_marks(old)
             self.version += 1
-
-    @property
-    def begins_after(self) -> int | None:
-        """Sequence number of the message before the oldest in memory.
-
-        None if it is unknown, or if messages were lost there.
-        """
-        with self._lock:
-            return self._timeline.ring.segments[0].keyframe.sequence
-
-    @property
-    def room(self) -> tuple[int, int]:
-        """Steps and bytes that can still be added before the oldest are forgotten."""
-        with self._lock:
-            ring = self._timeline.ring
-            return ring.max_steps - ring.num_steps, ring.max_bytes - ring.num_bytes
-
-    def prepend(self, earlier: "History") -> bool:
-        """Insert an earlier history before this one, whose own steps stay unchanged.
-
-        Returns False and changes nothing unless this history begins right after the last message of
-        `earlier`. Do not use `earlier` afterwards.
-        """
-        with self._lock:
-            if not self._timeline.follows(earlier._timeline):
-                return False
-            self._timeline.prepend(earlier._timeline)
-            self._drop_caches()
-            self.version += 1
-            return True
 
     def end_short(self) -> None:
         """Clear `is_short`: no earlier steps will be prepended."""
@@ -243,11 +209,9 @@ class History(HistoryView):
         known = self._timeline.state.info
         if isinstance(info, EngineInfo) and known is not None and info.engine_id != known.engine_id:
             self._keep_as_previous()
-            state = (
-                SessionState.from_snapshot(message)
-                if isinstance(message, Snapshot)
-                else SessionState(info=info)
-            )
+            state = SessionState(info=info)
+            if isinstance(message, Snapshot):
+                state = SessionState.from_snapshot(message)
             self._begin(self._new_timeline(state, sequence))
             if isinstance(message, Snapshot):
                 self._timeline.know_transcripts(message)
@@ -281,41 +245,10 @@ class History(HistoryView):
         one that worked.
         """
         if self._timeline.columns.steps or self.previous is None:
-            self.num_displaced += self.previous is not None and self.previous.num_steps > 0
             self.previous = self._detached()
 
     def _detached(self) -> Self:
-        other = type(self)(self.slo, self.max_steps, self.max_bytes)
-        other.version = self.version
-        other._file_baseline = self._file_baseline
-        other._begin(self._timeline)
-        return other
-
-
-_JOURNAL_BYTES = 1024 * 1024
-
-
-class Journal(History):
-    """A `History` that knows only counts, gaps, engine and status, in a tenth of the time.
-
-    It is for recorders, which keep the steps in their file.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(max_bytes=_JOURNAL_BYTES)
-
-    def snapshot(self) -> Snapshot | None:
-        """Always None, because requests and blocks are unknown."""
-        return None
-
-    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
-        if self.info is None or isinstance(message, EngineInfo | Snapshot):
-            super()._take(sequence, message, payload)
-        else:
-            self._timeline.pass_over(sequence, message)
-
-    def _detached(self) -> "Journal":
-        other = Journal()
-        other.version = self.version
+        other = copy.copy(self)
+        other.previous = None
         other._begin(self._timeline)
         return other

@@ -212,7 +212,7 @@ class HistoryView:
 
     def is_followed_by(self, follower: Follower) -> bool:
         """Whether `follower` reads the current timeline, not one from before a restart."""
-        return follower.is_of(self._timeline)
+        return follower.timeline is self._timeline
 
     # What happened
 

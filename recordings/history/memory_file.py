@@ -18,7 +18,7 @@ _TURN = 100  # messages between two calls of `progress`
 def write_memory(
     history: History,
     path: Path,
-    progress: Callable[[float], None],
+    progress: Callable[[float], None] = lambda share: None,
     *,
     first: int | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -68,40 +68,30 @@ def write_memory(
 def _frames(
     follower: Follower, num_messages: int, sequences: Mapping[int, int], num_lost: Mapping[int, int]
 ) -> Iterator[tuple[Telemetry, int, bytes]]:
-    """Yield a snapshot, then the messages of a follower, each with its sequence number and payload.
+    """Yield the state before the first step, and all messages from that step on.
 
-    The snapshot is the state before the first message. The sequence numbers of steps are known.
-    Other messages get numbers between those.
+    Each comes with its sequence number and payload. The numbers of steps are known. Other messages
+    get numbers between those.
     """
-    state = follower.state
-    early: list[tuple[Telemetry, bytes]] = []  # before the first step
-    last: int | None = None
-    num_forgotten = 0  # before the first step
+    state, last = follower.state.copy(), None
     while num_messages > 0 and (payloads := follower.read_payloads(min(num_messages, _TURN))):
         num_messages -= len(payloads)
-        if last is None:
-            num_forgotten = follower.num_forgotten
         for payload in payloads:
             message = wire.decode(payload)
-            if last is not None:
-                last += 1
             if isinstance(message, StepRecord):
                 if last is None:
-                    first = max(sequences.get(message.step, 0) - len(early), 0)
+                    last = sequences.get(message.step, 0) - 1
                     # Messages missing before the first step came after the state.
-                    missing = num_lost.get(message.step, 0) + num_forgotten
-                    true_after = first - 1 - missing
-                    # Before the very first message there was no state.
-                    snapshot = state.snapshot(true_after) if true_after >= 0 else None
+                    missing = num_lost.get(message.step, 0) + follower.num_forgotten
+                    snapshot = state.snapshot(max(last - missing, 0))
                     if snapshot is not None:
                         yield snapshot, snapshot.sequence, wire.encode(snapshot)
-                    for last, each in enumerate(early, start=first):
-                        yield each[0], last, each[1]
-                    last = first + len(early)
-                last = max(last, sequences.get(message.step, last))
+                last = max(last + 1, sequences.get(message.step, 0))
             elif last is None:
-                early.append((message, payload))
+                state.apply(message)
                 continue
             elif isinstance(message, Snapshot):
-                last = max(last - 1, message.sequence)  # snapshots have no number of their own
+                last = max(last, message.sequence)  # snapshots have no number of their own
+            else:
+                last += 1
             yield message, last, payload

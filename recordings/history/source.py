@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, Telemetry
 from stepscope.recordings.history.history import History
+from stepscope.recordings.state.session import SessionState
 
 # A live engine is starting (does not listen yet), connecting, live, stale (silent for some seconds)
 # or down (does not answer). A recording is playing, paused, or ended.
@@ -114,15 +115,7 @@ class Numbered:
 
 def first_snapshot(info: EngineInfo, sequence: int) -> Snapshot:
     """The snapshot of a session of which nothing is known yet but its engine."""
-    return Snapshot(
-        sequence=sequence,
-        step=-1,
-        time_ns=info.monotonic_ns,
-        info=info,
-        knobs={},
-        knobs_version=0,
-        state="running",
-        requests=[],
-        blocks=None,
-        kv=None,
-    )
+    state = SessionState(info=info, time_ns=info.monotonic_ns, state="running")
+    snapshot = state.snapshot(sequence)
+    assert snapshot is not None
+    return snapshot

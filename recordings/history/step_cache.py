@@ -62,7 +62,8 @@ class StepCache:
             if found is None:
                 return ring.segments[0].keyframe.restore()
             segment, place = found
-            visited = self._nearest(segment, place)
+            known = [e for e in self._visited if e.segment is segment and e.place <= place]
+            visited = max(known, key=lambda each: each.place, default=None)
             begin = 0 if visited is None else visited.place + 1
             payloads = ring.payloads(segment, begin, place + 1)
         if visited is None:
@@ -77,7 +78,3 @@ class StepCache:
             others = [each for each in self._visited if each is not visited]
             self._visited = [*others[1 - MAX_STATES :], _Visited(segment, place, state)]
         return state
-
-    def _nearest(self, segment: Segment, place: int) -> _Visited | None:
-        known = [e for e in self._visited if e.segment is segment and e.place <= place]
-        return max(known, key=lambda each: each.place, default=None)

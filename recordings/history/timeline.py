@@ -12,25 +12,13 @@ from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.recordings.history.ring.ring import StepRing
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
 from stepscope.recordings.state.audit_text import in_flight_text
-from stepscope.recordings.state.clocks import BACK_NS, WallClock, leave_out
+from stepscope.recordings.state.clocks import WallClock, leave_out, lost_before
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.events import (
-    MAX_EVENTS,
-    EventLog,
-    Gaps,
-    SessionEvent,
-    audit_event,
-    gap_event,
-    knobs_event,
-    mark_event,
-    request_event,
-)
+from stepscope.recordings.state.series import events
 from stepscope.recordings.state.series.lanes import LaneBoard
 from stepscope.recordings.state.series.latency import SLO, Latencies
 from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.session import SessionState
-
-_ABORT = frozenset({"abort"})
 
 
 class Timeline:
@@ -61,15 +49,13 @@ class Timeline:
         self.columns = StepTable()
         self.lanes = LaneBoard(state, state.step + 1)
         self.latencies = Latencies(slo)
-        self.log = EventLog()
+        self.log = events.EventLog()
         self.transcripts: dict[int, wire.Transcript] = {}  # of the first state, if published
-        self.gaps = Gaps()
+        self.gaps = events.Gaps()
         self.marks: list[wire.Mark] = []
         self.knob_changes: list[wire.KnobsChanged] = []
-        self.knob_steps: set[int] = set()
         self._watch = RequestWatch(slo.itl_ms)
         self._watch.begin(state)
-        self._mark_steps: set[int] = set()
 
     def know_transcripts(self, snapshot: wire.Snapshot) -> None:
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
@@ -90,8 +76,8 @@ class Timeline:
         flying, pauses = state.in_flight, state.pauses
         outcome = state.apply(message)
         at, now_flying = max(state.step, 0), state.in_flight
-        is_new = flying is None or now_flying is None or flying.step != now_flying.step
-        if now_flying is not None and isinstance(message, wire.StepInFlight) and is_new:
+        is_new = now_flying is not None and (flying is None or flying.step != now_flying.step)
+        if isinstance(message, wire.StepInFlight) and is_new:
             self._log_engine(at, message.time_ns, in_flight_text(message))
         self._note_pause(message, pauses)
         if isinstance(message, wire.StepRecord):
@@ -105,26 +91,13 @@ class Timeline:
         elif isinstance(message, wire.EngineStatus):
             self._log_requests(message.events, max(message.step, 0), message.time_ns)
         elif isinstance(message, wire.KnobsChanged):
-            if (event := knobs_event(message)) is not None:
+            if (event := events.knobs_event(message)) is not None:
                 self.log.add(event)
                 self.knob_changes.append(message)
-                self.knob_steps.add(message.effective_step)
         elif isinstance(message, wire.Audited):
-            self.log.add(audit_event(message, at))
+            self.log.add(events.audit_event(message, at))
         if isinstance(message, wire.EngineInfo | wire.Snapshot) and state.info is not None:
             self.wall_clock.add(state.info)
-
-    def pass_over(self, sequence: int, message: wire.Telemetry) -> None:
-        """Count the next message and update the engine's status, but do not store it."""
-        if not self._is_next(sequence, message):
-            return
-        if isinstance(message, wire.StepRecord):
-            self.state.step = message.step
-            self.state.time_ns = max(self.state.time_ns, message.tokens_ns)
-            self.gaps.end(message.step)
-        elif isinstance(message, wire.EngineStatus):
-            self.state.state = message.state
-            self.state.time_ns = max(self.state.time_ns, message.time_ns)
 
     @property
     def _true_after(self) -> int | None:
@@ -133,18 +106,17 @@ class Timeline:
 
     def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
         """Whether a message is new. If messages before it are missing, a gap is noted."""
-        last = self.last_sequence
-        if last is not None:
-            if isinstance(message, wire.Snapshot):
-                if sequence < last or (sequence == last and not self.gaps.needs_snapshot):
-                    return False
-                if sequence > last:  # it replaces messages that were never received
-                    self._note_gap(last + 1, sequence)
-                self.gaps.needs_snapshot = False
-            elif sequence <= last:
-                return False
-            elif sequence > last + 1:
-                self._note_gap(last + 1, sequence - 1)
+        gaps, last = self.gaps, self.last_sequence
+        num_lost = lost_before(sequence, message, last, is_unsure=gaps.needs_snapshot)
+        if num_lost is None:
+            return False
+        if num_lost and last is not None:
+            step = self.columns.steps[-1] if self.columns.steps else self.state.step
+            gaps.note(last + 1, last + num_lost, step)
+            self.log.add(events.gap_event(num_lost, step, self.state.time_ns))
+            self._watch.begin(self.state)
+        if isinstance(message, wire.Snapshot):
+            gaps.needs_snapshot = False
         self.last_sequence = sequence
         return True
 
@@ -165,46 +137,7 @@ class Timeline:
         self.log.forget_after(step)
         self.gaps.forget_after(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step <= step]
-        self.knob_steps = {change.effective_step for change in self.knob_changes}
         return True
-
-    def follows(self, earlier: "Timeline") -> bool:
-        """Whether this begins right after the last message of `earlier`.
-
-        Its first step must also have a higher number, and must not be earlier in time.
-        """
-        before, steps = earlier.columns, self.columns.steps
-        keyframe = self.ring.segments[0].keyframe
-        if earlier.last_sequence is None or keyframe.sequence != earlier.last_sequence:
-            return False
-        if not before.steps or not steps:
-            return True
-        return before.steps[-1] < steps[0] and (
-            before.tokens_ns[-1] <= self.columns.tokens_ns[0] + BACK_NS
-        )
-
-    def prepend(self, earlier: "Timeline") -> None:
-        """Insert all of `earlier` before this, whose own steps stay unchanged.
-
-        This must follow `earlier`, which must have no gaps; do not use it afterwards. Followers of
-        this one continue where they were.
-        """
-        if earlier.slo != self.slo:  # changed while `earlier` was filled
-            earlier.set_slo(self.slo)
-        # A history that began after a request ended has no lane for it.
-        between = self.log.until(earlier.state.step, MAX_EVENTS, _ABORT)
-        earlier.lanes.abort([each.request_id for each in between if each.request_id is not None])
-        self.ring.prepend(earlier.ring)
-        self.columns.prepend(earlier.columns)
-        self.lanes.prepend(earlier.lanes)
-        self.latencies = self.latencies.after(earlier.latencies)
-        self.log.prepend(earlier.log)
-        self.state.pauses = self.state.pauses.joined(earlier.state.pauses)
-        self.gaps.prepend(earlier.gaps)
-        self.wall_clock.prepend(earlier.wall_clock)
-        self.knob_changes[:0] = earlier.knob_changes
-        self.knob_steps |= earlier.knob_steps
-        self.transcripts = earlier.transcripts  # they belong to the first step, which has changed
 
     def set_slo(self, slo: SLO) -> None:
         """Change the service levels for breaches, stalls and attainment."""
@@ -216,37 +149,27 @@ class Timeline:
             return
         self.marks.append(mark)
         self.marks.sort(key=lambda each: each.step)
-        self._mark_steps.add(mark.step)
-        self.log.add(mark_event(mark))
+        self.log.add(events.mark_event(mark))
 
     def summary(self, step: int) -> StepSummary | None:
         index = self.columns.index(step)
         if index is None:
             return None
-        summary = self.columns.summary(index)
-        if step in self.knob_steps or step in self.gaps.steps or step in self._mark_steps:
-            return summary._replace(
-                has_knob_change=step in self.knob_steps,
-                after_gap=step in self.gaps.steps,
-                has_mark=step in self._mark_steps,
-            )
-        return summary
+        return self.columns.summary(index)._replace(
+            has_knob_change=any(step == change.effective_step for change in self.knob_changes),
+            after_gap=step in self.gaps.steps,
+            has_mark=any(step == mark.step for mark in self.marks),
+        )
 
     def span(self, first: int, last: int) -> Span | None:
         """Summary of the steps `first` to `last`; None if none of them is in memory."""
         span = self.columns.span(first, last)
-        if span is None or not (self.knob_steps or self._mark_steps):
+        if span is None or not (self.knob_changes or self.marks):
             return span
         return span._replace(
-            has_knob_change=any(first <= step <= last for step in self.knob_steps),
-            has_mark=any(first <= step <= last for step in self._mark_steps),
+            has_knob_change=any(first <= each.effective_step <= last for each in self.knob_changes),
+            has_mark=any(first <= mark.step <= last for mark in self.marks),
         )
-
-    def _note_gap(self, first_sequence: int, last_sequence: int) -> None:
-        step = self.columns.steps[-1] if self.columns.steps else self.state.step
-        gap = self.gaps.note(first_sequence, last_sequence, step)
-        self.log.add(gap_event(gap.num_messages, step, self.state.time_ns))
-        self._watch.begin(self.state)
 
     def _note_step(self, record: wire.StepRecord, outcome: Outcome) -> None:
         """Log the events of a step.
@@ -277,11 +200,11 @@ class Timeline:
             self._log_engine(step, now_ns, text)
 
     def _log_engine(self, step: int, time_ns: int, text: str) -> None:
-        self.log.add(SessionEvent(step, time_ns, "engine", text))
+        self.log.add(events.SessionEvent(step, time_ns, "engine", text))
 
-    def _log_requests(self, events: Sequence[wire.RequestEvent], step: int, time_ns: int) -> None:
-        for event in events:
-            self.log.add(request_event(event, self.state, step, time_ns))
+    def _log_requests(self, told: Sequence[wire.RequestEvent], step: int, time_ns: int) -> None:
+        for event in told:
+            self.log.add(events.request_event(event, self.state, step, time_ns))
 
     def _forget_old(self) -> None:
         if not self.columns.steps:
@@ -295,7 +218,5 @@ class Timeline:
             self.latencies.forget_before(self.columns.tokens_ns[0])
         self.log.forget_before(step)
         self.knob_changes = [c for c in self.knob_changes if c.effective_step >= step]
-        self.knob_steps = {change.effective_step for change in self.knob_changes}
         self.gaps.forget_before(step)
         self.marks = [mark for mark in self.marks if mark.step >= step]
-        self._mark_steps = {mark.step for mark in self.marks}

@@ -1,12 +1,11 @@
-"""`Windows`: latencies, rates and other figures of a timeline over windows of engine time."""
+"""`Windows`: latencies, `Rates` and other figures of a timeline over windows of engine time."""
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from stepscope.recordings.attribution.late_sweep import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
-from stepscope.recordings.history.rates import MINUTE_S, Rates, rates_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
@@ -16,6 +15,7 @@ from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import TREND_BUCKETS, LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.state.session import SessionState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,10 +23,69 @@ if TYPE_CHECKING:
 
     _Places: TypeAlias = NDArray[np.int64] | range  # of steps; a range if there are none
 
+MINUTE_S = 60.0
 _SECOND_NS = 1_000_000_000
 _MAX_AT_HAND = 2048
-_MAX_WINDOWS = 64
 _KINDS = ("ITL", "TTFT")  # of late tokens
+
+
+class Rates(NamedTuple):
+    """Rates over a window of engine time. None if unknown, or if the divisor is 0."""
+
+    seconds: float
+    num_steps: int
+    steps_per_s: float | None
+    in_tokens_per_s: float | None  # of prompts, not recomputed ones
+    output_tokens_per_s: float | None
+    num_preempted: int | None  # over the last minute, whatever the window
+    preempted_s: float  # how many seconds of that minute are in memory
+    recompute_tax: float | None  # share of that minute's step time for recomputed tokens
+    evictions_per_s: float | None
+    prefix_hit_rate: float | None  # hit / looked-up prompt tokens
+    mixed_share: float | None  # share of steps with both prefill and decode
+    model_share: float | None  # share of wall time: running the model
+    device_share: float | None  # share of wall time: a device runs it; the rest is the host's
+    schedule_share: float | None  # share of wall time: scheduling
+    idle_share: float | None  # share of wall time: between steps
+    budget_share: float | None  # spent share of all token budgets, padding included
+    rank_wait: float | None  # share of the time in steps that the ranks waited for one
+    rank_waits_ns: tuple[int, ...]  # how long they waited for each
+
+
+def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> Rates:
+    """The rates over a window. Preemptions are a count: one must never show as several a minute.
+
+    `minute`: the sums over the last minute up to the end of the window.
+    """
+    seconds, num_in = max(0.0, sums.seconds), sums.num_in_tokens
+    if num_in is None and not state.is_summed_up:
+        num_in = sums.num_prefill_tokens
+    busy = per(sums.busy_ns, seconds * 1e9)
+    return Rates(
+        seconds=seconds,
+        num_steps=sums.num_records,
+        steps_per_s=per(sums.num_steps, seconds),
+        in_tokens_per_s=per(num_in, seconds),
+        output_tokens_per_s=per(sums.num_out_tokens, seconds),
+        num_preempted=minute.num_preempted if minute_s else None,
+        preempted_s=minute_s,
+        recompute_tax=per(minute.recompute_ns, minute.busy_ns),
+        evictions_per_s=per(sums.num_evicted, seconds),
+        prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
+        mixed_share=per(sums.num_mixed, sums.num_steps),
+        model_share=_share(sums.model_ns, seconds),
+        device_share=_share(sums.device_ns, seconds),
+        schedule_share=_share(sums.schedule_ns, seconds),
+        idle_share=None if busy is None else max(0.0, 1.0 - busy),
+        budget_share=sums.budget_used,
+        rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
+        rank_waits_ns=sums.rank_waits_ns,
+    )
+
+
+def _share(spent_ns: int | None, seconds: float) -> float | None:
+    share = per(spent_ns, seconds * 1e9)
+    return None if share is None else min(1.0, share)
 
 
 class LateCounts(NamedTuple):
@@ -74,8 +133,6 @@ class Windows:
         self._lock = lock
         self._timeline = timeline
         self._at_hand: dict[tuple[int, int, str], Breach] = {}  # lists are drawn repeatedly
-        self._summed_at: tuple[int, ...] = ()  # the steps in memory ...
-        self._summed: dict[tuple[int, int], Sums] = {}  # ... and their sums by window
 
     def latency(
         self, end_ns: int | None = None, window_s: float | None = 60.0, buckets: int = TREND_BUCKETS
@@ -92,8 +149,8 @@ class Windows:
             end_ns, start_ns = self._window(end_ns, window_s)
             begin_ns = self._timeline.columns.column("schedule_start_ns")[:1]
             minute_s = min(MINUTE_S, max(0.0, (end_ns - min(begin_ns, default=end_ns)) / 1e9))
-            sums = self._sums(start_ns, end_ns)
-            minute = self._sums(end_ns - round(MINUTE_S * 1e9), end_ns)
+            sums = sums_in(self._timeline.columns, start_ns, end_ns)
+            minute = sums_in(self._timeline.columns, end_ns - round(MINUTE_S * 1e9), end_ns)
             return rates_of(sums, minute, minute_s, self._timeline.state)
 
     def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
@@ -101,7 +158,7 @@ class Windows:
             end_ns, start_ns = self._window(end_ns, window_s)
             slo = self._timeline.slo
             finished = self._timeline.latencies.finished.cut(start_ns, end_ns)
-            seconds = self._sums(start_ns, end_ns).seconds
+            seconds = sums_in(self._timeline.columns, start_ns, end_ns).seconds
         kept = finished.kept(slo.ttft_ms, slo.itl_ms)
         return Goodput(*kept, per(kept.num_kept, seconds))
 
@@ -139,18 +196,7 @@ class Windows:
     def sums(self, end_ns: int | None, window_s: float | None) -> Sums:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
-            return self._sums(start_ns, end_ns)
-
-    def _sums(self, start_ns: int, end_ns: int) -> Sums:
-        """The sums of a window, kept until a step comes: a picture asks for them several times."""
-        columns = self._timeline.columns
-        now = (len(columns), columns.steps[0], columns.steps[-1]) if columns.steps else ()
-        if self._summed_at != now or len(self._summed) >= _MAX_WINDOWS:
-            self._summed_at, self._summed = now, {}
-        window = start_ns, end_ns
-        if window not in self._summed:
-            self._summed[window] = sums_in(columns, start_ns, end_ns)
-        return self._summed[window]
+            return sums_in(self._timeline.columns, start_ns, end_ns)
 
     def limited(self, end_ns: int | None, window_s: float | None) -> Mapping[Limit, Sums]:
         with self._lock:
@@ -165,7 +211,7 @@ class Windows:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             part = self._timeline.latencies.cut(start_ns, end_ns)
-            sums = self._sums(start_ns, end_ns)
+            sums = sums_in(self._timeline.columns, start_ns, end_ns)
             if is_whole:
                 sums += sums_between(self._timeline.state.between)
             slo = self._timeline.slo
@@ -184,8 +230,7 @@ class Windows:
         There is at most one per step for the ITL, and one for the TTFT.
         """
         with self._lock:
-            late = [(self._late_places(kind, step), kind) for kind in _KINDS]
-            return [self._breach(*each) for each in _last(late, limit)]
+            return [self._breach(*each) for each in self._last(self._late_places, step, limit)]
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
         """The longest late waits up to `step` (None: all), longest first, then earliest.
@@ -218,15 +263,15 @@ class Windows:
             return self._timeline.columns.steps[late[-1]] if len(late) else None
 
     def late_events(
-        self, step: int | None, limit: int, kinds: Collection[str] = _KINDS
+        self, step: int | None, limit: int, kinds: Sequence[str] = _KINDS
     ) -> list[SessionEvent]:
         """The longest late wait of each second up to `step` (None: all), oldest first.
 
         The second of the newest step may still be in progress; its wait is the longest so far.
         """
         with self._lock:
-            worst = [(self._worst_places(kind, step), kind) for kind in kinds]
-            return [self._late_event(*each) for each in _last(worst, limit)]
+            last = self._last(self._worst_places, step, limit, kinds)
+            return [self._late_event(*each) for each in last]
 
     def next_late_event(self, step: int, direction: int) -> SessionEvent | None:
         """The nearest late event in a later step (direction 1) or an earlier one (-1)."""
@@ -250,10 +295,8 @@ class Windows:
             num_steps = len({place for each in places for place in each})
             last = max(int(each[-1]) for each in places if len(each))
             until_ns = self._timeline.columns.tokens_ns[last]
-            num_tokens = 0
-            for kind in _KINDS:
-                samples, bound_ns = self._judged(kind)
-                num_tokens += samples.num_above(-1, until_ns, bound_ns)
+            judged = [self._judged(kind) for kind in _KINDS]
+            num_tokens = sum(samples.num_above(-1, until_ns, bound) for samples, bound in judged)
             return LateCounts(num_tokens, num_steps, num_breaches)
 
     def _judged(self, kind: str) -> tuple[Samples, float]:
@@ -274,6 +317,22 @@ class Windows:
             return late
         return late[worst_of_seconds(_column(columns, None)[late], _column(columns, kind)[late])]
 
+    @staticmethod
+    def _last(
+        places_of: "Callable[[str, int | None], _Places]",
+        step: int | None,
+        limit: int,
+        kinds: Sequence[str] = _KINDS,
+    ) -> list[tuple[int, str]]:
+        """The last places of all kinds, with their kind; within a step, ITL comes before TTFT."""
+        found = [(places_of(kind, step), kind) for kind in kinds]
+        last = [
+            (int(place), kind)
+            for places, kind in found
+            for place in places[max(0, len(places) - limit) :]
+        ]
+        return sorted(last)[max(0, len(last) - limit) :]
+
     def _longest_of(self, places: "_Places", kind: str, limit: int) -> list[Breach]:
         if isinstance(places, range):
             return []
@@ -288,18 +347,16 @@ class Windows:
         """The breach of `kind` (ITL or TTFT) in a late step, from the cache if possible."""
         columns, name = self._timeline.columns, kind.lower()
         step, time_ns = columns.steps[place], columns.tokens_ns[place]
-        breach = self._at_hand.get((step, time_ns, kind))
-        if breach is None:
+        if (step, time_ns, kind) not in self._at_hand:
             if len(self._at_hand) >= _MAX_AT_HAND:
                 self._at_hand.clear()
             samples, bound_ns = self._judged(kind)
             number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ns))
-            ns, request_id = (
-                columns.column(f"max_{name}_{each}")[place] for each in ("ns", "request_id")
-            )
+            ns = columns.column(f"max_{name}_ns")[place]
+            request_id = columns.column(f"max_{name}_request_id")[place]
             breach = Breach(step, time_ns, kind, ns, request_id, number)
             self._at_hand[step, time_ns, kind] = breach
-        return breach
+        return self._at_hand[step, time_ns, kind]
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
         timeline = self._timeline
@@ -318,14 +375,3 @@ def _column(columns: StepTable, kind: str | None) -> "NDArray[np.int64]":
 
     name = "tokens_ns" if kind is None else f"max_{kind.lower()}_ns"
     return np.frombuffer(columns.column(name), dtype=np.int64)
-
-
-def _last(found: "Iterable[tuple[_Places, str]]", limit: int) -> list[tuple[int, str]]:
-    """The last places of all kinds, each with its kind; within a step, ITL comes before TTFT."""
-    last = [
-        (int(place), kind)
-        for places, kind in found
-        for place in places[max(0, len(places) - limit) :]
-    ]
-    last.sort()
-    return last[max(0, len(last) - limit) :]

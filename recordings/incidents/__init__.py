@@ -1,6 +1,6 @@
 """Incidents: when an alert rule fires, the steps around it are kept in a file.
 
-May import: engine.protocol, recordings, recordings.alerts, recordings.attribution,
-  recordings.check, recordings.figures, recordings.file, recordings.history, recordings.state.
+May import: recordings, recordings.alerts, recordings.attribution, recordings.check,
+  recordings.figures, recordings.file, recordings.history, recordings.state.
 The metadata of such a file are in `recordings/file/incident.py`.
 """

@@ -2,9 +2,7 @@
 
 An incident begins when a rule fires. The steps before that are still in the source's memory, so the
 file has them too. Rules that fire during an open incident belong to the same incident: it becomes
-one file.
-
-Its metadata explain why tokens were late, from the messages in memory.
+one file, whose metadata explain why tokens were late.
 
 `IncidentFolder`: the folder with the files, of which it deletes the oldest.
 """
@@ -17,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.alerts.judge import Judge, Meter, RuleWatch
 from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.attribution.baseline import Baseline
@@ -37,7 +34,6 @@ from stepscope.recordings.state.audit_text import in_flight_text
 log = logging.getLogger("stepscope.recordings")
 
 KEEP_LAST = 5  # so many newest incidents are never deleted, whatever their size
-_TURN = 1_000
 
 
 class IncidentFolder:
@@ -57,12 +53,9 @@ class IncidentFolder:
             raise RecordingError(f"{path}: {error.strerror or error}") from error
 
     def new_path(self, incident: Incident) -> Path:
-        path = self.path / incident.file_name
-        number = 1
-        while path.exists():
-            number += 1
-            path = self.path / f"{Path(incident.file_name).stem}-{number}.mcap"
-        return path
+        stem = Path(incident.file_name).stem
+        names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1_000)))
+        return next(path for name in names if not (path := self.path / name).exists())
 
     def delete_old(self) -> int:
         """Delete the oldest files beyond the limit, but never the last `KEEP_LAST`.
@@ -87,27 +80,16 @@ class IncidentFolder:
         return num_deleted
 
 
-class LateSummary(NamedTuple):
-    """Number of requests with late tokens, and a text that explains the worst waits."""
+def explained(history: History, first: int | None) -> tuple[int, str]:
+    """Explain the late tokens of the steps from `first` on; None: from the oldest in memory.
 
-    num_late: int
-    text: str
-
-
-def explained(history: History, first: int | None) -> LateSummary:
-    """Explain the late tokens of the steps from `first` on; None: from the oldest in memory."""
+    Returns the number of requests with late tokens, and a text on the worst waits.
+    """
     follower = history.follow(first)
-    state, num_messages = follower.state, follower.num_ahead
-    messages: list[tuple[Telemetry, bool]] = []
-    while len(messages) < num_messages:
-        some = [(each.message, each.after_gap) for each in follower.read(_TURN)]
-        if not some:
-            break
-        messages += some
+    state, messages = follower.state, list(follower.read(follower.num_ahead))
     itl_ns, ttft_ns = history.slo.itl_ms * 1e6, history.slo.ttft_ms * 1e6
-    baseline = Baseline()
+    baseline, fronts = Baseline(), FrontSums()
     learner = Explainer(itl_ns, ttft_ns, state=state, learns=baseline)
-    fronts = FrontSums()
     for message, after_gap in messages:
         learner.take(message, after_gap)
         fronts.take(message, learner.state.requests)
@@ -116,8 +98,7 @@ def explained(history: History, first: int | None) -> LateSummary:
         explainer.take(message, after_gap)
     late = [each for each in explainer.late if not each.is_excused]
     parts = []
-    flying = history.state.in_flight
-    if flying is not None:
+    if (flying := history.state.in_flight) is not None:
         parts.append(f"{in_flight_text(flying)}, not ended")
     for kind in ("ITL", "TTFT"):
         waits = [each for each in late if each.kind == kind]
@@ -129,7 +110,7 @@ def explained(history: History, first: int | None) -> LateSummary:
         if name.endswith("longest served ITL") and waits_ns.largest > engine_ns + itl_ns:
             by_engine = f"{engine_ns / 1e6:,.0f} ms" if engine_ns else "not late"
             parts.append(f"{name} {waits_ns.largest / 1e6:,.0f} ms, by the engine {by_engine}")
-    return LateSummary(affected_by(late, 0).num_late, ". ".join(parts))
+    return affected_by(late, 0).num_late, ". ".join(parts)
 
 
 MAX_S = 300.0  # an incident that lasts longer is written then, and only once
@@ -258,7 +239,7 @@ class IncidentKeeper:
         if history is not self._source.history:
             back_s = self._before_s  # this history ended when the incident began
         first = history.step_at(history.state.time_ns - round(back_s * 1e9))
-        found = explained(history, first)
+        num_late, text = explained(history, first)
         info = history.info
         incident = Incident(
             engine=self._source.name if info is None else info.name,
@@ -269,8 +250,8 @@ class IncidentKeeper:
                 FiredRule(text, worst, value_text(ended.rules[text].bound.figure, worst))
                 for text, worst in ended.worst.items()
             ],
-            num_late=found.num_late,
-            explanation=". ".join(filter(None, (ended.verdict, found.text))),
+            num_late=num_late,
+            explanation=". ".join(filter(None, (ended.verdict, text))),
         )
         return self._write(history, first, incident)
 
@@ -287,14 +268,8 @@ class IncidentKeeper:
     def _write(self, history: History, first: int | None, incident: Incident) -> KeptIncident:
         path = self._folder.new_path(incident)
         try:
-            write_memory(
-                history,
-                path,
-                lambda share: None,
-                first=first,
-                metadata=incident.as_metadata(),
-                change=stripped,
-            )
+            metadata = incident.as_metadata()
+            write_memory(history, path, first=first, metadata=metadata, change=stripped)
         except OSError as error:
             return KeptIncident(incident, None, f"cannot write {path}: {error.strerror or error}")
         except RecordingError as error:

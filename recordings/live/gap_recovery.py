@@ -20,7 +20,7 @@ from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
-from stepscope.recordings.live.backfill import ASK_AGAIN_S, ask_for_earlier, ask_for_snapshot
+from stepscope.recordings.live.snapshots import ASK_AGAIN_S, ask_for_earlier, ask_for_snapshot
 
 log = logging.getLogger("stepscope.recordings")
 

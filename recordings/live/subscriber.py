@@ -9,7 +9,6 @@ whether it is still the same engine.
 import logging
 import threading
 import time
-from functools import partial
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -29,7 +28,6 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import RECONNECT_MS, client_socket
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
-from stepscope.recordings.live.backfill import Backfill
 from stepscope.recordings.live.gap_recovery import ASK_TIMEOUT_S, TOPICS, GapRecovery, JoinAgain
 
 log = logging.getLogger("stepscope.recordings")
@@ -76,7 +74,6 @@ class Subscriber:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
         self._recovery = GapRecovery(self.history, self.tap, self._stopping, past_s)
-        self.backfill = Backfill(self.history)  # fetches earlier steps that the engine still keeps
         # Of the joined engine:
         self._last_published: int | None = None  # the last live message
         self._last_heard_s = 0.0
@@ -109,7 +106,6 @@ class Subscriber:
             try:
                 self._follow()
             except JoinAgain:
-                self.backfill.give_up("another engine answers by now")
                 continue
             except EngineStarting as error:
                 self.status = "starting"
@@ -123,7 +119,6 @@ class Subscriber:
                 log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
                 self.status = "down"
                 self._error = f"internal error, see the log: {error!r}"
-            self.backfill.give_up(self._error or "the engine does not answer")
             self._stopping.wait(self._retry_s)
         self._recovery.end()
 
@@ -149,14 +144,13 @@ class Subscriber:
             with ControlClient(self.endpoint, ASK_TIMEOUT_S) as client:
                 self._join(client)
                 while not self._stopping.is_set():
-                    self.backfill.go_on(client, partial(self._recovery.check, client))
-                    ready = dict(poller.poll(0 if self.backfill.is_due else _POLL_MS))
+                    ready = dict(poller.poll(_POLL_MS))
                     is_lost = disconnected in ready
                     if is_lost:
                         disconnected.recv_multipart()
                         self._doubt = True
                     if socket in ready:
-                        if self._receive(socket, client) and not self.backfill.is_active:
+                        if self._receive(socket, client):
                             self._rest(resting, socket, client)
                     elif is_lost or self._is_probe_due():
                         self._probe()
@@ -254,7 +248,6 @@ class Subscriber:
         except (EngineUnreachable, CommandRefused) as error:
             self.status = "starting" if isinstance(error, EngineStarting) else "down"
             self._error = self._in_words(error)
-            self.backfill.give_up(self._error)
         else:
             if silent_s <= self._stale_s:
                 return  # only the connection was lost

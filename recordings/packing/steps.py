@@ -104,14 +104,10 @@ class StepUnpacker:
 
         Raises ValueError: it does not fit the steps before it.
         """
-        message = self._unpacked(payload)
-        return _encode(message)
+        return _encode(self.skip(payload))
 
-    def skip(self, payload: bytes) -> None:
-        """Feed a packed step without building its record."""
-        self._unpacked(payload)
-
-    def _unpacked(self, payload: bytes) -> dict[str, Any]:
+    def skip(self, payload: bytes) -> dict[str, Any]:
+        """Feed a packed step without encoding its record. Returns the fields of that."""
         before = self._before
         if before is None:
             raise ValueError("a packed step without the step before it")

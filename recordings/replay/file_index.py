@@ -2,20 +2,18 @@
 
 Its thread reads the indexes of the file with a handle of its own. A file without indexes has its
 messages read for them, a third of the time and a millisecond or two at once, so that this delays
-nothing else. `EventSteps`: its steps with a certain request event. `WorstWaits`: the longest ITL
-(or TTFT) of each of its seconds, in a few bytes each.
+nothing else. `WorstWaits`: the longest ITL (or TTFT) of each of its seconds, in a few bytes each.
 """
 
 import contextlib
 import threading
 import time
-from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from stepscope.engine.protocol.wire import Aborted, Audited, KnobsChanged, Mark, Preempted, Rejected
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, Mark
 from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline
 from stepscope.recordings.attribution.late_sweep import Breach, worst_of_seconds
 from stepscope.recordings.errors import RecordingError
@@ -23,17 +21,8 @@ from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.session.index import Index, IndexRows
-from stepscope.recordings.state.series.events import (
-    AuditedStep,
-    EventKind,
-    SessionEvent,
-    audit_event,
-    breach_event,
-    gap_event,
-    knobs_event,
-    mark_event,
-    request_event,
-)
+from stepscope.recordings.state.series import events
+from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import SessionState
 
@@ -97,69 +86,15 @@ class WorstWaits:
         return Breach(step, time_ns, self._kind.upper(), ns, request_id, num_tokens)
 
 
-Noted: TypeAlias = Preempted | Aborted | Rejected
-
-_NO_STATE = SessionState()  # the texts of these events need no state
-
-
-class EventSteps:
-    """Request events of one kind, such as preemptions; only the first in each step is stored.
-
-    One thread writes, any number read.
-    """
-
-    def __init__(self) -> None:
-        self._steps = array("q")
-        self._times_ns = array("q")
-        self._events: list[Noted] = []
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def add(self, step: int, time_ns: int, event: Noted) -> None:
-        """Add the next event in file order."""
-        if self._steps and step <= self._steps[-1]:
-            return  # the same step, or a repeated one
-        # Steps are added last: a reader that finds a step finds the rest.
-        self._times_ns.append(time_ns)
-        self._events.append(event)
-        self._steps.append(step)
-
-    def next(self, step: int, direction: int) -> SessionEvent | None:
-        """The nearest event in a later step (direction 1) or an earlier one (-1)."""
-        steps = self._steps
-        at = bisect_right(steps, step) if direction > 0 else bisect_left(steps, step) - 1
-        return self._event(at) if 0 <= at < len(steps) else None
-
-    def spread(self, most: int) -> list[SessionEvent]:
-        """All events; if more than `most`, one from each of `most` equal ranges of steps."""
-        steps, number = self._steps, len(self._steps)
-        if number <= most:
-            return self._told(range(number))
-        first, extent = steps[0], steps[-1] - steps[0] + 1
-        places = {bisect_left(steps, first + extent * each // most) for each in range(most)}
-        return self._told(at for at in sorted(places) if at < number)
-
-    def _told(self, places: Iterable[int]) -> list[SessionEvent]:
-        return [event for at in places if (event := self._event(at)) is not None]
-
-    def _event(self, at: int) -> SessionEvent | None:
-        return request_event(self._events[at], _NO_STATE, self._steps[at], self._times_ns[at])
-
-
-if TYPE_CHECKING:
-    import msgspec
-
-MAX_KEPT = 1_500_000  # waits of 40 bytes, of which a busy week has 1.2 million; events of 130
+MAX_KEPT = 1_500_000  # waits of 40 bytes, of which a busy week has 1.2 million; events of 300
 _FIRST_PAUSE_S = 0.3  # the first screen is drawn first
 _BUSY_S = 0.02  # seconds between calls of `is_busy`
 _REST = 2.0  # rest, as a multiple of the time it worked
 _MAX_SPREAD = 512  # cells of the widest bar
-_OF_REQUESTS: "dict[type[msgspec.Struct], EventKind]" = {
-    Preempted: "preempt",
-    Aborted: "abort",
-    Rejected: "reject",
-}
+_LOGGED: tuple[events.EventKind, ...] = (
+    "mark", "knobs", "engine", "gap", "preempt", "abort", "reject",
+)  # fmt: skip
+_NO_STATE = SessionState()  # the texts of the events of an index need no state
 
 
 class _StoppedError(Exception):
@@ -169,14 +104,15 @@ class _StoppedError(Exception):
 class FileIndex:
     """The events, late tokens and lost messages of one file. `start` begins to read.
 
-    Lists are replaced, so that readers see all events of a chunk or none.
-
     Args:
         is_busy: returns whether the replay has more urgent work, for which the reading waits.
         learnt: called once with the baseline (usual step durations), when enough steps are known
             or the file is read.
 
-    `audited`: other commands, accepted or refused, oldest first.
+    Attributes:
+        changes: knob changes, oldest first.
+        audited: other commands, accepted or refused, oldest first.
+        share: the part of the file that was read, 0..1.
     """
 
     def __init__(
@@ -185,15 +121,11 @@ class FileIndex:
         is_busy: Callable[[], bool] = lambda: False,
         learnt: Callable[[Baseline], None] = lambda baseline: None,
     ) -> None:
-        self.found: Sequence[SessionEvent] = ()  # marks and knob changes, by step
-        self.changes: Sequence[KnobsChanged] = ()  # knob changes, oldest first
-        self.audited: Sequence[AuditedStep] = ()
-        self._share = 0.0
-        self._of_engine: Sequence[SessionEvent] = ()
-        self._lost: Sequence[SessionEvent] = ()
-        self._of_requests = {kind: EventSteps() for kind in _OF_REQUESTS.values()}
+        self.changes: Sequence[KnobsChanged] = ()
+        self.audited: Sequence[events.AuditedStep] = ()
+        self.share = 0.0
+        self._logs = {kind: events.EventLog(2 * MAX_KEPT) for kind in _LOGGED}
         self._itl, self._ttft = WorstWaits("itl"), WorstWaits("ttft")
-        self._steps: tuple[int, int] | None = None  # the first and last step read
         self._path = path
         self._is_busy = is_busy
         self._learnt = learnt
@@ -222,17 +154,8 @@ class FileIndex:
 
     @property
     def is_done(self) -> bool:
-        """Whether the reading has ended. `spans` tells what was read."""
+        """Whether the reading has ended; with a `share` below 1 if not all can be read."""
         return self._done.is_set()
-
-    @property
-    def share(self) -> float:
-        """The part of the file that was read, 0..1."""
-        return self._share
-
-    def spans(self) -> list[tuple[int, int]]:
-        """First and last step of the part of the file that was read; empty before it has a step."""
-        return [] if self._steps is None else [self._steps]
 
     def next(
         self, step: int, direction: int, kinds: Collection[str], slo: SLO
@@ -242,20 +165,28 @@ class FileIndex:
         `slo`: service levels that define late tokens. Only the longest late ITL and the longest
         late TTFT of each second count.
         """
-        told = [e for e in (*self.found, *self._of_engine, *self._lost) if e.kind in kinds]
-        found = [each for each in told if (each.step - step) * direction > 0]
-        for kind, steps in self._of_requests.items():
-            if kind in kinds and (event := steps.next(step, direction)) is not None:
-                found.append(event)
+        logs = [log for kind, log in self._logs.items() if kind in kinds]
+        found = [log.next(step, direction, None) for log in logs]
         if "slo" in kinds:
             for waits, bound_ms in self._kinds(slo):
-                if (wait := waits.next(step, direction, bound_ms * 1e6)) is not None:
-                    found.append(breach_event(slo, *wait[:5]))
-        return min(found, key=lambda each: (each.step - step) * direction, default=None)
+                wait = waits.next(step, direction, bound_ms * 1e6)
+                found.append(None if wait is None else events.breach_event(slo, *wait[:5]))
+        near = [each for each in found if each is not None]
+        return min(near, key=lambda each: (each.step - step) * direction, default=None)
+
+    @property
+    def num_events(self) -> int:
+        return sum(map(len, self._logs.values()))
+
+    @property
+    def marks(self) -> list[SessionEvent]:
+        return self._logs["mark"].spread()
 
     def landmarks(self) -> list[SessionEvent]:
         """The events to show on the bar of the whole file: marks, knob changes and preemptions."""
-        return [*self.found, *self._of_requests["preempt"].spread(_MAX_SPREAD)]
+        caused = [*self.marks, *self._logs["knobs"].spread()]
+        caused.sort(key=lambda each: (each.step, each.time_ns))
+        return [*caused, *self._logs["preempt"].spread(_MAX_SPREAD)]
 
     def stalls(self, slo: SLO, limit: int) -> Stalls:
         """The longest waits above the ITL level, one per second, in the part that was read.
@@ -296,9 +227,8 @@ class FileIndex:
             self._turn()
             with contextlib.suppress(ValueError, LookupError):  # damage that its checksum missed
                 self._take(index)
-            self._share = number / recording.num_chunks
-            num_others = sum(map(len, self._of_requests.values()))
-            if num_others + len(self._itl) + len(self._ttft) + len(self._lost) > MAX_KEPT:
+            self.share = number / recording.num_chunks
+            if self.num_events + len(self._itl) + len(self._ttft) > MAX_KEPT:
                 return
 
     def _turn(self) -> None:
@@ -314,16 +244,11 @@ class FileIndex:
         rows = IndexRows(index)
         self._itl.add(rows)
         self._ttft.add(rows)
-        if index.lost:
-            self._lost = [*self._lost, *(gap_event(*each) for each in index.lost)]
+        for lost in index.lost:
+            self._log(events.gap_event(*lost))
         for step, time_ns, event in index.noted:
-            if isinstance(event, Preempted | Aborted | Rejected):
-                self._of_requests[_OF_REQUESTS[type(event)]].add(step, time_ns, event)
+            self._log(events.request_event(event, _NO_STATE, step, time_ns))
         self._take_said(index.said)
-        if rows.number("steps"):
-            numbers = rows.column("steps", "step")
-            first = int(numbers[0]) if self._steps is None else self._steps[0]
-            self._steps = first, int(numbers[-1])
         if self._has_learnt:
             return
         self._baseline.add_rows(rows.steps())
@@ -333,26 +258,19 @@ class FileIndex:
 
     def _take_said(self, said: Sequence[tuple[int, Mark | KnobsChanged | Audited]]) -> None:
         """Add what people or clients caused: marks, knob changes, other commands."""
-        caused: set[SessionEvent] = set()
-        of_engine: set[SessionEvent] = set()
         changes, audited = list(self.changes), list(self.audited)
         for step, message in said:
             if isinstance(message, Mark):
-                caused.add(mark_event(message))
+                self._log(events.mark_event(message))
             elif isinstance(message, KnobsChanged):
-                if (event := knobs_event(message)) is not None:
-                    caused.add(event)
+                if message not in changes and self._log(events.knobs_event(message)) is not None:
                     changes.append(message)
-            elif (event := audit_event(message, step)) is not None:
-                of_engine.add(event)
-                audited.append(AuditedStep(event.step, message))
-        if caused:
-            self.changes = sorted(changes, key=lambda each: each.version)
-            self.found = _by_step({*self.found, *caused})
-        if of_engine:
-            self.audited = sorted(audited, key=lambda each: each.entry.time_ns)
-            self._of_engine = _by_step({*self._of_engine, *of_engine})
+            elif (event := self._log(events.audit_event(message, step))) is not None:
+                audited.append(events.AuditedStep(event.step, message))
+        self.changes = sorted(changes, key=lambda each: each.version)
+        self.audited = sorted(audited, key=lambda each: each.entry.time_ns)
 
-
-def _by_step(events: set[SessionEvent]) -> list[SessionEvent]:
-    return sorted(events, key=lambda each: (each.step, each.time_ns))
+    def _log(self, event: SessionEvent | None) -> SessionEvent | None:
+        if event is not None:
+            self._logs[event.kind].add(event)
+        return event

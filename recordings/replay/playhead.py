@@ -19,12 +19,8 @@ class Tempo:
     """
 
     def __init__(self, speed: float) -> None:
-        self._speed = _clamped(speed)
+        self.speed = _clamped(speed)
         self._origin: tuple[float, int] | None = None  # host and recorded time of one instant
-
-    @property
-    def speed(self) -> float:
-        return self._speed
 
     def restart(self, speed: float | None = None) -> None:
         """Let the next message be played at once, and change the speed if one is given.
@@ -32,7 +28,7 @@ class Tempo:
         Any thread may call it.
         """
         if speed is not None:
-            self._speed = _clamped(speed)
+            self.speed = _clamped(speed)
         self._origin = None
 
     def due_s(self, log_ns: int) -> float:
@@ -40,7 +36,7 @@ class Tempo:
         if origin is None:
             origin = self._origin = (time.monotonic(), log_ns)
         started_s, started_ns = origin
-        return started_s + (log_ns - started_ns) / 1e9 / self._speed - time.monotonic()
+        return started_s + (log_ns - started_ns) / 1e9 / self.speed - time.monotonic()
 
 
 def _clamped(speed: float) -> float:

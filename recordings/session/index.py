@@ -89,10 +89,6 @@ def _packed(
     return PackedColumn(base, width, planes, start, beside)
 
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 INDEX_VERSION = 2
 MAX_INDEX_BYTES = 1 << 28  # decompressed
 KINDS: tuple[LatencyKind, ...] = get_args(LatencyKind)

@@ -21,7 +21,7 @@ from stepscope.recordings.session.index import (
     pack,
 )
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
-from stepscope.recordings.state.clocks import back_by, known_since, leave_out, set_back
+from stepscope.recordings.state.clocks import back_by, known_since, leave_out, lost_before, set_back
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.latency import waits_in
 from stepscope.recordings.state.series.latency_samples import RequestWatch, bounded
@@ -200,20 +200,16 @@ class Indexer:
                 self._noted.append((step, time_ns, event))
 
     def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
-        last, self.sequence = self.sequence, max(sequence, self.sequence or 0)
-        if last is None:
-            return True
-        if isinstance(message, wire.Snapshot):
-            is_new = sequence > last or (sequence == last and self._needs_snapshot)
-            num_lost = sequence - last  # it stands for messages that never came
-            self._needs_snapshot = self._needs_snapshot and not is_new
-        else:
-            is_new, num_lost = sequence > last, sequence - last - 1
-            self._needs_snapshot = self._needs_snapshot or num_lost > 0
-        if num_lost > 0:
+        num_lost = lost_before(sequence, message, self.sequence, is_unsure=self._needs_snapshot)
+        if num_lost is None:
+            return False
+        self.sequence = sequence
+        is_snapshot = isinstance(message, wire.Snapshot)
+        self._needs_snapshot = not is_snapshot and (self._needs_snapshot or num_lost > 0)
+        if num_lost:
             self._lost.append(Lost(num_lost, self._last_step, self.state.time_ns))
             self._watch.begin(self.state)
-        return is_new
+        return True
 
     def cut(self) -> Index:
         """The index of all since the last call."""

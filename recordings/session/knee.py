@@ -38,10 +38,7 @@ class Knee(NamedTuple):
 
 
 def find_knee(
-    num_tokens: "Numbers",
-    seconds: "Numbers",
-    *others: "Numbers",
-    is_mixed: "Numbers | None" = None,
+    num_tokens: "Numbers", seconds: "Numbers", *others: "Numbers", is_mixed: "Numbers | None" = None
 ) -> Knee | None:
     """Fit the time of steps as a convex curve over their tokens, of straight pieces.
 
@@ -132,8 +129,7 @@ def knee_of(of: "Columns") -> Knee | None:
     parts = order[::2], order[1::2], order
     *halves, whole = (
         find_knee(
-            *(each[part] for each in columns),
-            is_mixed=None if is_mixed is None else is_mixed[part],
+            *(each[part] for each in columns), is_mixed=None if is_mixed is None else is_mixed[part]
         )
         for part in parts
     )

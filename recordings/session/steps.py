@@ -10,7 +10,7 @@ from operator import sub
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
-from stepscope.recordings.state.outcome import AppliedStep, Outcome
+from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.ranks import waited_for
 from stepscope.recordings.state.series.latency_samples import bounded
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
@@ -167,10 +167,6 @@ class StepTable:
         """The steps that ended in (start_ns, end_ns], as a range [first, last) of places."""
         return bisect_right(self.tokens_ns, start_ns), bisect_right(self.tokens_ns, end_ns)
 
-    def num_between(self, start_ns: int, last_step: int) -> int:
-        """Number of steps that ended after `start_ns`, up to and including `last_step`."""
-        return max(0, bisect_right(self.steps, last_step) - 1 - self.index_at(start_ns))
-
     def summary(self, index: int) -> StepSummary:
         values = [column[index] for column in self._columns]
         return StepSummary(*[None if value == UNKNOWN else value for value in values])  # type: ignore[arg-type]
@@ -189,13 +185,14 @@ class StepTable:
 
         max_itl_ns = worst("max_itl_ns")
         starts_ns = self.column("schedule_start_ns")[begin:end]
+        budgets = reversed(self.column("token_budget")[begin:end])
         took_ns = sorted(map(sub, self.tokens_ns[begin:end], starts_ns))
         return Span(
             starts_ns[0],
             worst("num_prefill_tokens"),
             worst("num_decode_tokens"),
             max(0, worst("num_padded_tokens")),
-            _last_known(self.column("token_budget"), begin, end),
+            next((each for each in budgets if each != UNKNOWN), None),
             worst("num_preempted") > 0,
             None if max_itl_ns == UNKNOWN else max_itl_ns,
             took_ns[-1],
@@ -216,6 +213,9 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
     recomputed, cached = outcome.num_recomputed_tokens, outcome.num_cached_tokens
     gaps_ns, ttft = outcome.gaps_ns, outcome.max_ttft if outcome.ttft_ns else None
     gap_ns = max(gaps_ns) if gaps_ns else UNKNOWN
+    misses = outcome.num_missed_tokens if has_events else None
+    if outcome.num_queried_tokens == 0:  # the prefix cache may be off
+        misses = _NO_MISSES
     return (
         record.step,
         sequence,
@@ -255,15 +255,9 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         limit_of(record, outcome, num_rows),
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
-        *_misses(outcome, has_events=has_events),
+        *(misses or _UNKNOWN_MISSES),
         *(waited_for(record.ranks or ()) or _NO_RANK),
     )
-
-
-def _misses(outcome: Outcome, *, has_events: bool) -> tuple[int, ...]:
-    if outcome.num_queried_tokens == 0:  # the prefix cache may be off
-        return _NO_MISSES
-    return (has_events and outcome.num_missed_tokens) or _UNKNOWN_MISSES
 
 
 def _known(value: int | None) -> int:
@@ -283,10 +277,3 @@ def _most_frequent(limits: "array[int]") -> Limit | None:
     if found:
         return LIMITS[max(found, key=limits.count)]
     return "work" if work in limits else None
-
-
-def _last_known(column: "array[int]", begin: int, end: int) -> int | None:
-    for index in range(end - 1, begin - 1, -1):
-        if column[index] != UNKNOWN:
-            return column[index]
-    return None

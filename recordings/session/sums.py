@@ -154,7 +154,7 @@ def sums_in(table: StepTable, start_ns: int, end_ns: int) -> Sums:
 
 def sums_of(table: StepTable, first: int, last: int) -> Sums:
     """The sums over the steps in the places [first, last), from the begin of the first one."""
-    return _Rows(table, first, last).sums() if first < last else Sums()
+    return _Rows(table, slice(first, last)).sums() if first < last else Sums()
 
 
 def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> Mapping[Limit, Sums]:
@@ -162,30 +162,27 @@ def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> M
 
     They span no time, as other steps lie between them.
     """
-    rows = _Rows(table, first, len(table) if last is None else last)
-    found = {limit: rows.where(code) for code, limit in enumerate(LIMITS) if rows.has(code)}
-    return {limit: replace(each.sums(), span_ns=0) for limit, each in found.items()}
+    import numpy as np
+
+    limits = np.frombuffer(table.column("limit"), dtype=np.int64)
+    inside = np.zeros(len(limits), dtype=bool)
+    inside[first:last] = True
+    chosen = {limit: inside & (limits == code) for code, limit in enumerate(LIMITS)}
+    return {
+        limit: replace(_Rows(table, rows).sums(), span_ns=0)
+        for limit, rows in chosen.items()
+        if rows.any()
+    }
 
 
 class _Rows:
-    def __init__(self, table: StepTable, first: int, last: int) -> None:
+    def __init__(self, table: StepTable, chosen: "slice | NDArray[np.bool_]") -> None:
         # Not before the first picture: the import takes a sixth of the time of a start.
         import numpy as np
 
         self._np = np
         self._table = table
-        self._span = slice(first, last)
-        self._chosen: slice | NDArray[np.bool_] = self._span
-
-    def where(self, limit: int) -> "_Rows":
-        rows = _Rows(self._table, 0, 0)
-        limits = self._np.frombuffer(self._table.column("limit"), dtype=self._np.int64)
-        rows._chosen = self._np.zeros(len(limits), dtype=bool)
-        rows._chosen[self._span] = limits[self._span] == limit
-        return rows
-
-    def has(self, limit: int) -> bool:
-        return bool((self.values("limit") == limit).any())
+        self._chosen = chosen
 
     def values(self, name: str) -> "NDArray[np.int64]":
         column = self._np.frombuffer(self._table.column(name), dtype=self._np.int64)

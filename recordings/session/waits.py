@@ -13,6 +13,7 @@ from stepscope.recordings.state.series.distribution import Distribution, Latency
 from stepscope.recordings.state.series.latency import LatencyKind
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 STEP_TIMES = ("schedule_start_ns", "tokens_ns")
@@ -57,10 +58,6 @@ class WaitSums:
         """By which share of itself a percentile may be too small; 0 while all are exact."""
         return max(waits.error for waits in self.of.values())
 
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # ITL is also counted apart, by whether the engine computed prompt tokens during the wait.
 DECODE_ONLY, BESIDE_PREFILL = "itl_decode", "itl_prefill"

@@ -64,7 +64,7 @@ class RecordingSink:
 
     def __init__(self, path: Path, levels: Levels) -> None:
         self.next_sequence = 0
-        self._writer = RecordingWriter(path, lambda: levels)
+        self._writer = RecordingWriter(path, levels)
 
     @property
     def num_bytes(self) -> int:

@@ -1,8 +1,6 @@
-"""Texts of audit entries: who sent the engine which command, and what it changed.
+"""Texts of audit entries, of knobs and of a step in flight, the same wherever they are shown.
 
-Merges knob changes from three sources: the history, the audit entries, and the whole file.
-
-Texts of knobs and their values, and of a step in flight, the same wherever they are shown.
+`known_changes` merges the knob changes of a history, of audit entries and of a whole file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,66 +98,51 @@ def shorter_who(who: str, room: int) -> str:
 def change_text(entry: Audited) -> str:
     """What the command changed, from and to which value, or what was refused and why."""
     words = _WORDS.get(entry.command, _Words(entry.command, entry.command))
-    if entry.code:
-        what = words.refused
-        if entry.command == "Abort" and entry.count > 1:
-            what = f"{entry.count:,} aborts of requests"
-        elif entry.count > 1 and entry.code != "rate_limited":  # its detail has the count
-            return f"{what} refused {entry.count:,} times: {entry.detail}"
-        return f"{what} refused: {entry.detail}"
-    if entry.command == "Abort" and entry.count > 1:
-        names = list(entry.old or {})
-        which = f" (first {names[0]}, last {names[-1]})" if names else ""
-        return f"aborted {entry.count:,} requests{which}"
-    if (workloads := _workloads(entry)) is not None:
-        return _workload_text(*workloads)
-    what = words.done
+    many = entry.count if entry.count > 1 else 0
     old, new = entry.old or {}, entry.new or {}
+    if entry.code:
+        if many and entry.command == "Abort":
+            return f"{many:,} aborts of requests refused: {entry.detail}"
+        # The detail of a rate limit has the count.
+        times = f" {many:,} times" if many and entry.code != "rate_limited" else ""
+        return f"{words.refused} refused{times}: {entry.detail}"
+    if entry.command == "Abort" and many:
+        names = list(old)
+        which = f" (first {names[0]}, last {names[-1]})" if names else ""
+        return f"aborted {many:,} requests{which}"
+    if entry.command == "Abort" and len(old) == 1:
+        ((name, before),) = old.items()
+        return f"aborted {name}, which was {before}"
+    workloads = [each.get("workload") for each in (old, new)]
+    if entry.command == "SetWorkload" and all(isinstance(each, str) for each in workloads):
+        return _workload_text(*("" if each == NO_WORKLOAD else str(each) for each in workloads))
     if words.expected:
         before = old.get("state", "")
         is_expected = not before or before in words.expected
         told = [each for each in ("" if is_expected else f"it was {before}", entry.detail) if each]
-        return f"{what} ({', '.join(told)})" if told else what
-    if entry.command == "Abort" and len(old) == 1:
-        ((name, before),) = old.items()
-        return f"aborted {name}, which was {before}"
+        return f"{words.done} ({', '.join(told)})" if told else words.done
     if entry.command == "ResetPrefixCache" and entry.detail:
-        return f"{what}: {entry.detail}"
+        return f"{words.done}: {entry.detail}"
     changes = changes_text(old, new)
     detail = f" ({entry.detail})" if entry.detail else ""
-    return f"{what}: {changes}{detail}" if changes else f"{what}{detail}"
-
-
-def _workloads(entry: Audited) -> tuple[str, str] | None:
-    """The workloads before and after `SetWorkload` ("" for none); None for other commands."""
-    old, new = ((each or {}).get("workload") for each in (entry.old, entry.new))
-    if entry.command != "SetWorkload" or not (isinstance(old, str) and isinstance(new, str)):
-        return None
-    return "" if old == NO_WORKLOAD else old, "" if new == NO_WORKLOAD else new
+    return f"{words.done}: {changes}{detail}" if changes else f"{words.done}{detail}"
 
 
 def _workload_text(old: str, new: str) -> str:
-    """The parts that differ between two workloads. A whole mix would be a long line."""
     if not old:
-        return (
-            f"started a workload of {new}" if new else "stopped the workload, but none was running"
-        )
+        begun = f"started a workload of {new}"
+        return begun if new else "stopped the workload, but none was running"
     if not new:
         return f"stopped the workload of {old}"
     if old == new:
         return f"started the same workload anew: {new}"
-    before, after = _parts(old), _parts(new)
+    # Only the parts that differ: a whole mix would be a long line.
+    before, after = (each.replace(": ", ", ", 1).split(", ") for each in (old, new))
     gone = ", ".join(part for part in before if part not in after)
     come = ", ".join(part for part in after if part not in before)
     if not gone:
         return f"changed the workload: now also {come}"
-    what = f"{gone}→{come}" if come else f"no longer {gone}"
-    return f"changed the workload: {what}"
-
-
-def _parts(workload: str) -> list[str]:
-    """Split the text of a workload into its limit, its rate and its kinds of requests."""
-    return workload.replace(": ", ", ", 1).split(", ")
+    return f"changed the workload: {f'{gone}→{come}' if come else f'no longer {gone}'}"
 
 
 def known_changes(

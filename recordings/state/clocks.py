@@ -3,10 +3,11 @@
 The monotonic clock stops while a machine sleeps, and restarts when an engine is moved or restored.
 People set the wall clock. Shown times must stay sensible in both cases.
 
-Leaves an operator's pauses, and waits from before they are known, out of latencies.
+Also here: what leaves an operator's pauses, and waits from before they are known, out of latencies,
+and what tells new messages from known ones.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import msgspec
@@ -37,13 +38,12 @@ def leave_out(outcome: Outcome, state: SessionState, now_ns: int, since_ns: int)
     """
     views, pauses, known_ns = state.requests, state.pauses, now_ns - since_ns
     if since_ns:
-        outcome.gaps_ns = {ns: count for ns, count in outcome.gaps_ns.items() if ns <= known_ns}
-        outcome.late_gaps = [each for each in outcome.late_gaps if each[1] <= known_ns]
-        outcome.ttft_ns = [each for each in outcome.ttft_ns if each[1] <= known_ns]
-        served = outcome.served_itl_ns.items()
-        outcome.served_itl_ns = {ns: count for ns, count in served if ns <= known_ns}
-        outcome.served_ttft_ns = [each for each in outcome.served_ttft_ns if each[1] <= known_ns]
-        outcome.e2e_ns = [each for each in outcome.e2e_ns if each[1] <= known_ns]
+        for name in ("gaps_ns", "served_itl_ns"):
+            waits = getattr(outcome, name).items()
+            setattr(outcome, name, {ns: count for ns, count in waits if ns <= known_ns})
+        for name in ("late_gaps", "ttft_ns", "served_ttft_ns", "e2e_ns"):
+            kept = [each for each in getattr(outcome, name) if each[1] <= known_ns]
+            setattr(outcome, name, kept)
         outcome.tpot_ns = [
             each for each in outcome.tpot_ns if (views[each[0]].first_token_ns or 0) >= since_ns
         ]
@@ -90,15 +90,6 @@ class WallClock:
             self._since_ns.append(info.monotonic_ns)
             self._offsets_ns.append(offset_ns)
 
-    def prepend(self, earlier: "WallClock") -> None:
-        """Insert those pairs of an earlier clock that are older than the first pair here."""
-        begin_ns = self._since_ns[0] if self._since_ns else None
-        num_before = len(earlier._since_ns)
-        if begin_ns is not None:
-            num_before = bisect_left(earlier._since_ns, begin_ns)
-        self._since_ns[:0] = earlier._since_ns[:num_before]
-        self._offsets_ns[:0] = earlier._offsets_ns[:num_before]
-
     def wall_ns(self, engine_ns: int) -> int | None:
         """Unix time in ns of an engine time; None before the first pair."""
         if not self._offsets_ns:
@@ -114,6 +105,25 @@ def back_by(last_ns: int, record: wire.StepRecord) -> int:
     """
     back_ns = last_ns - record.tokens_ns
     return back_ns if back_ns > BACK_NS else 0
+
+
+def lost_before(
+    sequence: int, message: wire.Telemetry, last: int | None, *, is_unsure: bool
+) -> int | None:
+    """How many messages were lost right before this one; None if it tells nothing new.
+
+    A snapshot has the number of the last message that it stands for, and puts all before it right.
+
+    Args:
+        last: number of the last message; None if this is the first.
+        is_unsure: whether messages are missing and no snapshot has corrected the state since.
+    """
+    if last is None:
+        return 0
+    if isinstance(message, wire.Snapshot):
+        num_lost = sequence - last
+        return num_lost if num_lost > 0 or (is_unsure and not num_lost) else None
+    return sequence - last - 1 if sequence > last else None
 
 
 def set_back(state: SessionState, back_ns: int) -> SessionState:
@@ -143,27 +153,22 @@ def set_back(state: SessionState, back_ns: int) -> SessionState:
 
 
 MAX_NUMBER = 2**62
+_CHECKED = {
+    wire.StepRecord: ("step", "schedule_start_ns", "tokens_ns"),
+    wire.StepInFlight: ("step", "since_ns", "time_ns"),
+    wire.Snapshot: ("step", "time_ns"),
+    wire.EngineStatus: ("step", "time_ns"),
+}
 
 
 def check_numbers(sequence: int, message: wire.Telemetry) -> None:
     """Raise msgspec.ValidationError if a number is outside the bounds."""
+    names = next((names for kind, names in _CHECKED.items() if isinstance(message, kind)), ())
+    numbers = [(name, getattr(message, name)) for name in names]
     if isinstance(message, wire.StepRecord):
-        start_ns, end_ns = message.schedule_start_ns, message.tokens_ns
-        lowest = min(sequence, message.step, start_ns, end_ns)
-        if lowest >= 0 and max(sequence, message.step, start_ns, end_ns) < MAX_NUMBER:
-            return  # nearly always
-        numbers = {
-            "sequence": sequence,
-            "step": message.step,
-            "schedule_start_ns": start_ns,
-            "tokens_ns": end_ns,
-        }
-    elif isinstance(message, wire.Snapshot | wire.EngineStatus):
-        numbers = {"step": message.step + 1, "time_ns": message.time_ns}
-    elif isinstance(message, wire.StepInFlight):
-        numbers = {"step": message.step, "since_ns": message.since_ns, "time_ns": message.time_ns}
-    else:
-        return
-    for name, number in numbers.items():
-        if not 0 <= number < MAX_NUMBER:
+        numbers.append(("sequence", sequence))
+    for name, number in numbers:
+        # Before its first step, the step of an engine is -1.
+        is_none = number == -1 and isinstance(message, wire.Snapshot | wire.EngineStatus)
+        if not 0 <= number < MAX_NUMBER and not is_none:
             raise msgspec.ValidationError(f"{number} is out of range - at `$.{name}`")

@@ -136,18 +136,16 @@ class RequestTable:
                 if last_ns is None:
                     began_ns = times.http_ns
                     if began_ns is not None and times.is_streamed:
-                        first.append(
-                            (request_id, out_ns - began_ns - pauses.within(began_ns, out_ns))
-                        )
+                        wait_ns = out_ns - began_ns - pauses.within(began_ns, out_ns)
+                        first.append((request_id, wait_ns))
                     times = replace(times, first_came_ns=came_ns, first_out_ns=out_ns)
                 else:
                     gap_ns = max(0, out_ns - last_ns - pauses.within(last_ns, out_ns))
                     times = replace(times, worst_gap_ns=max(times.worst_gap_ns, gap_ns))
                     gap_ns = coarse(gap_ns)
                     gaps[gap_ns] = gaps.get(gap_ns, 0) + 1
-                self._set_front(
-                    request_id, replace(times, last_out_ns=out_ns, num_chunks=times.num_chunks + 1)
-                )
+                times = replace(times, last_out_ns=out_ns, num_chunks=times.num_chunks + 1)
+                self._set_front(request_id, times)
         outcome.served_ttft_ns, outcome.served_itl_ns = first, gaps
 
     def _set_front(self, request_id: int, times: wire.FrontTimes) -> None:
@@ -187,11 +185,8 @@ class RequestTable:
         known = self.views.get(event.request_id)
         if known is not None and known.status == "finished":
             return
-        if (
-            isinstance(event, wire.FirstToken)
-            and known is not None
-            and known.first_token_ns is not None
-        ):
+        has_token = known is not None and known.first_token_ns is not None
+        if isinstance(event, wire.FirstToken) and has_token:
             return  # its row was applied already
         view = _copied(known) if known is not None else _partial(event.request_id)
         self.views[event.request_id] = view
@@ -237,15 +232,11 @@ class RequestTable:
             if not view.is_partial:
                 e2e_ns = max(0, time_ns - view.arrival_ns)
                 outcome.e2e_ns = [*outcome.e2e_ns, (view.request_id, e2e_ns)]
-            if (
-                view.first_token_ns is not None
-                and view.last_token_ns is not None
-                and view.num_output_tokens > 1
-            ):
-                decode_ns = max(0, view.last_token_ns - view.first_token_ns)
-                outcome.tpot_ns.append(
-                    (view.request_id, round(decode_ns / (view.num_output_tokens - 1)))
-                )
+            first_ns, last_ns = view.first_token_ns, view.last_token_ns
+            num_gaps = view.num_output_tokens - 1
+            if first_ns is not None and last_ns is not None and num_gaps > 0:
+                tpot_ns = round(max(0, last_ns - first_ns) / num_gaps)
+                outcome.tpot_ns.append((view.request_id, tpot_ns))
 
     def _take_arrival(self, event: wire.Arrived, outcome: Outcome) -> None:
         known = self.views.get(event.request_id)
@@ -262,11 +253,8 @@ class RequestTable:
         finished = self._finished
         while finished:
             view = self.views.get(finished[0])
-            if (
-                view is not None
-                and view.finish_step is not None
-                and view.finish_step > step - KEEP_FINISHED_STEPS
-            ):
+            end = None if view is None else view.finish_step
+            if end is not None and end > step - KEEP_FINISHED_STEPS:
                 return
             self.views.pop(finished.popleft(), None)
 
@@ -310,12 +298,9 @@ def _copied(view: wire.RequestView) -> wire.RequestView:
 
 
 def _in_order_of_finish(views: Iterable[wire.RequestView]) -> list[int]:
-    finished = [
-        (-1 if view.finish_step is None else view.finish_step, view.request_id)
-        for view in views
-        if view.status == "finished"
-    ]
-    return [request_id for _, request_id in sorted(finished)]
+    finished = [view for view in views if view.status == "finished"]
+    steps = (-1 if view.finish_step is None else view.finish_step for view in finished)
+    return [each for _, each in sorted(zip(steps, (v.request_id for v in finished), strict=True))]
 
 
 def _partial(request_id: int) -> wire.RequestView:

@@ -62,9 +62,7 @@ class SessionState:
     workload: str | None = None
     workload_spec: dict[str, wire.KnobValue] | None = None  # replaced, not changed
     control: wire.ControlCounts | None = None  # what the engine's control socket dropped
-    audit: list[wire.Audited] = field(
-        default_factory=list
-    )  # the last MAX_AUDIT; replaced, not changed
+    audit: list[wire.Audited] = field(default_factory=list)  # the last ones; replaced, not changed
     pauses: PauseTrail = PauseTrail()  # noqa: RUF009 - it is never changed
     in_flight: wire.StepInFlight | None = None  # a step that takes long and has not ended yet
     totals: wire.Totals | None = None  # of the last record, if the engine publishes only totals
@@ -117,9 +115,7 @@ class SessionState:
             sequence=sequence,
             requests=[copy.copy(view) for view in self.requests.values()],
             blocks=None if self.blocks is None else self.blocks.runs(),
-            block_groups=None
-            if self.blocks is None or self.blocks.groups is None
-            else bytes(self.blocks.groups),
+            block_groups=None if self.block_groups is None else bytes(self.block_groups),
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             audit=self.audit or None,
@@ -131,16 +127,17 @@ class SessionState:
     def from_snapshot(cls, snapshot: wire.Snapshot) -> "SessionState":
         """Build the state that a `Snapshot` message describes. The inverse of `snapshot`."""
         table = RequestTable(snapshot.requests)
-        num_running = snapshot.num_running
-        num_waiting = snapshot.num_waiting
+        num_running, num_waiting = snapshot.num_running, snapshot.num_waiting
+        if num_running is None:
+            num_running = table.num_with_status("running")
+        if num_waiting is None:
+            num_waiting = table.num_with_status("waiting", "preempted")
         runs, groups = snapshot.blocks, snapshot.block_groups
         return cls(
             table=table,
             blocks=None if runs is None else BlockMap.from_runs(runs, groups),
-            num_running=table.num_with_status("running") if num_running is None else num_running,
-            num_waiting=table.num_with_status("waiting", "preempted")
-            if num_waiting is None
-            else num_waiting,
+            num_running=num_running,
+            num_waiting=num_waiting,
             audit=snapshot.audit or [],
             pauses=PauseTrail.of(snapshot),
             **{name: getattr(snapshot, name) for name in _AS_IN_SNAPSHOTS},

@@ -25,7 +25,6 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.attribution.causes import CAUSES, Late, by_cause
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Affected, explain_recording
-from stepscope.recordings.attribution.late_sweep import LateWait
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
@@ -436,43 +435,6 @@ def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
         mine = [late for late in waits if late.request_id == view.request_id]
         assert [w.pieces for w in life.waits] == [late.pieces for late in mine]
         assert sum(p.ns for p in life.pieces) >= sum(late.gap_ns for late in mine)
-
-
-@settings(max_examples=15)
-@given(sessions(), st.integers(1, 60))
-def test_late_tokens_explained_together_get_the_same_causes_as_one_by_one(
-    messages: list[tuple[int, Telemetry]], max_steps: int
-) -> None:
-    slo = SLO(ttft_ms=30, itl_ms=15)
-    together, alone = History(slo), History(slo)
-    for place, (sequence, message) in enumerate(messages):
-        together.append(sequence, message)
-        alone.append(sequence, message)
-        if place % 25 and place + 1 < len(messages):
-            continue
-        breaches = together.windows.breaches(None, 40)
-        waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
-        together.lives.explain(waits, max_steps)
-        for breach in breaches:
-            expected = alone.wait(breach.step, breach.request_id)
-            assert together.wait(breach.step, breach.request_id) == expected
-
-
-def test_many_late_tokens_are_explained_in_one_pass_that_can_pause_and_go_on() -> None:
-    history = History(SLO(ttft_ms=200, itl_ms=20))
-    for sequence, message in simulated(
-        seed=5, num_steps=400, workload=SimulatedWorkload(rate=40.0)
-    ):
-        history.append(sequence, message)
-    breaches = history.windows.breaches(None, 100)
-    waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
-    reached = history.lives.explain(waits, 20)
-    while reached is not None and reached < waits[-1].step:
-        assert not history.lives.is_known(waits[-1].step, waits[-1].request_id)
-        before, reached = reached, history.lives.explain(waits, 20)
-        assert reached is not None
-        assert before < reached <= before + 20
-    assert all(history.lives.is_known(wait.step, wait.request_id) for wait in waits)
 
 
 def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:

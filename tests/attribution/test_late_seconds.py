@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.recordings.attribution import late_sweep
-from stepscope.recordings.attribution.late_sweep import Breach, LateWait
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history import lives
 from stepscope.recordings.history.history import History
@@ -116,25 +116,6 @@ def test_the_current_second_shows_its_longest_wait_so_far() -> None:
             told[second] = event.step
     assert changed > 5
     assert sorted(told.values()) == [each.step for each in assert_events(history)]
-
-
-def test_prepending_earlier_steps_completes_the_first_second_in_memory() -> None:
-    messages = list(simulate(seed=5, num_steps=900, workload=SimulatedWorkload(rate=9.0)))
-    for cut in (200, 431, 700):
-        earlier, later = History(SLO(500.0, 50.0)), History(SLO(30.0, 12.0))
-        whole = History(SLO(ttft_ms=30.0, itl_ms=12.0))
-        for sequence, message in messages:
-            whole.append(sequence, message)
-            if sequence <= cut:
-                earlier.append(sequence, message)
-            if sequence == cut:
-                state = earlier.state
-                later.begin(state.copy(), sequence)
-            if sequence > cut:
-                later.append(sequence, message)
-        assert_events(later)
-        assert later.prepend(earlier)
-        assert assert_events(later) == assert_events(whole)
 
 
 def test_with_no_steps_in_memory_there_are_no_late_tokens_until_steps_arrive_again() -> None:
@@ -272,21 +253,3 @@ def test_the_oldest_stall_in_memory_is_explained_too(monkeypatch: pytest.MonkeyP
     last = history.last_stall(99)
     assert last is not None
     assert last.pieces == history.wait(last.step, last.request_id).pieces  # type: ignore[union-attr]
-
-
-def test_many_long_waits_are_explained_together_over_several_bounded_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    history = History(SLO(ttft_ms=30.0, itl_ms=1.0))
-    for sequence, message in simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=15.0)):
-        history.append(sequence, message)
-    monkeypatch.setattr(lives, "MAX_LIFE_STEPS", 50)
-    longest = history.windows.longest(None, 12, "TTFT")
-    waits = [LateWait(each.step, each.request_id, each.time_ns - each.ns) for each in longest]
-    assert sum(each.step - (history.step_at(each.start_ns) or 0) > 50 for each in waits) > 2
-    num_calls = 0
-    while history.lives.explain(waits, 40) is not None:
-        num_calls += 1
-        assert num_calls < 30, "it begins anew each time"
-    assert num_calls > 2
-    assert all(history.lives.is_known(each.step, each.request_id) for each in longest)

@@ -63,7 +63,7 @@ def run(mode: str, recording: Path | None) -> dict[str, list[float]]:
     first token of chats and of documents, and the `wall` time of all of it."""
     with serving(*SIZES, *MODES[mode]) as engine, ControlClient(engine.endpoint) as client:
         subscriber = Subscriber(engine.endpoint)
-        recorder = Recorder(subscriber, recording, levels=lambda: LEVELS) if recording else None
+        recorder = Recorder(subscriber, recording, levels=LEVELS) if recording else None
         subscriber.start()
         while subscriber.history.info is None:
             time.sleep(0.02)

@@ -24,7 +24,7 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import Corpus, PromptWriter, synthetic
 from stepscope.engine.workload.load import LoadGenerator
-from stepscope.recordings.history.history import Journal
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 
@@ -77,7 +77,7 @@ def record_run(
 ) -> None:
     client.ask(ResetPrefixCache(who=WHO))
     client.set_knobs({BUDGET: budget}, WHO)
-    source = Subscriber(client.endpoint, Journal())
+    source = Subscriber(client.endpoint, History())
     recorder = Recorder(source, path)
     source.start()
     while source.status != "live":

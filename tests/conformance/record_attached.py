@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from record_vllm import HAS_CADENCE, MODEL, drafts_of, make_request, make_scheduler, result_of
 from vllm import PoolingParams, __version__
+from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_group_id, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler

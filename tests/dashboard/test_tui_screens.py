@@ -218,14 +218,13 @@ def test_the_latency_page_has_three_windows_and_every_breach_with_its_cause(sour
     assert wait.explanation[:60] in row
 
 
-def test_late_tokens_too_many_to_explain_at_once_are_explained_while_paused(
+def test_late_tokens_that_take_long_to_explain_are_explained_on_request(
     source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = History(SLO(500, 30))
     for step in range(NUM_STEPS):
         history.append(step, source.history.record(step))
-    monkeypatch.setattr(latency_page, "_READ_ROWS", 1)
-    monkeypatch.setattr(latency_page, "_ALONE_ROWS", 0)
+    monkeypatch.setattr(latency_page, "_MOST_ROWS", 0)
     shown = drawn(history, "latency", (160, 45))
     assert "… (Enter explains it)" in shown
     last = history.last_step
@@ -233,11 +232,6 @@ def test_late_tokens_too_many_to_explain_at_once_are_explained_while_paused(
     breaches = history.windows.breaches(None, 50)
     # One of them is explained: the last stall, which the key figures show.
     assert sum(history.lives.is_known(each.step, each.request_id) for each in breaches) <= 1
-    # While the picture stands still there is time: explaining continues from frame to frame.
-    monkeypatch.setattr(latency_page, "_READ_ROWS", 5_000)
-    for _ in range(20):
-        shown = drawn(history, "latency", (160, 45), cursor=last)
-    assert "… (Enter explains it)" not in shown
 
 
 @settings(max_examples=25)

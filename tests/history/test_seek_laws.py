@@ -1,11 +1,10 @@
 """What a seek is made of: samples that are joined, blocks in runs, reading that can be stopped."""
 
-import random
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
@@ -14,7 +13,6 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import TURN_MESSAGES, excerpt
 from stepscope.recordings.state.blocks import BlockMap
-from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui.views.charts.kv_map import merged, state_runs
 from stepscope.tui.views.theme import KV_GLYPHS, KV_STYLES
 from tests.support.sessions.later import Later
@@ -24,30 +22,6 @@ NUM_STEPS = 900
 MESSAGES = Later(lambda: busy(5, NUM_STEPS))
 
 ids = st.integers(0, 5)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.integers(0, 1536), min_size=1, max_size=4), st.integers(0, 99))
-def test_latency_samples_joined_rank_as_if_added_one_by_one(sizes: list[int], seed: int) -> None:
-    rng = random.Random(seed)
-    joined, each_one = Samples(), Samples()
-    now_ns = 0
-    for size in sizes:
-        times = [now_ns := now_ns + rng.randrange(-3, 9) for _ in range(size)]
-        values = [rng.choice((rng.randrange(1000), 2**80)) for _ in range(size)]
-        weights = [rng.randrange(1, 9) for _ in range(size)]
-        part = Samples()
-        for sample in zip(times, values, weights, strict=True):
-            part.add(*sample)
-            each_one.add(*sample)
-        joined = part.after(joined)
-        for each in (joined, each_one):
-            each.forget_before(now_ns // 3)
-        assert list(joined) == list(each_one)
-        ranked, expected = joined.ranked(), each_one.ranked()
-        assert (ranked is None) == (expected is None)
-        if ranked is not None and expected is not None:
-            assert ranked.percentiles((1, 50, 99)) == expected.percentiles((1, 50, 99))
 
 
 @given(st.lists(st.tuples(st.integers(-2, 5), ids, ids), max_size=9))

@@ -119,16 +119,8 @@ def test_block_owners_are_known_from_the_first_step_and_never_guessed() -> None:
     state = reduced([info(), step(0, [], kv=kv, moves=moves)])
     assert state.block_owner is not None
     assert state.block_refs is not None
-    assert list(state.block_owner) == [
-        1,
-        wire.EMPTY,
-        wire.EMPTY,
-        wire.CACHED,
-        wire.EMPTY,
-        wire.EMPTY,
-        wire.EMPTY,
-        wire.EMPTY,
-    ]
+    empty = wire.EMPTY
+    assert list(state.block_owner) == [1, empty, empty, wire.CACHED, *[empty] * 4]
     assert list(state.block_refs) == [2, 0, 0, 0, 0, 0, 0, 0]
 
     late = reduced([info(), step(5, [], kv=kv, moves=moves)])

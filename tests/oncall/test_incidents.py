@@ -260,7 +260,7 @@ def test_an_incident_names_an_api_server_that_stood_still_though_its_engine_did_
         front=[FrontEnd.of(0, taken, chunks, [])],
     )
     history.append(history.last_sequence + 1, status)
-    said = incident_keeper.explained(history, None).text
+    _, said = incident_keeper.explained(history, None)
     assert "API server 0: longest served ITL 12,000 ms, by the engine " in said
 
 

@@ -1,7 +1,6 @@
 """A recording carries the service levels it was watched with, and is judged by them."""
 
 import json
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,18 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.recordings import samples
 from stepscope.recordings.check.rewrite import rewrite
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import as_metadata, levels_in, levels_of, slo_of
-from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
-from stepscope.recordings.file.writing.writer import RecordingWriter
+from stepscope.recordings.file.service_levels import levels_in, slo_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.session.record_switch import RecordSwitch
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.setting_values import parse_levels
 from stepscope.tui.views.frame.chart_columns import ChartColumns
@@ -81,47 +76,6 @@ def test_record_writes_service_levels_of_the_config_file_but_no_defaults(
     assert carried(tmp_path / "b.mcap") == {"slo_itl_ms": 7.0}
 
 
-def test_a_recording_made_in_the_dashboard_holds_its_latest_service_levels(
-    still_source: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = still_source(50)
-    switch = RecordSwitch(source, tmp_path)
-    path = switch.start()
-    source.history.set_slo(SLO(ttft_ms=1234.5, itl_ms=1 / 3))
-    switch.stop()
-    assert "recording  " in (switch.last() or "")
-    assert carried(path) == {"slo_ttft_ms": 1234.5, "slo_itl_ms": 1 / 3}
-    with Recording(path) as recording:
-        assert recording.message is None
-        assert recording.metadata["engine_id"] == recording.info.engine_id
-
-
-def test_each_file_of_a_series_holds_the_service_levels_set_while_it_was_written(
-    tmp_path: Path,
-) -> None:
-    now = SLO(500.0, 50.0)
-    series = FileSeries(tmp_path / "s.mcap", SeriesLimits(num_bytes=1000))
-    writer = RecordingWriter(series, lambda: levels_of(now))
-    writer.start()
-    messages = [
-        (wire.TOPICS[type(message)], sequence, wire.encode(message))
-        for sequence, message in simulate(seed=3, num_steps=400)
-    ]
-    for each in messages[:200]:
-        writer.on_frame(*each)
-    deadline_s = time.monotonic() + 30
-    while writer.num_files < 2:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    now = SLO(700.0, 70.0)
-    for each in messages[200:]:
-        writer.on_frame(*each)
-    writer.close()
-    files = sorted(tmp_path.glob("s-*.mcap"))
-    assert carried(files[0]) == dict(levels_of(SLO(500.0, 50.0)))
-    assert carried(files[-1]) == dict(levels_of(now))
-
-
 def test_repair_and_strip_keep_the_service_levels(
     recording: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -144,14 +98,6 @@ def test_shipped_samples_carry_service_levels_fit_for_their_machine_or_none() ->
     for name in ("freeze", "chunked"):
         assert carried(paths[name]) == {"slo_ttft_ms": 1500.0, "slo_itl_ms": 150.0}
     assert carried(paths["vllm"]) == {}
-
-
-@pytest.mark.parametrize("value", [5e-324, 1 / 3, 50.0, 1.7976931348623157e308])
-def test_every_service_level_takes_equal_space_in_a_file_so_that_it_can_be_changed(
-    value: float,
-) -> None:
-    text = as_metadata({"slo_itl_ms": value})
-    assert (len(text["slo_itl_ms"]), levels_in(text)) == (24, {"slo_itl_ms": value})
 
 
 def test_compare_uses_the_service_levels_of_the_first_recording_that_has_any(

@@ -11,8 +11,9 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.file_index import EventSteps, FileIndex
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.events import EventLog, SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.frame.frame import NOTABLE
@@ -105,20 +106,17 @@ def test_a_file_search_finds_every_event_that_playing_the_file_shows(
 
 
 def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: FileIndex) -> None:
-    steps = EventSteps()
+    log = EventLog()
     for step in range(0, 100_000, 7):
-        steps.add(step, step * 10, wire.Preempted(step % 5, num_blocks=step, reason="kv_full"))
-        steps.add(
-            step, step * 10, wire.Preempted(9, num_blocks=1, reason="")
-        )  # one more of that step
-    few = steps.spread(100)
+        log.add(SessionEvent(step, step * 10, "preempt", "", step % 5))
+    few = log.spread(100)
     assert len(few) == 100
     apart = {after.step - before.step for before, after in pairwise(few)}
     assert min(apart) >= 990
     assert max(apart) <= 1010
     assert all(each.step % 7 == 0 and each.request_id == each.step % 5 for each in few)
-    assert len(steps.spread(10**6)) == len(steps) == 14_286
-    assert EventSteps().spread(10) == []
+    assert len(log.spread()) == len(log) == 14_286
+    assert EventLog().spread(10) == []
     kinds = {each.kind for each in found.landmarks()}
     assert kinds == {"knobs", "preempt"}
 

@@ -155,9 +155,7 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     drawn = []
     for _ in range(2):
         plot_file(
-            str(path),
-            output=str(files[0]),
-            flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"},
+            str(path), output=str(files[0]), flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"}
         )
         drawn.append(files[0].read_bytes())
     first = drawn[0]

@@ -188,7 +188,7 @@ def file_content(path: Path) -> bytes:
     with Recording(path) as recording:
         for place in recording.index.chunks:
             with open(path, "rb") as stream:
-                content += read_chunk(stream, place).records
+                content += read_chunk(stream, place)[0]
         content += b"\n".join(frame.payload for frame, _ in recording.frames())
     return content
 

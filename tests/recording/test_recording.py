@@ -14,7 +14,7 @@ from mcap.writer import Writer
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
@@ -89,20 +89,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recorded") / "session.mcap"
     writer = record(path, MESSAGES)
     assert (writer.state, writer.error) == ("finished", None)
-    return path
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About a dozen chunks, small enough to be cut in many places."""
-    path = tmp_path_factory.mktemp("small") / "small.mcap"
-    writer = RecordingWriter(path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 16 * 1024)
-        writer.start()
-        for sequence, message in MESSAGES[:500]:
-            writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-        writer.close()
     return path
 
 
@@ -418,13 +404,6 @@ def test_a_recording_that_ended_by_itself_ignores_further_messages(tmp_path: Pat
 def other_engine() -> EngineInfo:
     found = next(message for _, message in MESSAGES if isinstance(message, EngineInfo))
     return msgspec.structs.replace(found, engine_id="another")
-
-
-def test_a_mark_does_not_change_the_session_state(recorded: Path) -> None:
-    state = SessionState()
-    before = state.copy()
-    state.apply(Mark(step=3, time_ns=0, text="x", who="y"))
-    assert state == before
 
 
 def test_keyframes_are_at_most_256_messages_apart(recorded: Path) -> None:

@@ -469,7 +469,7 @@ def test_snapshot_names_the_role_of_a_prefill_or_decode_engine(pair: Pair) -> No
 def test_recordings_of_prefill_and_decode_engine_pass_verify(pair: Pair, tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.mcap" for name in ("prefill", "decode")]
     sources = [Subscriber(Endpoint.parse(pair.endpoint(file.stem))) for file in files]
-    recorders = [Recorder(source, file, dict) for source, file in zip(sources, files, strict=True)]
+    recorders = [Recorder(source, file) for source, file in zip(sources, files, strict=True)]
     for source in sources:
         source.start()
     for source in sources:

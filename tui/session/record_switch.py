@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.recordings.file.mcap.format import PART_SUFFIX, default_name
-from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.source import NO_ENGINE, Source
 from stepscope.tui.settings.preferences import remember
 from stepscope.tui.views import format as fmt
@@ -66,8 +65,8 @@ class RecordSwitch:
         """Record to a new file; return its path, or raise RecordingError."""
         from stepscope.recordings.live.recorder import Recorder  # loads mcap and zstd
 
-        history = self._source.history
-        self._recorder = Recorder(self._source, self.new_path(), lambda: levels_of(history.slo))
+        chosen = dict(self._source.history.chosen)  # the file holds those of the engine
+        self._recorder = Recorder(self._source, self.new_path(), chosen)
         self._is_ending = self._is_seen = False
         remember(self._recorder.path)
         return self._recorder.path

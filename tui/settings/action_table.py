@@ -121,8 +121,7 @@ _ACTIONS: tuple[Action, ...] = (
            "a screen back; in a list ten rows up", "time"),
     Action("screen_forward", ("pagedown",), "Screen",
            "a screen forward; in a list ten rows down", "time"),
-    Action("oldest", ("home",), "Oldest", "the oldest step in memory; on it: fetch older steps "
-    "that the engine still keeps", "time",
+    Action("oldest", ("home",), "Oldest", "the oldest step in memory", "time",
            elsewhere=(("replay", "the first step of the file"), ("compare", "the first column"),
                       ("start", "the first line"))),
     Action("live", ("L", "end"), "Live", "the newest step, and follow it", "time", footer=10,
@@ -146,7 +145,7 @@ _ACTIONS: tuple[Action, ...] = (
     "last)", "time"),
     Action("worst", ("w",), "Worst stall", "the worst stall in memory (one a second); again: the "
     "next worst", "time",
-           elsewhere=(("replay", "the worst stall in the searched part of the file (one a "
+           elsewhere=(("replay", "the worst stall of the file, once it is searched (one a "
            "second); again: the next worst"),)),
     Action("goto", ("g",), "Go to", "go to a step (1200), a time (12:41:58), or a distance (-30s, "
     "+2m)", "time", footer=13),

@@ -48,13 +48,6 @@ class Notices:
         """Queue a notice, to be shown when the current one has had its time."""
         self._later.append((text, tone))
 
-    def say_after_place(self, text: str, tone: Tone = "text") -> None:
-        """Show the result of an action now; queue it after a notice about this page or step."""
-        if self._is_of_place and self._is_said():
-            self.say_later(text, tone)
-        else:
-            self.say(text, tone)
-
     def refuse(self, text: str) -> None:
         """Show briefly, on this page and step, why a key does nothing."""
         self.say(text, "caution")

@@ -29,13 +29,6 @@ _MESSAGE_OPCODE = int(Opcode.MESSAGE)
 _CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
 
 
-class ChunkRecords(NamedTuple):
-    """The intact records of a chunk, decompressed. `is_damaged` tells whether others were lost."""
-
-    records: bytes
-    is_damaged: bool
-
-
 class RawMessage(NamedTuple):
     channel_id: int
     sequence: int  # the lower 32 bits
@@ -43,14 +36,16 @@ class RawMessage(NamedTuple):
     payload: bytes
 
 
-def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
+def read_chunk(stream: IO[bytes], place: ChunkPlace) -> tuple[bytes, bool]:
     """Read the intact records of a chunk: all, or up to its last good checkpoint.
+
+    Returns them, decompressed, and whether others were lost.
 
     Raises OSError: the file cannot be read.
     """
     body = read_chunk_bytes(stream, place)
     if len(body) < CHUNK_HEAD.size:
-        return ChunkRecords(b"", True)
+        return b"", True
     _, _, _, _, size, checksum, *_ = CHUNK_HEAD.unpack_from(body)
     compressed = memoryview(body)[CHUNK_HEAD.size :]
     if not place.is_cut and size <= MAX_CHUNK_BYTES:
@@ -62,10 +57,10 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> ChunkRecords:
             pass
         else:
             if len(records) == size and zlib.crc32(records) == checksum:
-                return ChunkRecords(records, False)
+                return records, False
     records, _ = _decompressed(compressed)
     intact, _ = _vouched(records)
-    return ChunkRecords(intact, True)
+    return intact, True
 
 
 def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:

@@ -1,12 +1,8 @@
 """Finds the metadata and chunks in an MCAP file, from its summary or by walking its records.
 
 A closed file ends in a summary with a checksum. A file that was not closed (crash, full disk, cut
-copy), or whose summary is damaged, is walked from record to record (`mcap/records.py`).
-
-Finds the records in an MCAP file, also in a damaged one.
-
-A record begins with its length, so each record leads to the next. After damage or a cut, the next
-chunk is found by the byte pattern of its header. Format: mcap.dev/spec.
+copy), or whose summary is damaged, is walked: each record begins with its length, and after damage
+the next chunk is found by the byte pattern of its header. Format: mcap.dev/spec.
 """
 
 import io
@@ -268,7 +264,9 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
         record = record_at(stream, position, size)
         if record is None:
             found = find_chunk(stream, position, size)
-            if found == size and (index.is_being_written or _is_attachment(stream, position)):
+            stream.seek(position)
+            is_attachment = stream.read(1) == bytes([Opcode.ATTACHMENT])
+            if found == size and (index.is_being_written or is_attachment):
                 return False  # the rest of it is not written (yet), and no message is in it
             index.num_lost_bytes += found - position
             index.lost_at.append(position)
@@ -284,11 +282,6 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
             _read_about(stream, position, record, index)
         position += length
     return False
-
-
-def _is_attachment(stream: IO[bytes], position: int) -> bool:
-    stream.seek(position)
-    return stream.read(1) == bytes([Opcode.ATTACHMENT])
 
 
 def _is_end(stream: IO[bytes], position: int, size: int) -> bool:

@@ -21,22 +21,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 import zstandard
+from mcap import records
 from mcap.data_stream import RecordBuilder
 from mcap.opcode import Opcode
-from mcap.records import (
-    Attachment,
-    AttachmentIndex,
-    Channel,
-    ChunkIndex,
-    DataEnd,
-    Footer,
-    Header,
-    McapRecord,
-    Metadata,
-    MetadataIndex,
-    Statistics,
-    SummaryOffset,
-)
 
 INDEX_NAME, INDEX_TYPE = "index", "application/zstd"  # of the attachment behind a chunk
 MAGIC = b"\x89MCAP0\r\n"
@@ -68,14 +55,16 @@ class McapSink:
     ) -> None:
         self._stream = stream
         self._channels = [
-            Channel(id=number, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0)
+            records.Channel(
+                id=number, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0
+            )
             for number, topic in enumerate(topics, start=1)
         ]
         self._channel_bytes = _encoded(*self._channels)
-        self._chunks: list[ChunkIndex] = []
+        self._chunks: list[records.ChunkIndex] = []
         self._num_messages: Counter[int] = Counter()
-        self._metadata: list[MetadataIndex] = []
-        self._attachments: list[AttachmentIndex] = []
+        self._metadata: list[records.MetadataIndex] = []
+        self._attachments: list[records.AttachmentIndex] = []
         self._compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
         # Of the open chunk:
         self.num_chunk_bytes = 0  # uncompressed bytes of the open chunk; 0 without an open chunk
@@ -86,7 +75,7 @@ class McapSink:
         self._is_flushed = True
         self._next_checkpoint = 0
         self._start_ns = self._end_ns = _NO_TIME
-        stream.write(MAGIC + _encoded(Header(profile=profile, library=library)))
+        stream.write(MAGIC + _encoded(records.Header(profile=profile, library=library)))
         self.num_bytes = stream.tell()  # bytes in the file, without those that the next flush adds
 
     @property
@@ -97,21 +86,10 @@ class McapSink:
         """Add a metadata record. Call it before the first message or after the last one."""
         self.end_chunk()
         offset = self._stream.tell()
-        record = _encoded(Metadata(name=name, metadata=dict(values)))
+        record = _encoded(records.Metadata(name=name, metadata=dict(values)))
         self._stream.write(record)
-        self._metadata.append(MetadataIndex(offset=offset, length=len(record), name=name))
+        self._metadata.append(records.MetadataIndex(offset=offset, length=len(record), name=name))
         self.num_bytes = self._stream.tell()
-
-    def replace_metadata(self, name: str, values: Mapping[str, str]) -> None:
-        """Replace a metadata record in place. The new one must take exactly as many bytes."""
-        place = next(each for each in self._metadata if each.name == name)
-        record = _encoded(Metadata(name=name, metadata=dict(values)))
-        if len(record) != place.length:
-            raise ValueError(f"{len(record)} bytes of metadata in place of {place.length}")
-        end = self._stream.tell()
-        self._stream.seek(place.offset)
-        self._stream.write(record)
-        self._stream.seek(end)
 
     def add(self, channel_id: int, sequence: int, log_ns: int, payload: bytes) -> None:
         """Append a message. `log_ns` must not be earlier than that of the message before."""
@@ -152,7 +130,7 @@ class McapSink:
         self._stream.write(self._head(end - self._begin - RECORD.size))
         self._stream.seek(end)
         self._chunks.append(
-            ChunkIndex(
+            records.ChunkIndex(
                 chunk_start_offset=self._begin,
                 chunk_length=end - self._begin,
                 compression=COMPRESSION,
@@ -167,10 +145,10 @@ class McapSink:
         self.num_chunk_bytes = 0
         if index is not None:
             time_ns = self._end_ns
-            record = _encoded(Attachment(time_ns, time_ns, INDEX_NAME, INDEX_TYPE, index))
+            record = _encoded(records.Attachment(time_ns, time_ns, INDEX_NAME, INDEX_TYPE, index))
             self._stream.write(record)
             self._attachments.append(
-                AttachmentIndex(
+                records.AttachmentIndex(
                     end, len(record), time_ns, time_ns, len(index), INDEX_NAME, INDEX_TYPE
                 )
             )
@@ -179,7 +157,7 @@ class McapSink:
     def finish(self) -> None:
         """Write the summary, which makes the file whole."""
         self.end_chunk()
-        self._stream.write(_encoded(DataEnd(data_section_crc=0)))
+        self._stream.write(_encoded(records.DataEnd(data_section_crc=0)))
         start = self._stream.tell()
         groups: list[tuple[int, bytes]] = [
             (Opcode.CHANNEL, self._channel_bytes),
@@ -193,11 +171,13 @@ class McapSink:
         position = start
         for opcode, group in groups:
             if group:
-                summary += _encoded(SummaryOffset(opcode, position, len(group)))
+                summary += _encoded(records.SummaryOffset(opcode, position, len(group)))
             position += len(group)
         footer_head = struct.pack("<BQQQ", Opcode.FOOTER, 20, start, offsets_start)
         checksum = zlib.crc32(footer_head, zlib.crc32(summary))
-        self._stream.write(summary + _encoded(Footer(start, offsets_start, checksum)) + MAGIC)
+        self._stream.write(
+            summary + _encoded(records.Footer(start, offsets_start, checksum)) + MAGIC
+        )
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self.num_bytes = self._stream.tell()
@@ -238,8 +218,8 @@ class McapSink:
             *(self.num_chunk_bytes, self._checksum, len(name), name, self._num_compressed),
         )
 
-    def _statistics(self) -> Statistics:
-        return Statistics(
+    def _statistics(self) -> records.Statistics:
+        return records.Statistics(
             attachment_count=len(self._attachments),
             channel_count=len(self._channels),
             channel_message_counts=dict(self._num_messages),
@@ -252,8 +232,8 @@ class McapSink:
         )
 
 
-def _encoded(*records: McapRecord) -> bytes:
+def _encoded(*parts: records.McapRecord) -> bytes:
     builder = RecordBuilder()
-    for record in records:
-        record.write(builder)
+    for part in parts:
+        part.write(builder)
     return bytes(builder.end())  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from stepscope.engine.protocol import wire
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.session.indexer import Indexer
-from stepscope.recordings.state.clocks import known_since
+from stepscope.recordings.state.clocks import known_since, lost_before
 from stepscope.recordings.state.session import SessionState
 
 _INFO = wire.TOPICS[wire.EngineInfo]
@@ -38,9 +38,6 @@ class EngineLog:
         self._last_applied: int | None = None  # sequence of the last message in the session state
         self._needs_snapshot = False
         self._anchor: wire.EngineInfo | None = None  # pair of monotonic and wall time
-        self._info: wire.EngineInfo | None = None
-        self._early: list[_Frame] = []  # frames before the engine is known, and ...
-        self._early_ns: int | None = None  # ... the first time in these
         self._last_log_ns = 0
 
     @property
@@ -64,21 +61,15 @@ class EngineLog:
         for topic, message in ((_INFO, info), (_KEYFRAME, snapshot)):
             file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
-    def say(self, metadata: Mapping[str, str]) -> None:
-        """Change metadata of the file. The new values must take as many bytes as the old ones."""
-        self._metadata |= metadata
-        if self._anchor is not None:
-            self._file.say(metadata)
-
     def append(self, message: wire.Telemetry, frame: _Frame) -> None:
         """Write the next message, given decoded and as received.
 
         Raises OSError: the file cannot be written.
         """
         topic, sequence, payload = frame
-        if self._anchor is None and not self._introduce(message, frame):
+        if self._anchor is None and not self._introduce(message, sequence):
             return
-        if not self._is_next(topic, sequence):
+        if not self._is_next(message, sequence):
             return
         log_ns = self._log_ns(message)
         self._file.end_chunk_if_full(log_ns)
@@ -108,53 +99,33 @@ class EngineLog:
             payload = wire.encode(snapshot)
             self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
 
-    def _is_next(self, topic: bytes, sequence: int) -> bool:
+    def _is_next(self, message: wire.Telemetry, sequence: int) -> bool:
         """Whether a message belongs into the file: no duplicate and no needless keyframe."""
-        if topic == _MARK:
+        if isinstance(message, wire.Mark):
             return True
-        last = self._last_sequence
-        if topic == _KEYFRAME:
-            if last is not None and sequence <= last and not self._needs_snapshot:
-                return False
-            self._needs_snapshot = False
-        elif last is not None:
-            if sequence <= last:
-                return False
-            if sequence > last + 1:
-                self._needs_snapshot = True
-        self._last_sequence = sequence if last is None else max(last, sequence)
+        last, is_unsure = self._last_sequence, self._needs_snapshot
+        num_lost = lost_before(sequence, message, last, is_unsure=is_unsure)
+        if num_lost is None:
+            return False
+        self._last_sequence = sequence
+        self._needs_snapshot = not isinstance(message, wire.Snapshot) and (
+            is_unsure or num_lost > 0
+        )
         return True
 
-    def _introduce(self, message: wire.Telemetry, frame: _Frame) -> bool:
-        """Begin the file: write the engine's description and the messages that came before it.
+    def _introduce(self, message: wire.Telemetry, sequence: int) -> bool:
+        """Begin the file, if a message describes the engine. Returns whether it did.
 
-        A snapshot contains all of these. Without a snapshot, the file begins with an empty
-        keyframe, as soon as the engine has published its description and a time.
-
-        Returns whether the caller must still write `message`.
+        A file that begins without a snapshot begins with an empty keyframe.
         """
         if isinstance(message, wire.Snapshot):
-            self._early.clear()  # the snapshot contains them
             self._begin(message.info, message.time_ns)
-            return True
-        if isinstance(message, wire.EngineInfo):
-            if self._info is not None and self._info.engine_id != message.engine_id:
-                self._early.clear()  # from an engine that ended before it published a time
-                self._early_ns = None
-            self._info = message
-        self._early.append(frame)
-        if self._early_ns is None:
-            self._early_ns = _time_ns(message)
-        if self._info is None or self._early_ns is None:
-            return False
-        self._begin(self._info, self._early_ns)
-        nothing = SessionState(info=self._info).snapshot(self._early[0][1] - 1)
-        assert nothing is not None
-        self.append(nothing, (_KEYFRAME, nothing.sequence, wire.encode(nothing)))
-        early, self._early = self._early, []
-        for each in early:
-            self.append(wire.decode(each[2]), each)
-        return False
+        elif isinstance(message, wire.EngineInfo):
+            self._begin(message, message.monotonic_ns)
+            nothing = SessionState(info=message).snapshot(sequence - 1)
+            assert nothing is not None
+            self.append(nothing, (_KEYFRAME, nothing.sequence, wire.encode(nothing)))
+        return self._anchor is not None
 
     def _begin(self, info: wire.EngineInfo, time_ns: int) -> None:
         self.engine_id = info.engine_id

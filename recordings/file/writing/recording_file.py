@@ -63,7 +63,6 @@ class RecordingFile:
         self._channel_ids = {topic.encode(): n for n, topic in enumerate(TOPICS, start=1)}
         self._packer = StepPacker()
         self._index: Callable[[], bytes] | None = None
-        self._said: dict[str, str] = {}
         self._num_since_keyframe = 0
         self._num_bytes_since_keyframe = 0  # bytes of messages before packing
         self._num_keyframe_bytes = 0  # of the last keyframe, ...
@@ -90,7 +89,7 @@ class RecordingFile:
                 ) from error
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
         access.lock(self._stream)
-        self._sink: McapSink | None = None
+        self._sink = McapSink(self._stream, PROFILE, f"stepscope {version('stepscope')}", TOPICS)
         self.opened_s = time.monotonic()
 
     @property
@@ -100,16 +99,15 @@ class RecordingFile:
     @property
     def num_bytes(self) -> int:
         """Number of bytes that have been flushed."""
-        return 0 if self._sink is None else self._sink.num_bytes
+        return self._sink.num_bytes
 
     @property
     def wants_keyframe(self) -> bool:
-        sink = self._sink
         is_worth_it = (
             self._num_bytes_since_keyframe >= self._num_keyframe_bytes
             or self._num_since_keyframe >= MAX_KEYFRAME_MESSAGES
         )
-        if sink is None or sink.num_chunk_bytes == 0:
+        if not self._sink.num_chunk_bytes:
             return is_worth_it or self._num_keyframe_bytes <= self._num_chunk_bytes // 4
         return is_worth_it and self._num_since_keyframe >= KEYFRAME_MESSAGES
 
@@ -124,33 +122,24 @@ class RecordingFile:
         if not info.with_tokens:
             access.share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
-        self._said = {
+        metadata = {
             **engine_metadata(info),
             "format_version": str(FORMAT_VERSION),
             "software_version": version("stepscope"),
             "started_wall_ns": str(time.time_ns()),
             **more,
         }
-        self._open_sink().add_metadata(PROFILE, self._said)
+        self._sink.add_metadata(PROFILE, metadata)
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """Add another metadata record. Call it after `begin`, not while a chunk is open."""
-        self._open_sink().add_metadata(name, values)
-
-    def say(self, metadata: Mapping[str, str]) -> None:
-        """Change metadata that `begin` wrote.
-
-        The new values must take as many bytes as the old ones.
-        """
-        self._said |= metadata
-        self._open_sink().replace_metadata(PROFILE, self._said)
+        self._sink.add_metadata(name, values)
 
     def add(self, topic: bytes, sequence: int, payload: bytes, log_ns: int) -> None:
         """Append a message to the open chunk, or to a new one. `log_ns` must never go back."""
-        sink = self._open_sink()
         if self._start_ns is None:
             self._start_ns = log_ns
-        if sink.num_chunk_bytes == 0:
+        if not self._sink.num_chunk_bytes:
             self._chunk_start_ns = log_ns
         self._num_bytes_since_keyframe += len(payload)
         if topic == _KEYFRAME:
@@ -164,7 +153,7 @@ class RecordingFile:
             if (packed := self._packer.pack(payload)) is not None:
                 topic, payload = PACKED_STEP.encode(), packed
         # MCAP has 32 bits for a sequence number. Keyframes contain all bits.
-        sink.add(self._channel_ids[topic], sequence, log_ns, payload)
+        self._sink.add(self._channel_ids[topic], sequence, log_ns, payload)
         self._num_since_keyframe += 1
 
     def end_chunk_if_full(self, log_ns: int) -> None:
@@ -173,34 +162,26 @@ class RecordingFile:
         Afterwards `wants_keyframe` tells whether to add a keyframe first. `add` itself never ends a
         chunk.
         """
-        if self._sink is None or self._sink.num_chunk_bytes == 0:
-            return
-        is_large = self._sink.num_chunk_bytes >= max(
-            CHUNK_BYTES, 2 * self._num_keyframe_bytes_in_chunk
-        )
-        if is_large or self._is_long(log_ns):
+        num_bytes, num_steps = self._sink.num_chunk_bytes, self._num_steps_in_chunk
+        is_full = num_bytes >= max(CHUNK_BYTES, 2 * self._num_keyframe_bytes_in_chunk)
+        if num_steps and self._start_ns is not None and not is_full:
+            chunk_ns, all_ns = log_ns - self._chunk_start_ns, log_ns - self._start_ns
+            is_full = chunk_ns > CHUNK_NS and (
+                chunk_ns * CHUNK_PARTS > all_ns or num_steps * CHUNK_PARTS > self._num_steps
+            )
+        if num_bytes and is_full:
             self.end_chunk()
-
-    def _is_long(self, log_ns: int) -> bool:
-        """Whether the open chunk would span too much time with a message of wall time `log_ns`."""
-        if self._num_steps_in_chunk == 0 or self._start_ns is None:
-            return False
-        chunk_ns, all_ns = log_ns - self._chunk_start_ns, log_ns - self._start_ns
-        return chunk_ns > CHUNK_NS and (
-            chunk_ns * CHUNK_PARTS > all_ns
-            or self._num_steps_in_chunk * CHUNK_PARTS > self._num_steps
-        )
 
     def end_chunk(self) -> None:
         self._packer.reset()
         self._num_keyframe_bytes_in_chunk = self._num_steps_in_chunk = 0
-        if self._sink is not None and self._sink.num_chunk_bytes:
+        if self._sink.num_chunk_bytes:
             self._num_chunk_bytes = self._sink.num_chunk_bytes
             self._sink.end_chunk(None if self._index is None else self._index())
 
     def flush(self) -> None:
         """Write all messages so far to the disk, so that they survive a crash of the machine."""
-        self._open_sink().flush()
+        self._sink.flush()
 
     def close(self) -> None:
         """Finish the file and rename it from `PATH.part` to `PATH`.
@@ -209,7 +190,7 @@ class RecordingFile:
         """
         with self._stream:
             self.end_chunk()
-            self._open_sink().finish()
+            self._sink.finish()
         self.part_path.replace(self.path)
         _sync_folder(self.path.parent)
 
@@ -217,12 +198,6 @@ class RecordingFile:
         """Close the file without finishing it. It stays as `PATH.part`."""
         with contextlib.suppress(OSError):  # writing has failed before
             self._stream.close()
-
-    def _open_sink(self) -> McapSink:
-        if self._sink is None:
-            library = f"stepscope {version('stepscope')}"
-            self._sink = McapSink(self._stream, PROFILE, library, TOPICS)
-        return self._sink
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,8 +8,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -42,8 +42,7 @@ class RecordingWriter:
 
     Args:
         target: a file, replaced if it exists, or a series of files.
-        levels: returns the service levels for the file; called once a second, from the writing
-            thread.
+        levels: service levels to store in each file.
 
     Raises RecordingError: the file cannot be created.
 
@@ -54,17 +53,14 @@ class RecordingWriter:
     """
 
     def __init__(
-        self, target: Path | str | FileSeries, levels: Callable[[], Levels] = dict
+        self, target: Path | str | FileSeries, levels: Levels = MappingProxyType({})
     ) -> None:
-        # With `error`: `failed` if the file cannot be written (full disk), and why in one line.
-        self.state: RecordingState = "recording"
-        self.error: str | None = None
-        self.note: str | None = None  # why it ended by itself, set when its file is finished
+        self.state: RecordingState = "recording"  # failed: the file cannot be written (full disk)
+        self.error: str | None = None  # why it failed or ended by itself, in one line
         self.num_steps = self.num_safe_steps = 0
         self.last_step: int | None = None  # the last recorded step of the current or last engine
         self._series = target if isinstance(target, FileSeries) else None
-        self._levels = levels
-        self._written_levels = as_metadata(levels())  # those in the file
+        self._metadata = as_metadata(levels)
         if isinstance(target, FileSeries):
             self._file = target.open_next()
         else:
@@ -126,7 +122,6 @@ class RecordingWriter:
     def _run(self) -> None:
         try:
             self._write_all()
-            self._write_levels()
             self._file.close()
         except OSError as error:
             self._file.abandon()
@@ -143,7 +138,7 @@ class RecordingWriter:
             self._file.abandon()
             return
         if self.state == "recording":
-            self.note = self._why_ended  # before `state`: its reader may begin anew
+            self.error = self._why_ended  # before `state`: its reader may begin anew
             self.state = "finished"
         elif self.error is not None:
             self.error += _kept(self.path)
@@ -166,7 +161,6 @@ class RecordingWriter:
                 if self._why_ended is not None:
                     return
             if time.monotonic() >= next_flush_s:
-                self._write_levels()
                 self._file.flush()
                 self.num_safe_steps = self.num_steps
                 if self._series is not None:
@@ -199,14 +193,7 @@ class RecordingWriter:
 
     def _new_log(self) -> EngineLog:
         series = {} if self._series is None else self._series.metadata
-        return EngineLog(self._file, {**series, **self._written_levels})
-
-    def _write_levels(self) -> None:
-        """Update the service levels in the file, if they changed."""
-        levels = as_metadata(self._levels())
-        if levels != self._written_levels and levels.keys() == self._written_levels.keys():
-            self._written_levels = levels
-            self._log.say(levels)
+        return EngineLog(self._file, series | self._metadata)
 
     def _write(self, topic: bytes, sequence: int, payload: bytes) -> None:
         try:

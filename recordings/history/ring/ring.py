@@ -135,20 +135,6 @@ class StepRing:
     def state_after(self, segment: Segment, place: int) -> SessionState:
         return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
 
-    def prepend(self, earlier: "StepRing") -> None:
-        """Insert all segments of `earlier`, a ring that must end where this ring begins."""
-        older = [segment for segment in earlier.segments if len(segment.payloads)]
-        if not older:
-            return
-        older[-1].end()
-        # Existing numbers stay valid, because followers continue from them.
-        offset = self.segments[0].first_number - earlier.end_number
-        for segment in older:
-            segment.first_number += offset
-        self.segments[:0] = older
-        self.num_steps += sum(len(segment.steps) for segment in older)
-        self.num_bytes += sum(segment.num_bytes for segment in older)
-
     def _begin(self, state: SessionState, sequence: int | None) -> Segment:
         number = self.end_number if self.segments else 0
         if self.segments:

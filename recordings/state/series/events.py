@@ -1,5 +1,6 @@
 """Events of a session: their log lines, gaps of lost messages, and the log, ordered by step."""
 
+import sys
 from bisect import bisect_left, bisect_right
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -46,13 +47,17 @@ class Gap(NamedTuple):
 
 
 class EventLog:
-    """Events in order of steps, at least the newest `MAX_EVENTS`. Only one thread may write.
+    """Events in order of steps, at least the newest `most`. Only one thread may write.
 
     Late tokens are not logged here. They are looked up on demand, see `Windows.late_events`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_EVENTS) -> None:
         self._events: list[SessionEvent] = []
+        self._most = most
+
+    def __len__(self) -> int:
+        return len(self._events)
 
     def add(self, event: SessionEvent | None) -> None:
         if event is None:
@@ -63,15 +68,8 @@ class EventLog:
             events.insert(bisect_right(events, event.step, key=_step), event)
         else:
             events.append(event)
-        if len(events) > MAX_EVENTS + MAX_EVENTS // 8:
-            del events[: len(events) - MAX_EVENTS]
-
-    def prepend(self, earlier: "EventLog") -> None:
-        """Add the events of an earlier log, then sort all.
-
-        A knob change in it may name a later step.
-        """
-        self._events = sorted(earlier._events + self._events, key=_step)
+        if len(events) > self._most + self._most // 8:
+            del events[: len(events) - self._most]
 
     def until(self, step: int, limit: int, kinds: frozenset[str] | None) -> list[SessionEvent]:
         """The last `limit` events up to `step`, oldest first.
@@ -104,6 +102,16 @@ class EventLog:
                 return events[index]
         return None
 
+    def spread(self, most: int = sys.maxsize) -> list[SessionEvent]:
+        """All events; if more than `most`, one from each of `most` equal ranges of steps."""
+        events, number = self._events, len(self._events)
+        if number <= most:
+            return events[:]
+        first, extent = events[0].step, events[-1].step - events[0].step + 1
+        bounds = [first + extent * each // most for each in range(most)]
+        places = {bisect_left(events, bound, key=_step) for bound in bounds}
+        return [events[place] for place in sorted(places) if place < number]
+
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
         """The finish or abort event of a request; None if the request did not end by `step`."""
         for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
@@ -130,26 +138,26 @@ def request_event(
 ) -> SessionEvent | None:
     """The log line for a request event; None if the event is not logged."""
     name = request_name(event.request_id)
-    if isinstance(event, wire.Preempted):
-        text = f"preempt {name} ({event.reason}, {event.num_blocks} blocks freed)"
-        return SessionEvent(step, time_ns, "preempt", text, event.request_id)
-    if isinstance(event, wire.Finished) and event.handed_to is not None:
-        text = f"{name} handed over to {event.handed_to}"
-        return SessionEvent(step, time_ns, "finish", text, event.request_id)
-    if isinstance(event, wire.Finished):
-        text = f"{name} done ({event.reason}), {event.num_output_tokens} tok"
-        view = state.requests.get(event.request_id)
-        if view is not None and not view.is_partial and view.finish_ns is not None:
-            text += f" in {(view.finish_ns - view.arrival_ns) / 1e9:.1f} s"
-        return SessionEvent(step, time_ns, "finish", text, event.request_id)
-    if isinstance(event, wire.Aborted):
-        return SessionEvent(
-            step, time_ns, "abort", f"{name} aborted: {event.reason}", event.request_id
-        )
-    if isinstance(event, wire.Rejected):
-        who = event.client_id or name
-        return SessionEvent(step, time_ns, "reject", f"rejected {who}: {event.reason}")
-    return None
+    kind: EventKind = "finish"
+    match event:
+        case wire.Preempted():
+            kind = "preempt"
+            text = f"preempt {name} ({event.reason}, {event.num_blocks} blocks freed)"
+        case wire.Finished():
+            text = f"{name} done ({event.reason}), {event.num_output_tokens} tok"
+            view = state.requests.get(event.request_id)
+            if event.handed_to is not None:
+                text = f"{name} handed over to {event.handed_to}"
+            elif view is not None and not view.is_partial and view.finish_ns is not None:
+                text += f" in {(view.finish_ns - view.arrival_ns) / 1e9:.1f} s"
+        case wire.Aborted():
+            kind, text = "abort", f"{name} aborted: {event.reason}"
+        case wire.Rejected():
+            text = f"rejected {event.client_id or name}: {event.reason}"
+            return SessionEvent(step, time_ns, "reject", text)
+        case _:
+            return None
+    return SessionEvent(step, time_ns, kind, text, event.request_id)
 
 
 def mark_event(mark: wire.Mark) -> SessionEvent:
@@ -211,22 +219,24 @@ class Gaps:
 
     def __init__(self) -> None:
         self.found: list[Gap] = []  # the gaps, oldest first
-        self.steps: set[int] = set()  # for each gap, the first step after it
         # Whether messages are missing and no snapshot has corrected the state since.
         self.needs_snapshot = False
         self._num_lost_before = 0  # messages lost in forgotten gaps
+
+    @property
+    def steps(self) -> set[int | None]:
+        """For each gap, the first step after it."""
+        return {gap.before_step for gap in self.found}
 
     @property
     def num_lost(self) -> int:
         """Number of messages lost for good, including those before the oldest step in memory."""
         return self._num_lost_before + sum(gap.num_messages for gap in self.found)
 
-    def note(self, first_sequence: int, last_sequence: int, step: int) -> Gap:
+    def note(self, first_sequence: int, last_sequence: int, step: int) -> None:
         """Add a gap: messages were lost after the record of `step`."""
-        gap = Gap(first_sequence, last_sequence, step, None)
-        self.found.append(gap)
+        self.found.append(Gap(first_sequence, last_sequence, step, None))
         self.needs_snapshot = True
-        return gap
 
     def end(self, step: int) -> None:
         """Store `step` as the first step after the newest gaps, unless they have one already."""
@@ -234,21 +244,14 @@ class Gaps:
             if self.found[index].before_step is not None:
                 break
             self.found[index] = self.found[index]._replace(before_step=step)
-            self.steps.add(step)
-
-    def prepend(self, earlier: "Gaps") -> None:
-        self.found[:0] = earlier.found
-        self.steps |= earlier.steps
 
     def forget_before(self, step: int) -> None:
         """Forget gaps before a step, but keep counting the messages lost in them."""
         kept = [gap for gap in self.found if gap.before_step is None or gap.before_step >= step]
         self._num_lost_before = self.num_lost - sum(gap.num_messages for gap in kept)
         self.found = kept
-        self.steps = {each for each in self.steps if each >= step}
 
     def forget_after(self, step: int) -> None:
         self.found = [
             gap for gap in self.found if gap.before_step is not None and gap.before_step <= step
         ]
-        self.steps = {each for each in self.steps if each <= step}

@@ -131,13 +131,9 @@ class LaneBoard:
         for page in range(begin // _PAGE_STEPS, last // _PAGE_STEPS + 1):
             for request_id, track in self._pages.get(page, {}).items():
                 start = track.start
-                if request_id in opened:  # it reaches to the end, written or not
-                    if begin < end > start:
-                        found.add(request_id)
-                # Written cells are never ABSENT.
-                elif start <= last and (begin if begin > start else start) < start + len(
-                    track.cells
-                ):
+                # One that is open reaches to the end, written or not; no written cell is ABSENT.
+                until = end if request_id in opened else min(last + 1, start + len(track.cells))
+                if (begin if begin > start else start) < until:
                     found.add(request_id)
         return sorted(found)
 
@@ -164,30 +160,6 @@ class LaneBoard:
             padding = _ABSENT * min(start - first, width)
             found.append(bytes((padding + cells).ljust(width, _ABSENT)))
         return found
-
-    def prepend(self, earlier: "LaneBoard") -> None:
-        for request_id, track in earlier._open.items():
-            track.fill_to(earlier.end, track.filler)
-            if request_id in self._tracks:  # it lived on through steps that are missing
-                track.fill_to(self._tracks[request_id].start, _UNKNOWN)
-        for request_id, track in earlier._tracks.items():
-            own = self._tracks.get(request_id)
-            if own is None:
-                self._tracks[request_id] = track
-            elif track.start < own.start:
-                before = track.cells[: own.start - track.start]
-                own.cells[:0] = before.ljust(own.start - track.start, _ABSENT)
-                own.start = track.start
-                own.client_id = own.client_id or track.client_id
-        for page, tracks in earlier._pages.items():
-            known = {each: self._tracks[each] for each in tracks}
-            self._pages[page] = known | self._pages.get(page, {})
-        self.first = min(self.first, earlier.first)
-
-    def abort(self, request_ids: Iterable[int]) -> None:
-        for request_id in request_ids:
-            if (track := self._open.pop(request_id, None)) is not None:
-                track.put(max(self.end - 1, self.first), Cell.ABORTED)
 
     def forget_before(self, step: int) -> None:
         self.first = max(self.first, step)
@@ -264,14 +236,8 @@ class LaneBoard:
 
         No event announced the request, or it seemed to have ended.
         """
-        track = self._tracks.get(request_id)
-        if track is None:
-            track = Track("", step, _IDLE)
-            self._add(request_id, track)
-        else:
-            self._open[request_id] = track
-            for page in range(track.start // _PAGE_STEPS, self._last_page + 1):
-                self._pages.setdefault(page, {})[request_id] = track
+        track = self._tracks.get(request_id) or Track("", step, _IDLE)
+        self._add(request_id, track)
         return track
 
     def _take(self, event: wire.RequestEvent, step: int, arrival_step: int) -> None:

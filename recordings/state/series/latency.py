@@ -24,6 +24,7 @@ _MAX_MS = 1e9  # larger estimates are ignored, ...
 _MAX_COUNT = 2**31  # ... and so are larger counts in one record
 
 LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "served_ttft", "served_itl", "step"]
+_SERVED: tuple[LatencyKind, LatencyKind] = ("served_ttft", "served_itl")
 
 
 class SLO(NamedTuple):
@@ -149,22 +150,14 @@ class Latencies:
 
     def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
         ttft_ms, itl_ms = self.slo
-        kinds: dict[LatencyKind, float | None] = {
-            "ttft": ttft_ms, "itl": itl_ms, "tpot": None, "step": None,
-            "served_ttft": ttft_ms, "served_itl": itl_ms,
+        levels: dict[LatencyKind, float] = {
+            "ttft": ttft_ms, "itl": itl_ms, "served_ttft": ttft_ms, "served_itl": itl_ms
         }  # fmt: skip
+        kinds: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "step", *_SERVED)
         series = [
-            series_of(self.of[kind], start_ns, end_ns, level_ms, buckets)
-            for kind, level_ms in kinds.items()
+            series_of(self.of[kind], start_ns, end_ns, levels.get(kind), buckets) for kind in kinds
         ]
         return LatencyReport(start_ns, end_ns, *series)
-
-    def after(self, earlier: "Latencies") -> "Latencies":
-        """A new object with the samples of `earlier`, then those of `self`. Neither is changed."""
-        whole = Latencies(self.slo)
-        whole.of = {kind: samples.after(earlier.of[kind]) for kind, samples in self.of.items()}
-        whole.finished = self.finished.after(earlier.finished)
-        return whole
 
     def forget_before(self, time_ns: int) -> None:
         self.finished.forget_before(time_ns)

@@ -10,7 +10,6 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple, Self
 
 from stepscope.recordings.state.outcome import FinishedRequest, Outcome
@@ -70,11 +69,6 @@ class TimedRows:
         row = max(time_ns, times[-1]) if times else time_ns, *values
         for column, value in zip(self._columns, row, strict=True):
             column.append(value)
-
-    def after(self, earlier: Self) -> Self:
-        """A new object with the rows of `earlier`, then those of `self`. Neither is changed."""
-        columns = [a + b for a, b in zip(earlier._columns, self._columns, strict=True)]
-        return self._with([array("q", accumulate(columns[0], max)), *columns[1:]])
 
     def cut(self, start_ns: int, end_ns: int) -> Self:
         """A copy of the rows with times in (start_ns, end_ns]."""

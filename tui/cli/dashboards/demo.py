@@ -11,7 +11,6 @@ from stepscope.engine.protocol.commands import SetWorkload
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.workload.arrivals import in_words
 from stepscope.recordings.figures.table import FIGURES, value_text
-from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
@@ -109,7 +108,7 @@ def demo(
                 say(smollm2.NOTICE)
             history = new_history(settings)
             source = Subscriber(engine.endpoint, history)
-            recorder = Recorder(source, record, lambda: levels_of(history.slo)) if record else None
+            recorder = Recorder(source, record, dict(history.chosen)) if record else None
             if headless:
                 until_the_engine_ended.enter_context(stop)
             acts = [demo_engine.Act(0.0, SetWorkload(workload=workload, who=demo_engine.WHO))]

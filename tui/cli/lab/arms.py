@@ -173,7 +173,7 @@ def run_arm(
         sources = [Subscriber(each) for each in endpoints]
         for source, file in zip(sources, paths, strict=True):
             file.unlink(missing_ok=True)
-            recorder = Recorder(source, file, lambda: levels_of(LEVELS))
+            recorder = Recorder(source, file, levels_of(LEVELS))
             stack.callback(source.stop)
             stack.callback(recorder.stop)
             source.start()

@@ -21,7 +21,7 @@ from stepscope.recordings.file.writing.rotation import (
     FileSeries,
     SeriesLimits,
 )
-from stepscope.recordings.history.history import History, Journal
+from stepscope.recordings.history.history import History
 from stepscope.recordings.incidents.keeper import (
     DEFAULT_RULES,
     IncidentFolder,
@@ -48,6 +48,7 @@ _LOOK_S = 0.25  # how often the rules of incidents are judged
 _COMMAND_S = 60.0  # time limit of --on-incident
 _MAX_STEPS = 500_000  # in memory, for incidents
 _MAX_BYTES = 256 * 1024 * 1024
+_FEW_BYTES = 1024 * 1024  # in memory, where all goes into the file
 
 
 @command(
@@ -175,7 +176,7 @@ def _files(file: str, num_engines: int) -> list[str]:
 class RecordedEngine:
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
         self.source = source
-        self.recorder = Recorder(source, target, lambda: levels)
+        self.recorder = Recorder(source, target, levels)
         self.problem: CommandFailed | None = None  # why the recording ended too early, if it did
         self.is_over = self.is_joined = False
         self.last_heard_s = self._last_live_s = time.monotonic()
@@ -226,7 +227,7 @@ def _source(address: Address, past_s: float) -> LiveSource:
             if not client.info().publishes:
                 why = "publishes nothing (--no-telemetry): no step of it will be in the recording"
                 note(f"{address.name} {why}")
-    return receive(address, Journal(), past_s)
+    return receive(address, History(max_bytes=_FEW_BYTES), past_s)
 
 
 def watch_recordings(

@@ -209,8 +209,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         for news in (session.exports.news(), pilot):
             if news is not None:
                 self.notices.say(*news)
-        if (fetched := self.navigator.news()) is not None:
-            self.notices.say_after_place(*fetched)
         if (said := self.news()) is not None:
             self.notices.say_later(said)
         self._look_at_alerts()
@@ -287,8 +285,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
 
     def _show_notice(self) -> None:
         standing = status.standing(self.session, self.operator, self.view, self._failure)
-        if (progress := self.navigator.progress) is not None:
-            standing.insert(0, (progress, "text"))
         self.canvas.notice(self.notices.line(standing, self.size.width))
 
     @property

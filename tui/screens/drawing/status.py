@@ -11,7 +11,6 @@ from stepscope.recordings.history.history import History
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import replay_of
-from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Tone
 from stepscope.tui.views.panels import header
 from stepscope.tui.views.view import View
@@ -39,9 +38,8 @@ def standing(
         errors += [_source_error(session), None if switch is None else switch.error]
         previous = session.history.previous
         if previous is not None and previous.num_steps and not session.history.num_steps:
-            key, number = session.abilities.key("previous_session"), session.history.num_displaced
-            lost = f"; {fmt.plural(number, 'earlier session')} not kept" if number else ""
-            lines.append((f"{key} shows the session before the engine restarted{lost}", "text"))
+            key = session.abilities.key("previous_session")
+            lines.append((f"{key} shows the session before the engine restarted", "text"))
         lines += [(text, "breach") for text in session.alerts.standing]
     for error in errors:
         if error is not None:
@@ -77,7 +75,7 @@ def seen(session: Session, operator: Operator, view: View) -> object:
         astuple(view),
         session.source.status,
         session.source.error,
-        replay and (len(replay.file_index.found), replay.file_index.is_done),
+        replay and (replay.file_index.num_events, replay.file_index.is_done),
         session.background_error,
         operator.pending,
         round(now_s) if has_clock else round(now_s / 4),

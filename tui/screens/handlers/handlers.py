@@ -208,9 +208,7 @@ class Handlers:
             self._screen.look_at(current.previous)
             key = self._session.abilities.key
             back = f"{key('previous_session')} or {key('live')} goes back"
-            number = current.num_displaced
-            lost = f"{fmt.plural(number, 'earlier session')} not kept; " if number else ""
-            self._notices.say_of_place(f"the session before the restart; {lost}{back}")
+            self._notices.say_of_place(f"the session before the restart; {back}")
 
     def record(self) -> None:
         """Start or stop recording this engine, or on the fleet page the engine selected there."""

@@ -1,25 +1,17 @@
 """Finds the step that an operator typed: a step number, a time of day, or a time difference.
 
 A time difference such as `-2m` counts from the step at the cursor.
-`Oldest`: handles the key that goes to the oldest step, in a live session: first to the oldest in
-memory; a second press there fetches the older steps that the engine still keeps.
-`nearest` and its like find events, and tell which steps of a replayed file a background thread has
-not searched for them yet.
+`nearest` and its like find events, and tell whether all of a replayed file was searched for them.
 """
 
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import NO_ENGINE, Source
-from stepscope.recordings.live.backfill import Backfill
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.notices import Notices, Tone
-from stepscope.tui.views.view import View
 
 if TYPE_CHECKING:
     from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
@@ -29,9 +21,8 @@ def nearest(
     history: History, file: "ReplaySource | None", at: int, direction: int, kinds: frozenset[str]
 ) -> SessionEvent | None:
     """Return the nearest known event before (-1) or after step `at`, in memory or in the file."""
-    in_memory = kinds
-    if file is not None and is_searched(history, file):
-        in_memory = kinds - {"slo"}  # memory has the seconds at its two ends only in part
+    # Of late tokens, memory has the seconds at its two ends only in part.
+    in_memory = kinds - {"slo"} if is_searched(file) else kinds
     events = [history.next_event(at, direction, in_memory)]
     if file is not None:
         events.append(file.file_index.next(at, direction, kinds, history.slo))
@@ -40,60 +31,28 @@ def nearest(
     return min(found, key=lambda each: (each.step - at) * direction, default=None)
 
 
-def is_searched(history: History, file: "ReplaySource") -> bool:
-    """Whether all steps in memory lie in the part of the file already searched."""
-    spans = file.file_index.spans()
-    return all(
-        any(begin <= first and last <= end for begin, end in spans)
-        for first, last in _in_memory(history)
-    )
+def is_searched(file: "ReplaySource | None") -> bool:
+    """Whether all of the file was searched."""
+    return file is not None and file.file_index.share == 1
 
 
-def passed_over(history: History, file: "ReplaySource | None", at: int, step: int) -> str:
-    """Return how many steps between were not searched, for a notice; empty if all were."""
-    number = 0 if file is None else _num_unsearched(history, file, at, step)
-    if file is None or not number:
+def unsearched(file: "ReplaySource | None") -> str:
+    """Return that not all of the file was searched, for a notice; empty if it was."""
+    if file is None or is_searched(file):
         return ""
-    yet = "" if file.file_index.is_done else "yet "
-    return f"; {fmt.plural(number, 'step')} between not {yet}searched"
+    is_done = file.file_index.is_done
+    return "; not all of the file could be searched" if is_done else "; the file is still searched"
 
 
-def nothing(
-    history: History, file: "ReplaySource | None", at: int, direction: int, kinds: Collection[str]
-) -> str:
+def nothing(file: "ReplaySource | None", at: int, direction: int, kinds: Collection[str]) -> str:
     """Return the notice that no event was found from `at` on, and what was not searched."""
     kind = "preemption" if set(kinds) == {"preempt"} else "event"
     where = f"{'after' if direction > 0 else 'before'} step {at:,}"
     if file is None or file.extent is None:
         return f"no {kind} {where} in memory"
-    end = file.extent[direction > 0]
-    if at == end:
+    if at == file.extent[direction > 0]:
         return f"no {kind} {where}, the {'last' if direction > 0 else 'first'} of the file"
-    beyond = end + direction
-    number = _num_unsearched(history, file, at, beyond)
-    if number and not file.file_index.is_done:
-        return f"no {kind} {where} so far; {fmt.plural(number, 'step')} not yet searched"
-    if number:
-        return f"no other {kind} {where}; {fmt.plural(number, 'step')} could not be searched"
-    return f"no {kind} {where} in all of the file"
-
-
-def _num_unsearched(history: History, file: "ReplaySource", at: int, step: int) -> int:
-    return _num_outside([*_in_memory(history), *file.file_index.spans()], at, step)
-
-
-def _in_memory(history: History) -> list[tuple[int, int]]:
-    first, last = history.first_step, history.last_step
-    return [] if first is None or last is None else [(first, last)]
-
-
-def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
-    begin, end = min(at, step) + 1, max(at, step)
-    number = 0
-    for first, last in sorted(spans):
-        number += max(0, min(first, end) - begin)
-        begin = max(begin, last + 1)
-    return number + max(0, end - begin)
+    return f"no {kind} {where}{unsearched(file) or ' in all of the file'}"
 
 
 # The forms in which times are shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.
@@ -207,99 +166,3 @@ def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
     if found[0] > _HALF_DAY_NS:
         return [found[1], found[0]]  # it is after midnight: yesterday is likelier
     return found
-
-
-class Oldest:
-    """Goes to the oldest step and fetches older ones. Use it only on the UI thread."""
-
-    def __init__(
-        self,
-        view: View,
-        source: Source,
-        notices: Notices,
-        key: Callable[[str], str],
-        go: Callable[[int], None],
-    ) -> None:
-        self._view = view
-        self._source = source
-        self._notices = notices
-        self._key = key
-        self._go = go
-        self._asked_at: int | None = None  # the oldest step when we asked; None: nothing asked
-
-    def press(self, history: History) -> None:
-        """Handle a press of the key while this history is on the screen."""
-        first = history.first_step
-        is_there = self._view.cursor == first
-        if first is not None:
-            self._go(first)
-        backfill, info = self._backfill(history), history.info
-        if backfill is not None and is_there:
-            self._ask(history, backfill)
-        elif first is not None:
-            more = ""
-            if backfill is not None and info is not None and info.keeps_snapshots:
-                more = f"; {self._key('oldest')} again: older steps from the engine"
-            self._notices.say_of_place(f"the oldest step in memory, {_clock(history)}{more}")
-
-    def more(self, history: History) -> str:
-        """Return a hint that the key fetches older steps; empty if the engine keeps none."""
-        info = history.info
-        is_first = history.first_step == 0
-        if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
-            return ""
-        return f"; {self._key('oldest')}: older steps from the engine"
-
-    @property
-    def progress(self) -> str | None:
-        """One line on the progress of fetching older steps; None if nothing is being fetched."""
-        backfill = self._backfill(self._source.history)
-        if backfill is None or self._asked_at is None or not backfill.is_active:
-            return None
-        before = _before(self._source.history)
-        return f"{_ASKING} {before} … {fmt.percent(backfill.share)}"
-
-    def news(self) -> tuple[str, Tone] | None:
-        """Return one line on how fetching older steps ended, once; None before."""
-        backfill, asked_at = self._backfill(self._source.history), self._asked_at
-        if backfill is None or asked_at is None or backfill.is_active:
-            return None
-        history = self._source.history
-        self._asked_at = None
-        if backfill.state != "done":
-            return f"no steps {_before(history)}: {backfill.note}", "caution"
-        if self._view.cursor == asked_at and history.first_step is not None:
-            self._go(history.first_step)
-            where = f"the oldest is of {_clock(history)}"
-        else:
-            where = f"from {_clock(history)} on; {self._key('oldest')} goes there"
-        note = f" ({backfill.note})" if backfill.note else ""
-        return f"{fmt.plural(backfill.num_steps, 'more step')}, {where}{note}", "good"
-
-    def _ask(self, history: History, backfill: Backfill) -> None:
-        if self._source.status in NO_ENGINE:
-            text = f"no steps {_before(history)}: the engine does not answer"
-            self._notices.say_of_place(text, "caution")
-            return
-        self._asked_at = history.first_step if history.first_step is not None else -1
-        backfill.ask()
-
-    def _backfill(self, history: History) -> Backfill | None:
-        """Return what fetches older steps into this history; None if no engine can send any."""
-        source = self._source
-        if not isinstance(source, Subscriber) or history is not source.history:
-            return None
-        return source.backfill
-
-
-_ASKING = "asking the engine for what it keeps of"
-
-
-def _clock(history: History) -> str:
-    first = history.first_step
-    summary = None if first is None else history.summary(first)
-    return fmt.moment(None if summary is None else history.wall_ns(summary.tokens_ns))
-
-
-def _before(history: History) -> str:
-    return "before" if history.first_step is None else f"before {_clock(history)}"

@@ -12,10 +12,10 @@ from stepscope.engine.protocol.wire import Phase
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.events import mark_event
-from stepscope.tui.session.time.goto import Oldest, Wanted, nearest, nothing, passed_over, wanted
+from stepscope.tui.session.time.goto import Wanted, nearest, nothing, unsearched, wanted
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
-from stepscope.tui.views.notices import Notices, Tone
+from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.view import View
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class Navigator:
         self._history = history
         self._replay = replay_of(source)
         self._notices = notices
-        self._oldest = Oldest(view, source, notices, key, self.go)
 
     def look_at(self, history: History) -> None:
         """Move through another history from now on, such as the one from before a restart."""
@@ -90,17 +89,11 @@ class Navigator:
         replay = self._replay
         if replay is not None and replay.extent is not None:
             self.go(replay.extent[0])
-        else:
-            self._oldest.press(self._history)
-
-    def news(self) -> tuple[str, Tone] | None:
-        """Return one line on how fetching older steps ended, once; None before."""
-        return self._oldest.news()
-
-    @property
-    def progress(self) -> str | None:
-        """One line on the progress of fetching older steps; None if it does not run."""
-        return self._oldest.progress
+        elif (first := self._history.first_step) is not None:
+            self.go(first)
+            summary = self._history.summary(first)
+            wall_ns = None if summary is None else self._history.wall_ns(summary.tokens_ns)
+            self._notices.say_of_place(f"the oldest step in memory, {fmt.moment(wall_ns)}")
 
     # Steps
 
@@ -163,19 +156,18 @@ class Navigator:
         history, file, kinds = self._history, self._replay, frozenset(kinds)
         found = nearest(history, file, at, direction, kinds)
         if found is None:
-            text = nothing(history, file, at, direction, kinds)
-            self._notices.say_of_place(text, "caution")
+            self._notices.say_of_place(nothing(file, at, direction, kinds), "caution")
             return
-        over = passed_over(history, file, at, found.step)
+        rest = unsearched(file)
         self.go(found.step)
-        self._notices.say_of_place(found.text + over, "caution" if over else "text")
+        self._notices.say_of_place(found.text + rest, "caution" if rest else "text")
 
     def mark(self) -> None:
         """Go to the last mark before the cursor; if there is none, to the last mark of all."""
         at = self._at()
         found = {mark_event(mark) for mark in self._history.marks}
         if self._replay is not None:
-            found |= {each for each in self._replay.file_index.found if each.kind == "mark"}
+            found |= set(self._replay.file_index.marks)
         marks = sorted((each.step, each.text) for each in found)
         if not marks or at is None:
             is_done = self._replay is None or self._replay.file_index.is_done
@@ -221,9 +213,7 @@ class Navigator:
             step, note = self._wanted(text)
             self.go(step)
             if note is not None:
-                is_oldest = step == self._history.first_step
-                more = self._oldest.more(self._history) if is_oldest else ""
-                self._notices.say_of_place(note + more, "caution")
+                self._notices.say_of_place(note, "caution")
 
     def check_target(self, text: str) -> str | None:
         try:

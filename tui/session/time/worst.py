@@ -110,10 +110,9 @@ class WorstStalls:
         """Return in words which part of the file was searched; empty if all of it was."""
         if self._replay is None or self._is_all:
             return ""
-        if not of_file:
-            return " in memory, the file is still searched" if self._is_searching else " in memory"
-        share = self._replay.file_index.share
-        return "" if share == 1 else f" in {int(100 * share)}% of the file"
+        if of_file:
+            return ""
+        return " in memory, the file is still searched" if self._is_searching else " in memory"
 
     @property
     def _is_searching(self) -> bool:
@@ -125,7 +124,7 @@ class WorstStalls:
     def _is_of_file(self) -> bool:
         """Whether stalls come from the file's search: if it has covered all in memory."""
         replay = self._replay
-        return replay is not None and not self._is_all and is_searched(self._history(), replay)
+        return replay is not None and not self._is_all and is_searched(replay)
 
     @property
     def _is_all(self) -> bool:

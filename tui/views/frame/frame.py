@@ -11,10 +11,9 @@ from stepscope.engine.protocol.wire import KnobsChanged, StepInFlight, StepRecor
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.compare.side.advice import Advice
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.history.verdict import Verdict
-from stepscope.recordings.history.windows import Goodput, Stalls
+from stepscope.recordings.history.windows import Goodput, Rates, Stalls
 from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.session.sums import Sums

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.compare.side.advice import RecentRun, advice
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.rates import Rates
 from stepscope.recordings.history.verdict import verdict_at
+from stepscope.recordings.history.windows import Rates
 from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
@@ -308,7 +308,7 @@ class FrameBuilder:
     def _scrub_marks(self) -> list[SessionEvent]:
         file = self._in_file
         marks, first_step = len(self._history.marks), self._history.first_step
-        when: object = round(self._clock()), marks, first_step, file and len(file.found)
+        when: object = round(self._clock()), marks, first_step, file and file.num_events
         if self._landmarks is None or self._landmarks[0] != when:
             kinds = frozenset({"preempt", "knobs", "mark", "gap"})
             found = self._history.events(None, 500, kinds)

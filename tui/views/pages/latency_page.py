@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.attribution.late_sweep import Breach, LateWait
+from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.state.series.latency import LatencyKind, LatencyReport, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
@@ -81,14 +81,10 @@ def _order(frame: Frame) -> str:
 
 
 NARROW = 100  # below this width no histogram beside the heat map
-# Most to read for one picture: nanoseconds of waits explained one by one, and rows of steps
-# (`_READ_ROWS`). The next picture reads on from there.
-_READ_NS = 10_000_000_000
+_READ_NS = 10_000_000_000  # of waits that are explained for one picture, at most
+_MOST_ROWS = 100_000  # of steps to read for one wait
 _NUM_LIMITS = 3
 _NUM_FRONT_ENDS = 4
-_READ_ROWS = 40_000
-_ALONE_ROWS = 100_000  # most rows to read for one wait while the picture moves
-_PICTURE_S = 0.6  # between two pictures
 _KINDS: dict[LatencyKind, str] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "step": "step"}
 _SERVED: dict[LatencyKind, LatencyKind] = {"ttft": "served_ttft", "itl": "served_itl"}
 _BLOCK = 51  # cells of one window
@@ -129,14 +125,13 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     rest = height - len(lines)
     breaches = listed(frame)
     chosen = None
-    read_step = _read(frame, breaches, max(0, rest - 3))
     if breaches:
         breach = breaches[min(frame.view.row, len(breaches) - 1)]
-        if _is_affordable(frame, breach):
+        if not frame.view.live or _is_affordable(frame, breach):
             chosen = frame.history.wait(breach.step, breach.request_id)
     pieces_height = life_line.wait_height(chosen, rest)
     rest -= pieces_height
-    shown = _explained(frame, breaches, max(0, rest - 3), width, read_step)
+    shown = _explained(frame, breaches, max(0, rest - 3), width)
     body = table(_COLUMNS, shown, width - 2, rest - 2, frame.view.row if breaches else None)
     if not breaches:
         body = [((" no token came later than the service levels", "good"),)]
@@ -302,43 +297,21 @@ def _seen(frame: Frame, breaches: Sequence[Breach], room: int) -> Sequence[Breac
     return breaches[first : first + room]
 
 
-def _read(frame: Frame, breaches: Sequence[Breach], room: int) -> int | None:
-    """Read on for the visible breaches; return up to where, None (one by one) or -1 (never)."""
-    seen = _seen(frame, breaches, room)
-    max_steps = max(1, _READ_ROWS // _num_rows(frame))
-    if frame.view.live and _steps_per_s(frame) * _PICTURE_S > max_steps:
-        return -1  # more steps than that arrive before the next picture
-    waits = [LateWait(each.step, each.request_id, each.time_ns - each.ns) for each in seen]
-    return frame.history.lives.explain(waits, max_steps)
-
-
-def _steps_per_s(frame: Frame) -> float:
-    return frame.rates.steps_per_s or 0.0
-
-
-def _num_rows(frame: Frame) -> int:
-    return max(1, frame.state.num_running)
-
-
 def _is_affordable(frame: Frame, breach: Breach) -> bool:
-    """Whether explaining the wait of this breach alone is cheap enough for a live picture."""
-    if not frame.view.live or frame.history.lives.is_known(breach.step, breach.request_id):
-        return True
-    return breach.ns / 1e9 * _steps_per_s(frame) * _num_rows(frame) <= _ALONE_ROWS
+    """Return whether the wait of a breach is explained so soon that the picture does not stop."""
+    num_rows = breach.ns / 1e9 * (frame.rates.steps_per_s or 0.0) * max(1, frame.state.num_running)
+    return num_rows <= _MOST_ROWS or frame.history.lives.is_known(breach.step, breach.request_id)
 
 
-def _explained(
-    frame: Frame, breaches: Sequence[Breach], room: int, width: int, read_step: int | None
-) -> list[list[Cell]]:
-    """Return the rows of all breaches, the visible explained; `read_step` is of `_read`."""
+def _explained(frame: Frame, breaches: Sequence[Breach], room: int, width: int) -> list[list[Cell]]:
+    """Return the rows of all breaches, the visible explained."""
     whys = {}
     why_room = room_of_last(_COLUMNS, width - 2)
     left_ns = _READ_NS
     # Reading forward in time costs less than backward.
     for breach in sorted(_seen(frame, breaches, room), key=lambda each: each.step):
         if not frame.history.lives.is_known(breach.step, breach.request_id):
-            is_later = read_step is not None and breach.step > read_step
-            if left_ns <= 0 or is_later or not _is_affordable(frame, breach):
+            if left_ns <= 0 or not _is_affordable(frame, breach):
                 whys[breach] = f"… ({frame.key('inspect')} explains it)"
                 continue
             left_ns -= breach.ns

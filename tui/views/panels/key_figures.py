@@ -1,6 +1,6 @@
 """The key figures at the top of the screen: the figures that an operator reads first, in groups."""
 
-from stepscope.recordings.history.rates import MINUTE_S
+from stepscope.recordings.history.windows import MINUTE_S
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
 from stepscope.tui.views.lines import Line, Run, click, length_of
