@@ -4,7 +4,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
-from stepscope.recordings.plot.figure import figure, step_ticks
-from stepscope.recordings.plot.series import MAX_EVENTS, PlotEvent, PlotSeries, read_series
+from stepscope.recordings.plot.figure import figure
+from stepscope.recordings.plot.series import PlotEvent, read_series
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.plot import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -155,9 +154,7 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     drawn = []
     for _ in range(2):
         plot_file(
-            str(path),
-            output=str(files[0]),
-            flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"},
+            str(path), output=str(files[0]), flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"}
         )
         drawn.append(files[0].read_bytes())
     first = drawn[0]
@@ -235,34 +232,3 @@ def test_without_matplotlib_the_plot_command_names_the_extra(
     assert done.exit_code == 1
     assert "pip install 'stepscope[export]'" in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_number_of_plotted_events_is_bounded() -> None:
-    series = PlotSeries(0, 10**9, 10, BOUNDS)
-    for number in range(3 * MAX_EVENTS):
-        series._keep("mark", number, "again")
-    assert len(series.events) == MAX_EVENTS
-    assert series.num_left_out == 2 * MAX_EVENTS
-
-
-@pytest.mark.parametrize("shape", ["even", "fast start", "fast end", "one second of thousands"])
-def test_step_numbers_of_a_plot_are_round_in_order_and_never_touch(shape: str) -> None:
-    def step_at(x: float) -> int:
-        return round({
-            "even": 4000 * x,
-            "fast start": 4000 * x**0.2,
-            "fast end": 4000 * x**5,
-            "one second of thousands": 90_000 * min(1.0, 60 * x) + 300 * x,
-        }[shape])  # fmt: skip
-
-    places = [n / 900 * 60 for n in range(900)]
-    steps = [step_at(x / 60) for x in places]
-    columns = [
-        (s, x) for n, (s, x) in enumerate(zip(steps, places, strict=True)) if s not in steps[:n]
-    ]
-    ticks = step_ticks(columns, 60.0)
-    assert len(ticks) >= 4
-    numbers = [number for number, _ in ticks]
-    assert numbers == sorted(set(numbers))
-    assert all(len(str(number).rstrip("0")) <= 4 for number in numbers)
-    assert all(b - a >= 60 / 9 * 0.75 for (_, a), (_, b) in pairwise(ticks))
