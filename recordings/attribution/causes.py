@@ -96,7 +96,6 @@ class Piece(NamedTuple):
     # queued, preempted: what was waited for; left_out: "prompts", "cadence" or "";
     # unknown: "forgotten" (may be somewhere, but is not in memory), "unrecorded" (was before the
     # recording), "untold" (of a client's result) or "" (was lost);
-    # held_up: since which later step that is known, if it was not when the token came;
     # stopped: pages read from the disk; gc: which generation; jit: the kernel
     # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks;
     # rank: its name
@@ -156,8 +155,7 @@ class Piece(NamedTuple):
     @property
     def usual(self) -> str:
         work = "its work" if self.num_steps == 1 else "their work"
-        told = self.detail and f", {self.detail}"
-        return f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms{told})"
+        return f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms)"
 
     @property
     def times(self) -> float:

@@ -1,7 +1,7 @@
 """Explains a whole recording: every late token, and how much each cause contributed."""
 
 import copy
-import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -17,17 +17,14 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.latency import LatencyKind, estimates_in
+from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in
 from stepscope.recordings.state.session import request_name
-
-MEDIANS = 2.0  # without a service level, a wait of more medians than this is late
 
 
 class Bound(NamedTuple):
-    """From which length on an ITL (or a TTFT) is late, and what was measured."""
+    """Above which length an ITL (or a TTFT) is late, and what was measured."""
 
-    bound_ms: float | None  # None: no measurement to derive it from
-    is_given: bool  # by the operator or the file; else derived from the median
+    bound_ms: float
     num_waits: int
     median_ms: float | None
     num_late: int  # without waits that only the operator's pauses made late
@@ -82,19 +79,12 @@ class Explanation(NamedTuple):
         return self.info.wall_ns + time_ns - self.info.monotonic_ns
 
 
-def explain_recording(
-    recording: Recording,
-    slo_itl_ms: float | None = None,
-    slo_ttft_ms: float | None = None,
-    request_id: int | None = None,
-) -> Explanation:
+def explain_recording(recording: Recording, slo: SLO, request_id: int | None = None) -> Explanation:
     """Explain all late tokens of a recording. Reads its indexes, then its messages once.
 
-    The indexes tell the medians and baselines, which are known only at the end of the messages.
+    The indexes tell the baselines, which are known only at the end of the messages.
 
-    Args:
-        slo_itl_ms, slo_ttft_ms: a longer wait is late; None: twice the median of the recording.
-        request_id: explain this request alone; None: all.
+    `request_id`: explain this request alone; None: all.
 
     Raises:
         RecordingError: the recording cannot be read.
@@ -105,9 +95,8 @@ def explain_recording(
         rows = IndexRows(index)
         learnt.add(rows)
         baseline.add_rows(rows.steps())
-    itl_ns = _bound_ns(slo_itl_ms, learnt.of["itl"])
-    ttft_ns = _bound_ns(slo_ttft_ms, learnt.of["ttft"])
-    explainer = Explainer(itl_ns, ttft_ns, request_id, baseline=baseline)
+    bounds_ns = slo.itl_ms * 1e6, slo.ttft_ms * 1e6
+    explainer = Explainer(*bounds_ns, request_id, baseline=baseline)
     found = _Read(explainer)
     for message, _, _, after_gap in messages(recording):
         found.take(message, after_gap)
@@ -124,8 +113,8 @@ def explain_recording(
     return Explanation(
         recording.info,
         explainer.num_steps,
-        _bound(found.waits["itl"], slo_itl_ms is not None),
-        _bound(found.waits["ttft"], slo_ttft_ms is not None),
+        _bound(found.waits["itl"], slo.itl_ms),
+        _bound(found.waits["ttft"], slo.ttft_ms),
         late,
         _shares(late),
         affected_by(late, len(found.live) if request_id is None else 1),
@@ -224,35 +213,16 @@ class _Read:
         ]
 
 
-def _median(waits: Distribution) -> int | None:
-    return next(iter(waits.percentiles(50)), None)
-
-
-def _bound_ns(given_ms: float | None, waits: Distribution) -> float:
-    """The length above which a wait is late; without a level, twice the median."""
-    if given_ms is not None:
-        return given_ms * 1e6
-    median_ns = _median(waits)
-    return math.inf if median_ns is None else median_ns * MEDIANS
-
-
-def _bound(waits: Distribution, is_given: bool) -> Bound:
-    bound_ns, median_ns = waits.level, _median(waits)
-    return Bound(
-        None if bound_ns is None or math.isinf(bound_ns) else bound_ns / 1e6,
-        is_given,
-        waits.count,
-        None if median_ns is None else median_ns / 1e6,
-        waits.count - waits.num_within,
-    )
+def _bound(waits: Distribution, bound_ms: float) -> Bound:
+    median_ns = next(iter(waits.percentiles(50)), None)
+    median_ms = None if median_ns is None else median_ns / 1e6
+    return Bound(bound_ms, waits.count, median_ms, waits.count - waits.num_within)
 
 
 def _shares(late: list[Late]) -> list[CauseShare]:
-    numbers: dict[Cause, int] = {}
-    spent: dict[Cause, int] = {}
+    numbers = Counter(each.cause for each in late)
+    spent: Counter[Cause] = Counter()
     for each in late:
-        numbers[each.cause] = numbers.get(each.cause, 0) + 1
         for piece in each.pieces:
-            spent[piece.cause] = spent.get(piece.cause, 0) + piece.ns
-    shares = [CauseShare(cause, numbers.get(cause, 0), ns) for cause, ns in spent.items()]
-    return sorted(shares, key=lambda share: -share.ns)
+            spent[piece.cause] += piece.ns
+    return [CauseShare(cause, numbers[cause], ns) for cause, ns in spent.most_common()]

@@ -61,31 +61,16 @@ def span_of(
         found.append(Piece("rank", 0, ns, record.step, 1, rank))
         room_ns -= ns
     if slow is not None and room_ns > 0:
-        rest_ns = slow.took_ns - sum(piece.ns for piece in found)
-        if not found or rest_ns >= STILL_SLOW * slow.baseline_ns:
-            found.append(_rest(record, slow, load, rest_ns, room_ns))
+        rest_ns, usual_ns = slow.took_ns - sum(piece.ns for piece in found), slow.baseline_ns
+        if not found or rest_ns >= STILL_SLOW * usual_ns:
+            rest = Piece("held_up", 0, 0, record.step, 1, took_ns=rest_ns, baseline_ns=usual_ns)
+            rest = rest if load is None else _loaded(load, record, 0)
+            found.append(rest._replace(ns=room_ns))
     at_ns = work_end_ns = end_ns - sum(piece.ns for piece in found)
     for i, piece in enumerate(found):
         found[i] = piece._replace(start_ns=at_ns)
         at_ns += piece.ns
     return StepSpan(record, start_ns, work_end_ns, found, end_ns, largest)
-
-
-def _rest(
-    record: wire.StepRecord,
-    slow: SlowStep,
-    load: wire.Admitted | None,
-    took_ns: int,
-    excess_ns: int,
-) -> Piece:
-    """What a step took too long for no reason that is known, or for loading within the step."""
-    if load is not None:
-        return _loaded(load, record, 0)._replace(ns=excess_ns)
-    return Piece(
-        *("held_up", 0, excess_ns, record.step, 1, slow.told),
-        took_ns=took_ns,
-        baseline_ns=slow.baseline_ns,
-    )
 
 
 def _hold_ups(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import RequestView, Snapshot, StepRecord, Transcript
-from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
+from stepscope.recordings.attribution.baseline import MemoryBaseline
 from stepscope.recordings.attribution.causes import Late, Piece, known_apart
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.late_sweep import LateSweep, LateWait
@@ -51,7 +51,6 @@ class _LifeFollower:
     explainer: Explainer
     next_number: int
     transcript: TranscriptReader
-    baseline: Baseline  # the one it began with
     life: Life | None = None
 
 
@@ -121,20 +120,10 @@ class LifeKeeper:
             return last_step
 
     def _refresh(self) -> None:
-        """Drop cached explanations if the baseline has changed.
-
-        To explain a whole life again takes long. So the followed request is dropped only if other
-        steps count as slow under the new baseline.
-        """
-        if not self._baseline.refresh():
-            return
-        self._known.clear()
-        self._sweep = None
-        follower, baseline = self._follower, self._baseline.baseline
-        if follower is not None and (
-            follower.baseline is baseline or not follower.baseline.judges_like(baseline)
-        ):
-            self._follower = None
+        """Drop all explanations if another baseline holds, or one from twice as many steps."""
+        if self._baseline.refresh():
+            self._known.clear()
+            self._sweep = self._follower = None
 
     def _begin_sweep(self, start_ns: int) -> LateSweep | None:
         begun = self._state_before(start_ns)
@@ -183,8 +172,7 @@ class LifeKeeper:
                 if begun is None:
                     return None
                 reader = TranscriptReader(view.request_id, self._transcript_of(view.request_id))
-                baseline = self._baseline.baseline
-                follower = self._follower = _LifeFollower(view.request_id, *begun, reader, baseline)
+                follower = self._follower = _LifeFollower(view.request_id, *begun, reader)
             number = follower.next_number
             follower.next_number = self._feed(follower.explainer, number, last, follower.transcript)
             if follower.life is None or number != follower.next_number:

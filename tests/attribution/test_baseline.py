@@ -52,11 +52,9 @@ def explained(messages: list[tuple[int, Telemetry]], *, learns: bool = False) ->
     return second.late
 
 
-def of_file(
-    path: Path, itl_ms: float | None = None, ttft_ms: float | None = None, **options: Any
-) -> Explanation:
+def of_file(path: Path, itl_ms: float = 5, ttft_ms: float = 50, **options: Any) -> Explanation:
     with Recording(path) as recording:
-        return explain_recording(recording, itl_ms, ttft_ms, **options)
+        return explain_recording(recording, SLO(ttft_ms, itl_ms), **options)
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +294,7 @@ def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
     return number
 
 
-def test_a_new_baseline_alone_does_not_reread_the_steps_of_a_request(
+def test_the_steps_of_a_request_are_read_again_only_when_twice_as_many_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     history = History(SLO(ttft_ms=60_000, itl_ms=200))
@@ -307,12 +305,11 @@ def test_a_new_baseline_alone_does_not_reread_the_steps_of_a_request(
         if sequence % 50 or not history.state.requests:
             continue
         request_id = min(history.state.requests) if request_id is None else request_id
-        view, learnt = history.state.requests[request_id], history._baseline.baseline.num_steps
+        view = history.state.requests[request_id]
         read = num_read(monkeypatch, lambda view=view: history.lives.life(view))
-        assert read <= sequence + 1 - before
+        num_anew += read > sequence + 1 - before
         before = sequence + 1
-        num_anew += history._baseline.baseline.num_steps > learnt
-    assert num_anew > 5
+    assert 0 < num_anew <= 8
 
 
 def test_the_waits_of_a_request_are_explained_again_once_one_of_its_steps_is_found_slow() -> None:
@@ -330,35 +327,6 @@ def test_the_waits_of_a_request_are_explained_again_once_one_of_its_steps_is_fou
             assert sum(piece.ns for piece in life.pieces) == sum(w.gap_ns for w in life.waits)
     assert told[0] == []  # too few steps are known
     assert told[-1] == cost.slow
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("held", [20, 600])
-def test_an_explained_token_stays_as_it_is_to_the_last_digit(held: int) -> None:
-    """However often, when and with how much memory one looks; a later baseline is named."""
-    cost = NoisyCost(holds=once_beside_a_prompt(held))
-    slo, found = SLO(ttft_ms=60_000, itl_ms=200), []
-    looks = [(History(slo), 10), (History(slo), 290), (History(slo, max_steps=150), 10)]
-    last = 0
-    for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):
-        for history, every in looks:
-            history.append(sequence, message)
-            history.set_slo(SLO(60_000, 200 + sequence % 2))  # drops what is cached
-            if sequence % every or history.last_step is None:
-                continue
-            history.stall(history.last_step)  # as the dashboard does all the time
-            if cost.slow and history.summary(cost.slow[0]) is not None:
-                late = history.stall(cost.slow[0])
-                assert late is not None
-                found.append(late._replace(bound_ns=0))
-        last = sequence
-    assert last > held + 250
-    assert len(found) > 50
-    named = [each for each in found if each.cause == "held_up"]
-    assert len(set(named)) == 1
-    assert ("known since step" in named[0].explanation) == (len(named) < len(found))
-    assert found.index(named[0]) < len(found) - len(named) + 3  # from then on for all
-    assert len(set(found)) == 1 + (len(named) < len(found))
 
 
 def with_held_up(

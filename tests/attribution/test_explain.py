@@ -32,6 +32,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate, simulated_info
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 
 MS = 1_000_000
@@ -143,9 +144,7 @@ def test_prefills_that_wait_for_their_step_name_the_cadence_in_the_queue_and_whi
     assert {each.detail for each in queued} == {"cadence"}
     assert sum(each.num_steps for each in queued) == 3
     assert [(each.detail, each.num_steps) for each in left_out] == [("cadence", 3)]
-    history = History()
-    for sequence, message in script.messages:
-        history.append(sequence, message)
+    history = history_of(script.messages, SLO())
     held = [m.held_prefills for _, m in script.messages if isinstance(m, StepRecord)]
     assert history.windows.limits(None, None)["cadence"] == sum(held) / len(held)
     assert sum(held) == 6
@@ -424,9 +423,7 @@ def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
 def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
     messages: list[tuple[int, Telemetry]],
 ) -> None:
-    history = History(SLO(ttft_ms=0.001, itl_ms=0.001))
-    for sequence, message in messages:
-        history.append(sequence, message)
+    history = history_of(messages, SLO(ttft_ms=0.001, itl_ms=0.001))
     waits = explained(messages, itl_ms=0.001, ttft_ms=0.001)
     for late in waits[:: max(1, len(waits) // 25)]:
         assert history.wait(late.step, late.request_id) == late
@@ -456,23 +453,6 @@ def test_late_tokens_explained_together_get_the_same_causes_as_one_by_one(
         for breach in breaches:
             expected = alone.wait(breach.step, breach.request_id)
             assert together.wait(breach.step, breach.request_id) == expected
-
-
-def test_many_late_tokens_are_explained_in_one_pass_that_can_pause_and_go_on() -> None:
-    history = History(SLO(ttft_ms=200, itl_ms=20))
-    for sequence, message in simulated(
-        seed=5, num_steps=400, workload=SimulatedWorkload(rate=40.0)
-    ):
-        history.append(sequence, message)
-    breaches = history.windows.breaches(None, 100)
-    waits = [LateWait(b.step, b.request_id, b.time_ns - b.ns) for b in breaches]
-    reached = history.lives.explain(waits, 20)
-    while reached is not None and reached < waits[-1].step:
-        assert not history.lives.is_known(waits[-1].step, waits[-1].request_id)
-        before, reached = reached, history.lives.explain(waits, 20)
-        assert reached is not None
-        assert before < reached <= before + 20
-    assert all(history.lives.is_known(wait.step, wait.request_id) for wait in waits)
 
 
 def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:
@@ -520,33 +500,15 @@ def test_explanations_distinguish_time_before_the_recording_from_lost_messages(
     engine.run(9)
     messages = [(snapshot.sequence, snapshot), *engine.messages[num_before:]]
     with Recording(recorded(messages)) as recording:
-        (joined,) = explain_recording(recording, slo_itl_ms=900, slo_ttft_ms=1).late
+        (joined,) = explain_recording(recording, SLO(1, 900)).late
     assert joined.pieces[0].text == "before the recording began"
     assert sum(piece.ns for piece in joined.pieces) == joined.gap_ns
     lost = [*engine.messages[:num_before], *engine.messages[num_before + 2 :]]
     with Recording(recorded(lost)) as recording:
-        (late,) = explain_recording(recording, slo_itl_ms=900, slo_ttft_ms=1).late
+        (late,) = explain_recording(recording, SLO(1, 900)).late
     assert {piece.text for piece in late.pieces if piece.cause == "unknown"} == {
         "records are missing"
     }
-
-
-def test_without_a_service_level_twice_the_median_counts_as_late(
-    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
-) -> None:
-    engine = Script()
-    engine.submit(16, 30)
-    engine.run(20)
-    engine.submit(500, 2)
-    engine.run(12)
-    with Recording(recorded(engine.messages)) as recording:
-        found = explain_recording(recording)
-    assert not found.itl.is_given
-    assert found.itl.median_ms == pytest.approx(8.24)
-    assert found.itl.bound_ms == pytest.approx(2 * 8.24)
-    assert [(late.token_idx, late.cause) for late in found.late if late.token_idx] == [
-        (20, "prefill")
-    ]
 
 
 def paused_session() -> list[tuple[int, Telemetry]]:
@@ -566,9 +528,10 @@ def test_an_operators_pause_is_listed_and_not_counted(
     recorded: Callable[[list[tuple[int, Telemetry]]], Path],
 ) -> None:
     with Recording(recorded(paused_session())) as recording:
-        found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
+        found = explain_recording(recording, SLO(500, 50))
     assert [late.is_excused for late in found.late] == [True]
     assert found.itl.num_late == 0
+    assert found.affected == Affected(1, 0, 0)
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -585,9 +548,7 @@ def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
     if is_over:
         engine.ask(Resume())
         engine.run(2)  # of the four that the prompt takes
-    history = History()
-    for sequence, message in engine.messages:
-        history.append(sequence, message)
+    history = history_of(engine.messages, SLO())
     snapshot = history.snapshot()
     assert snapshot is not None
     assert [view.first_token_ns for view in snapshot.requests] == [None]
@@ -598,7 +559,7 @@ def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
     engine.run(8)
     messages = [(snapshot.sequence, snapshot), *engine.messages[num_before:]]
     with Recording(recorded(messages)) as recording:
-        found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
+        found = explain_recording(recording, SLO(500, 50))
     assert [(late.kind, late.is_excused) for late in found.late] == (
         [("TTFT", True)] if is_told or not is_over else []
     )
@@ -680,12 +641,7 @@ def test_a_request_that_arrives_during_a_step_is_explained_as_waiting_for_it(
 
 def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None) -> Affected:
     with Recording(path) as recording:
-        return explain_recording(recording, itl_ms, ttft_ms, only).affected
-
-
-def test_waits_during_an_operators_pause_do_not_count_as_late(tmp_path: Path) -> None:
-    path = record(tmp_path / "paused.mcap", paused_session())
-    assert affected(path, 50, 500) == Affected(1, 0, 0)
+        return explain_recording(recording, SLO(ttft_ms, itl_ms), only).affected
 
 
 def test_a_request_that_ended_before_the_recording_is_known_but_not_counted(tmp_path: Path) -> None:

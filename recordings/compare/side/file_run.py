@@ -65,7 +65,7 @@ class FileRun:
     def share_late_beside_prefill(self) -> float:
         """See `Side`; it reads the messages of the whole file."""
         with Recording(self._path) as recording:
-            found = explain_recording(recording, self.slo.itl_ms, self.slo.ttft_ms)
+            found = explain_recording(recording, self.slo)
         late = [each for each in found.late if each.kind == "ITL" and not each.is_excused]
         return sum(each.cause == "prefill" for each in late) / max(1, found.itl.num_waits)
 
