@@ -27,6 +27,7 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.keys import press_keys
 from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.screens.still_dashboard import dashboard
+from tests.support.sessions.history_steps import history_of
 
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
 
@@ -194,9 +195,9 @@ async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_tok
 
 def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -> None:
     """After the seek, the sought step is the newest in memory; nothing else has changed."""
-    history = History(SLO(1e9, 12.0))
-    for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
-        history.append(sequence, message)
+    history = history_of(
+        simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)), SLO(1e9, 12.0)
+    )
     worst_step = history.windows.stalls().longest[0].step
 
     class Seeking:
