@@ -1,7 +1,6 @@
 """Two runs side by side: their figures are the dashboard's, and no winner is named by chance."""
 
 import math
-import random
 import sys
 import threading
 import time
@@ -19,10 +18,9 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.compare.bootstrap import draw, ratio_of
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.comparison import compare, is_one_sided, request_by_request
+from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.feed import HistoryFeed
 from stepscope.recordings.compare.side.points import (
@@ -161,7 +159,7 @@ def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_s
     assert whole.num_prefill_tokens == max(prefills)
     assert whole.longest_us is None
     step = data.draw(st.integers(0, len(prefills) - 1))
-    index = points.index_of_step(step)
+    index = points.index_at(step, by_step=True)
     point = points.worst(index, index)
     assert point is not None
     assert point.first <= step <= point.last
@@ -214,26 +212,6 @@ def test_the_end_of_a_short_run_counts_in_its_slices(seconds: float) -> None:
 
 
 # Chance
-
-
-def is_sure(a: list[int], b: list[int], whole: int = 1) -> bool:
-    return ratio_of(draw(a, [whole] * len(a), 0), draw(b, [whole] * len(b), 1)).is_sure
-
-
-def test_correlated_requests_count_as_fewer_independent_samples() -> None:
-    def signs(rng: random.Random, shift: float) -> list[int]:
-        level, found = 0.0, []
-        for _ in range(200):
-            level = 0.8 * level + rng.gauss(shift, 1)
-            found.append((level > 0.5) - (level < -0.5))
-        return found
-
-    by_chance = [signs(random.Random(seed), 0.0) for seed in range(100)]
-    assert sum(map(is_one_sided, by_chance)) <= 6
-    real = [signs(random.Random(seed), 0.4) for seed in range(100)]
-    assert sum(map(is_one_sided, real)) >= 80
-    assert is_one_sided([1] * 12)
-    assert not is_one_sided([1] * 4)
 
 
 def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
@@ -350,7 +328,6 @@ def test_under_different_loads_no_run_is_called_better() -> None:
         assert itl.b is not None
         assert itl.a is not None
         assert itl.b < itl.a
-        assert found.paired == []
         told = dict([outcome(found, "a"), outcome(found, "b")])
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])
@@ -376,23 +353,6 @@ def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(
     point = side_of(bare).points.worst(0, 0)
     assert point is not None
     assert (point.token_budget, point.longest_us) == (None, None)
-
-
-def test_pairing_equal_requests_finds_a_winner_among_few_requests() -> None:
-    a, b = (side_of(run_of(1024, 60), name) for name in "ab")
-    for side, ttft_ns in ((a, 100), (b, 110)):
-        side.requests = {n: run(n, f"q-{n}", n, ttft_ns + n) for n in range(12)}
-    found = request_by_request(matched(a.requests, b.requests))
-    assert [(each.what, each.num_a, each.num_b, each.winner) for each in found] == [
-        ("TTFT", 12, 0, "a")
-    ]
-    b.requests = {n: run(n, f"q-{n}", n, 100 + n + (9 if n % 2 else -9)) for n in range(12)}
-    assert not request_by_request(matched(a.requests, b.requests))[0].is_sure
-    b.requests = {n: run(n, f"q-{n}", n, 103 + n) for n in range(12)}  # a machine that is slower
-    assert not request_by_request(matched(a.requests, b.requests))[0].is_sure
-    b.requests = {n: run(n, f"q-{n}", n, 110 + n, prompt=8) for n in range(12)}
-    assert request_by_request(matched(a.requests, b.requests)) == []  # different requests
-    assert compare(a, b).paired == []  # both sides are parts of one engine's session
 
 
 def run(request_id: int, name: str, arrival_ns: int, ttft_ns: int = 1, prompt: int = 9) -> Any:

@@ -65,10 +65,7 @@ def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
     assert a.startswith("ITL p95 8.0→62.8 ms (7.8x, at least 3.4x)")
     assert "ITL p50 (of 4,893)" in text
     assert "ITL beside a prefill p50 742→51.6 ms (14x, at least" in text
-    # The same requests are compared in pairs.
     assert "ITL decode only p50, p99 (of" in text
-    assert "longest wait shorter for 17 of the same 19 requests, longer for 2 (5.8x" in text
-    assert told["requests"] == "TTFT shorter in A for 12, in B for 4 of 19 (may be chance)"
     assert text.split("\n\n")[1].startswith(
         "B is better than A in ITL p99 766→90.1 ms (8.5x), worse"
     )

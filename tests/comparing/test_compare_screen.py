@@ -208,7 +208,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
         "ttft_p50", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
     )
     small = large._replace(key="ttft_p95", label="TTFT p95", b=25.0, rank=95)
-    found = found._replace(figures=[large, small], paired=[])
+    found = found._replace(figures=[large, small])
     assert outcome(found, "a") == (
         "A better",
         ["nothing for sure; perhaps TTFT p50 22.6→484 ms (21x): too few to be sure"],
