@@ -19,8 +19,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.export import FORMATS, Format, export
@@ -305,10 +303,18 @@ def test_an_exported_trace_has_steps_counters_slots_and_arrows_to_first_tokens(
 # Mooncake
 
 
+ENGINE = (
+    *("--gpu", "h100", "--model", "llama-3.1-8b", "--num-blocks", "4096", "--block-size", "16"),
+    *("--max-model-len", "4096", "--max-num-batched-tokens", "1024", "--max-num-seqs", "32"),
+)
+
+
 def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
-    exported: Callable[..., Path],
+    exported: Callable[..., Path], stepscope: Callable[..., Any]
 ) -> None:
-    rows = read_trace(exported("mooncake"))
+    path = exported("mooncake")
+    path = path.rename(path.with_suffix(".jsonl"))
+    rows = read_trace(path)
     arrived = {e.request_id: e for e in EVENTS if isinstance(e, wire.Arrived)}
     tokens = Counter(row.request_id for step in STEPS for row in step.batch or () if row.flags & 1)
     expected = [
@@ -337,50 +343,11 @@ def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
         first_own = 0 if event.client_id.startswith("doc") else 1100 // 512
         assert all(uses[block] == 1 for block in row.hash_ids[first_own:])
     assert num_hits > len(rows) / 3
-    # Whole blocks of 512 of the 1100 tokens that chats share.
-    assert replayed_hits(rows) == pytest.approx(num_hits * 1024, rel=0.1)
-
-
-def replayed_hits(rows: list[Any]) -> int:
-    """Tokens found in the prefix cache when the trace runs through the simulated engine."""
-    from stepscope.engine.loop.core import EngineCore
-    from stepscope.engine.loop.inbox import Call, SilentClient
-    from stepscope.engine.protocol.commands import Submit
-    from stepscope.engine.protocol.settings.knobs import Limits
-    from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-    from stepscope.engine.scheduling.scheduler import Scheduler
-    from stepscope.engine.simulation.simulated import START_NS, SimulatedRunner
-    from stepscope.engine.simulation.step_time import CostModel
-    from tests.support.engines.simulated_run import simulated_info
-
-    class Sink:
-        next_sequence = num_dropped = num_hit_tokens = num_finished = 0
-
-        def publish(self, message: wire.Telemetry) -> None:
-            if isinstance(message, StepDraft) and message.kv is not None:
-                self.num_hit_tokens += message.kv.hit_tokens
-                self.num_finished += sum(isinstance(e, wire.Finished) for e in message.events)
-
-    limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=4096)
-    runner, sink = SimulatedRunner(CostModel()), Sink()
-    knobs = Knobs(max_num_batched_tokens=1024, max_num_seqs=32, reserve="none")
-    scheduler = Scheduler(KVCacheManager(4096, 16), knobs, limits)
-    info = simulated_info(limits, 4096, 16, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, sink)
-    waiting = list(rows)
-    while sink.num_finished < len(rows):
-        while waiting and START_NS + waiting[0].offset_s * 1e9 <= runner.clock():
-            row = waiting.pop(0)
-            # Equal ids stand for equal tokens.
-            ids = [each * 1000 + place % 1000 for each in row.hash_ids for place in range(512)]
-            prompt = ids[: row.num_prompt_tokens]
-            sampling = SamplingParams(max_tokens=row.num_output_tokens, ignore_eos=True)
-            core.inbox.put(
-                Call(Submit(prompt_token_ids=prompt, sampling=sampling), SilentClient(), prompt)
-            )
-        if not core.step() and waiting:
-            runner.advance_to(START_NS + round(waiting[0].offset_s * 1e9))
-    return sink.num_hit_tokens
+    # Simulated, it hits whole blocks of 512 of the 1100 tokens that chats share.
+    done = stepscope("simulate", str(path), *ENGINE, "--json")
+    hit_share = json.loads(done.stdout)["runs"][0]["hit_share"]
+    num_tokens = sum(row.num_prompt_tokens for row in rows)
+    assert hit_share * num_tokens == pytest.approx(num_hits * 1024, rel=0.1)
 
 
 # Ranges, memory, errors
@@ -469,13 +436,6 @@ def test_an_interrupted_export_leaves_no_file(recorded: Path, tmp_path: Path) ->
         with Recording(recorded) as recording, pytest.raises(KeyboardInterrupt):
             export(recording, tmp_path / "x", target, StepRange(), "steps", interrupt)
     assert os.listdir(tmp_path) == []
-
-
-def test_knob_changes_are_part_of_the_exported_session(exported: Callable[..., Path]) -> None:
-    lines = [json.loads(line) for line in exported("jsonl").read_text().splitlines()]
-    knobs = [line["message"] for line in lines if line["topic"] == "knobs"]
-    expected = [m for _, m in MESSAGES if isinstance(m, wire.KnobsChanged)]
-    assert [each["effective_step"] for each in knobs] == [m.effective_step for m in expected]
 
 
 def test_exporting_a_recording_without_steps_is_refused(tmp_path: Path) -> None:

@@ -118,10 +118,7 @@ def test_the_autopilots_budget_settles_where_the_itl_level_is_kept() -> None:
     assert abs(drive.budget - settled) < 0.6 * settled
 
 
-def test_an_itl_level_that_any_budget_keeps_raises_the_budget_to_its_limit() -> None:
-    drive = Drive(itl_ms=30)
-    drive.run(15, **LONG_PROMPTS)
-    assert drive.budget < 1500
+def test_an_itl_level_that_any_budget_keeps_leaves_the_budget_at_its_limit() -> None:
     easy = Drive(itl_ms=500)
     easy.run(15, **LONG_PROMPTS)
     assert easy.budget == 4096
@@ -137,31 +134,21 @@ def test_the_autopilot_answers_a_sudden_change_of_load_within_seconds() -> None:
     assert drive.late_share(30, last=300) < 0.05
 
 
-def test_each_knob_change_by_the_autopilot_is_bounded() -> None:
-    drive = Drive(itl_ms=12)
-    before = drive.budget
-    for move in drive.run(20, **LONG_PROMPTS):
-        assert 0.49 * before <= move.changes[BUDGET] <= 1.51 * before
-        before = move.changes[BUDGET]
-
-
-def test_the_autopilot_makes_no_small_knob_changes() -> None:
-    drive = Drive(itl_ms=30)
+@pytest.mark.parametrize("itl_ms", [12, 30])
+def test_each_change_by_the_autopilot_is_bounded_worthwhile_and_explained(itl_ms: float) -> None:
+    drive = Drive(itl_ms=itl_ms)
     drive.run(40, **LONG_PROMPTS)
     values = [4096, *(move.changes[BUDGET] for _, move in drive.moves)]
-    assert all(abs(after - before) >= 0.14 * before for before, after in itertools.pairwise(values))
-
-
-def test_the_autopilot_raises_a_knob_only_seconds_after_its_last_change() -> None:
-    drive = Drive(itl_ms=30)
-    drive.run(40, **LONG_PROMPTS)
-    times = [(time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves]
-    raises = [
-        (later[0] - earlier[0]) / 1e9
-        for earlier, later in itertools.pairwise(times)
-        if later[1] > earlier[1]
-    ]
-    assert all(seconds >= 2.5 for seconds in raises)
+    for before, after in itertools.pairwise(values):
+        assert 0.49 * before <= after <= 1.51 * before
+        assert abs(after - before) >= 0.14 * before
+    times_ns = [0, *(time_ns for time_ns, _ in drive.moves)]
+    for place in range(1, len(values)):
+        if values[place] > values[place - 1]:
+            assert times_ns[place] - times_ns[place - 1] >= 2.5e9
+    reasons = [move.reason for _, move in drive.moves]
+    assert all("ms at" in reason or "late; no model yet" in reason for reason in reasons)
+    assert "ms at" in reasons[-1]
 
 
 def test_the_autopilot_lowers_max_num_seqs_if_even_the_least_budget_is_too_slow() -> None:
@@ -170,13 +157,6 @@ def test_the_autopilot_lowers_max_num_seqs_if_even_the_least_budget_is_too_slow(
     drive.run(40, per_s=3.0, prompt=40, output=300)
     assert any(SEATS in move.changes for _, move in drive.moves)
     assert drive.seats < 30
-
-
-def test_the_reasons_of_the_autopilot_name_the_steps_behind_them() -> None:
-    drive = Drive(itl_ms=30)
-    drive.run(20, **LONG_PROMPTS)
-    assert "late; no model yet" in drive.moves[0][1].reason or "ms at" in drive.moves[0][1].reason
-    assert "ms at" in drive.moves[-1][1].reason
 
 
 # With a running engine
@@ -237,8 +217,7 @@ def test_in_shadow_mode_the_autopilot_changes_nothing(engine: Endpoint) -> None:
     proposed: list[Moved] = []
 
     def has_proposed() -> bool:
-        if (moved := pilot.tick(time.monotonic())) is not None:
-            proposed.append(moved)
+        proposed.extend(filter(None, [pilot.tick(time.monotonic())]))
         return bool(proposed)
 
     wait_for(has_proposed, "a proposal")

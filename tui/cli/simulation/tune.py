@@ -256,15 +256,14 @@ def _bottlenecks(found: Diagnosis) -> Iterator[str]:
         )
         return
     evidence = {each.suspect.name: each.evidence.text for each in found.findings}
-    for number, each in enumerate(found.bottlenecks):
-        trial, name = each.trial, each.suspect.name
+    for number, (suspect, trial) in enumerate(found.bottlenecks):
         begin = "stepscope set " if trial.remedy.is_live else ""
         yield (
-            f"{'then' if number else 'bottleneck'}: {name}: {evidence[name]}; try: "
+            f"{'then' if number else 'bottleneck'}: {suspect.name}: {evidence[suspect.name]}; try: "
             f"{begin}{trial.remedy.text} ({trial.kept_share:.0%} of the requests then keep the "
             "levels, simulated)"
         )
-    if not found.bottlenecks or found.bottlenecks[-1].trial.kept_share < KEPT_SHARE:
+    if not found.bottlenecks or found.bottlenecks[-1][1].kept_share < KEPT_SHARE:
         begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
         for limit, share in found.held.items():
             yield (
@@ -301,7 +300,7 @@ def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
             for each in found.findings
         ],
         "bottlenecks": [
-            {"suspect": each.suspect.name, "trial": trial(each.trial)} for each in found.bottlenecks
+            {"suspect": suspect.name, "trial": trial(best)} for suspect, best in found.bottlenecks
         ],
         "verdict": " ".join(_bottlenecks(found)),
     }
