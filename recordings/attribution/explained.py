@@ -111,20 +111,11 @@ def explain_recording(recording: Recording, slo: SLO, request_id: int | None = N
         known = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
         raise NotInRecording(f"there is no request {request_name(request_id)} ({known})")
     return Explanation(
-        recording.info,
-        explainer.num_steps,
-        _bound(found.waits["itl"], slo.itl_ms),
-        _bound(found.waits["ttft"], slo.ttft_ms),
-        late,
-        _shares(late),
-        affected_by(late, len(found.live) if request_id is None else 1),
-        found.never_served(),
-        learnt.of,
-        found.fronts,
-        found.graphs.found(),
-        request_id,
-        found.view,
-    )
+        recording.info, explainer.num_steps, _bound(found.waits["itl"], slo.itl_ms),
+        _bound(found.waits["ttft"], slo.ttft_ms), late, _shares(late),
+        affected_by(late, len(found.live) if request_id is None else 1), found.never_served(),
+        learnt.of, found.fronts, found.graphs.found(), request_id, found.view,
+    )  # fmt: skip
 
 
 def affected_by(late: Iterable[Late], num_requests: int) -> Affected:

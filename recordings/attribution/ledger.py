@@ -144,13 +144,11 @@ class Ledger:
         lost = [each.num_lost for each in self.preemptions if each.step is not None]
         knows = self.publishes_requests
         return RecomputeTax(
-            len(lost),
-            None if None in lost or not knows else sum(each or 0 for each in lost),
+            len(lost), None if None in lost or not knows else sum(each or 0 for each in lost),
             sum(each.num_recomputed for each in self.preemptions) if knows else None,
             self._num_tokens,
-            sum(each.recompute_ns for each in self.preemptions) if knows else None,
-            self._step_ns,
-        )
+            sum(each.recompute_ns for each in self.preemptions) if knows else None, self._step_ns,
+        )  # fmt: skip
 
     # Steps
 

@@ -271,14 +271,9 @@ class RequestWaits:
         self, request_id: int, wait: Wait, was_out: bool, end_ns: int | None, step: int | None
     ) -> QueueWait:
         return QueueWait(
-            request_id,
-            was_out,
-            wait.queued_ns,
-            end_ns,
-            step,
-            reasons_of(wait.pieces[wait.num_before :]),
-            len(self._waiting),
-        )
+            request_id, was_out, wait.queued_ns, end_ns, step,
+            reasons_of(wait.pieces[wait.num_before :]), len(self._waiting),
+        )  # fmt: skip
 
     def end_step(self, between: list[Piece], span: StepSpan) -> None:
         """Add a step, and the time before it, to what the queue had to wait for."""

@@ -113,10 +113,8 @@ class Load:
         num_pairs += rest * (length - rest) + rest * (rest + 1) // 2
         num_prefills = num_whole + (rest > 0)
         return StepShape(
-            num_rows=num_decodes + num_prefills,
-            num_decodes=num_decodes,
-            num_prefill_tokens=num_prefill,
-            num_prefill_pairs=num_pairs,
+            num_rows=num_decodes + num_prefills, num_decodes=num_decodes,
+            num_prefill_tokens=num_prefill, num_prefill_pairs=num_pairs,
             num_context_tokens=round(num_decodes * context),
             num_prefill_context=num_prefills * length,
-        )
+        )  # fmt: skip

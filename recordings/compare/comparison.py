@@ -135,18 +135,11 @@ def compare(a: Side, b: Side) -> Comparison:
     load = load_of(a, b, is_one_session=is_one_session)
     requests = (lived_in_both if is_one_session else matched)(a.requests, b.requests)
     return Comparison(
-        (a.name, b.name),
-        a.slo,
-        compared_figures(a, b, load, is_one_session=is_one_session),
-        differing_settings(a, b),
-        _causes(a, b),
-        (_work(a), _work(b)),
-        requests,
-        max(side.totals.waits.error for side in (a, b)),
-        a.num_unlisted + b.num_unlisted,
-        is_one_session,
-        load,
-    )
+        (a.name, b.name), a.slo, compared_figures(a, b, load, is_one_session=is_one_session),
+        differing_settings(a, b), _causes(a, b), (_work(a), _work(b)), requests,
+        max(side.totals.waits.error for side in (a, b)), a.num_unlisted + b.num_unlisted,
+        is_one_session, load,
+    )  # fmt: skip
 
 
 def _causes(a: Side, b: Side) -> list[ComparedCause]:
@@ -169,13 +162,8 @@ def _work(side: Side) -> SideWork:
     sums = side.sums()
     num_requests = len(side.requests) + side.num_unlisted
     return SideWork(
-        sums.num_records,
-        sums.seconds,
-        num_requests or (None if sums.num_arrived is None else 0),
-        sums.num_arrived,
-        sums.num_finished,
-        sums.num_in_tokens,
-        sums.num_out_tokens,
+        sums.num_records, sums.seconds, num_requests or (None if sums.num_arrived is None else 0),
+        sums.num_arrived, sums.num_finished, sums.num_in_tokens, sums.num_out_tokens,
         None if side.info is None else side.info.simulated,
         side.info is not None and side.info.totals_every_s is not None,
-    )
+    )  # fmt: skip

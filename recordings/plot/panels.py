@@ -92,37 +92,21 @@ def _latency(
     is_kept = ~np.isnan(longest) & ~is_late
     if median_ns is not None:
         median = median_ns / unit_ns
-        panel.vlines(grid.middles, median, longest, color=colours.decode, linewidth=0.5, alpha=0.45)
-        panel.plot(
-            grid.middles, grid.bridged(median), color=colours.decode, linewidth=1.1, label="median"
-        )
-    marks: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0}
-    panel.plot(
-        grid.middles[is_kept],
-        longest[is_kept],
-        marker="o",
-        markersize=3.0 if median_ns is None else 1.6,
-        color=colours.decode,
-        label="first token" if median_ns is None else "longest",
-        **marks,
-    )
-    panel.plot(
-        grid.middles[is_late],
-        longest[is_late],
-        marker="^",
-        markersize=2.6 if is_late.sum() > _MANY_LATE else 3.6,
-        color=colours.breach,
-        label="beyond",
-        **marks,
-    )
+        look: dict[str, Any] = {"color": colours.decode}
+        panel.vlines(grid.middles, median, longest, linewidth=0.5, alpha=0.45, **look)
+        panel.plot(grid.middles, grid.bridged(median), linewidth=1.1, label="median", **look)
+    small, large = 3.0 if median_ns is None else 1.6, 2.6 if is_late.sum() > _MANY_LATE else 3.6
+    kept = "first token" if median_ns is None else "longest"
+    for places, marker, size, colour, label in (
+        (is_kept, "o", small, colours.decode, kept),
+        (is_late, "^", large, colours.breach, "beyond"),
+    ):
+        look = {"marker": marker, "markersize": size, "color": colour, "label": label}
+        look |= {"linestyle": "none", "markeredgewidth": 0}
+        panel.plot(grid.middles[places], longest[places], **look)
     axes.set_scale(panel, measured, unit_ns, bound)
-    panel.axhline(
-        bound,
-        color=colours.breach,
-        linewidth=0.9,
-        linestyle=(0, (4, 2)),
-        label=f"SLO {bound:,g} {unit}",
-    )
+    look = {"color": colours.breach, "linewidth": 0.9, "linestyle": (0, (4, 2))}
+    panel.axhline(bound, label=f"SLO {bound:,g} {unit}", **look)
     axes.finish(panel, grid, title, unit, axes.figures(measured))
 
 
@@ -149,16 +133,9 @@ def kv_cache(panel: "Axes", grid: axes.PlotGrid) -> None:
     lines = [f"held max {np.nanmax(held):.0f}%"]
     if num_preempted := series.sums.num_preempted:
         is_out = series.num_preempted > 0
-        panel.plot(
-            grid.middles[is_out],
-            np.full(int(is_out.sum()), 108.0),
-            linestyle="none",
-            marker="x",
-            markersize=3.5,
-            markeredgewidth=1.0,
-            color=colours.breach,
-            label="preemption",
-        )
+        look: dict[str, Any] = {"marker": "x", "markersize": 3.5, "markeredgewidth": 1.0}
+        look |= {"linestyle": "none", "color": colours.breach, "label": "preemption"}
+        panel.plot(grid.middles[is_out], np.full(int(is_out.sum()), 108.0), **look)
         word = "preemption" if num_preempted == 1 else "preemptions"
         lines.append(f"{num_preempted:,} {word}")
     panel.set_ylim(0, 116)
@@ -168,10 +145,5 @@ def kv_cache(panel: "Axes", grid: axes.PlotGrid) -> None:
 
 # Panel -> its share of the height.
 PANELS: Mapping[Callable[["Axes", axes.PlotGrid], None], float] = {
-    budget: 2.6,
-    step_time: 1.4,
-    itl: 1.7,
-    ttft: 1.2,
-    requests: 1.0,
-    kv_cache: 1.0,
-}
+    budget: 2.6, step_time: 1.4, itl: 1.7, ttft: 1.2, requests: 1.0, kv_cache: 1.0,
+}  # fmt: skip

@@ -114,14 +114,8 @@ def basis_of(
         raise RecordingError(f"{path}: {error}") from error
     info = recording.info
     setup = SimulatedSetup(
-        model=model,
-        simulated=f"fit on {path}",
-        model_name=info.model,
-        device=info.device or "unknown",
-        knobs=work.knobs,
-        limits=work.limits,
-        num_blocks=work.num_blocks,
-        block_size=work.block_size,
-        overlap=work.overlap,
-    )
+        model=model, simulated=f"fit on {path}", model_name=info.model,
+        device=info.device or "unknown", knobs=work.knobs, limits=work.limits,
+        num_blocks=work.num_blocks, block_size=work.block_size, overlap=work.overlap,
+    )  # fmt: skip
     return WhatIfBasis(setup, work, model, speed_of(steps, model))

@@ -84,19 +84,12 @@ def recorded_work(
     book = reader.reader.book
     has_hashes = any(each.arrived.prefix_hashes is not None for each in reader.requests)
     return RecordedWork(
-        requests=requests,
-        knobs=knobs,
-        changes=changes,
-        limits=limits,
-        num_blocks=info.num_blocks,
-        block_size=info.block_size,
-        overlap=bool(info.overlap),
-        figures=reader.figures.result(),
+        requests=requests, knobs=knobs, changes=changes, limits=limits, num_blocks=info.num_blocks,
+        block_size=info.block_size, overlap=bool(info.overlap), figures=reader.figures.result(),
         num_begun=len(reader.reader.begun),
         num_unfinished=sum(not isinstance(each.end, wire.Finished) for each in reader.requests),
-        num_hits=book.num_hits,
-        num_unknown_hits=0 if has_hashes else book.num_unknown,
-    )
+        num_hits=book.num_hits, num_unknown_hits=0 if has_hashes else book.num_unknown,
+    )  # fmt: skip
 
 
 class _WorkReader:

@@ -72,12 +72,9 @@ class Suspect(NamedTuple):
 def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
     """Sum up a recording."""
     return Seen(
-        basis,
-        side.figures(),
-        side.limited,
-        side.sums().num_known_limits,
+        basis, side.figures(), side.limited, side.sums().num_known_limits,
         side.share_late_beside_prefill,
-    )
+    )  # fmt: skip
 
 
 # Evidence in the records

@@ -219,12 +219,6 @@ def _work(seen: _Evidence) -> tuple[str, str] | None:
 
 
 _RULES: Mapping[Limit, Callable[[_Evidence], tuple[str, str] | None]] = {
-    "seats": _seats,
-    "budget": _budget,
-    "kv": _kv,
-    "mode": _mode,
-    "threshold": _threshold,
-    "lora": _lora,
-    "cadence": _cadence,
-    "work": _work,
-}
+    "seats": _seats, "budget": _budget, "kv": _kv, "mode": _mode, "threshold": _threshold,
+    "lora": _lora, "cadence": _cadence, "work": _work,
+}  # fmt: skip

@@ -310,17 +310,12 @@ class Side:
             return
         is_admitted = was_there and (view.status == "running" or view.num_preemptions > 0)
         self.requests[view.request_id] = RequestRun(
-            view.request_id,
-            view.client_id,
-            view.num_prompt_tokens,
-            view.arrival_ns,
-            num_output_tokens=view.num_output_tokens,
-            num_preemptions=view.num_preemptions,
+            view.request_id, view.client_id, view.num_prompt_tokens, view.arrival_ns,
+            num_output_tokens=view.num_output_tokens, num_preemptions=view.num_preemptions,
             num_cached_tokens=view.num_cached_tokens if is_admitted else None,
-            max_tokens=view.max_tokens,
-            was_there=was_there,
+            max_tokens=view.max_tokens, was_there=was_there,
             was_queued=was_there and view.status in ("waiting", "preempted"),
-        )
+        )  # fmt: skip
 
     # Rest
 
