@@ -111,19 +111,6 @@ def test_late_token_events_match_the_steps_in_memory_and_the_current_service_lev
     assert assert_events(history)
 
 
-def test_the_current_second_shows_its_longest_wait_so_far() -> None:
-    history = History(SLO(ttft_ms=1e9, itl_ms=1.0))
-    told, changed = dict[int, int](), 0
-    for sequence, message in crowd(300, seed=5):
-        history.append(sequence, message)
-        for event in history.events(None, 1, SLO_KIND):
-            second = event.time_ns // SECOND_NS
-            changed += told.get(second, event.step) != event.step
-            told[second] = event.step
-    assert changed > 5
-    assert sorted(told.values()) == [each.step for each in assert_events(history)]
-
-
 def test_prepending_earlier_steps_completes_the_first_second_in_memory() -> None:
     messages = crowd(900, seed=5)
     for cut in (200, 431, 700):
@@ -237,16 +224,6 @@ def _assert_lists(history: History) -> None:
             len({each.step for each in in_order}),
             len(in_order),
         )
-
-
-def test_a_stall_says_how_many_streams_it_delayed() -> None:
-    history = history_of(crowd(300), SLO(ttft_ms=1e9, itl_ms=12.0))
-    for stall in history.windows.stalls(None, 300).longest:
-        record = history.record(stall.step)
-        assert record is not None
-        waits = [history.wait(stall.step, row.request_id) for row in record.batch or ()]
-        late = [each for each in waits if each is not None and each.token_idx]
-        assert sum(each.gap_ns > 12e6 for each in late) == stall.num_tokens
 
 
 def test_late_first_tokens_count_as_stalls_only_if_no_stream_was_held_up() -> None:

@@ -26,6 +26,8 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
+Call = Callable[..., Any]
+
 CROWD = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=90)
 
 
@@ -218,7 +220,7 @@ def test_a_request_whose_end_was_lost_waits_no_longer() -> None:
     assert ledger.waiting() == []
 
 
-def test_explain_queue_shows_a_recording(tmp_path: Path, stepscope: Callable[..., Any]) -> None:
+def test_explain_queue_shows_a_recording(tmp_path: Path, stepscope: Call) -> None:
     script = preempted_once()
     file = record(tmp_path / "waiting.mcap", script.messages)
     text = stepscope("explain", "--queue", str(file)).stdout
@@ -239,7 +241,7 @@ def test_explain_queue_shows_a_recording(tmp_path: Path, stepscope: Callable[...
 
 @pytest.mark.slow
 def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
-    live_engine: Any, stepscope: Callable[..., Any]
+    live_engine: Any, stepscope: Call
 ) -> None:
     endpoint = live_engine.endpoint.control
     sampling = SamplingParams(max_tokens=150, ignore_eos=True)
@@ -263,7 +265,7 @@ def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
     assert late["requests"]["num_late"] > 0
 
 
-def test_the_queue_has_no_levels_and_seconds_are_for_engines(stepscope: Callable[..., Any]) -> None:
+def test_the_queue_has_no_levels_and_seconds_are_for_engines(stepscope: Call) -> None:
     for options, said in (
         (("--queue", "--slo-itl", "9ms"), "--queue: leave out --slo-itl"),
         (("--seconds", "3"), "--seconds: of a recording only with --queue"),
@@ -273,9 +275,7 @@ def test_the_queue_has_no_levels_and_seconds_are_for_engines(stepscope: Callable
         assert said in done.stderr
 
 
-def test_the_queue_and_a_late_first_token_tell_of_one_wait_alike(
-    stepscope: Callable[..., Any],
-) -> None:
+def test_the_queue_and_a_late_first_token_tell_of_one_wait_alike(stepscope: Call) -> None:
     queue = json.loads(stepscope("explain", "vllm", "--queue", "--json").stdout)
     found = json.loads(stepscope("explain", "vllm", "--json").stdout)
     first = {each["request_id"]: each["pieces"] for each in found["late"] if each["kind"] == "TTFT"}

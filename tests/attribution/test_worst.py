@@ -29,11 +29,13 @@ from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.screens.still_dashboard import dashboard
 from tests.support.sessions.history_steps import history_of
 
+Call = Callable[..., Any]
+
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
 
 
 @pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
+def source(still_source: Call) -> Any:
     """A source whose last stall is not its worst."""
     source = still_source(400)
     source.history.set_slo(SLO(500.0, 15.0))
@@ -71,9 +73,7 @@ def frame_of(history: History, **view: Any) -> Frame:
 # The key
 
 
-async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describes_each(
-    source: Any,
-) -> None:
+async def test_the_worst_stall_key_goes_to_each_in_turn_and_describes_it(source: Any) -> None:
     history = source.history
     stalls = history.windows.stalls(None, 1000).longest
     steps = [each.step for each in stalls]
@@ -94,9 +94,7 @@ async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describ
             assert notice(app).startswith(f"{rank}{'nd' if rank == 2 else 'rd'} worst of")
 
 
-async def test_after_another_cursor_move_the_worst_stall_key_begins_with_the_longest_again(
-    source: Any,
-) -> None:
+async def test_after_another_move_the_worst_stall_key_begins_with_the_longest(source: Any) -> None:
     steps = [each.step for each in source.history.windows.stalls(None, 1000).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -126,9 +124,7 @@ async def test_the_worst_stall_key_uses_the_current_service_levels(source: Any) 
         assert app.main.view.live
 
 
-async def test_before_the_first_step_the_worst_stall_key_says_there_is_no_step_yet(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_before_the_first_step_the_worst_stall_key_says_so(still_source: Call) -> None:
     source = type(still_source(2))(History())
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -229,9 +225,7 @@ def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -
 
 
 @pytest.mark.parametrize("width", [50, 60, 100])
-def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
-    source: Any, width: int
-) -> None:
+def test_the_latency_panel_names_the_worst_stall_beside_the_last(source: Any, width: int) -> None:
     history = source.history
     stalls = history.windows.stalls(None, 1000)
     worst, frame = stalls.longest[0], frame_of(history)
@@ -306,9 +300,7 @@ def test_the_heading_of_the_breach_list_says_when_it_covers_only_a_part(
     assert len(longest) <= width - 6
 
 
-async def test_a_selected_breach_stays_selected_when_the_order_changes_and_enter_opens_it(
-    source: Any,
-) -> None:
+async def test_a_selected_breach_stays_selected_in_another_order_and_opens(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5", "j", "j")

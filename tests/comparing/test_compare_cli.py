@@ -102,9 +102,7 @@ def test_compare_uses_the_given_service_levels(capsys: pytest.CaptureFixture[str
     assert within["verdict"] == "b"
 
 
-def test_the_json_of_compare_holds_every_value_of_the_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_json_of_compare_holds_all_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "freeze", "chunked")
     itl = found["figures"]["itl_p99"]
     assert (round(itl["a"], 1), round(itl["b"], 1)) == (765.7, 90.1)

@@ -31,6 +31,8 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 
+Call = Callable[..., Any]
+
 NUM_STEPS = 900
 MESSAGES = Later(
     lambda: simulate(
@@ -97,9 +99,7 @@ def test_exported_parquet_has_a_row_for_each_recorded_step(exported: Callable[..
     )
 
 
-def test_an_export_has_overlap_and_memory_columns_if_the_engine_publishes_them(
-    tmp_path: Path,
-) -> None:
+def test_an_export_has_overlap_and_memory_columns_if_published(tmp_path: Path) -> None:
     told = [
         (
             sequence,
@@ -310,7 +310,7 @@ ENGINE = (
 
 
 def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
-    exported: Callable[..., Path], stepscope: Callable[..., Any]
+    exported: Callable[..., Path], stepscope: Call
 ) -> None:
     path = exported("mooncake")
     path = path.rename(path.with_suffix(".jsonl"))
@@ -354,9 +354,7 @@ def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
 
 
 @pytest.mark.parametrize("target", FORMATS)
-def test_an_export_of_a_range_holds_exactly_its_steps(
-    exported: Callable[..., Path], target: Format
-) -> None:
+def test_an_export_of_a_range_has_its_steps(exported: Callable[..., Path], target: Format) -> None:
     path = exported(target, 500, 599)
     if target == "parquet":
         steps = pyarrow.parquet.read_table(path).column("step").to_pylist()
@@ -444,9 +442,7 @@ def test_exporting_a_recording_without_steps_is_refused(tmp_path: Path) -> None:
         export(recording, tmp_path / "x", "csv", StepRange(), "steps", lambda share: None)
 
 
-def test_an_export_has_the_limits_and_latencies_that_stats_sums_up(
-    tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
+def test_an_export_has_the_limits_and_latencies_of_stats(tmp_path: Path, stepscope: Call) -> None:
     figures = json.loads(stepscope("stats", "vllm", "--json").stdout)["figures"]
     with Recording(shipped()["vllm"]) as recording:
         for table in ("steps", "requests"):

@@ -54,18 +54,14 @@ def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
     return len(finished), kept
 
 
-def test_goodput_under_a_raised_service_level_is_as_if_it_had_applied_from_the_start(
-    session: Messages,
-) -> None:
+def test_goodput_under_a_raised_level_is_as_if_it_had_always_applied(session: Messages) -> None:
     history, higher = history_of(session, LEVELS), SLO(ttft_ms=900.0, itl_ms=60.0)
     history.set_slo(higher)
     num_finished, num_kept = kept_by_hand(session, higher)
     assert history.windows.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
 
 
-def test_goodput_under_a_lowered_service_level_counts_only_requests_with_known_waits(
-    session: Messages,
-) -> None:
+def test_goodput_under_a_lowered_level_counts_only_known_waits(session: Messages) -> None:
     history = history_of(session, LEVELS)
     history.set_slo(SLO(ttft_ms=600.0, itl_ms=20.0))
     late = history.windows.figures(None, None)["goodput"]

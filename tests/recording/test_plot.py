@@ -24,6 +24,8 @@ from stepscope.tui.cli.recordings.plot import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
+Call = Callable[..., Any]
+
 BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
 NUM_STEPS = 500
 MARK_AT = 100
@@ -32,9 +34,7 @@ LOST = range(300, 310)
 
 
 @pytest.fixture(scope="module")
-def session(
-    tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
-) -> tuple[History, Path]:
+def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Call) -> tuple[History, Path]:
     """A busy session and its recording: a knob change, a mark, a pause, lost messages."""
     path = tmp_path_factory.mktemp("plot") / "busy.mcap"
     sequence = later_ns = 0
@@ -222,10 +222,7 @@ def test_a_mark_that_the_font_cannot_draw_gives_no_warning(
 
 
 def test_without_matplotlib_the_plot_command_names_the_extra(
-    session: tuple[History, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stepscope: Callable[..., Any],
+    session: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Call
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = stepscope("plot", str(session[1]), "-o", f"{tmp_path}/a.png", "--until", "20")

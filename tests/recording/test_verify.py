@@ -15,6 +15,8 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 
+Call = Callable[..., Any]
+
 Messages = list[tuple[int, wire.Telemetry]]
 MESSAGES = Later(
     lambda: simulate(
@@ -142,9 +144,7 @@ TAMPERED: dict[str, tuple[int | Callable[[wire.StepRecord], object], Any, str, s
 
 
 @pytest.mark.parametrize("what", TAMPERED)
-def test_what_contradicts_the_rest_of_a_session_is_found_once_and_at_its_step(
-    tmp_path: Path, what: str
-) -> None:
+def test_what_contradicts_the_rest_of_a_session_is_found_once(tmp_path: Path, what: str) -> None:
     at, change, check, said = TAMPERED[what]
     step = at if isinstance(at, int) else first_step(at)
     problems = wrong(verified(tmp_path / "tampered.mcap", changed(step, change)))
@@ -161,9 +161,7 @@ def test_prompts_left_out_and_steps_in_another_order(tmp_path: Path) -> None:
     assert "step order" in wrong(verified(tmp_path / "order.mcap", again))
 
 
-def test_verify_reports_as_table_or_json_and_ends_with_1_on_problems(
-    tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
+def test_verify_reports_in_text_or_json_and_ends_with_1(tmp_path: Path, stepscope: Call) -> None:
     good = record(tmp_path / "good.mcap", MESSAGES)
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(good.read_bytes()[:-20_000])
@@ -237,9 +235,7 @@ def test_verify_accepts_a_sound_session_in_each_batching_mode(tmp_path: Path, mo
     assert report.blocks.num_checked == 400
 
 
-def test_verify_accepts_a_sound_session_through_every_change_of_the_batching_mode(
-    tmp_path: Path,
-) -> None:
+def test_verify_accepts_a_sound_session_through_every_change_of_mode(tmp_path: Path) -> None:
     pairs = [mode for a in MODES for b in MODES if a != b for mode in (a, b)]
     switches = {60 * (number + 1): mode for number, mode in enumerate(pairs)}
     messages = in_mode(1, "chunked", switches, num_steps=60 * (len(pairs) + 2))
@@ -274,7 +270,7 @@ def test_a_wrong_reference_count_in_a_static_batch_is_found(tmp_path: Path) -> N
 
 
 def test_commands_on_recordings_accept_names_of_shipped_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Call
 ) -> None:
     def run(*arguments: str) -> tuple[int, str]:
         done = stepscope(*arguments)
@@ -308,7 +304,7 @@ def test_commands_on_recordings_accept_names_of_shipped_samples(
     ],
 )
 def test_an_export_of_steps_outside_the_recording_is_refused_in_words(
-    tmp_path: Path, stepscope: Callable[..., Any], steps: list[str], wanted: str
+    tmp_path: Path, stepscope: Call, steps: list[str], wanted: str
 ) -> None:
     # From a gap on: the first of its steps is not step 0.
     late = record(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])

@@ -193,9 +193,7 @@ def ticked(pilot: LivePilot, until: Callable[[], bool], what: str) -> list[Moved
     return moves
 
 
-def test_autopilot_knob_changes_are_leased_audited_and_reverted_at_its_end(
-    engine: Endpoint,
-) -> None:
+def test_autopilot_knob_changes_are_leased_audited_and_reverted(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test")
     moves = ticked(pilot, lambda: BUDGET in pilot.held, "a move")
     with ControlClient(engine, 30.0) as client:
@@ -247,9 +245,7 @@ def test_an_engine_that_ends_ends_the_autopilot(engine: Endpoint) -> None:
     pilot.close()
 
 
-def test_a_second_autopilot_is_refused_and_the_knobs_of_a_killed_one_are_restored(
-    engine: Endpoint,
-) -> None:
+def test_a_second_autopilot_is_refused_and_a_killed_one_gives_back(engine: Endpoint) -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "tune", engine.control]
     command += ["--hold", "--slo-itl", "15ms", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -296,9 +292,7 @@ def source(engine: Endpoint) -> Iterator[Subscriber]:
     subscriber.stop()
 
 
-async def test_one_key_starts_and_ends_the_autopilot_and_restores_the_knobs(
-    source: Subscriber,
-) -> None:
+async def test_one_key_starts_and_ends_the_autopilot(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "A")

@@ -181,9 +181,7 @@ def test_tune_raises_a_prefill_threshold_that_makes_ttfts_late_and_keeps_other_k
     assert not recorded["keeps"]
 
 
-def test_tune_marks_a_max_num_seqs_above_any_recorded_batch_as_a_guess(
-    run: Run, tmp_path: Path
-) -> None:
+def test_tune_marks_seats_above_any_recorded_batch_as_a_guess(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *SMALL_WORK, "--rate", "3", "--max-num-seqs", "1", "-o", path)
     found = json.loads(run("tune", path, "--slo-itl", "100ms", "--slo-ttft", "500ms", "--json"))
@@ -194,9 +192,7 @@ def test_tune_marks_a_max_num_seqs_above_any_recorded_batch_as_a_guess(
     assert "of the load) would do; max_num_seqs limited" in found["verdict"]
 
 
-def test_tune_says_that_service_levels_below_a_step_time_cannot_be_kept(
-    run: Run, tmp_path: Path
-) -> None:
+def test_tune_says_that_levels_below_a_step_time_cannot_be_kept(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *SMALL_WORK, "--rate", "4", "-o", path)
     found = json.loads(run("tune", path, "--slo-itl", "1ms", "--json"))
