@@ -1,6 +1,8 @@
 """Explains a whole recording: every late token, and how much each cause contributed."""
 
 import copy
+import statistics
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -10,7 +12,6 @@ from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late, known_apart
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.attribution.graphs import GraphSize, GraphSizes
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Recording
@@ -55,6 +56,49 @@ class NeverServed(NamedTuple):
 
     num_requests: int
     longest_ms: float | None  # None if there are no such requests
+
+
+class GraphSize(NamedTuple):
+    """Steps of about the same size that ran in the same kind of graph."""
+
+    kind: str  # full, piecewise or none
+    least_tokens: int  # computed for requests, without what filled the graph up
+    most_tokens: int
+    num_steps: int
+    share: float  # of all steps whose graph is known
+    median_ms: float  # of the device, or else from the launch of the model to the tokens
+
+
+class GraphSizes:
+    """In which kind of CUDA graph steps of each size ran, and how long they took."""
+
+    def __init__(self) -> None:
+        # (power of two of the tokens, kind) -> tokens and time of each step, in turns.
+        self._seen: dict[tuple[int, str], array[int]] = {}
+
+    def take(self, record: wire.StepRecord) -> None:
+        if record.cuda_graph is None:
+            return
+        tokens = record.num_prefill_tokens + record.num_decode_tokens
+        start_ns = record.launch_ns or record.schedule_end_ns or record.schedule_start_ns
+        size = max(0, tokens - 1).bit_length()
+        of = self._seen.setdefault((size, record.cuda_graph), array("q"))
+        of.extend((tokens, record.device_ns or record.tokens_ns - start_ns))
+
+    def found(self) -> list[GraphSize]:
+        """All sizes, the smallest first."""
+        num_steps = sum(len(each) // 2 for each in self._seen.values())
+        return [
+            GraphSize(
+                kind,
+                min(each[::2]),
+                max(each[::2]),
+                len(each) // 2,
+                len(each) / 2 / num_steps,
+                statistics.median(each[1::2]) / 1e6,
+            )
+            for (_, kind), each in sorted(self._seen.items())
+        ]
 
 
 class Explanation(NamedTuple):

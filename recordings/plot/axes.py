@@ -230,9 +230,9 @@ def finish(panel: "Axes", grid: PlotGrid, title: str, unit: str, lines: list[str
     panel.set_ylabel(f"{unit}, log" if panel.get_yscale() == "log" else unit)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     handles, labels = panel.get_legend_handles_labels()
-    close = {"borderpad": 0.1, "handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.2}
     where: Any = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "ncols": len(handles)}
-    panel.legend(handles, labels, **where, **close)
+    where |= {"borderpad": 0.1, "handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.2}
+    panel.legend(handles, labels, **where)
     room = panel.get_window_extent().height / DPI * 72  # in points
     look: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
     look["fontsize"] = max(5.0, min(7.5, room / len(lines) / 1.5))

@@ -2,18 +2,158 @@
 
 It lays out panels below each other and draws them with matplotlib, from a `PlotSeries` alone.
 Events (knob changes, marks, pauses, losses) are lines across all panels, with labels above.
+
+A panel is one function. A pixel column may cover several steps: then the solid shape shows their
+mean or median, and the pale shape (or a point) their maximum, because an average alone would hide a
+stall.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.recordings.plot import axes
-from stepscope.recordings.plot.panels import PANELS, kv_cache
 from stepscope.recordings.plot.series import EventKind, PlotSeries
+from stepscope.recordings.state.series.distribution import Distribution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_MANY_LATE = 150  # with more late points, their marks are smaller
+
+
+def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
+    """Draw the tokens of a step, by prefill, decode and so on, against the token budget."""
+    colours, series, np = grid.colours, grid.series, grid.np
+    num_steps = series.counts["num_steps"]
+    if (num_steps > 1).any():
+        fullest = np.nan_to_num(series.most["num_spent_tokens"])
+        axes.area(panel, grid, fullest, facecolor=(colours.prefill, 0.3), label="fullest step")
+    base = np.zeros(series.num_columns)
+    for name, colour, hatch, label in (
+        ("num_decode_tokens", colours.decode, None, "decode"),
+        ("num_prefill_tokens", colours.prefill, None, "prefill"),
+        ("num_padded_tokens", colours.padded, "....", "padding"),
+        ("num_cached_tokens", colours.cached, "//////", "cached, not spent"),
+    ):
+        if hatch and not series.counts[name].any():
+            continue
+        top = base + series.counts[name] / np.maximum(num_steps, 1)
+        face = (colour, 0.3) if hatch else colour
+        axes.area(
+            panel, grid, base, top, facecolor=face, edgecolor=colour, hatch=hatch, label=label
+        )
+        base = top
+    budgets = series.budget
+    axes.steps(panel, grid, grid.filled(budgets), color=colours.ink, linewidth=1.3, label="budget")
+    panel.set_ylim(0, None)
+    lines = [f"{series.sums.num_records:,} steps"]
+    known = budgets[~np.isnan(budgets)]
+    if len(known):
+        low, high = int(known.min()), int(known.max())
+        lines.append(f"budget {low:,}" if low == high else f"budget {low:,} to {high:,}")
+    num_tokens = series.sums.num_out_tokens
+    if num_tokens is not None:
+        lines.append(f"out {num_tokens / series.duration_ns * 1e9:,.0f} tok/s")
+    axes.finish(panel, grid, "Tokens", "tokens a step", lines)
+
+
+def step_time(panel: "Axes", grid: axes.PlotGrid) -> None:
+    measured = grid.series.waits.of["step"]
+    unit, unit_ns = axes.unit_of(measured)
+    longest, median = (each / unit_ns for each in grid.spread(grid.series.steps))
+    shade = (grid.colours.muted, 0.5)
+    axes.area(panel, grid, grid.np.nan_to_num(longest), facecolor=shade, label="longest")
+    axes.steps(panel, grid, median, color=grid.colours.ink, linewidth=0.9, label="median")
+    axes.set_scale(panel, measured, unit_ns)
+    axes.finish(panel, grid, "Step time", unit, axes.figures(measured))
+
+
+def itl(panel: "Axes", grid: axes.PlotGrid) -> None:
+    longest, median = grid.spread(grid.series.itls)
+    measured, bound_ms = grid.series.waits.of["itl"], grid.series.slo.itl_ms
+    _latency(panel, grid, "Inter-token latency (ITL)", measured, bound_ms, longest, median)
+
+
+def ttft(panel: "Axes", grid: axes.PlotGrid) -> None:
+    series = grid.series
+    measured, bound_ms = series.waits.of["ttft"], series.slo.ttft_ms
+    _latency(panel, grid, "Time to first token (TTFT)", measured, bound_ms, series.ttft_ns)
+
+
+def _latency(
+    panel: "Axes",
+    grid: axes.PlotGrid,
+    title: str,
+    measured: Distribution,
+    slo_ms: float,
+    longest_ns: Any,
+    median_ns: Any = None,
+) -> None:
+    """Draw the longest latency of each column, with another marker beyond the level."""
+    np, colours = grid.np, grid.colours
+    unit, unit_ns = axes.unit_of(measured)
+    longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns
+    is_late = np.nan_to_num(longest) > bound
+    is_kept = ~np.isnan(longest) & ~is_late
+    if median_ns is not None:
+        median = median_ns / unit_ns
+        look: dict[str, Any] = {"color": colours.decode}
+        panel.vlines(grid.middles, median, longest, linewidth=0.5, alpha=0.45, **look)
+        panel.plot(grid.middles, grid.bridged(median), linewidth=1.1, label="median", **look)
+    small, large = 3.0 if median_ns is None else 1.6, 2.6 if is_late.sum() > _MANY_LATE else 3.6
+    kept = "first token" if median_ns is None else "longest"
+    for places, marker, size, colour, label in (
+        (is_kept, "o", small, colours.decode, kept),
+        (is_late, "^", large, colours.breach, "beyond"),
+    ):
+        look = {"marker": marker, "markersize": size, "color": colour, "label": label}
+        look |= {"linestyle": "none", "markeredgewidth": 0}
+        panel.plot(grid.middles[places], longest[places], **look)
+    axes.set_scale(panel, measured, unit_ns, bound)
+    look = {"color": colours.breach, "linewidth": 0.9, "linestyle": (0, (4, 2))}
+    panel.axhline(bound, label=f"SLO {bound:,g} {unit}", **look)
+    axes.finish(panel, grid, title, unit, axes.figures(measured))
+
+
+def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    np = grid.np
+    waiting, running = (grid.filled(grid.series.most[f"num_{k}"]) for k in ("waiting", "running"))
+    colours = grid.colours
+    axes.area(panel, grid, np.nan_to_num(waiting), facecolor=colours.waiting, label="waiting")
+    axes.steps(panel, grid, running, color=colours.running, linewidth=1.1, label="running")
+    panel.set_ylim(0, None)
+    panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    lines = [f"running max {np.nanmax(running):,.0f}", f"waiting max {np.nanmax(waiting):,.0f}"]
+    axes.finish(panel, grid, "Requests", "count", lines)
+
+
+def kv_cache(panel: "Axes", grid: axes.PlotGrid) -> None:
+    np, series, colours = grid.np, grid.series, grid.colours
+    held, cached = (100 * grid.filled(each) for each in (series.kv_used, series.kv_cached))
+    axes.area(panel, grid, held, facecolor=colours.held, label="held by requests")
+    pale: dict[str, Any] = {"facecolor": (colours.cached, 0.2), "edgecolor": colours.cached}
+    axes.area(panel, grid, held, held + cached, hatch="//////", label="cached, free", **pale)
+    lines = [f"held max {np.nanmax(held):.0f}%"]
+    if num_preempted := series.sums.num_preempted:
+        is_out = series.num_preempted > 0
+        look: dict[str, Any] = {"marker": "x", "markersize": 3.5, "markeredgewidth": 1.0}
+        look |= {"linestyle": "none", "color": colours.breach, "label": "preemption"}
+        panel.plot(grid.middles[is_out], np.full(int(is_out.sum()), 108.0), **look)
+        word = "preemption" if num_preempted == 1 else "preemptions"
+        lines.append(f"{num_preempted:,} {word}")
+    panel.set_ylim(0, 116)
+    panel.set_yticks((0, 50, 100))
+    axes.finish(panel, grid, "KV cache", "% blocks", lines)
+
+
+# Panel -> its share of the height.
+PANELS: Mapping[Callable[["Axes", axes.PlotGrid], None], float] = {
+    budget: 2.6, step_time: 1.4, itl: 1.7, ttft: 1.2, requests: 1.0, kv_cache: 1.0,
+}  # fmt: skip
+
 
 _MAX_ROWS = 5  # of labels
 _MAX_LINES = 120  # more would be a grey wall

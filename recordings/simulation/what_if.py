@@ -22,9 +22,8 @@ import msgspec
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.session import TimedKnobs, run_cluster
-from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.basis import MachineStepTimes, WhatIfBasis
 from stepscope.recordings.simulation.figures import RunSums, flat
-from stepscope.recordings.simulation.machine_speed import MachineStepTimes
 from stepscope.recordings.state.series.latency import SLO
 
 # Prefix of a figure's name -> factor, from pairs of real runs (docs/simulate.md). `_VARIED` is for
