@@ -17,7 +17,7 @@ from stepscope.recordings.check.ledgers import BlockLedger, TokenLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.losses import Loss, losses_in
-from stepscope.recordings.file.mcap.chunk import has_sound_head, was_overwritten
+from stepscope.recordings.file.mcap.chunk import has_sound_head
 from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.mcap.index import read_index
 from stepscope.recordings.file.mcap.sink import MAGIC
@@ -193,9 +193,7 @@ def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> Non
         place = recording.index.chunks[number]
         steps = recording.steps_in(number)
         kept = "nothing of it" if steps is None else f"steps {steps[0]:,} to {steps[1]:,} of it"
-        what = "is damaged"
-        if place.is_cut:
-            what = what if was_overwritten(recording.stream, place) else "was cut off"
+        what = "was cut off" if place.is_cut else "is damaged"
         report.checksums.problem(
             f"chunk {number + 1} (byte {place.offset:,}, {place.length:,} bytes) {what}; {kept} "
             "can be read"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.recordings.simulation.suspects import SUSPECTS, Evidence, Remedy, Seen, Suspect
+from stepscope.recordings.simulation.suspects import SUSPECTS, Remedy, Seen, Suspect
 from stepscope.recordings.simulation.what_if import Forecast, forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import NAMED_WAITS, Limit
@@ -48,7 +48,8 @@ class Finding(NamedTuple):
     """What the records and the simulations say about one suspect."""
 
     suspect: Suspect
-    evidence: Evidence
+    is_likely: bool  # if False, it is not simulated
+    evidence: str
     trial: Trial | None  # of its best remedy; None if not simulated
 
 
@@ -89,8 +90,7 @@ def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Di
 
     lifted = Remedy("as recorded", seen.basis.setup, {}, is_live=True)
     again = now = simulated(lifted, "simulating it as it was")
-    evidence = {suspect.name: suspect.look(seen) for suspect in SUSPECTS}
-    likely = [each for each in SUSPECTS if evidence[each.name].is_likely]
+    likely = [each for each in SUSPECTS if each.is_likely(seen)]
     first: dict[str, Trial] = {}
     bottlenecks: list[tuple[Suspect, Trial]] = []
     while _kept(now) < KEPT_SHARE and len(bottlenecks) < _MAX_ROUNDS:
@@ -103,10 +103,12 @@ def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Di
         bottlenecks.append((suspect, best))
         # Work that this one held back may now meet limits that no recorded step has met.
         likely = [each for each in SUSPECTS if each is not suspect]
-    findings = [Finding(each, evidence[each.name], first.get(each.name)) for each in SUSPECTS]
+    findings = [
+        Finding(each, each.is_likely(seen), each.evidence(seen), first.get(each.name))
+        for each in SUSPECTS
+    ]
     findings.sort(key=_weight, reverse=True)
-    shares = {limit: seen.share(limit) for limit in NAMED_WAITS}
-    held = {limit: share for limit, share in shares.items() if share >= _MIN_GAIN}
+    held = {limit: seen.shares[limit] for limit in NAMED_WAITS if seen.shares[limit] >= _MIN_GAIN}
     return Diagnosis(again, _kept(again), findings, bottlenecks, held)
 
 
@@ -125,4 +127,4 @@ def _kept_in(run: Mapping[str, float | None]) -> float:
 
 
 def _weight(found: Finding) -> tuple[bool, float]:
-    return found.evidence.is_likely, found.trial.gain if found.trial else 0.0
+    return found.is_likely, found.trial.gain if found.trial else 0.0

@@ -206,18 +206,10 @@ def test_damage_that_demands_impossible_memory_is_damage(large: Written, tmp_pat
         assert recording.check_chunk(2)
 
 
-def test_an_unfinished_chunk_is_reported_as_cut_off_or_with_zeros_inside_as_damaged(
-    large: Written, tmp_path: Path
-) -> None:
+def test_an_unfinished_chunk_is_reported_as_cut_off(large: Written, tmp_path: Path) -> None:
     path = tmp_path / "cut.mcap.part"
-    last = large.chunks[-1]
-    middle = last.offset + last.length // 2
-    content = bytearray(large.content[: last.end - 1000])
-    path.write_bytes(content)
+    path.write_bytes(large.content[: large.chunks[-1].end - 1000])
     assert "was cut off" in verify(path, nothing).checksums.problems[0]
-    content[middle : middle + 512] = bytes(512)
-    path.write_bytes(content)
-    assert "is damaged" in verify(path, nothing).checksums.problems[0]
 
 
 def test_an_intact_file_is_not_repaired(small: Written) -> None:

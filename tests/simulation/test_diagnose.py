@@ -160,7 +160,6 @@ def test_tune_names_prompts_that_were_prefilled_whole(run: Run) -> None:
     found = json.loads(run("tune", "--bottleneck", "freeze", "--json"))
     assert found["kept_share"] < 0.5
     assert found["bottlenecks"][0]["suspect"] == "batching"
-    assert "prompts are prefilled whole, and 1.6% of the gaps were late" in found["verdict"]
     assert "stepscope set enable_chunked_prefill=true" in found["verdict"]
 
 
