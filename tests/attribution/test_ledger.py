@@ -169,22 +169,17 @@ def test_the_beneficiary_of_a_preemption_is_the_request_it_made_room_for(
 
 def test_what_an_engine_does_not_publish_stays_unknown() -> None:
     messages = preempted_once().messages
-    bare = [
-        (number, msgspec.structs.replace(m, waiting_reasons=None, kv=None, moves=[]))
-        if isinstance(m, StepRecord)
-        else (number, msgspec.structs.replace(m, kv=None) if isinstance(m, EngineStatus) else m)
-        for number, m in messages
-    ]
+
+    def without(*kinds: type, **values: Any) -> list[tuple[int, Telemetry]]:
+        replace = msgspec.structs.replace
+        return [(n, replace(m, **values) if isinstance(m, kinds) else m) for n, m in messages]
+
+    messages = without(StepRecord, EngineStatus, kv=None)
+    bare = without(StepRecord, waiting_reasons=None, moves=[])
     ledger = ledger_of(bare)
     assert ledger.preemptions[0].beneficiary is None
     assert set(ledger.waiting()[0].reasons) == {""}
-    without_rows = [
-        (number, msgspec.structs.replace(m, batch=None, events=[]))
-        if isinstance(m, StepRecord)
-        else (number, m)
-        for number, m in messages
-    ]
-    ledger = ledger_of(without_rows)
+    ledger = ledger_of(without(StepRecord, batch=None, events=[]))
     assert not ledger.publishes_requests
     assert ledger.tax().token_share is None
 

@@ -14,20 +14,16 @@ from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.session.time.worst import WorstStalls
 from stepscope.tui.views.format import clock, with_ms
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.pages import latency_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.view import View
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.keys import press_keys
 from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.screens.still_dashboard import dashboard
-from tests.support.sessions.history_steps import history_of
 
 Call = Callable[..., Any]
 
@@ -187,38 +183,6 @@ async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_tok
         replay.file_index = searched
         await worst(app, replay)
         assert app.main.new_frame().cursor == 302
-
-
-def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -> None:
-    """After the seek, the sought step is the newest in memory; nothing else has changed."""
-    history = history_of(
-        simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)), SLO(1e9, 12.0)
-    )
-    worst_step = history.windows.stalls().longest[0].step
-
-    class Seeking:
-        """A replay with room for one step only, and the view that moves through it."""
-
-        status, extent, frame = "paused", (0, 10_000), None
-        file_index = FileIndex(SAMPLE)  # not searched
-
-        def __init__(self) -> None:
-            self.view = View()
-            self.sought: list[int] = []
-
-        def go(self, step: int) -> None:
-            self.view.follow()
-            self.sought.append(step)
-            if len(self.sought) == 1:
-                history.rewind(step)
-
-    seeking: Any = Seeking()
-    said = Notices(lambda: 0.0)
-    worst = WorstStalls(seeking, lambda: history, seeking, said, lambda action_id: "w")
-    worst.next()
-    assert history.last_step == worst_step
-    worst.next()
-    assert seeking.sought == [each.step for each in history.windows.stalls(None, 2).longest]
 
 
 # The panel of the main screen

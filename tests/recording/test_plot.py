@@ -44,16 +44,11 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Call) -> tupl
             if isinstance(message, StepRecord) and message.step == PAUSE_AT:
                 later_ns = PAUSE_NS
                 state = source.history.state
-                source.take(
-                    sequence,
-                    EngineStatus(
-                        state="paused",
-                        step=state.step,
-                        time_ns=state.time_ns,
-                        num_running=state.num_running,
-                        num_waiting=state.num_waiting,
-                    ),
+                counts = {"num_running": state.num_running, "num_waiting": state.num_waiting}
+                status = EngineStatus(
+                    state="paused", step=state.step, time_ns=state.time_ns, **counts
                 )
+                source.take(sequence, status)
                 sequence += 1
             if later_ns:
                 message = later(message, later_ns)
@@ -167,23 +162,12 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
         assert drawn[0].startswith(begins)
     # Text is drawn as shapes, with its words in a comment.
     said = re.findall(r"<!-- (.*?) -->", first.decode())
-    for text in (
-        "a $ sign",
-        "Tokens",
-        "budget",
-        "Step time",
-        "Inter-token latency (ITL)",
-        "SLO 30 ms",
-        "Time to first token (TTFT)",
-        "Requests",
-        "KV cache",
-        "preemption",
-        "s since step 0",
-        "step",
-        "▼ of $x$ _y_",
-        "◆ max_num_batched_tokens 1024→512",
-        "‖ engine paused for 3.0 s",
-    ):
+    texts = (
+        *("a $ sign", "Tokens", "budget", "Step time", "Inter-token latency (ITL)", "SLO 30 ms"),
+        *("Time to first token (TTFT)", "Requests", "KV cache", "preemption", "s since step 0"),
+        *("step", "▼ of $x$ _y_", "◆ max_num_batched_tokens 1024→512", "‖ engine paused for 3.0 s"),
+    )
+    for text in texts:
         assert text in said, text
     assert "a.svg: steps " in capsys.readouterr().out
     # An existing file is replaced, completely or not at all.
