@@ -81,10 +81,7 @@ class Baseline:
         self._rare: dict[_Class, tuple[int, int | None]] = {}  # (steps known then, baseline)
 
     def add(self, work: StepWork, ns: int) -> None:
-        """Add the duration `ns` of a step.
-
-        If steps overlap, it counts from the end of the previous step.
-        """
+        """Add the duration `ns` of a step; if steps overlap, since the end of the one before."""
         self._alike[_class_of(work)].add(ns)
         self.num_steps += 1
 
@@ -100,10 +97,7 @@ class Baseline:
     def slow_step(
         self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
     ) -> SlowStep | None:
-        """Duration and baseline of a step if it was slow; None if not, or if no baseline is known.
-
-        `after_slow`: whether the previous step was slow.
-        """
+        """Duration and baseline of a step if it was slow; None if not, or without a baseline."""
         baseline_ns = self._ns(_class_of(work))
         if not baseline_ns or ns < (STILL_SLOW if after_slow else SLOW) * baseline_ns:
             return None
@@ -112,8 +106,8 @@ class Baseline:
     def _ns(self, kind: _Class) -> int | None:
         """The usual duration of a step with this work; None if too few such steps are known.
 
-        If few steps with about this work are known, steps with somewhat more work count too: a step
-        that is slow even compared to those is certainly slow.
+        Of rare work, steps with somewhat more count too: what is slow beside those is certainly
+        slow.
         """
         alike = self._alike.get(kind)
         if alike is not None and alike.num_steps >= MIN_STEPS:

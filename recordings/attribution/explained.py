@@ -38,10 +38,7 @@ class CauseShare(NamedTuple):
 
 
 class Affected(NamedTuple):
-    """How many requests there were, and how many had late tokens.
-
-    Waits that are late only because an operator had paused the engine do not count.
-    """
+    """How many requests there were, and had late tokens; not those late only by a pause."""
 
     num_requests: int  # all that were live at some time in the recording
     num_late: int  # with a late token
@@ -49,10 +46,7 @@ class Affected(NamedTuple):
 
 
 class NeverServed(NamedTuple):
-    """Requests without any token: how many, and their longest wait.
-
-    They were aborted, or still waited at the last message.
-    """
+    """Requests aborted, or still waiting at the end, without a token, and their longest wait."""
 
     num_requests: int
     longest_ms: float | None  # None if there are no such requests
@@ -163,10 +157,7 @@ def explain_recording(recording: Recording, slo: SLO, request_id: int | None = N
 
 
 def affected_by(late: Iterable[Late], num_requests: int) -> Affected:
-    """Count the requests with late tokens.
-
-    `late`: all late tokens of a session with so many requests.
-    """
+    """Count the requests with late tokens among `late`, all of a session with so many requests."""
     counted = [each for each in late if not each.is_excused]
     all_late = {each.request_id for each in counted}
     between = {each.request_id for each in counted if each.token_idx}
@@ -176,9 +167,7 @@ def affected_by(late: Iterable[Late], num_requests: int) -> Affected:
 class _Read:
     """What reading a recording found, besides its late tokens.
 
-    Attributes:
-        waits: all gaps and first tokens, without the operator's pauses.
-        ended: requests seen as finished in a snapshot; they may have ended before the recording.
+    `ended`: requests that a snapshot says are finished; they may have ended before the recording.
     """
 
     def __init__(self, explainer: Explainer) -> None:

@@ -64,10 +64,7 @@ class LateSweep:
         self.step = state.step  # the last step read
 
     def num_steps_for(self, first_ns: int, first_step: int, last_step: int) -> int | None:
-        """How many more steps to read to explain waits that began at or after `first_ns`.
-
-        None if this sweep began too late or has already read `first_step`.
-        """
+        """How many more steps to read for waits since `first_ns`; None: it began too late."""
         if self._begin_ns > first_ns or self.step >= first_step:
             return None
         return last_step - self.step

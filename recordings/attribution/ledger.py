@@ -234,10 +234,7 @@ class Ledger:
         return preemption
 
     def _adopt(self) -> None:
-        """Take over the requests of the state.
-
-        Requests missing from the state have ended unobserved.
-        """
+        """Take over the requests of the state; those missing there have ended unobserved."""
         views = self._state.requests
         live = {each for each, view in views.items() if view.status != "finished"}
         self._open = {each: held for each, held in self._open.items() if each in live}

@@ -106,11 +106,9 @@ class Preemption:
 
 
 def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[int]:
-    """For each preemption, how many of the positions [start, end) it lost.
+    """How many of the positions [start, end) each of a request's preemptions lost, oldest first.
 
-    A position that was lost twice counts for the later preemption.
-
-    `preemptions`: all of one request, oldest first.
+    A position that was lost twice counts for the later one.
     """
     counts = []
     floor = start

@@ -54,10 +54,7 @@ class QueueTime:
         self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
 
     def restart(self, between: list[Piece], span: StepSpan) -> None:
-        """Drop all time before a step in which no request waited.
-
-        Keeps this step and the previous step, because arrivals during them are published later.
-        """
+        """Drop the time before the last two steps, in which nobody waited."""
         self._last.append((between, span))
         if len(self._last) == _NUM_LAST:
             self._chunks, self._prune_at = [], _PRUNE_AT
@@ -74,10 +71,7 @@ class QueueTime:
         return [piece for chunk in self._chunks[self._place(time_ns) :] for piece in chunk.pieces]
 
     def cover(self, request: Wait) -> list[Piece]:
-        """Explain most of a request's wait with merged pieces of time.
-
-        Returns the pieces for the rest.
-        """
+        """Explain most of a wait with merged pieces of time. Returns the pieces for the rest."""
         self._begin()
         chunks = self._chunks[self._place(request.covered_ns) :]
         for chunk in chunks[:-1]:

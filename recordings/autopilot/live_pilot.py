@@ -140,7 +140,6 @@ class LivePilot:
                 self._newest_ns = message.tokens_ns
 
     def _look(self, now_s: float) -> None:
-        """End the autopilot if no telemetry comes, or that of another engine."""
         assert self._begun_s is not None
         if self._source.status == "live":
             self._is_joined = True

@@ -207,7 +207,6 @@ class Autopilot:
         return self._by_seats(step_s, aim_s)
 
     def _by_seats(self, step_s: Callable[[int, int], float], aim_s: float) -> Move | None:
-        """Lower `max_num_seqs` if the smallest budget does not suffice; raise it again later."""
         if SEATS not in self._specs:
             return None
         fits = _largest(
@@ -236,7 +235,6 @@ class Autopilot:
             self._margin = min(_MARGINS[1], self._margin * _LOOSEN)
 
     def _move(self, name: str, wanted: float, reason: str) -> Move | None:
-        """Return a change of a knob towards `wanted` by the most of one move; None: too small."""
         if name not in self._specs:
             return None
         now = self._budget if name == BUDGET else self._seats
@@ -262,6 +260,5 @@ def _whole(value: wire.KnobValue | None) -> int:
 
 
 def _largest(least: int, most: int, holds: Callable[[int], bool]) -> int | None:
-    """The largest number for which `holds` is true; None if there is none."""
     found = bisect_left(range(least, most + 1), True, key=lambda number: not holds(number))
     return least + found - 1 if found else None

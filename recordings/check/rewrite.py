@@ -72,7 +72,6 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
 
 
 def _not_ended(path: Path) -> RecordingError:
-    """The error for a file that is being written: a copy would lack what is written next."""
     return RecordingError(f"{path}: {BEING_WRITTEN}; its recorder makes it whole when it ends")
 
 

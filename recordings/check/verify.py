@@ -279,10 +279,7 @@ class _MessageChecks:
         self._tokens.forget()
 
     def _end_gap(self, before_step: int | None) -> bool:
-        """Report messages missing since the last step, unless a repair has listed them as lost.
-
-        Returns whether any are missing since the last step.
-        """
+        """Report what is missing since the last step, unless a repair told it; whether any is."""
         last, num_missing, self._num_missing = self._step, self._num_missing, 0
         is_known = Loss(last, before_step) in self._report.losses
         if num_missing and not is_known:

@@ -11,20 +11,14 @@ ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
 
 
 class Place(NamedTuple):
-    """The chart points of one run, and the place of offset 0 on the common axis.
-
-    `zero`: nanoseconds since the start of this run, or the step, at offset 0.
-    """
+    """The points of one run; `zero`: the time since its start, or the step, at offset 0."""
 
     points: StepPoints
     zero: int
 
 
 class Axis(NamedTuple):
-    """Two runs on one chart axis. Offsets are nanoseconds, or steps if `align` is "step".
-
-    `start`, `end`: range of the offsets at which either run has steps.
-    """
+    """Two runs on one axis, from `start` to `end`: nanoseconds, or steps if `align` is "step"."""
 
     align: Align
     a: Place
@@ -51,10 +45,7 @@ class Axis(NamedTuple):
 
 
 def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
-    """Put two runs on one chart axis.
-
-    `pair`: the request to align by if `align` is "request"; None: align by time instead.
-    """
+    """Put two runs on one axis; aligned by `pair` if `align` is "request", without one by time."""
     if align == "step":
         firsts = [side.points.first_step or 0 for side in (a, b)]
         lasts = [side.points.last_step for side in (a, b)]

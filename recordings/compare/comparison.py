@@ -27,10 +27,7 @@ _CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs":
 
 
 class SettingDifference(NamedTuple):
-    """A knob or an engine property in which two runs differ.
-
-    `a`, `b`: all values it had in that run, in order; empty if unknown.
-    """
+    """A knob or engine property that differs: all its values in each run, in order."""
 
     name: str
     a: tuple[KnobValue, ...]
@@ -106,10 +103,7 @@ class Comparison(NamedTuple):
 
     @property
     def different_work(self) -> str | None:
-        """How the load differs, in a few words; None if the difference is small or may be chance.
-
-        If the load differs, only some figures have a winner.
-        """
+        """How the load differs, if by more than chance: then only some figures have a winner."""
         return self.load.other_work
 
     def figure(self, key: str) -> ComparedFigure:

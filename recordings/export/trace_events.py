@@ -39,8 +39,6 @@ def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
 
 
 class _Packets:
-    """Writes tracks, and the events on each in order of time."""
-
     def __init__(self, stream: IO[bytes]) -> None:
         try:
             from perfetto.protos.perfetto.trace import perfetto_trace_pb2

@@ -90,7 +90,6 @@ def _latency(
     longest_ns: Any,
     median_ns: Any = None,
 ) -> None:
-    """Draw the longest latency of each column, with another marker beyond the level."""
     np, colours = grid.np, grid.colours
     unit, unit_ns = axes.unit_of(measured)
     longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns
@@ -191,7 +190,6 @@ def figure(
 
 
 def _paint(drawing: "Figure", grid: axes.PlotGrid, heading: str, details: Sequence[str]) -> None:
-    """Draw heading, events and panels, from top to bottom."""
     width, height = drawing.get_size_inches()
     room = int((width - _LEFT - 0.1) / _LETTER)
     lines = [line[: room - 1] + "…" * (len(line) >= room) for line in details]
@@ -259,7 +257,6 @@ def _draw_events(drawing: "Figure", grid: axes.PlotGrid, top: float) -> int:
 
 
 def _step_numbers(panel: "Axes", grid: axes.PlotGrid, height: float) -> None:
-    """Draw an axis of step numbers below the time axis, to find a step in a replay."""
     from matplotlib.ticker import FixedLocator
 
     firsts, np = grid.filled(grid.series.first_steps), grid.np

@@ -196,7 +196,6 @@ def read_series(
 
 
 def _record_at(recording: Recording, step: int) -> StepRecord | None:
-    """The record of a step, or of the nearest one that can be read."""
     for position in (recording.find_step(step), recording.find_step(step + 1)):
         frame = None if position is None else recording.frame_before(position)
         message = None if frame is None else wire.decode(frame.payload)

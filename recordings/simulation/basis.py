@@ -39,11 +39,7 @@ def step_records(recording: Recording) -> Iterator[StepRecord]:
 
 
 def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
-    """Yield the steps whose batch was recorded.
-
-    Yields:
-        (time in ns at which the step's tokens were known, step)
-    """
+    """Yield the steps whose batch was recorded, each with the time (ns) of its tokens."""
     before: StepRecord | None = None
     pads = bool(recording.info.simulated)
     for step in step_records(recording):

@@ -100,11 +100,7 @@ def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
 
 
 def _scaled(name: str, setup: SimulatedSetup) -> Iterator[Remedy]:
-    """Yield remedies with 2 and 4 times the value of a knob.
-
-    A running engine cannot go beyond the value with which it was started: such a remedy needs a
-    restart.
-    """
+    """Beyond the value with which an engine was started, a remedy needs a restart."""
     for times in (2, 4):
         value = times * getattr(setup.knobs, name)
         most = getattr(setup.limits, name)

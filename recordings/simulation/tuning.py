@@ -113,7 +113,6 @@ class Tuning:
         return [each.changes for each in finalists]
 
     def _variants(self, best: Changes, name: str) -> Iterator[Changes]:
-        """Yield `best` with each value to try of the knob `name`, without incompatible ones."""
         recorded = self._setup.knobs.as_dict()
         for value in self._values(name):
             changes = {**best, name: value}
@@ -178,7 +177,6 @@ class Tuning:
 
 
 def _rank(each: Candidate) -> tuple[bool, bool, float]:
-    """Sort key of a candidate; the best is the largest. Candidates that are not known rank last."""
     return each.is_known, *_promise(each)
 
 
@@ -187,12 +185,7 @@ def _promise(each: Candidate) -> tuple[bool, float]:
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the best candidate.
-
-    Among candidates with nearly equal goodput, it prefers those whose p95 latencies are within the
-    service level, then those with the fewest changes, then those whose p95 is lowest relative to
-    it.
-    """
+    """Of nearly equal goodputs, one with p95 within the levels, then few changes, then low p95."""
     is_known, keeps, goodput = max(map(_rank, candidates))
     near = [
         each
@@ -210,7 +203,6 @@ def changes_text(changes: Changes) -> str:
 
 
 def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
-    """Return values of a knob to try, up to where the fitted step times hold."""
     powers = {1 << bit for bit in range(least.bit_length() - 1, most.bit_length())}
     return sorted(powers | {min(most, recorded * 3 // 2)})
 

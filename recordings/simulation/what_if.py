@@ -42,10 +42,7 @@ class Predicted(NamedTuple):
 
 
 def family(name: str) -> str:
-    """Return the prefix of a figure's name ("ttft", "itl", "e2e") whose factor the figure uses.
-
-    Rates, counts and shares use the factor of "e2e".
-    """
+    """The prefix ("ttft", "itl", "e2e") whose factor a figure uses; rates and shares: "e2e"."""
     begin = name.partition("_")[0]
     return begin if begin in _VARIED else "e2e"
 

@@ -69,8 +69,6 @@ class Advice(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """What a rule of `advice` looks at: the steps with its limit, and the figures of the run."""
-
     share: float  # share of the steps that this limit held
     steps: Sums  # over these steps
     figures: Mapping[str, float | None]

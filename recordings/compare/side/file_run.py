@@ -16,10 +16,7 @@ from stepscope.recordings.state.series.limits import Limit
 
 
 class FileRun:
-    """The sums of a run that was recorded. Implements `Run`.
-
-    Raises RecordingError: the recording cannot be read.
-    """
+    """The sums of a recorded run, a `Run`. Raises RecordingError: it cannot be read."""
 
     def __init__(
         self,

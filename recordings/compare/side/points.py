@@ -125,7 +125,6 @@ class StepPoints:
 
 
 def _merged(points: "NDArray[np.int64]", begins: Sequence[int]) -> "NDArray[np.int64]":
-    """One point for each group of points, of which `begins` tells the first."""
     import numpy as np
 
     merged: NDArray[np.int64] = np.maximum.reduceat(points, begins, axis=1)
