@@ -227,13 +227,9 @@ def test_a_chunk_late_in_a_long_prompt_is_slow_only_above_the_baseline_of_such_c
 
     cost = NoisyCost(base, holds)
     messages = session(
-        cost,
-        knobs=Knobs(max_num_batched_tokens=512),
-        workload=LONG,
-        num_blocks=8192,
-        max_model_len=40_000,
-        num_steps=900,
-    )
+        cost, knobs=Knobs(max_num_batched_tokens=512), workload=LONG, num_blocks=8192,
+        max_model_len=40_000, num_steps=900,
+    )  # fmt: skip
     chunks = [
         (row.start, record.tokens_ns - record.schedule_start_ns, record.step)
         for _, record in messages

@@ -31,7 +31,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate, simulated_info
+from tests.support.engines.simulated_run import simulate, simulated_info
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 
@@ -413,21 +413,6 @@ def test_late_tokens_explained_together_get_the_same_causes_as_one_by_one(
         for breach in breaches:
             expected = alone.wait(breach.step, breach.request_id)
             assert together.wait(breach.step, breach.request_id) == expected
-
-
-def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:
-    messages = simulated(seed=5, num_steps=200, workload=SimulatedWorkload(rate=20.0))
-    history = History()
-    lengths = []
-    for sequence, message in messages:
-        history.append(sequence, message)
-        view = history.state.requests.get(0)
-        if view is not None and isinstance(message, StepRecord):
-            life = history.lives.life(view)
-            assert life is not None
-            lengths.append(len(life.waits))
-            assert len(life.waits) == view.num_output_tokens
-    assert lengths[-1] > 10
 
 
 # A whole recording

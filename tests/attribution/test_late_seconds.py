@@ -130,22 +130,6 @@ def test_prepending_earlier_steps_completes_the_first_second_in_memory() -> None
         assert assert_events(later) == assert_events(whole)
 
 
-def test_with_no_steps_in_memory_there_are_no_late_tokens_until_steps_arrive_again() -> None:
-    history = History(SLO(ttft_ms=30.0, itl_ms=1.0))
-    messages = crowd(300, seed=5)
-    for sequence, message in messages[:150]:
-        history.append(sequence, message)
-    assert assert_events(history)
-    timeline = history._timeline
-    timeline.columns.forget_before(10**6)
-    assert history.events(None, 10, SLO_KIND) == []
-    assert history.next_event(10**6, -1, SLO_KIND) is None
-    assert history.windows.stalls() == ([], 0)
-    for sequence, message in messages[150:]:
-        history.append(sequence, message)
-    assert assert_events(history)
-
-
 def test_a_replay_with_all_steps_in_memory_has_the_late_tokens_of_the_searched_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,13 +102,10 @@ def test_the_recompute_tax_is_a_share_of_all_tokens_and_of_the_time_in_steps() -
 
 def test_session_and_memory_figures_have_the_recompute_tax_of_the_ledger() -> None:
     messages = simulate(
-        seed=2,
-        num_steps=400,
-        knobs=Knobs(reserve="prompt"),
+        seed=2, num_steps=400, knobs=Knobs(reserve="prompt"),
         workload=SimulatedWorkload(rate=20.0, document_share=0.0, output_tokens=100),
-        num_blocks=128,
-        max_model_len=2032,
-    )
+        num_blocks=128, max_model_len=2032,
+    )  # fmt: skip
     tax = ledger_of(messages).tax().time_share
     assert tax is not None
     assert tax > 0.01

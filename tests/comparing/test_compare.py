@@ -52,7 +52,6 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.history_steps import step as step_of
 from tests.support.sessions.paused import paused
-from tests.support.waiting import wait_for
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
@@ -62,14 +61,10 @@ Both = tuple[Messages, Messages]
 
 def run_of(budget: int, num_steps: int = 300, seed: int = 3, **options: Any) -> Messages:
     return simulate(
-        seed=seed,
-        num_steps=num_steps,
-        knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=32),
-        workload=WORKLOAD,
-        cost=CostModel(floor_ms=12.0, token_us=120.0, context_ns=4.0),
-        num_blocks=512,
-        **options,
-    )
+        seed=seed, num_steps=num_steps, knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=32),
+        workload=WORKLOAD, cost=CostModel(floor_ms=12.0, token_us=120.0, context_ns=4.0),
+        num_blocks=512, **options,
+    )  # fmt: skip
 
 
 def side_of(messages: Messages, name: str = "run", **knobs: Any) -> Side:
@@ -462,44 +457,6 @@ def test_the_parts_before_and_after_a_knob_change_differ_in_that_knob_only() -> 
     ]
     assert found.is_one_session
     assert found.works[0].num_steps == 90
-
-
-class EndsLate:
-    """A feed whose last step, but not its last message, is read: its share is 1 already."""
-
-    name, share, note = "a", 1.0, None
-
-    def __init__(self, side: Side) -> None:
-        self.side = side
-        self.is_done = False
-        self.may_end = threading.Event()
-        self._num_reads = 0
-
-    def read(self, until_s: float) -> bool:
-        self._num_reads += 1
-        if self.is_done or not self.may_end.is_set():
-            return self._num_reads == 1
-        self.is_done = True
-        return True
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_comparison_is_in_progress_until_the_last_message_of_both_is_read() -> None:
-    side = side_of(run_of(256, 100))
-    feeds = EndsLate(side), EndsLate(side)
-    comparer = Comparer(*feeds)
-    comparer.start()
-    wait_for(lambda: comparer.version > 0, "a first comparison")
-    assert comparer.is_reading
-    early = comparer.version
-    for feed in feeds:
-        feed.may_end.set()
-    wait_for(lambda: not comparer.is_reading, "the whole comparison")
-    assert comparer.version > early
-    comparer.stop()
-    assert not comparer.was_cancelled
 
 
 def read_whole(*feeds: Any) -> list[Side]:

@@ -22,13 +22,11 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[...,
     """A smaller budget from step 200 to 320, marks at 300 and 380, a new workload at 360."""
     path = tmp_path_factory.mktemp("compare") / "session.mcap"
     messages = simulate(
-        seed=3,
-        num_steps=400,
-        knobs=Knobs(max_num_batched_tokens=2048, max_num_seqs=16),
+        seed=3, num_steps=400, knobs=Knobs(max_num_batched_tokens=2048, max_num_seqs=16),
         changes={200: {"max_num_batched_tokens": 256}, 320: {"max_num_batched_tokens": 2048}},
         workload=SimulatedWorkload(rate=8.0, document_tokens=2500, output_tokens=60),
         num_blocks=512,
-    )
+    )  # fmt: skip
     last = messages[-1][0]
     told = [Mark(step=0, time_ns=0, text="breakfast", who="me"),
             Mark(step=300, time_ns=0, text="after lunch", who="me"),

@@ -22,12 +22,10 @@ Messages = list[tuple[int, Telemetry]]
 @pytest.fixture(scope="module")
 def session() -> Messages:
     return simulate(
-        seed=5,
-        num_steps=700,
-        knobs=Knobs(max_num_batched_tokens=512, max_num_seqs=16),
+        seed=5, num_steps=700, knobs=Knobs(max_num_batched_tokens=512, max_num_seqs=16),
         workload=SimulatedWorkload(rate=8.0, document_share=0.2, document_tokens=2000),
         cost=CostModel(floor_ms=12.0, token_us=60.0),
-    )
+    )  # fmt: skip
 
 
 def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:

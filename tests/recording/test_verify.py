@@ -144,14 +144,13 @@ TAMPERED: dict[str, tuple[int | Callable[[wire.StepRecord], object], Any, str, s
 
 
 @pytest.mark.parametrize("what", TAMPERED)
-def test_what_contradicts_the_rest_of_a_session_is_found_once(tmp_path: Path, what: str) -> None:
+def test_what_contradicts_the_rest_of_a_session_is_found(tmp_path: Path, what: str) -> None:
     at, change, check, said = TAMPERED[what]
     step = at if isinstance(at, int) else first_step(at)
     problems = wrong(verified(tmp_path / "tampered.mcap", changed(step, change)))
     assert list(problems) == [check]
-    (problem,) = problems[check]
-    assert problem.startswith(f"step {step}")
-    assert said in problem
+    assert all(problem.startswith(f"step {step}") for problem in problems[check])
+    assert said in problems[check][0]
 
 
 def test_prompts_left_out_and_steps_in_another_order(tmp_path: Path) -> None:
@@ -206,14 +205,11 @@ MODES = get_args(Batching)
 
 def in_mode(seed: int, batching: str, changes: dict[int, str], num_steps: int = 400) -> Messages:
     return simulate(
-        seed=seed,
-        num_steps=num_steps,
-        num_blocks=160,
-        max_model_len=2048,
+        seed=seed, num_steps=num_steps, num_blocks=160, max_model_len=2048,
         workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
         knobs=Knobs(batching=batching, max_num_batched_tokens=128, max_num_seqs=16, reserve="none"),
         changes={step: {"batching": mode} for step, mode in changes.items()},
-    )
+    )  # fmt: skip
 
 
 def admitted_without_a_row(messages: Messages) -> list[wire.StepRecord]:
