@@ -184,13 +184,7 @@ def loads_of(record: wire.StepRecord, start_ns: int) -> list[Piece]:
     pieces = []
     for event in record.events:
         if isinstance(event, wire.Admitted) and event.load_ns:
-            pieces.append(
-                Piece(
-                    *("transfer", start_ns, event.load_ns, record.step, 1, "load"),
-                    request_id=event.request_id,
-                    num_tokens=event.num_loaded_tokens,
-                )
-            )
+            pieces.append(_loaded(event, record, start_ns)._replace(ns=event.load_ns))
             start_ns += event.load_ns
     return pieces
 

@@ -155,7 +155,12 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
         report.num_chunks = recording.num_chunks
         report.is_being_written = recording.index.is_being_written
         report.first_step, report.last_step = recording.first_step, recording.last_step
-        _check_file(recording, report)
+        # The preamble, the chunks and, unless it is still to come, the summary.
+        report.file.num_checked = 3 - report.is_being_written
+        for problem in structure_problems(recording):
+            report.file.problem(problem)
+        with contextlib.suppress(msgspec.DecodeError):  # reported above as a problem
+            report.losses = losses_in(recording.index.metadata.get(LOSSES, {}))
         session = _MessageChecks(report)
         chunk = -1
         for frame, position in recording.frames():
@@ -174,17 +179,6 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
                 f"its summary counts {expected:,} messages, {report.num_messages:,} are in it"
             )
     return report
-
-
-def _check_file(recording: Recording, report: VerifyReport) -> None:
-    index = recording.index
-    report.file.num_checked = 3  # preamble, chunks, summary
-    if index.is_being_written:
-        report.file.num_checked = 2  # the summary comes last
-    for problem in structure_problems(recording):
-        report.file.problem(problem)
-    with contextlib.suppress(msgspec.DecodeError):  # reported above as a problem
-        report.losses = losses_in(index.metadata.get(LOSSES, {}))
 
 
 def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> None:

@@ -1,6 +1,7 @@
 """`FileRun`: the figures of a recording or of its end, from its indexes, without its messages."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue
 from stepscope.recordings.attribution.explained import explain_recording
@@ -58,7 +59,7 @@ class FileRun:
     def limited(self) -> Mapping[Limit, Sums]:
         return self._totals.limited
 
-    @property
+    @cached_property
     def share_late_beside_prefill(self) -> float:
         """See `Side`; it reads the messages of the whole file."""
         with Recording(self._path) as recording:
