@@ -139,16 +139,16 @@ def _evidence(limit: Limit, share: float, looked: _Looked) -> str:
         return f"prompts were prefilled whole, and {late:.1%} of the gaps were late beside them"
     figures, ttft = looked.figures, looked.figures["ttft_within_slo"]
     facts = {
-        "of their token budget in use": looked.steps.budget_used,
-        "of the KV blocks in use": looked.steps.kv_used,
-        "of the first tokens late": None if ttft is None else 1 - ttft,
-        "of the prefill computed again": figures["recomputed_share"] or None,
+        "token budget {:.0%} full": looked.steps.budget_used,
+        "KV cache {:.0%} full": looked.steps.kv_used,
+        "{:.0%} of first tokens late": None if ttft is None else 1 - ttft,
+        "{:.0%} of prefill repeated": figures["recomputed_share"] or None,
     }
-    told = [f"{value:.0%} {fact}" for fact, value in facts.items() if value is not None]
+    told = [fact.format(value) for fact, value in facts.items() if value is not None]
     if figures["itl_p99"] is not None:
         told.append(f"p99 ITL {figures['itl_p99']:.3g} of {looked.run.slo.itl_ms:g} ms")
     words = LIMIT_SPECS[limit].words
-    return f"{words} limited {share:.0%} of the steps, with {', '.join(told) or 'nothing known'}"
+    return f"{words} limited {share:.0%} of the steps: {', '.join(told)}"
 
 
 def _kv(looked: _Looked) -> str | None:
