@@ -7,6 +7,7 @@ alike when each of these three numbers lies within the same factor of two.
 
 import threading
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -20,17 +21,11 @@ STILL_SLOW = 2.0  # right after a slow step: what slows a machine lasts for some
 MIN_STEPS = 8  # alike steps needed for a baseline
 ENOUGH_STEPS = 16_384  # a file's baseline of as many steps is better than that of any memory
 _REACH = 2  # doublings: how much more work steps may have that stand in for alike steps
-_ABOUT = 1.1  # baselines that differ by less are treated as equal
 _EXACT_BITS = 8  # durations are counted to one part in 128
 
 _COLUMNS = (
-    "num_prefill_tokens",
-    "num_attended",
-    "num_decode_tokens",
-    "num_padded_tokens",
-    "kv_used",
-    "schedule_start_ns",
-    "tokens_ns",
+    *("num_prefill_tokens", "num_attended", "num_decode_tokens", "num_padded_tokens"),
+    *("kv_used", "schedule_start_ns", "tokens_ns"),
 )
 
 _Class: TypeAlias = tuple[int, int, int]
@@ -47,7 +42,6 @@ class StepWork(NamedTuple):
 class SlowStep(NamedTuple):
     took_ns: int
     baseline_ns: int
-    told: str = ""  # what the baseline rests on, where that is more than the steps before it
 
     @property
     def excess_ns(self) -> int:
@@ -55,12 +49,11 @@ class SlowStep(NamedTuple):
 
 
 class _Alike:
-    __slots__ = ("_known_at", "_median_ns", "counts", "longest_ns", "num_steps")
+    __slots__ = ("_known_at", "_median_ns", "counts", "num_steps")
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
         self.num_steps = 0
-        self.longest_ns = 0
         self._median_ns = 0
         self._known_at = 0
 
@@ -68,7 +61,6 @@ class _Alike:
         rounded = _rounded(ns)
         self.counts[rounded] = self.counts.get(rounded, 0) + 1
         self.num_steps += 1
-        self.longest_ns = max(self.longest_ns, ns)
 
     @property
     def median_ns(self) -> int:
@@ -85,70 +77,37 @@ class Baseline:
     def __init__(self) -> None:
         self.num_steps = 0
         self._ended_ns = 0  # when the last of `add_rows` ended
-        self._alike: dict[_Class, _Alike] = {}
+        self._alike: defaultdict[_Class, _Alike] = defaultdict(_Alike)
         self._rare: dict[_Class, tuple[int, int | None]] = {}  # (steps known then, baseline)
 
     def add(self, work: StepWork, ns: int) -> None:
-        """Add the duration `ns` of a step.
-
-        If steps overlap, it counts from the end of the previous step.
-        """
-        kind = _class_of(work)
-        alike = self._alike.get(kind)
-        if alike is None:
-            alike = self._alike[kind] = _Alike()
-        alike.add(ns)
+        """Add the duration `ns` of a step; if steps overlap, since the end of the one before."""
+        self._alike[_class_of(work)].add(ns)
         self.num_steps += 1
 
     def add_rows(self, steps: StepTable) -> None:
         if not steps:
             return
-        first = [steps.column(name)[0] for name in _COLUMNS]
-        for each in (_work_and_duration([*first, self._ended_ns]), *_measured(steps, 1)):
+        first = [*(steps.column(name)[0] for name in _COLUMNS), self._ended_ns]
+        for each in (_work_and_duration(*first), *_measured(steps, 1)):
             if each is not None:
                 self.add(*each)
         self._ended_ns = steps.tokens_ns[-1]
 
-    def knows(self, work: StepWork) -> bool:
-        return self._ns(_class_of(work)) is not None
-
     def slow_step(
         self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
     ) -> SlowStep | None:
-        """Duration and baseline of a step if it was slow; None if not, or if no baseline is known.
-
-        `after_slow`: whether the previous step was slow.
-        """
-        return self._slow_step(_class_of(work), ns, STILL_SLOW if after_slow else SLOW)
-
-    def judges_like(self, other: "Baseline") -> bool:
-        """Whether this baseline and `other` call the same steps slow, by about as much.
-
-        Judged are the steps that were added to `other`.
-        """
-        for kind, alike in other._alike.items():
-            mine, its = (each._slow_step(kind, alike.longest_ns) for each in (self, other))
-            if mine is None and its is None:
-                continue
-            if mine is None or its is None:
-                return False
-            if max(mine.baseline_ns, its.baseline_ns) > _ABOUT * min(
-                mine.baseline_ns, its.baseline_ns
-            ):
-                return False
-        return True
-
-    def _slow_step(self, kind: _Class, ns: int, times: float = SLOW) -> SlowStep | None:
-        baseline_ns = self._ns(kind)
-        if not baseline_ns or ns < times * baseline_ns:
+        """Duration and baseline of a step if it was slow; None if not, or without a baseline."""
+        baseline_ns = self._ns(_class_of(work))
+        if not baseline_ns or ns < (STILL_SLOW if after_slow else SLOW) * baseline_ns:
             return None
-        return SlowStep(ns, baseline_ns, f"by {self.num_steps:,} steps of the file")
+        return SlowStep(ns, baseline_ns)
 
     def _ns(self, kind: _Class) -> int | None:
         """The usual duration of a step with this work; None if too few such steps are known.
 
-        If few steps with about this work are known, steps with somewhat more work count too: a step
-        that is slow even compared to those is certainly slow.
+        Of rare work, steps with somewhat more count too: what is slow beside those is certainly
+        slow.
         """
         alike = self._alike.get(kind)
         if alike is not None and alike.num_steps >= MIN_STEPS:
@@ -183,20 +142,22 @@ def work_with(record: StepRecord, num_attended: int) -> StepWork:
     )
 
 
-def _measured(columns: StepTable, begin: int) -> list[tuple[StepWork, int] | None]:
-    """Work and duration of each step from the index `begin` on; None where they are not known."""
-    taken = [columns.column(name)[max(begin, 1) :] for name in _COLUMNS]
-    taken.append(columns.tokens_ns[max(begin, 1) - 1 : -1])
-    found = [_work_and_duration(values) for values in zip(*taken, strict=True)]
+def _measured(
+    columns: StepTable, begin: int, end: int | None = None
+) -> list[tuple[StepWork, int] | None]:
+    """Work and duration of the steps at these places; None where they are not known."""
+    end, first = len(columns) if end is None else end, max(begin, 1)
+    taken = [columns.column(name)[first:end] for name in _COLUMNS]
+    taken.append(columns.tokens_ns[first - 1 : end - 1])
+    found = [_work_and_duration(*values) for values in zip(*taken, strict=True)]
     return found if begin or not columns.steps else [None, *found]
 
 
-def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
-    """Work and duration of a step; None if the work is unknown.
-
-    `values`: its `_COLUMNS`, then the end of the previous step.
-    """
-    prefill, attended, decode, padded, used, start_ns, end_ns, before_ns = values
+def _work_and_duration(
+    prefill: int, attended: int, decode: int, padded: int, used: int,
+    start_ns: int, end_ns: int, before_ns: int,
+) -> tuple[StepWork, int] | None:  # fmt: skip
+    """Work and duration of a step, from its `_COLUMNS` and the end of the step before it."""
     if attended < 0:
         return None
     work = StepWork(prefill + decode + max(0, padded), attended, max(0, used))
@@ -204,104 +165,76 @@ def _work_and_duration(values: Sequence[int]) -> tuple[StepWork, int] | None:
 
 
 class FileBaseline:
-    """The baseline from the steps of a file.
-
-    `baseline`: set once, when enough of the file was read, and never changed: what was explained
-    stays. None without a file.
-    """
+    """`baseline`: that of a replayed file, set once, when enough of it was read; else None."""
 
     def __init__(self) -> None:
         self.baseline: Baseline | None = None
 
 
 class MemoryBaseline:
-    """Tells which of the steps in memory were slow: each once, by the steps known before it.
+    """Tells which steps in memory were slow, by all of them: each once, so that they stay so.
 
-    So an explanation stays as it is when later steps come or old ones are forgotten. A replay uses
-    the baseline of the whole file instead, as soon as that covers as many steps.
-
-    `baseline`: the latest one.
+    `baseline`: theirs; or that of the whole file, once that covers as many.
     """
 
     def __init__(self, lock: "threading.RLock", of_file: FileBaseline, columns: StepTable) -> None:
         self.baseline = Baseline()
-        self._of_file = of_file
-        self._lock = lock
-        self._columns = columns
+        self._of_file, self._lock, self._columns = of_file, lock, columns
         self._slow: dict[int, SlowStep] = {}
-        self._judged: tuple[int, int] | None = None  # the first and the last step judged
-        # Steps without a baseline so far. They are judged once, when there is one.
-        self._open: dict[int, tuple[StepWork, int]] = {}
-
-    @property
-    def _is_of_file(self) -> bool:
-        return self.baseline is self._of_file.baseline
+        self._first = self._last = -1  # the steps that were added
+        self._judge_at = MIN_STEPS
 
     def refresh(self) -> bool:
-        """Judge the new steps. Returns whether an earlier step is judged now, or all by a file."""
+        """Add the new steps. Returns whether all were judged anew, as twice as many are known."""
         of_file = self._of_file.baseline
         if of_file is not None and of_file.num_steps >= min(len(self._columns), ENOUGH_STEPS):
-            is_new = self.baseline is not of_file
-            self.baseline = of_file
-            return is_new
+            is_anew, self.baseline = self.baseline is not of_file, of_file
+            return is_anew
         with self._lock:
             steps = self._columns.steps
             if not steps:
                 return False
-            first, last = self._judged or (steps[0], steps[0] - 1)
-            if self._is_of_file or steps[0] < first:  # earlier steps came: they are judged, too
-                self.baseline, begin = Baseline(), 0
-            else:
-                begin = bisect_right(steps, last)
-            self._judged = min(first, steps[0]), max(last, steps[-1])
-            numbers = steps[begin:]
+            if self.baseline is of_file or steps[0] < self._first or self._last < 0:
+                self.baseline, self._judge_at = Baseline(), 0
+                self._first, self._last = steps[0], steps[0] - 1
+            begin = bisect_right(steps, self._last)
+            self._last = max(self._last, steps[-1])
             measured = _measured(self._columns, begin)
-        was_slow = begin > 0 and steps[begin - 1] in self._slow
-        is_anew = False
+            for each in measured:
+                if each is not None:
+                    self.baseline.add(*each)
+            if is_anew := self.baseline.num_steps >= self._judge_at:
+                self._judge_at = max(MIN_STEPS, 2 * self.baseline.num_steps)
+                begin, self._slow, measured = 0, {}, _measured(self._columns, 0)
+            numbers, was_slow = steps[begin:], begin > 0 and steps[begin - 1] in self._slow
         for step, each in zip(numbers, measured, strict=True):
-            if each is not None:
-                if not first <= step <= last:
-                    is_anew |= self._judge(step, each, was_slow)
-                self.baseline.add(*each)
-            was_slow = step in self._slow
+            slow = each and self.baseline.slow_step(*each, after_slow=was_slow)
+            if slow:
+                self._slow[step] = slow
+            was_slow = bool(slow)
         return is_anew
-
-    def _judge(self, step: int, measured: tuple[StepWork, int], was_slow: bool) -> bool:
-        """Judge a step; now and then also earlier ones. Returns whether one of those was slow."""
-        if (slow := self.baseline.slow_step(*measured, after_slow=was_slow)) is not None:
-            self._slow[step] = slow._replace(told="")
-        elif not self.baseline.knows(measured[0]):
-            self._open[step] = measured
-        if self.baseline.num_steps & (self.baseline.num_steps - 1):
-            return False
-        known = {at: each for at, each in self._open.items() if self.baseline.knows(each[0])}
-        for at, each in known.items():
-            del self._open[at]
-            if (slow := self.baseline.slow_step(*each)) is not None:
-                self._slow[at] = slow._replace(told=f"known since step {step:,}")
-        return any(at in self._slow for at in known)
 
     def slow_step(
         self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
     ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; see `Baseline.slow_step`."""
-        if self._is_of_file:
+        if self.baseline is self._of_file.baseline:
             return self.baseline.slow_step(work, ns, after_slow=after_slow)
-        if self._judged is None or step > self._judged[1]:  # it came after `refresh`
+        if step > self._last:  # it came after `refresh`
             self.refresh()
         return self._slow.get(step)
 
     def was_slow(self, step: int) -> bool:
         """Whether a step was slow, as if all steps in memory up to it had been judged in order."""
-        if not self._is_of_file:
+        if self.baseline is not self._of_file.baseline:
             return step in self._slow
         with self._lock:
-            measured = _measured(self._columns, 0)[: (self._columns.index(step) or 0) + 1]
-        for each in reversed(measured):
-            if each is None or self.baseline.slow_step(*each, after_slow=True) is None:
-                return False
-            if self.baseline.slow_step(*each):
-                return True
+            for place in range(self._columns.index(step) or 0, 0, -1):
+                each = _measured(self._columns, place, place + 1)[0]
+                if each is None or self.baseline.slow_step(*each, after_slow=True) is None:
+                    return False
+                if self.baseline.slow_step(*each):
+                    return True
         return False
 
 

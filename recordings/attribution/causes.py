@@ -82,11 +82,7 @@ def queue_reason_text(reason: str) -> str:
 
 
 class Piece(NamedTuple):
-    """A part of a wait that has one cause.
-
-    Pieces with the same cause and details may be merged; the result then spans `num_steps` steps
-    from `step` on.
-    """
+    """A part of a wait with one cause; if it is of several steps, `step` is the first."""
 
     cause: Cause
     start_ns: int
@@ -96,7 +92,6 @@ class Piece(NamedTuple):
     # queued, preempted: what was waited for; left_out: "prompts", "cadence" or "";
     # unknown: "forgotten" (may be somewhere, but is not in memory), "unrecorded" (was before the
     # recording), "untold" (of a client's result) or "" (was lost);
-    # held_up: since which later step that is known, if it was not when the token came;
     # stopped: pages read from the disk; gc: which generation; jit: the kernel
     # transfer: "room", "way", "load" or "lost"; recompute: why it was preempted, if not for blocks;
     # rank: its name
@@ -156,8 +151,7 @@ class Piece(NamedTuple):
     @property
     def usual(self) -> str:
         work = "its work" if self.num_steps == 1 else "their work"
-        told = self.detail and f", {self.detail}"
-        return f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms{told})"
+        return f"as is usual for {work} ({self.baseline_ns / 1e6:,.1f} ms)"
 
     @property
     def times(self) -> float:
@@ -292,10 +286,7 @@ class Late(NamedTuple):
 
     @property
     def is_excused(self) -> bool:
-        """Whether the token is late only because an operator had paused the engine.
-
-        Such a wait breaks no service level.
-        """
+        """Whether it is late only by an operator's pause; then it breaks no service level."""
         return self.gap_ns - self.paused_ns <= self.bound_ns
 
     @property
@@ -337,10 +328,7 @@ class Late(NamedTuple):
 
 
 def known_apart(pieces: Iterable[Piece], begin_ns: int, why: str) -> tuple[Piece, ...]:
-    """Mark unknown time before `begin_ns` with the detail `why`.
-
-    So it can be told from time that is unknown because messages were lost.
-    """
+    """Mark unknown time before `begin_ns` with `why`, to tell it from lost messages."""
     return tuple(
         piece._replace(detail=why)
         if piece.cause == "unknown" and piece.start_ns < begin_ns
@@ -375,7 +363,6 @@ def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def _sum(pieces: Sequence[Piece]) -> Piece:
-    """Merge pieces of a wait that have the same cause and details into one."""
     return pieces[0]._replace(
         ns=sum([piece.ns for piece in pieces]),
         num_steps=sum([piece.num_steps for piece in pieces]),

@@ -94,10 +94,9 @@ class Explainer:
         self._was_slow = False  # the last step
 
     def take(self, message: wire.Telemetry, lost: bool = False) -> Outcome | None:
-        """Process the next message.
+        """Process the next message. Returns the outcome of a step that is not repeated, else None.
 
-        Returns the outcome of a step. Its waits are without the operator's pauses, and without
-        waits of unknown length. None for other messages, and for a step that is repeated.
+        Its waits are without the operator's pauses, and without waits of unknown length.
         """
         if lost:
             self._is_lost = self._needs_snapshot = True
@@ -207,7 +206,6 @@ class Explainer:
     def _slow_step(
         self, record: wire.StepRecord, prefills: Sequence[wire.BatchRow], ns: int
     ) -> SlowStep | None:
-        """Duration and baseline of a step if it was slow; else None."""
         if self._baseline is None and self._learns is None:
             return None
         work = work_of(record, prefills)
@@ -289,7 +287,6 @@ class Explainer:
         span: open_waits.StepSpan,
         pieces: tuple[Piece, ...],
     ) -> None:
-        """Keep a late wait that ended with the token of a row, unless its length is unknown."""
         if began_ns < self.since_ns:
             return
         view = self.state.requests[row.request_id]

@@ -1,7 +1,9 @@
 """Explains a whole recording: every late token, and how much each cause contributed."""
 
 import copy
-import math
+import statistics
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -10,24 +12,20 @@ from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.causes import Cause, Late, known_apart
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.attribution.graphs import GraphSize, GraphSizes
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
 from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.latency import LatencyKind, estimates_in
+from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in
 from stepscope.recordings.state.session import request_name
-
-MEDIANS = 2.0  # without a service level, a wait of more medians than this is late
 
 
 class Bound(NamedTuple):
-    """From which length on an ITL (or a TTFT) is late, and what was measured."""
+    """Above which length an ITL (or a TTFT) is late, and what was measured."""
 
-    bound_ms: float | None  # None: no measurement to derive it from
-    is_given: bool  # by the operator or the file; else derived from the median
+    bound_ms: float
     num_waits: int
     median_ms: float | None
     num_late: int  # without waits that only the operator's pauses made late
@@ -40,10 +38,7 @@ class CauseShare(NamedTuple):
 
 
 class Affected(NamedTuple):
-    """How many requests there were, and how many had late tokens.
-
-    Waits that are late only because an operator had paused the engine do not count.
-    """
+    """How many requests there were, and had late tokens; not those late only by a pause."""
 
     num_requests: int  # all that were live at some time in the recording
     num_late: int  # with a late token
@@ -51,13 +46,53 @@ class Affected(NamedTuple):
 
 
 class NeverServed(NamedTuple):
-    """Requests without any token: how many, and their longest wait.
-
-    They were aborted, or still waited at the last message.
-    """
+    """Requests aborted, or still waiting at the end, without a token, and their longest wait."""
 
     num_requests: int
     longest_ms: float | None  # None if there are no such requests
+
+
+class GraphSize(NamedTuple):
+    """Steps of about the same size that ran in the same kind of graph."""
+
+    kind: str  # full, piecewise or none
+    least_tokens: int  # computed for requests, without what filled the graph up
+    most_tokens: int
+    num_steps: int
+    share: float  # of all steps whose graph is known
+    median_ms: float  # of the device, or else from the launch of the model to the tokens
+
+
+class GraphSizes:
+    """In which kind of CUDA graph steps of each size ran, and how long they took."""
+
+    def __init__(self) -> None:
+        # (power of two of the tokens, kind) -> tokens and time of each step, in turns.
+        self._seen: dict[tuple[int, str], array[int]] = {}
+
+    def take(self, record: wire.StepRecord) -> None:
+        if record.cuda_graph is None:
+            return
+        tokens = record.num_prefill_tokens + record.num_decode_tokens
+        start_ns = record.launch_ns or record.schedule_end_ns or record.schedule_start_ns
+        size = max(0, tokens - 1).bit_length()
+        of = self._seen.setdefault((size, record.cuda_graph), array("q"))
+        of.extend((tokens, record.device_ns or record.tokens_ns - start_ns))
+
+    def found(self) -> list[GraphSize]:
+        """All sizes, the smallest first."""
+        num_steps = sum(len(each) // 2 for each in self._seen.values())
+        return [
+            GraphSize(
+                kind,
+                min(each[::2]),
+                max(each[::2]),
+                len(each) // 2,
+                len(each) / 2 / num_steps,
+                statistics.median(each[1::2]) / 1e6,
+            )
+            for (_, kind), each in sorted(self._seen.items())
+        ]
 
 
 class Explanation(NamedTuple):
@@ -82,19 +117,12 @@ class Explanation(NamedTuple):
         return self.info.wall_ns + time_ns - self.info.monotonic_ns
 
 
-def explain_recording(
-    recording: Recording,
-    slo_itl_ms: float | None = None,
-    slo_ttft_ms: float | None = None,
-    request_id: int | None = None,
-) -> Explanation:
+def explain_recording(recording: Recording, slo: SLO, request_id: int | None = None) -> Explanation:
     """Explain all late tokens of a recording. Reads its indexes, then its messages once.
 
-    The indexes tell the medians and baselines, which are known only at the end of the messages.
+    The indexes tell the baselines, which are known only at the end of the messages.
 
-    Args:
-        slo_itl_ms, slo_ttft_ms: a longer wait is late; None: twice the median of the recording.
-        request_id: explain this request alone; None: all.
+    `request_id`: explain this request alone; None: all.
 
     Raises:
         RecordingError: the recording cannot be read.
@@ -105,9 +133,8 @@ def explain_recording(
         rows = IndexRows(index)
         learnt.add(rows)
         baseline.add_rows(rows.steps())
-    itl_ns = _bound_ns(slo_itl_ms, learnt.of["itl"])
-    ttft_ns = _bound_ns(slo_ttft_ms, learnt.of["ttft"])
-    explainer = Explainer(itl_ns, ttft_ns, request_id, baseline=baseline)
+    bounds_ns = slo.itl_ms * 1e6, slo.ttft_ms * 1e6
+    explainer = Explainer(*bounds_ns, request_id, baseline=baseline)
     found = _Read(explainer)
     for message, _, _, after_gap in messages(recording):
         found.take(message, after_gap)
@@ -122,27 +149,15 @@ def explain_recording(
         known = f"{request_name(min(seen))} to {request_name(max(seen))}" if seen else "it has none"
         raise NotInRecording(f"there is no request {request_name(request_id)} ({known})")
     return Explanation(
-        recording.info,
-        explainer.num_steps,
-        _bound(found.waits["itl"], slo_itl_ms is not None),
-        _bound(found.waits["ttft"], slo_ttft_ms is not None),
-        late,
-        _shares(late),
-        affected_by(late, len(found.live) if request_id is None else 1),
-        found.never_served(),
-        learnt.of,
-        found.fronts,
-        found.graphs.found(),
-        request_id,
-        found.view,
-    )
+        recording.info, explainer.num_steps, _bound(found.waits["itl"], slo.itl_ms),
+        _bound(found.waits["ttft"], slo.ttft_ms), late, _shares(late),
+        affected_by(late, len(found.live) if request_id is None else 1), found.never_served(),
+        learnt.of, found.fronts, found.graphs.found(), request_id, found.view,
+    )  # fmt: skip
 
 
 def affected_by(late: Iterable[Late], num_requests: int) -> Affected:
-    """Count the requests with late tokens.
-
-    `late`: all late tokens of a session with so many requests.
-    """
+    """Count the requests with late tokens among `late`, all of a session with so many requests."""
     counted = [each for each in late if not each.is_excused]
     all_late = {each.request_id for each in counted}
     between = {each.request_id for each in counted if each.token_idx}
@@ -152,9 +167,7 @@ def affected_by(late: Iterable[Late], num_requests: int) -> Affected:
 class _Read:
     """What reading a recording found, besides its late tokens.
 
-    Attributes:
-        waits: all gaps and first tokens, without the operator's pauses.
-        ended: requests seen as finished in a snapshot; they may have ended before the recording.
+    `ended`: requests that a snapshot says are finished; they may have ended before the recording.
     """
 
     def __init__(self, explainer: Explainer) -> None:
@@ -224,35 +237,16 @@ class _Read:
         ]
 
 
-def _median(waits: Distribution) -> int | None:
-    return next(iter(waits.percentiles(50)), None)
-
-
-def _bound_ns(given_ms: float | None, waits: Distribution) -> float:
-    """The length above which a wait is late; without a level, twice the median."""
-    if given_ms is not None:
-        return given_ms * 1e6
-    median_ns = _median(waits)
-    return math.inf if median_ns is None else median_ns * MEDIANS
-
-
-def _bound(waits: Distribution, is_given: bool) -> Bound:
-    bound_ns, median_ns = waits.level, _median(waits)
-    return Bound(
-        None if bound_ns is None or math.isinf(bound_ns) else bound_ns / 1e6,
-        is_given,
-        waits.count,
-        None if median_ns is None else median_ns / 1e6,
-        waits.count - waits.num_within,
-    )
+def _bound(waits: Distribution, bound_ms: float) -> Bound:
+    median_ns = next(iter(waits.percentiles(50)), None)
+    median_ms = None if median_ns is None else median_ns / 1e6
+    return Bound(bound_ms, waits.count, median_ms, waits.count - waits.num_within)
 
 
 def _shares(late: list[Late]) -> list[CauseShare]:
-    numbers: dict[Cause, int] = {}
-    spent: dict[Cause, int] = {}
+    numbers = Counter(each.cause for each in late)
+    spent: Counter[Cause] = Counter()
     for each in late:
-        numbers[each.cause] = numbers.get(each.cause, 0) + 1
         for piece in each.pieces:
-            spent[piece.cause] = spent.get(piece.cause, 0) + piece.ns
-    shares = [CauseShare(cause, numbers.get(cause, 0), ns) for cause, ns in spent.items()]
-    return sorted(shares, key=lambda share: -share.ns)
+            spent[piece.cause] += piece.ns
+    return [CauseShare(cause, numbers[cause], ns) for cause, ns in spent.most_common()]

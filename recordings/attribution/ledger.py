@@ -10,12 +10,11 @@ from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.queue import (
     Preemption,
-    PreemptionStatus,
     QueueWait,
     beneficiaries,
     in_order,
     lost_between,
-)
+)  # fmt: skip
 from stepscope.recordings.state.session import SessionState
 
 MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
@@ -75,8 +74,6 @@ class Ledger:
         info = message.info if isinstance(message, wire.Snapshot) else message
         if isinstance(info, wire.EngineInfo):
             if self.info is not None and self.info.engine_id != info.engine_id:
-                for preemptions in self._open.values():
-                    _leave_as(preemptions, "unknown")
                 self._open = {}
         elif isinstance(message, wire.StepRecord):
             if self._explainer.is_repeated(message):
@@ -147,13 +144,11 @@ class Ledger:
         lost = [each.num_lost for each in self.preemptions if each.step is not None]
         knows = self.publishes_requests
         return RecomputeTax(
-            len(lost),
-            None if None in lost or not knows else sum(each or 0 for each in lost),
+            len(lost), None if None in lost or not knows else sum(each or 0 for each in lost),
             sum(each.num_recomputed for each in self.preemptions) if knows else None,
             self._num_tokens,
-            sum(each.recompute_ns for each in self.preemptions) if knows else None,
-            self._step_ns,
-        )
+            sum(each.recompute_ns for each in self.preemptions) if knows else None, self._step_ns,
+        )  # fmt: skip
 
     # Steps
 
@@ -175,7 +170,7 @@ class Ledger:
                     self._recompute(row, step_ns / max(1, num_tokens))
         for event in record.events:
             if isinstance(event, wire.Finished):
-                self._end(event.request_id)
+                self._open.pop(event.request_id, None)
 
     def _recompute(self, row: wire.BatchRow, token_ns: float) -> None:
         preemptions = self._open.get(row.request_id)
@@ -183,23 +178,12 @@ class Ledger:
             view = self._state.requests.get(row.request_id)
             preemptions = [self._unseen(view, row.request_id)]
         end = row.start + row.num_tokens
-        for each, number in zip(
-            preemptions, lost_between(preemptions, row.start, end), strict=True
-        ):
-            if number:
-                each.num_recomputed += number
-                each.num_steps += 1
-                each.recompute_ns += number * token_ns
-        is_last = row.phase == _DECODE or bool(row.flags & _LAST_CHUNK)
-        self._note_computed(row.request_id, end, is_last=is_last)
-
-    def _note_computed(self, request_id: int, end: int, *, is_last: bool) -> None:
-        """Update the status of a request's preemptions: its KV cache holds `end` tokens again."""
-        for each in self._open.get(request_id, ()):
-            is_back = is_last if each.num_lost is None else end >= each.num_lost
-            each.status = "back" if is_back else "recomputes"
-        if is_last:
-            self._open.pop(request_id, None)
+        numbers = lost_between(preemptions, row.start, end)
+        for each, number in zip(preemptions, numbers, strict=True):
+            each.num_recomputed += number
+            each.recompute_ns += number * token_ns
+        if row.phase == _DECODE or row.flags & _LAST_CHUNK:
+            self._open.pop(row.request_id, None)
 
     # Events
 
@@ -215,49 +199,31 @@ class Ledger:
             if isinstance(event, wire.Preempted):
                 self._preempt(event, time_ns, step, takers.get(request_id))
             elif isinstance(event, wire.Admitted):
-                self._resume(event, time_ns)
+                self._resume(event)
             elif isinstance(event, wire.Aborted) or (
                 isinstance(event, wire.Finished) and step is None
             ):
-                self._end(request_id)
-
-    def _end(self, request_id: int) -> None:
-        _leave_as(self._open.pop(request_id, ()), "ended")
+                self._open.pop(request_id, None)
 
     def _preempt(
         self, event: wire.Preempted, time_ns: int, step: int | None, beneficiary: int | None
     ) -> None:
         view = self._state.requests.get(event.request_id)
+        client_id = "" if view is None else view.client_id
+        num_lost = None if view is None else view.num_computed_tokens
         preemption = Preemption(
-            event.request_id,
-            "" if view is None else view.client_id,
-            step,
-            time_ns,
-            event.reason,
-            event.num_blocks,
-            beneficiary,
-            None if view is None else view.num_computed_tokens,
-        )
+            event.request_id, client_id, step, time_ns, event.reason, event.num_blocks, beneficiary,
+            num_lost,
+        )  # fmt: skip
         self.preemptions.append(preemption)
-        before = self._open.setdefault(event.request_id, [])
-        _leave_as(before, "waits")
-        before.append(preemption)
+        self._open.setdefault(event.request_id, []).append(preemption)
 
-    def _resume(self, event: wire.Admitted, time_ns: int) -> None:
-        """Process the admission of a preempted request.
-
-        Lost tokens that are still in the prefix cache need not be computed again.
-        """
-        preemptions = self._open.get(event.request_id)
-        if preemptions is None:
-            return
-        num_cached = event.num_cached_tokens
-        for each, number in zip(preemptions, lost_between(preemptions, 0, num_cached), strict=True):
-            if each.num_lost is not None:
-                each.num_from_cache += number
-            if each.waited_ns is None and each.time_ns is not None:
-                each.waited_ns = max(0, time_ns - each.time_ns)
-        self._note_computed(event.request_id, num_cached, is_last=False)
+    def _resume(self, event: wire.Admitted) -> None:
+        """Lost tokens that are still in the prefix cache need not be computed again."""
+        preemptions = self._open.get(event.request_id, [])
+        numbers = lost_between(preemptions, 0, event.num_cached_tokens)
+        for each, number in zip(preemptions, numbers, strict=True):
+            each.num_from_cache += 0 if each.num_lost is None else number
 
     def _unseen(self, view: wire.RequestView | None, request_id: int) -> Preemption:
         """Add a preemption that happened before the first message, of which little is known."""
@@ -268,21 +234,10 @@ class Ledger:
         return preemption
 
     def _adopt(self) -> None:
-        """Take over the requests of the state.
-
-        Requests missing from the state have ended unobserved.
-        """
+        """Take over the requests of the state; those missing there have ended unobserved."""
         views = self._state.requests
-        for request_id in list(self._open):
-            if request_id not in views or views[request_id].status == "finished":
-                _leave_as(self._open.pop(request_id), "unknown")
+        live = {each for each, view in views.items() if view.status != "finished"}
+        self._open = {each: held for each, held in self._open.items() if each in live}
         for request_id, view in sorted(views.items()):
             if view.status == "preempted" and request_id not in self._open:
                 self._unseen(view, request_id)
-
-
-def _leave_as(preemptions: Iterable[Preemption], status: PreemptionStatus) -> None:
-    """Set the final status of those preemptions whose lost tokens were not all computed again."""
-    for each in preemptions:
-        if each.status != "back":
-            each.status = status

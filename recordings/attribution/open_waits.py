@@ -36,10 +36,11 @@ def span_of(
     start_ns: int,
     end_ns: int,
 ) -> StepSpan:
-    """Divide the time of a step.
+    """Divide the time of a step, with what held it up at its end.
 
-    What held it up is put at its end. In a slow step that is at most its excess over the usual
-    duration; the rest of that is `held_up`, if the step was slow without what is known.
+    In a slow step that is at most its excess over the usual duration; the rest of that is
+    `held_up`, if
+    the step was slow without what is known.
     """
     load = _load_in(record)
     largest = None
@@ -61,9 +62,11 @@ def span_of(
         found.append(Piece("rank", 0, ns, record.step, 1, rank))
         room_ns -= ns
     if slow is not None and room_ns > 0:
-        rest_ns = slow.took_ns - sum(piece.ns for piece in found)
-        if not found or rest_ns >= STILL_SLOW * slow.baseline_ns:
-            found.append(_rest(record, slow, load, rest_ns, room_ns))
+        rest_ns, usual_ns = slow.took_ns - sum(piece.ns for piece in found), slow.baseline_ns
+        if not found or rest_ns >= STILL_SLOW * usual_ns:
+            rest = Piece("held_up", 0, 0, record.step, 1, took_ns=rest_ns, baseline_ns=usual_ns)
+            rest = rest if load is None else _loaded(load, record, 0)
+            found.append(rest._replace(ns=room_ns))
     at_ns = work_end_ns = end_ns - sum(piece.ns for piece in found)
     for i, piece in enumerate(found):
         found[i] = piece._replace(start_ns=at_ns)
@@ -71,30 +74,10 @@ def span_of(
     return StepSpan(record, start_ns, work_end_ns, found, end_ns, largest)
 
 
-def _rest(
-    record: wire.StepRecord,
-    slow: SlowStep,
-    load: wire.Admitted | None,
-    took_ns: int,
-    excess_ns: int,
-) -> Piece:
-    """What a step took too long for no reason that is known, or for loading within the step."""
-    if load is not None:
-        return _loaded(load, record, 0)._replace(ns=excess_ns)
-    return Piece(
-        *("held_up", 0, excess_ns, record.step, 1, slow.told),
-        took_ns=took_ns,
-        baseline_ns=slow.baseline_ns,
-    )
-
-
 def _hold_ups(
     record: wire.StepRecord, begin_ns: int, end_ns: int
 ) -> Iterator[tuple[int, int, wire.HoldUp]]:
-    """Yield start and duration of what held up a part of the time, in order.
-
-    They do not overlap, but for waits for a processor.
-    """
+    """Start and duration of what held it up, in order; only waits for a processor overlap."""
     known = [row for row in record.hold_ups or () if row.kind in HOLD_UPS]
     last_ns = begin_ns
     for row in sorted(known, key=attrgetter("start_ns")):
@@ -152,10 +135,7 @@ class Wait:
         self.held = self.preempted_for = ""
 
     def add(self, piece: Piece, end_ns: int) -> None:
-        """Explain the time up to `end_ns` with `piece`.
-
-        A hole before it gets the cause `unknown`.
-        """
+        """Explain the time up to `end_ns` with `piece`, and a hole before it as `unknown`."""
         if piece.start_ns > self.covered_ns:
             self.pieces.append(
                 Piece("unknown", self.covered_ns, piece.start_ns - self.covered_ns, piece.step)
@@ -204,19 +184,12 @@ def loads_of(record: wire.StepRecord, start_ns: int) -> list[Piece]:
     pieces = []
     for event in record.events:
         if isinstance(event, wire.Admitted) and event.load_ns:
-            pieces.append(
-                Piece(
-                    *("transfer", start_ns, event.load_ns, record.step, 1, "load"),
-                    request_id=event.request_id,
-                    num_tokens=event.num_loaded_tokens,
-                )
-            )
+            pieces.append(_loaded(event, record, start_ns)._replace(ns=event.load_ns))
             start_ns += event.load_ns
     return pieces
 
 
 def _load_in(record: wire.StepRecord) -> wire.Admitted | None:
-    """The largest load of keys and values within a step; None: no such load is known."""
     loads = [
         event
         for event in record.events
@@ -242,10 +215,7 @@ def own(
     load: wire.Admitted | None,
     start_ns: int,
 ) -> Piece:
-    """What a request with a row in a step had to wait for in that step, as a piece.
-
-    `load`: what the step loaded, if that is more than its largest prefill.
-    """
+    """What a request with a row in a step waited for; `load`: see `StepSpan`."""
     step = record.step
     if load is not None and (row.phase == _DECODE or row.request_id == load.request_id):
         return _loaded(load, record, start_ns)
@@ -287,10 +257,7 @@ def left_out(record: wire.StepRecord, prefills: list[wire.BatchRow], start_ns: i
 
 
 def blocking_reason(record: wire.StepRecord) -> str:
-    """What blocked the queue in a step; "" where the engine does not publish it.
-
-    If the queue was empty when the step was scheduled, a later arrival waits for the step to end.
-    """
+    """What blocked the queue in a step: "" if unpublished, "step" if nobody waited as it began."""
     reasons = record.waiting_reasons
     if reasons is None:
         return ""

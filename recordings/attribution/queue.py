@@ -6,7 +6,7 @@
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import KnobValue, Preempted, RequestView, StepRecord
 from stepscope.recordings.attribution.causes import WORDS, Piece, queue_reason_text
@@ -78,10 +78,6 @@ def reason_text(reason: str) -> str:
     return _REASONS.get(reason) or queue_reason_text(reason).removeprefix("for ")
 
 
-# In order: the request waits to be admitted again; its tokens are being recomputed; all are
-# recomputed; it ended before that; unknown, because messages are missing.
-PreemptionStatus: TypeAlias = Literal["waits", "recomputes", "back", "ended", "unknown"]
-
 NO_BLOCKS = frozenset({"kv_full", "out of KV blocks"})  # our reason, and vLLM's
 
 
@@ -105,19 +101,14 @@ class Preemption:
     beneficiary: int | None = None
     num_lost: int | None = None  # tokens in its KV cache before the preemption
     num_from_cache: int = 0  # lost tokens that the prefix cache still had at the next admission
-    num_recomputed: int = 0  # lost tokens that were recomputed so far, in `num_steps` steps
-    num_steps: int = 0
+    num_recomputed: int = 0  # lost tokens that were recomputed so far
     recompute_ns: float = 0.0
-    waited_ns: int | None = None  # time until it was admitted again
-    status: PreemptionStatus = "waits"
 
 
 def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[int]:
-    """For each preemption, how many of the positions [start, end) it lost.
+    """How many of the positions [start, end) each of a request's preemptions lost, oldest first.
 
-    A position that was lost twice counts for the later preemption.
-
-    `preemptions`: all of one request, oldest first.
+    A position that was lost twice counts for the later one.
     """
     counts = []
     floor = start

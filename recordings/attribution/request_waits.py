@@ -7,8 +7,8 @@ import copy
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.causes import Piece, merged
@@ -16,125 +16,93 @@ from stepscope.recordings.attribution.open_waits import StepSpan, Wait, blocking
 from stepscope.recordings.attribution.queue import NO_BLOCKS, QueueWait, reasons_of
 from stepscope.recordings.state.session import SessionState
 
-_PRUNE_AT = 4096
 _CHUNK_PIECES = 32
+_PRUNE_AT = 128  # chunks
 # The engine publishes an arrival during a step with the next step, or with the one after it if the
 # next one was already prepared.
 _NUM_LAST = 2
 
 
-class _WaitChunk(NamedTuple):
-    """Consecutive pieces (parts of a wait), merged where they have the same cause and details."""
+@dataclass(slots=True)
+class _Chunk:
+    """Consecutive pieces of time. Long waits share most of their time: it is merged only once."""
 
-    pieces: tuple[Piece, ...]
-    begin_ns: int
-    end_ns: int
-    is_whole: bool  # the pieces leave no hole
+    pieces: list[Piece] = field(default_factory=list)
+    _merged: tuple[Piece, ...] | None = None
+
+    @property
+    def begin_ns(self) -> int:
+        return self.pieces[0].start_ns
+
+    def merged(self) -> tuple[Piece, ...]:
+        """The pieces merged, once no more come; empty if they leave a hole."""
+        if self._merged is None:
+            ends_ns = [piece.start_ns + piece.ns for piece in self.pieces]
+            nexts_ns = [*(piece.start_ns for piece in self.pieces[1:]), ends_ns[-1]]
+            is_whole = ends_ns == nexts_ns and all(piece.ns > 0 for piece in self.pieces)
+            self._merged = merged(self.pieces) if is_whole else ()
+        return self._merged
 
 
 class QueueTime:
-    """The pieces of time, in order.
-
-    Long waits share most of their time, so the pieces of that time are merged only once.
-    """
+    """What held up the queue, as pieces of time, in order."""
 
     def __init__(self) -> None:
-        self._pieces: list[Piece] = []
-        self._num_forgotten = 0
+        self._chunks: list[_Chunk] = []
         self._prune_at = _PRUNE_AT
-        self._chunks: dict[int, _WaitChunk] = {}
         # The last steps and the time before each, not yet turned into pieces.
         self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
 
     def restart(self, between: list[Piece], span: StepSpan) -> None:
-        """Drop all time before a step in which no request waited.
-
-        Keeps this step and the previous step, because arrivals during them are published later.
-        """
+        """Drop the time before the last two steps, in which nobody waited."""
         self._last.append((between, span))
-        if self._pieces and len(self._last) == _NUM_LAST:
-            self._pieces.clear()
-            self._chunks.clear()
-            self._num_forgotten = 0
-            self._prune_at = _PRUNE_AT
+        if len(self._last) == _NUM_LAST:
+            self._chunks, self._prune_at = [], _PRUNE_AT
 
     def add(self, between: list[Piece], span: StepSpan) -> bool:
         """Add a step and the time before it. Returns whether old time should be pruned."""
         self._begin()
-        self._pieces += between
-        self._pieces += _spent(span)
-        return len(self._pieces) >= self._prune_at
+        self._append(between, span)
+        return len(self._chunks) >= self._prune_at
 
     def since(self, time_ns: int) -> list[Piece]:
         """The pieces of time (one cause each) from a time on. The first may begin earlier."""
         self._begin()
-        return self._pieces[self._place(time_ns) :]
+        return [piece for chunk in self._chunks[self._place(time_ns) :] for piece in chunk.pieces]
 
     def cover(self, request: Wait) -> list[Piece]:
-        """Explain most of a request's wait with merged pieces of time.
-
-        Returns the pieces for the rest.
-        """
+        """Explain most of a wait with merged pieces of time. Returns the pieces for the rest."""
         self._begin()
-        place = self._place(request.covered_ns)
-        first = -(-(place + self._num_forgotten) // _CHUNK_PIECES)
-        last = (len(self._pieces) + self._num_forgotten) // _CHUNK_PIECES
-        if first >= last:
-            return self._pieces[place:]
-        begin = first * _CHUNK_PIECES - self._num_forgotten
-        _add(request, self._pieces[place:begin])
-        for number in range(first, last):
-            begin = number * _CHUNK_PIECES - self._num_forgotten
-            chunk = self._chunks.get(number)
-            if chunk is None:
-                chunk = _chunk(self._pieces[begin : begin + _CHUNK_PIECES])
-                self._chunks[number] = chunk
-            if chunk.is_whole and chunk.begin_ns == request.covered_ns:
-                request.pieces += chunk.pieces
-                request.covered_ns = chunk.end_ns
+        chunks = self._chunks[self._place(request.covered_ns) :]
+        for chunk in chunks[:-1]:
+            if chunk.begin_ns == request.covered_ns and (pieces := chunk.merged()):
+                request.pieces += pieces
+                request.covered_ns = chunk.pieces[-1].start_ns + chunk.pieces[-1].ns
             else:
-                _add(request, self._pieces[begin : begin + _CHUNK_PIECES])
-        return self._pieces[begin + _CHUNK_PIECES :]
+                for piece in chunk.pieces:
+                    request.add(piece, piece.start_ns + piece.ns)
+        return chunks[-1].pieces if chunks else []
 
     def forget_before(self, time_ns: int) -> None:
-        place = self._place(time_ns)
-        del self._pieces[:place]
-        self._num_forgotten += place
-        self._prune_at = len(self._pieces) + _PRUNE_AT
-        first = -(-self._num_forgotten // _CHUNK_PIECES)
-        self._chunks = {at: chunk for at, chunk in self._chunks.items() if at >= first}
+        del self._chunks[: self._place(time_ns)]
+        self._prune_at = len(self._chunks) + _PRUNE_AT
 
     def _begin(self) -> None:
         for between, span in self._last:
-            self._pieces += between
-            self._pieces += _spent(span)
+            self._append(between, span)
         self._last.clear()
 
+    def _append(self, between: list[Piece], span: StepSpan) -> None:
+        ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
+        queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
+        for piece in (*between, queued, *span.excess):
+            if not self._chunks or len(self._chunks[-1].pieces) == _CHUNK_PIECES:
+                self._chunks.append(_Chunk())
+            self._chunks[-1].pieces.append(piece)
+
     def _place(self, time_ns: int) -> int:
-        first = bisect_right(self._pieces, time_ns, key=attrgetter("start_ns"))
+        first = bisect_right(self._chunks, time_ns, key=attrgetter("begin_ns"))
         return max(0, first - 1)
-
-
-def _spent(span: StepSpan) -> list[Piece]:
-    ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
-    queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
-    return [queued, *span.excess]
-
-
-def _chunk(pieces: list[Piece]) -> _WaitChunk:
-    ends_ns = [piece.start_ns + piece.ns for piece in pieces]
-    is_whole = all(
-        piece.ns > 0 and end_ns == after.start_ns
-        for piece, end_ns, after in zip(pieces, ends_ns, pieces[1:], strict=False)
-    )
-    return _WaitChunk(
-        merged(pieces), pieces[0].start_ns, ends_ns[-1], is_whole and pieces[-1].ns > 0
-    )
-
-
-def _add(request: Wait, pieces: list[Piece]) -> None:
-    for piece in pieces:
-        request.add(piece, piece.start_ns + piece.ns)
 
 
 _DECODE = int(wire.Phase.DECODE)
@@ -297,14 +265,9 @@ class RequestWaits:
         self, request_id: int, wait: Wait, was_out: bool, end_ns: int | None, step: int | None
     ) -> QueueWait:
         return QueueWait(
-            request_id,
-            was_out,
-            wait.queued_ns,
-            end_ns,
-            step,
-            reasons_of(wait.pieces[wait.num_before :]),
-            len(self._waiting),
-        )
+            request_id, was_out, wait.queued_ns, end_ns, step,
+            reasons_of(wait.pieces[wait.num_before :]), len(self._waiting),
+        )  # fmt: skip
 
     def end_step(self, between: list[Piece], span: StepSpan) -> None:
         """Add a step, and the time before it, to what the queue had to wait for."""

@@ -131,7 +131,7 @@ class LivePilot:
                 self._apply_knobs(message)
             elif isinstance(message, Audited):
                 if message.command == SetKnobs.__name__ and not message.code and not message.new:
-                    self._end(f"{message.who} has ended it")  # its command changed nothing
+                    self.ended = f"{message.who} has ended it"  # its command changed nothing
                     self.held = {}
             elif isinstance(message, EngineStatus):
                 self._pilot.apply_status(message)
@@ -140,18 +140,17 @@ class LivePilot:
                 self._newest_ns = message.tokens_ns
 
     def _look(self, now_s: float) -> None:
-        """End the autopilot if no telemetry comes, or that of another engine."""
         assert self._begun_s is not None
         if self._source.status == "live":
             self._is_joined = True
             info = self._feed.info
             if info is not None and info.engine_id != self._engine_id:
-                self._end(f"{info.name} was restarted")
+                self.ended = f"{info.name} was restarted"
                 self.held = {}  # they belonged to the other engine
         elif self._is_joined and self._source.status != "connecting":
-            self._end(f"the telemetry is lost: {self._source.error or self._source.status}")
+            self.ended = f"the telemetry is lost: {self._source.error or self._source.status}"
         elif now_s - self._begun_s > _JOIN_S:
-            self._end(f"no telemetry comes: {self._source.error or self._source.status}")
+            self.ended = f"no telemetry comes: {self._source.error or self._source.status}"
 
     def _apply_knobs(self, changed: KnobsChanged) -> None:
         self._knobs |= changed.new
@@ -164,16 +163,16 @@ class LivePilot:
             for name in taken:
                 del self.held[name]
             values = ", ".join(f"{name} to {value_text(changed.new[name])}" for name in taken)
-            self._end(f"{changed.who} has set {values}")
+            self.ended = f"{changed.who} has set {values}"
 
     def _propose(self, move: Move) -> Moved | None:
         if self._proposed is not None and _are_close(self._proposed, move):
             return None
         self._proposed = move
-        return Moved(self._now(move), move, None)
+        return Moved({name: self._knobs[name] for name in move.changes}, move, None)
 
     def _make(self, move: Move, now_s: float) -> Moved | None:
-        before = self._now(move)
+        before = {name: self._knobs[name] for name in move.changes}
         changes = self.held | move.changes
         step = self._send(changes, f"{self._title}: {move.reason}", now_s)
         if step is None:
@@ -189,13 +188,10 @@ class LivePilot:
             ack = self._client.set_knobs(
                 changes, self._who, self._version, reason=reason[:_MAX_REASON], lease_s=LEASE_S
             )
-        except CommandRefused as error:
-            # Another client came first. Its change will arrive here as a message.
-            if error.code != "conflict":
-                self._end(str(error))
-            return None
-        except EngineUnreachable as error:
-            self._end(str(error))
+        except (CommandRefused, EngineUnreachable) as error:
+            # If another client came first, its change will arrive here as a message.
+            if getattr(error, "code", "") != "conflict":
+                self.ended = str(error)
             return None
         self._note(ack.version)
         self._version, self._renewed_s = ack.version, now_s
@@ -205,12 +201,6 @@ class LivePilot:
         """Note the version of a change; a renewed lease leaves the version as it is."""
         if version is not None and version != self._version:
             self.made.add((self._engine_id, version))
-
-    def _now(self, move: Move) -> dict[str, KnobValue]:
-        return {name: self._knobs[name] for name in move.changes}
-
-    def _end(self, why: str) -> None:
-        self.ended = why
 
 
 def _check(snapshot: Snapshot) -> None:

@@ -10,6 +10,9 @@ from stepscope.engine.simulation.step_time import StepShape
 WINDOW_S = 8.0
 _FORGOTTEN_S = 60.0  # a request without a token for so long is taken as ended
 _BINDING = 0.8  # a step that uses this share of the budget counts as limited by it
+LATE_SHARE = 0.05  # share of gaps that may be late: the level holds for p95
+_CALM_SHARE = 0.02  # a smaller share of late gaps leaves room to raise knobs
+_FEWEST_GAPS = 20  # with fewer gaps, nothing is judged
 _DECODE = int(Phase.DECODE)
 
 
@@ -27,11 +30,9 @@ class _SeenStep(NamedTuple):
 class Judgement(NamedTuple):
     """How well the ITL level was kept over some steps."""
 
-    num_gaps: int
-    # Share of the gaps between tokens that were longer than the level; 0 without gaps.
-    late_share: float
-    has_prefill: bool  # whether any step had prefill, so that a smaller budget would shorten it
-    is_limited: bool  # whether the budget limited at least one step
+    late_share: float  # of the gaps between tokens: longer than the level
+    is_late: bool  # too many, and a smaller budget would shorten steps
+    is_calm: bool  # few, though the budget limited steps
 
 
 class Load:
@@ -69,18 +70,9 @@ class Load:
         self.num_gaps += num_gaps
         self.num_late += num_late
         num_tokens, budget = step.num_prefill_tokens + step.num_decode_tokens, step.token_budget
-        self._steps.append(
-            _SeenStep(
-                step=step.step,
-                time_ns=now_ns,
-                num_gaps=num_gaps,
-                num_late=num_late,
-                num_decodes=num_decodes,
-                num_context_tokens=num_context,
-                prompt_end=prompt_end,
-                is_full=budget is not None and num_tokens >= _BINDING * budget,
-            )
-        )
+        is_full = budget is not None and num_tokens >= _BINDING * budget
+        counts = num_gaps, num_late, num_decodes, num_context, prompt_end
+        self._steps.append(_SeenStep(step.step, now_ns, *counts, is_full))
         while self._steps[0].time_ns < now_ns - WINDOW_S * 1e9:
             self._steps.popleft()
 
@@ -88,23 +80,18 @@ class Load:
         """Forget requests that got no token for `_FORGOTTEN_S`, as they have probably ended."""
         newest_ns = self._steps[-1].time_ns if self._steps else 0
         oldest_ns = newest_ns - _FORGOTTEN_S * 1e9
-        self._last_token_ns = {
-            request: time_ns
-            for request, time_ns in self._last_token_ns.items()
-            if time_ns > oldest_ns
-        }
+        known = self._last_token_ns.items()
+        self._last_token_ns = {request: ns for request, ns in known if ns > oldest_ns}
 
-    def judgement(self, first_step: int) -> Judgement:
-        """Judge how well the level was kept in the steps of the window from `first_step` on."""
+    def judgement(self, first_step: int) -> Judgement | None:
+        """Judge the steps of the window from `first_step` on; None: they have too few gaps."""
         steps = [step for step in self._steps if step.step >= first_step]
-        num_gaps = sum(step.num_gaps for step in steps)
-        num_late = sum(step.num_late for step in steps)
-        return Judgement(
-            num_gaps,
-            num_late / max(1, num_gaps),
-            has_prefill=any(step.prompt_end for step in steps),
-            is_limited=any(step.is_full for step in steps),
-        )
+        if (num_gaps := sum(step.num_gaps for step in steps)) < _FEWEST_GAPS:
+            return None
+        late_share = sum(step.num_late for step in steps) / num_gaps
+        is_late = late_share > LATE_SHARE and any(step.prompt_end for step in steps)
+        is_calm = late_share < _CALM_SHARE and any(step.is_full for step in steps)
+        return Judgement(late_share, is_late, is_calm)
 
     @property
     def num_decodes(self) -> int:
@@ -126,10 +113,8 @@ class Load:
         num_pairs += rest * (length - rest) + rest * (rest + 1) // 2
         num_prefills = num_whole + (rest > 0)
         return StepShape(
-            num_rows=num_decodes + num_prefills,
-            num_decodes=num_decodes,
-            num_prefill_tokens=num_prefill,
-            num_prefill_pairs=num_pairs,
+            num_rows=num_decodes + num_prefills, num_decodes=num_decodes,
+            num_prefill_tokens=num_prefill, num_prefill_pairs=num_pairs,
             num_context_tokens=round(num_decodes * context),
             num_prefill_context=num_prefills * length,
-        )
+        )  # fmt: skip

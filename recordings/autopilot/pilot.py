@@ -18,6 +18,7 @@ kept.
 """
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
@@ -26,7 +27,7 @@ from typing import NamedTuple, TypeAlias
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
-from stepscope.recordings.autopilot.load import Load
+from stepscope.recordings.autopilot.load import Judgement, Load
 from stepscope.recordings.history.history import History
 from stepscope.recordings.simulation.basis import seen_step
 
@@ -54,9 +55,7 @@ class StepFeed(History):
 
     def _take(self, sequence: int, message: wire.Telemetry, payload: bytes) -> None:
         super()._take(sequence, message, payload)
-        if isinstance(
-            message, wire.StepRecord | wire.EngineStatus | wire.KnobsChanged | wire.Audited
-        ):
+        if isinstance(message, _Message):
             self._waiting.append(message)
 
 
@@ -94,11 +93,8 @@ class StepSamples:
 
 
 BUDGET, SEATS = "max_num_batched_tokens", "max_num_seqs"
-LATE_SHARE = 0.05  # share of gaps that may be late: the level holds for p95
 PERIOD_S = 1.0  # seconds between two decisions
 RAISE_S = 3.0  # seconds after a move before knobs are raised
-_CALM_SHARE = 0.02  # a smaller share of late gaps leaves room to raise knobs
-_FEWEST_GAPS = 20  # with fewer gaps, nothing is judged
 _LEAST_PREFILL = 32  # prefill tokens per step, so that prompts progress
 _MOST_UP, _MOST_DOWN = 1.5, 0.5  # largest factors in one move
 _HYSTERESIS = 0.15  # relative; smaller moves are not made
@@ -134,7 +130,6 @@ class Autopilot:
         self._seats = self._most_seats = _whole(knobs.get(SEATS))
         self._load = Load(round(itl_ms * 1e6))
         self._samples = StepSamples()
-        self._model: FittedModel | None = None
         self._margin = 1.0
         self._before: wire.StepRecord | None = None
         self._judged_from = 0  # the first step with the present knobs
@@ -170,9 +165,12 @@ class Autopilot:
             return None
         self._decided_ns = now_ns
         self._load.forget_ended()
-        self._model = self._samples.fit()
+        model = self._samples.fit()
         may_raise = now_ns - self._moved_ns >= RAISE_S * 1e9
-        move = self._by_late_gaps() if self._model is None else self._by_model(self._model)
+        judged = self._load.judgement(self._judged_from)
+        if model is not None:
+            self._correct(judged)
+        move = self._by_late_gaps(judged) if model is None else self._by_model(model)
         if move is None or (self._is_raise(move) and not may_raise):
             return None
         self._moved_ns = now_ns
@@ -182,19 +180,14 @@ class Autopilot:
         now = {BUDGET: self._budget, SEATS: self._seats}
         return all(value > now[name] for name, value in move.changes.items())
 
-    def _by_late_gaps(self) -> Move | None:
-        judged = self._load.judgement(self._judged_from)
-        if judged.num_gaps < _FEWEST_GAPS:
+    def _by_late_gaps(self, judged: Judgement | None) -> Move | None:
+        if judged is None or not (judged.is_late or judged.is_calm):
             return None
-        late = f"{judged.late_share:.0%} of the gaps were late"
-        if judged.late_share > LATE_SHARE and judged.has_prefill:
-            return self._move(BUDGET, self._budget * _MOST_DOWN, f"{late}; no model yet")
-        if judged.late_share < _CALM_SHARE and judged.is_limited:
-            return self._move(BUDGET, self._budget * _MOST_UP, f"{late}; no model yet")
-        return None
+        times = _MOST_DOWN if judged.is_late else _MOST_UP
+        reason = f"{judged.late_share:.0%} of the gaps were late; no model yet"
+        return self._move(BUDGET, self._budget * times, reason)
 
     def _by_model(self, model: FittedModel) -> Move | None:
-        self._correct()
         aim_s = self._level_s * self._margin / math.exp(_P95 * model.spread)
         num_decodes = self._load.num_decodes
 
@@ -215,7 +208,6 @@ class Autopilot:
         return self._by_seats(step_s, aim_s)
 
     def _by_seats(self, step_s: Callable[[int, int], float], aim_s: float) -> Move | None:
-        """Lower `max_num_seqs` if the smallest budget does not suffice; raise it again later."""
         if SEATS not in self._specs:
             return None
         fits = _largest(
@@ -230,25 +222,20 @@ class Autopilot:
         reason = f"steps with {self._load.num_decodes} decodes take {now_ms:.3g} ms"
         return self._move(SEATS, seats, reason)
 
-    def _correct(self) -> None:
+    def _correct(self, judged: Judgement | None) -> None:
         """Make the margin smaller with many late gaps, and larger, after a while, with few."""
-        judged = self._load.judgement(self._judged_from)
-        if judged.num_gaps < _FEWEST_GAPS:
+        if judged is None:
             return
-        if judged.late_share > LATE_SHARE and judged.has_prefill:
+        waited_ns = self._decided_ns - self._tightened_ns
+        if judged.is_late:
             self._margin = max(_MARGINS[0], self._margin * _TIGHTEN)
             # A margin that was too loose would be so again, so each retry waits longer.
             self._patience_s = min(_PATIENCE_S[1], 2 * self._patience_s)
             self._tightened_ns = self._decided_ns
-        elif (
-            judged.late_share < _CALM_SHARE
-            and judged.is_limited
-            and self._decided_ns - self._tightened_ns >= self._patience_s * 1e9
-        ):
+        elif judged.is_calm and waited_ns >= self._patience_s * 1e9:
             self._margin = min(_MARGINS[1], self._margin * _LOOSEN)
 
     def _move(self, name: str, wanted: float, reason: str) -> Move | None:
-        """Return a change of a knob towards `wanted` by the most of one move; None: too small."""
         if name not in self._specs:
             return None
         now = self._budget if name == BUDGET else self._seats
@@ -274,13 +261,5 @@ def _whole(value: wire.KnobValue | None) -> int:
 
 
 def _largest(least: int, most: int, holds: Callable[[int], bool]) -> int | None:
-    """The largest number for which `holds` is true, by bisection; None if there is none."""
-    if least > most or not holds(least):
-        return None
-    while least < most:
-        middle = (least + most + 1) // 2
-        if holds(middle):
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    found = bisect_left(range(least, most + 1), True, key=lambda number: not holds(number))
+    return least + found - 1 if found else None

@@ -15,6 +15,8 @@ A row begins where the one before it ended. The tokens that a request computed, 
 its prompt and its output: so output is what was accepted, however many drafts a step checked.
 """
 
+from collections import Counter
+
 from stepscope.engine.protocol import wire
 from stepscope.recordings.state.blocks import BlockMap
 
@@ -72,10 +74,9 @@ class BlockLedger:
 
     def __init__(self) -> None:
         self._blocks: BlockMap | None = None
-        self._num_used = self._num_cached = self._num_empty = 0
+        self._num: Counter[int] = Counter()  # of blocks: in use (0), `CACHED`, `EMPTY`
         self._num_refs = 0
         self._held: dict[int, int] = {}
-        self._num_held = 0
         self._uncounted: set[int] = set()  # requests that hold an unknown number of blocks
 
     @property
@@ -92,23 +93,16 @@ class BlockLedger:
         self._take(BlockMap.empty(num_blocks, has_groups=has_groups), {}, set())
 
     def open(self, snapshot: wire.Snapshot) -> None:
-        if snapshot.blocks is None:
-            self.close()
-            return
-        blocks = BlockMap.from_runs(snapshot.blocks, snapshot.block_groups)
-        self._take(blocks, _held(snapshot), _uncounted(snapshot))
+        self._take(_blocks_of(snapshot), *_holders(snapshot))
 
     def compare(self, snapshot: wire.Snapshot) -> list[str]:
         if self._blocks is None or snapshot.blocks is None:
             return []
         problems = _group_problems(snapshot.kv, snapshot.kv_groups)
-        other = BlockMap.from_runs(snapshot.blocks, snapshot.block_groups)
-        if other != self._blocks:
+        if _blocks_of(snapshot) != self._blocks:
             problems.append("its block map does not match the block moves before it")
-        held = {
-            each: count for each, count in _held(snapshot).items() if each not in self._uncounted
-        }
-        mine = self._held
+        found, mine = _holders(snapshot)[0], self._held
+        held = {each: count for each, count in found.items() if each not in self._uncounted}
         if held != mine:
             odd = sorted(set(held.items()) ^ set(mine.items()))[0][0]
             problems.append(
@@ -151,36 +145,25 @@ class BlockLedger:
         kv = message.kv
         problems = _group_problems(kv, message.kv_groups)
         if kv is not None:
-            mine = (self._num_used, self._num_cached, self._num_empty)
-            theirs = (kv.used, kv.cached, kv.empty)
+            mine = [self._num[each] for each in (0, wire.CACHED, wire.EMPTY)]
+            theirs, num_blocks = [kv.used, kv.cached, kv.empty], len(self._blocks.owner)
             if mine != theirs:
-                problems.append(
-                    "used, cached and empty blocks are {}, {}, {}; by the moves {}, {}, {}".format(
-                        *theirs, *mine
-                    )
-                )
-            elif sum(theirs) != len(self._blocks.owner):
-                problems.append(
-                    f"{sum(theirs)} blocks in all, the pool has {len(self._blocks.owner)}"
-                )
+                told, counted = (", ".join(map(str, each)) for each in (theirs, mine))
+                problems.append(f"used, cached and empty blocks are {told}; by the moves {counted}")
+            elif sum(theirs) != num_blocks:
+                problems.append(f"{sum(theirs)} blocks in all, the pool has {num_blocks}")
         # Rows do not tell of the blocks that wait for a connector.
         is_counted = not self._uncounted and message.kv_transfers is None
-        if self._num_refs < self._num_held or (self._num_refs > self._num_held and is_counted):
-            problems.append(
-                f"{self._num_refs} references to blocks, requests hold {self._num_held}"
-            )
+        num_refs, num_held = self._num_refs, sum(self._held.values())
+        if num_refs < num_held or (num_refs > num_held and is_counted):
+            problems.append(f"{num_refs} references to blocks, requests hold {num_held}")
         return problems
 
     def _take(self, blocks: BlockMap | None, held: dict[int, int], uncounted: set[int]) -> None:
-        self._blocks = blocks
-        if blocks is None:
-            return
-        self._num_cached = blocks.owner.count(wire.CACHED)
-        self._num_empty = blocks.owner.count(wire.EMPTY)
-        self._num_used = len(blocks.owner) - self._num_cached - self._num_empty
-        self._num_refs = sum(blocks.refs)
-        self._held, self._uncounted = held, uncounted
-        self._num_held = sum(held.values())
+        self._blocks, self._held, self._uncounted = blocks, held, uncounted
+        if blocks is not None:
+            self._num = Counter(min(owner, 0) for owner in blocks.owner)
+            self._num_refs = sum(blocks.refs)
 
     def _take_moves(self, blocks: BlockMap, moves: list[wire.BlockMove]) -> list[str]:
         problems = []
@@ -190,30 +173,20 @@ class BlockLedger:
                 continue
             if owner < wire.EMPTY or (num_refs > 0) != (owner >= 0):
                 problems.append(f"block {block_id} has owner {owner} and {num_refs} references")
-            self._count(blocks.owner[block_id], -1)
-            self._count(owner, 1)
+            self._num[min(blocks.owner[block_id], 0)] -= 1
+            self._num[min(owner, 0)] += 1
             self._num_refs += num_refs - blocks.refs[block_id]
-            blocks.owner[block_id] = owner
-            blocks.refs[block_id] = num_refs
+            blocks.owner[block_id], blocks.refs[block_id] = owner, num_refs
         return problems
-
-    def _count(self, owner: int, change: int) -> None:
-        if owner == wire.CACHED:
-            self._num_cached += change
-        elif owner == wire.EMPTY:
-            self._num_empty += change
-        else:
-            self._num_used += change
 
     def _hold(self, request_id: int, num_blocks: int | None) -> None:
         """Set how many blocks a request holds; None: an unknown number."""
-        self._num_held += (num_blocks or 0) - self._held.pop(request_id, 0)
-        if num_blocks:
-            self._held[request_id] = num_blocks
+        self._held.pop(request_id, None)
+        self._uncounted.discard(request_id)
         if num_blocks is None:
             self._uncounted.add(request_id)
-        else:
-            self._uncounted.discard(request_id)
+        elif num_blocks:
+            self._held[request_id] = num_blocks
 
 
 def _group_problems(kv: wire.KVCounts | None, groups: list[wire.GroupCounts] | None) -> list[str]:
@@ -226,18 +199,13 @@ def _group_problems(kv: wire.KVCounts | None, groups: list[wire.GroupCounts] | N
     return [f"{kv.used} used and {kv.cached} cached blocks; by groups {sums[0]} and {sums[1]}"]
 
 
-def _held(snapshot: wire.Snapshot) -> dict[int, int]:
-    return {
-        view.request_id: view.num_blocks
-        for view in snapshot.requests
-        if view.num_blocks and view.status == "running"
-    }
+def _blocks_of(snapshot: wire.Snapshot) -> BlockMap | None:
+    blocks, groups = snapshot.blocks, snapshot.block_groups
+    return None if blocks is None else BlockMap.from_runs(blocks, groups)
 
 
-def _uncounted(snapshot: wire.Snapshot) -> set[int]:
-    """Ids of running requests that hold an unknown number of blocks, in a snapshot."""
-    return {
-        view.request_id
-        for view in snapshot.requests
-        if view.status == "running" and not view.num_blocks
-    }
+def _holders(snapshot: wire.Snapshot) -> tuple[dict[int, int], set[int]]:
+    """How many blocks each running request holds, and those that hold an unknown number."""
+    running = [view for view in snapshot.requests if view.status == "running"]
+    held = {view.request_id: view.num_blocks for view in running if view.num_blocks}
+    return held, {view.request_id for view in running if not view.num_blocks}

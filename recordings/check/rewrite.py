@@ -52,12 +52,7 @@ def default_output(path: Path, mark: str) -> Path:
     whole = path.with_name(path.name.removesuffix(PART_SUFFIX))
     if whole != path and not whole.exists():
         return whole
-    for number in range(1, 1000):
-        end = f"-{mark}" if number == 1 else f"-{mark}-{number}"
-        output = whole.with_name(f"{whole.stem}{end}{whole.suffix}")
-        if not output.exists():
-            return output
-    raise RecordingError(f"{path.parent} is full of {mark} files; name another with -o")
+    return whole.with_name(f"{whole.stem}-{mark}{whole.suffix}")
 
 
 def what_is_wrong(path: Path, progress: Progress) -> str | None:
@@ -77,7 +72,6 @@ def what_is_wrong(path: Path, progress: Progress) -> str | None:
 
 
 def _not_ended(path: Path) -> RecordingError:
-    """The error for a file that is being written: a copy would lack what is written next."""
     return RecordingError(f"{path}: {BEING_WRITTEN}; its recorder makes it whole when it ends")
 
 

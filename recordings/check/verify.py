@@ -17,7 +17,7 @@ from stepscope.recordings.check.ledgers import BlockLedger, TokenLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
 from stepscope.recordings.file.losses import Loss, losses_in
-from stepscope.recordings.file.mcap.chunk import has_sound_head, was_overwritten
+from stepscope.recordings.file.mcap.chunk import has_sound_head
 from stepscope.recordings.file.mcap.format import LOSSES
 from stepscope.recordings.file.mcap.index import read_index
 from stepscope.recordings.file.mcap.sink import MAGIC
@@ -155,7 +155,12 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
         report.num_chunks = recording.num_chunks
         report.is_being_written = recording.index.is_being_written
         report.first_step, report.last_step = recording.first_step, recording.last_step
-        _check_file(recording, report)
+        # The preamble, the chunks and, unless it is still to come, the summary.
+        report.file.num_checked = 3 - report.is_being_written
+        for problem in structure_problems(recording):
+            report.file.problem(problem)
+        with contextlib.suppress(msgspec.DecodeError):  # reported above as a problem
+            report.losses = losses_in(recording.index.metadata.get(LOSSES, {}))
         session = _MessageChecks(report)
         chunk = -1
         for frame, position in recording.frames():
@@ -176,26 +181,13 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
     return report
 
 
-def _check_file(recording: Recording, report: VerifyReport) -> None:
-    index = recording.index
-    report.file.num_checked = 3  # preamble, chunks, summary
-    if index.is_being_written:
-        report.file.num_checked = 2  # the summary comes last
-    for problem in structure_problems(recording):
-        report.file.problem(problem)
-    with contextlib.suppress(msgspec.DecodeError):  # reported above as a problem
-        report.losses = losses_in(index.metadata.get(LOSSES, {}))
-
-
 def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> None:
     report.checksums.num_checked += 1
     if not recording.check_chunk(number):
         place = recording.index.chunks[number]
         steps = recording.steps_in(number)
         kept = "nothing of it" if steps is None else f"steps {steps[0]:,} to {steps[1]:,} of it"
-        what = "is damaged"
-        if place.is_cut:
-            what = what if was_overwritten(recording.stream, place) else "was cut off"
+        what = "was cut off" if place.is_cut else "is damaged"
         report.checksums.problem(
             f"chunk {number + 1} (byte {place.offset:,}, {place.length:,} bytes) {what}; {kept} "
             "can be read"
@@ -281,10 +273,7 @@ class _MessageChecks:
         self._tokens.forget()
 
     def _end_gap(self, before_step: int | None) -> bool:
-        """Report messages missing since the last step, unless a repair has listed them as lost.
-
-        Returns whether any are missing since the last step.
-        """
+        """Report what is missing since the last step, unless a repair told it; whether any is."""
         last, num_missing, self._num_missing = self._step, self._num_missing, 0
         is_known = Loss(last, before_step) in self._report.losses
         if num_missing and not is_known:

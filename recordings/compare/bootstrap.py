@@ -142,10 +142,7 @@ def _times(num_slices: int, seed: int) -> "_Values":
 
 
 def _edge(differs: _Test, ratio: float, is_sure: bool, direction: int) -> float:
-    """The factor below (-1) or above (1) `ratio` from which on the test finds a difference.
-
-    1 is beyond it exactly if the difference is sure.
-    """
+    """The factor below (-1) or above (1) `ratio` from which on the test finds a difference."""
     is_between = ratio * direction < direction  # whether 1 lies in this direction
     if is_sure and is_between:
         return _border(differs, ratio, 1.0)
@@ -159,7 +156,6 @@ def _edge(differs: _Test, ratio: float, is_sure: bool, direction: int) -> float:
 
 
 def _border(differs: _Test, same: float, other: float) -> float:
-    """Bisect the border between `same`, where there is no difference, and `other`, with one."""
     while max(same / other, other / same) > _FINE:
         middle = math.sqrt(same * other)
         if differs(middle):

@@ -11,20 +11,14 @@ ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")
 
 
 class Place(NamedTuple):
-    """The chart points of one run, and the place of offset 0 on the common axis.
-
-    `zero`: nanoseconds or steps from the start of this run to offset 0.
-    """
+    """The points of one run; `zero`: the time since its start, or the step, at offset 0."""
 
     points: StepPoints
     zero: int
 
 
 class Axis(NamedTuple):
-    """Two runs on one chart axis. Offsets are nanoseconds, or steps if `align` is "step".
-
-    `start`, `end`: range of the offsets at which either run has steps.
-    """
+    """Two runs on one axis, from `start` to `end`: nanoseconds, or steps if `align` is "step"."""
 
     align: Align
     a: Place
@@ -38,39 +32,26 @@ class Axis(NamedTuple):
 
     def column(self, place: Place, start: int, end: int) -> StepPoint | None:
         """Maxima over the steps of a run with offsets in [start, end); None without any."""
-        points = place.points
-        start, end = start + place.zero, end + place.zero
-        if self.align == "step":
-            if points.first_step is None or end <= 0:
-                return None
-            first = points.index_of_step(points.first_step + start)
-            last = points.index_of_step(points.first_step + end - 1)
-            is_after = points.last_step is None or points.first_step + start > points.last_step
-            return None if is_after else points.worst(max(0, first), last)
-        return points.worst(points.index_ended(start) + 1, points.index_at(end - 1))
+        points, by_step = place.points, self.align == "step"
+        first = points.index_ended(start + place.zero, by_step=by_step) + 1
+        return points.worst(first, points.index_at(end - 1 + place.zero, by_step=by_step))
 
     def offset_of(self, place: Place, index: int) -> int:
-        points = place.points
-        if self.align == "step":
-            return points.step_of(index) - (points.first_step or 0) - place.zero
-        return points.start_of(index) - place.zero
+        return place.points.start_of(index, by_step=self.align == "step") - place.zero
 
     def index_at(self, place: Place, offset: int) -> int:
         """Index of the last point of a run that begins at or before an offset; -1 without one."""
-        points = place.points
-        if self.align == "step":
-            return points.index_of_step((points.first_step or 0) + offset + place.zero)
-        return points.index_at(offset + place.zero)
+        return place.points.index_at(offset + place.zero, by_step=self.align == "step")
 
 
 def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
-    """Put two runs on one chart axis.
-
-    `pair`: the request to align by if `align` is "request"; None: align by time instead.
-    """
+    """Put two runs on one axis; aligned by `pair` if `align` is "request", without one by time."""
     if align == "step":
-        num_a, num_b = _num_steps(a.points), _num_steps(b.points)
-        return Axis(align, Place(a.points, 0), Place(b.points, 0), 0, max(num_a, num_b, 1))
+        firsts = [side.points.first_step or 0 for side in (a, b)]
+        lasts = [side.points.last_step for side in (a, b)]
+        nums = [0 if y is None else y - x + 1 for x, y in zip(firsts, lasts, strict=True)]
+        places = Place(a.points, firsts[0]), Place(b.points, firsts[1])
+        return Axis(align, *places, 0, max(*nums, 1))
     if align == "time" or pair is None:
         end = max(a.points.end_ns, b.points.end_ns, 1_000_000)
         return Axis("time", Place(a.points, 0), Place(b.points, 0), 0, end)
@@ -78,12 +59,6 @@ def axis_of(align: Align, a: Side, b: Side, pair: Pair | None) -> Axis:
     life = max(_life(a, pair.a, zero_a), _life(b, pair.b, zero_b), 1_000_000)
     lead = life // 20  # also show the time before it arrived
     return Axis("request", Place(a.points, zero_a), Place(b.points, zero_b), -lead, life + lead)
-
-
-def _num_steps(points: StepPoints) -> int:
-    if points.first_step is None or points.last_step is None:
-        return 0
-    return points.last_step - points.first_step + 1
 
 
 def _since(side: Side, time_ns: int) -> int:

@@ -31,8 +31,6 @@ class Comparer:
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_caught_up = False  # all that exists was read and compared
-        self._is_watched = threading.Event()
-        self._is_watched.set()
 
     # From any thread
 
@@ -63,20 +61,9 @@ class Comparer:
         self._thread = threading.Thread(target=self._run, name="comparison", daemon=True)
         self._thread.start()
 
-    def watch(self, is_watched: bool) -> None:
-        """Set whether the comparison is on a screen.
-
-        Live sessions are followed only while it is.
-        """
-        if is_watched:
-            self._is_watched.set()
-        else:
-            self._is_watched.clear()
-
     def cancel(self) -> None:
         """Stop reading, but keep what was read. Does not wait for the thread."""
         self._is_stopped.set()
-        self._is_watched.set()
 
     def stop(self) -> None:
         """End the thread and close both feeds."""
@@ -112,7 +99,6 @@ class Comparer:
     def _follow(self) -> None:
         due_s, is_stale = 0.0, False  # stale: the comparison lacks something that was read
         while not self._is_stopped.is_set():
-            self._is_watched.wait()
             taken = self.read_some()
             has_more = any(not feed.is_done and feed.share is not None for feed in self.feeds)
             is_stale = is_stale or taken

@@ -129,7 +129,6 @@ def compared_figures(
 def _latencies(
     a: Side, b: Side, load: LoadDifference, seeds: tuple[int, int]
 ) -> Iterator[ComparedFigure]:
-    """Percentiles of each latency, and the share of samples within the service level."""
     figures_a, figures_b = a.figures(), b.figures()
     slices = [side.slices.waits.grouped(NUM_SLICES) for side in (a, b)]
     levels = {"ttft": a.slo.ttft_ms, "itl": a.slo.itl_ms}
@@ -170,16 +169,15 @@ def _latencies(
 
 
 def _has_queue(side: Side) -> bool:
-    """Whether on average at least one request of this run waited for admission."""
     sums = side.sums()
     return (sums.num_waiting or 0) >= sums.num_records > 0
 
 
 def _under(load: LoadDifference, verdict: Verdict, has_queue: tuple[bool, bool]) -> Verdict:
-    """Return a verdict, without a winner if the difference in load may explain it.
+    """A verdict, without a winner if the difference in load may explain it.
 
-    `has_queue`: whether these waits include a queue, in A and in B. Near capacity, a little more
-    load makes the queue many times longer, and the whole run is in one queue.
+    `has_queue`: of these waits, in A and in B: near capacity a little more load makes it much
+    longer.
     """
     if verdict not in ("a", "b") or load.is_same:
         return verdict
@@ -193,11 +191,7 @@ def _under(load: LoadDifference, verdict: Verdict, has_queue: tuple[bool, bool])
 def _totals(
     a: Side, b: Side, load: LoadDifference, seeds: tuple[int, int], has_throughput: bool
 ) -> Iterator[ComparedFigure]:
-    """Throughput, composition of steps, memory, and wasted work.
-
-    With another load none of these has a winner, because a larger load alone gives more throughput
-    and a fuller cache.
-    """
+    """With another load none of these has a winner: more load alone gives more throughput."""
     figures_a, figures_b = a.figures(), b.figures()
     for name, sums in _COMPARED.items():
         spec, interval = FIGURES[name], None
@@ -229,10 +223,7 @@ def judged(
     *,
     is_share: bool = False,
 ) -> Verdict:
-    """The verdict on two values of a figure.
-
-    `is_sure`: whether the difference is larger than chance explains.
-    """
+    """The verdict on two values; `is_sure`: they differ by more than chance explains."""
     if a is None or b is None:
         return "unknown"
     if a == b or _is_within(a, b, ALIKE, is_share):

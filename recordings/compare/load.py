@@ -33,10 +33,8 @@ _RATES = (_REQUESTS, _PROMPT, _OUTPUT)
 class LoadDifference(NamedTuple):
     """How the loads of two runs compare.
 
-    Attributes:
-        more_a, more_b: the largest factor by which A (or B) had more of anything than the other
-            run.
-        is_known: whether both runs tell of their requests; else `difference` says which does not.
+    `more_a`, `more_b`: the largest factor by which A (or B) had more of anything than the other.
+    `is_known`: whether both runs tell of their requests; else `difference` says which does not.
     """
 
     is_same: bool  # both had the same requests in the same time, or at the same concurrency
@@ -53,8 +51,6 @@ class LoadDifference(NamedTuple):
 
 
 class _Sum(NamedTuple):
-    """A sum over requests, with the sum of squares for its variance."""
-
     total: float
     squares: float
 
@@ -62,12 +58,10 @@ class _Sum(NamedTuple):
 class _Offer:
     """The load of a run.
 
-    `had_cache`: whether its prefix cache may have held something at the beginning.
-
     Attributes:
-        came: sums over the requests that arrived during the run; unknown ones are missing.
-            "computed tok" are prompt tokens that no prefix cache held.
-        all: the same, including requests present at the beginning.
+        came, all: sums over the requests that arrived during the run, and over all; unknown ones
+            are missing. "computed tok" are prompt tokens that no prefix cache held.
+        had_cache: whether its prefix cache may have held something at the beginning.
         num_queued: requests that waited for admission at the beginning.
         span_s: time from the first arrival to the last.
         num_in_flight: mean number of requests in the engine (Little's law).
@@ -188,10 +182,7 @@ def _other_rates(a: _Offer, b: _Offer) -> tuple[list[str], bool]:
 
 
 def _spared(a: _Offer, b: _Offer, least: float = _ALIKE_SHARE) -> str | None:
-    """Text for how much less prefill one run had because its cache was filled before; else None.
-
-    `least`: a smaller difference in the share of cached prompt tokens does not count.
-    """
+    """How much less prefill one run had as its cache was filled before; None: up to `least`."""
     spared_a, spared_b = a.cached_share, b.cached_share
     if spared_a is None or spared_b is None or abs(spared_a - spared_b) <= least:
         return None
@@ -222,16 +213,12 @@ def _has_other_queue(a: _Offer, b: _Offer) -> bool:
 
 
 def _has_same_requests(a: _Offer, b: _Offer) -> bool:
-    """Whether the requests were about the same, regardless of when they arrived."""
     names = [name for name in _RATES if name in a.all and name in b.all]
     return not any(_differ(a.all[name].total, b.all[name].total) for name in names)
 
 
 def _other_pace(a: _Offer, b: _Offer, shorter_s: float) -> str | None:
-    """Text for the same requests arriving within different times; else None.
-
-    None also if a slower engine explains it: clients that wait for answers then send later.
-    """
+    """Other times of the same requests, unless clients that wait for answers explain it."""
     if abs(a.span_s - b.span_s) <= ALIKE * max(a.span_s, b.span_s, shorter_s):
         return None
     if not _differ(a.num_in_flight, b.num_in_flight):

@@ -42,12 +42,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_jsonl(moments: Iterable[Moment], stream: IO[bytes], *, with_tokens: bool) -> int:
-    """Write the messages. Returns the number of lines.
-
-    Batch rows of a step are lists, in the order of the fields of `BatchRow`.
-
-    `with_tokens`: also write prompts and outputs, if the recording has them.
-    """
+    """Write the messages; rows of a batch are lists. Returns the number of lines."""
     count = 0
     for moment in moments:
         message = moment.message if with_tokens else stripped(moment.message)

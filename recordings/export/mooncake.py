@@ -1,20 +1,19 @@
 """Export to Mooncake's trace format: arrivals, lengths, and shared prefixes of prompts.
 
 One JSON object per line, in order of arrival: `timestamp` (ms since the first), `input_length`,
-`output_length`, `hash_ids` of the prompt's 512-token blocks (Mooncake, FAST 2025). The ids are not
+`output_length`, `hash_ids` of the prompt's 512-token blocks (Mooncake, FAST 2025). The ids are no
 hashes, because a recording need not have tokens. They are equal where hits in the engine's prefix
-cache showed that the tokens are equal (`PrefixBook`).
+cache showed that the tokens are equal.
 
-`PrefixBook`: finds which requests' prompts begin alike, from the moves of KV blocks.
-
-A recording need not have tokens, so tokens cannot be hashed here. But an engine with a prefix cache
-has hashed them and publishes its hits: a request admitted with a hit gets blocks that another
-request filled with the same tokens. The cache identifies a block by its tokens and all tokens
-before them. So the last block of a hit shows which request filled the prefix, and how long the
-prefix is.
-
-Three kinds of shared tokens are missed: prefixes that were no longer cached, tokens after a hit,
-and hits on blocks that were filled in the same step.
+`PrefixBook`: finds which prompts begin alike, from the moves of KV blocks. A request admitted with
+a
+hit gets blocks that another request filled with the same tokens. The cache identifies a block by
+its
+tokens and all before them, so the last block of a hit shows which request filled the prefix, and
+how
+long it is. Not found are prefixes no longer cached, tokens after a hit, and hits on blocks that
+were
+filled in the same step.
 """
 
 from collections.abc import Iterable
@@ -79,11 +78,7 @@ class PrefixBook:
     def take(
         self, moves: list[wire.BlockMove], batch: list[wire.BatchRow], admitted: list[wire.Admitted]
     ) -> dict[int, Chain]:
-        """Process the moves, rows and admissions of a step.
-
-        Returns:
-            Request id -> chain of each request that the step admitted.
-        """
+        """Process a step. Returns the chain of each request that it admitted, by id."""
         by_owner: dict[int, list[int]] = {}
         shared = [move.block_id for move in moves if move.ref_count > 1]
         for move in moves:
@@ -143,10 +138,8 @@ class PrefixBook:
 class TracedRequest:
     """A request that was seen to arrive.
 
-    Attributes:
-        prefix: ids of the whole blocks of its prompt; None before its first admission.
-        end: None: it still lives.
-        num_output_tokens: at its end.
+    `prefix`: ids of the whole blocks of its prompt; None before its first admission.
+    `end`: None: it still lives.
     """
 
     arrived: wire.Arrived
@@ -216,10 +209,7 @@ _encode = msgspec.json.Encoder().encode
 class MooncakeWriter:
     """Writes requests as lines, each once all that arrived earlier are written.
 
-    Attributes:
-        num_lines: requests written.
-        num_without_output: requests left out because they got no token.
-        num_unfinished: requests written with the tokens they had at the end of the range.
+    Attributes: the requests written, left out without a token, and written before their end.
     """
 
     def __init__(self, stream: IO[bytes], block_size: int) -> None:

@@ -18,15 +18,11 @@ from stepscope.recordings.state.session import SessionState, request_name
 
 ROOT, STEPS, ARRIVALS, OPERATOR = 1, 2, 3, 4  # ids of tracks; slots come after the counters
 FIRST_COUNTER, FIRST_SLOT = 100, 1000
-_COUNTERS = (
-    ("tokens scheduled", "tokens"),
-    ("token budget", "tokens"),
-    ("KV blocks used", "blocks"),
-    ("KV blocks cached", "blocks"),
-    ("KV blocks empty", "blocks"),
-    ("requests running", "requests"),
-    ("requests waiting", "requests"),
-)
+_COUNTERS = {
+    "tokens scheduled": "tokens", "token budget": "tokens", "KV blocks used": "blocks",
+    "KV blocks cached": "blocks", "KV blocks empty": "blocks", "requests running": "requests",
+    "requests waiting": "requests",
+}  # fmt: skip
 MARKER_NS = 1000  # length of the slices at the ends of arrows, the shortest that is visible
 _SEQUENCE = 1  # one writer
 _CLOCK_MONOTONIC = 3
@@ -43,8 +39,6 @@ def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
 
 
 class _Packets:
-    """Writes tracks, and the events on each in order of time."""
-
     def __init__(self, stream: IO[bytes]) -> None:
         try:
             from perfetto.protos.perfetto.trace import perfetto_trace_pb2
@@ -72,42 +66,26 @@ class _Packets:
             told.counter.unit_name = unit
         self._write(packet)
 
-    def begin(self, track: int, time_ns: int, name: str, args: Mapping[str, Any] = {}) -> None:
-        self._event("TYPE_SLICE_BEGIN", track, time_ns, name, args)
+    def begin(
+        self, track: int, time_ns: int, name: str, args: Mapping[str, Any] = {}, **flow: Any
+    ) -> None:
+        """Begin a slice; an arrow begins at it (`flow_ids`) or ends (`terminating_flow_ids`)."""
+        self._event("TYPE_SLICE_BEGIN", track, time_ns, args, name=name, **flow)
 
     def end(self, track: int, time_ns: int) -> None:
         self._event("TYPE_SLICE_END", track, time_ns)
 
     def instant(self, time_ns: int, name: str, args: Mapping[str, Any] = {}) -> None:
-        self._event("TYPE_INSTANT", OPERATOR, time_ns, name, args)
+        self._event("TYPE_INSTANT", OPERATOR, time_ns, args, name=name)
 
     def value(self, track: int, time_ns: int, value: int) -> None:
         self._event("TYPE_COUNTER", track, time_ns, counter_value=value)
 
-    def marker(
-        self,
-        track: int,
-        begin_ns: int,
-        end_ns: int,
-        name: str,
-        args: Mapping[str, Any],
-        **flow: Any,
-    ) -> None:
-        """Add a short slice at which an arrow begins (`flow_ids`) or ends."""
-        self._event("TYPE_SLICE_BEGIN", track, begin_ns, name, args, **flow)
-        self.end(track, end_ns)
-
     def _event(
-        self,
-        kind: str,
-        track: int,
-        time_ns: int,
-        name: str | None = None,
-        args: Mapping[str, Any] = {},
-        **more: Any,
+        self, kind: str, track: int, time_ns: int, args: Mapping[str, Any] = {}, **more: Any
     ) -> None:
         packet = self._protos.TracePacket(timestamp_clock_id=_CLOCK_MONOTONIC, timestamp=time_ns)
-        event = self._protos.TrackEvent(track_uuid=track, name=name, **more)
+        event = self._protos.TrackEvent(track_uuid=track, **more)
         event.type = getattr(event, kind)
         for key, value in args.items():
             is_number = isinstance(value, int)
@@ -144,7 +122,7 @@ class _Tracer:
         names = {ROOT: "stepscope", STEPS: "steps", ARRIVALS: "arrivals", OPERATOR: "operator"}
         for track, name in names.items():
             packets.track(track, name)
-        for track, (name, unit) in enumerate(_COUNTERS, FIRST_COUNTER):
+        for track, (name, unit) in enumerate(_COUNTERS.items(), FIRST_COUNTER):
             packets.track(track, name, unit)
         for moment in moments:
             message = moment.message
@@ -171,12 +149,8 @@ class _Tracer:
         self._arrivals(record)
         # Preempted requests leave their slots before the rows of this step get theirs.
         self._ends([e for e in record.events if isinstance(e, wire.Preempted)], start_ns)
-        args = {
-            "prefill": record.num_prefill_tokens,
-            "decode": record.num_decode_tokens,
-            "running": record.num_running,
-            "waiting": record.num_waiting,
-        }
+        names = ("num_prefill_tokens", "num_decode_tokens", "num_running", "num_waiting")
+        args = {name.split("_")[1]: getattr(record, name) for name in names}
         packets.begin(STEPS, start_ns, f"step {record.step}", args)
         for name, begin_ns, until_ns in (
             ("schedule", start_ns, record.schedule_end_ns),
@@ -188,14 +162,9 @@ class _Tracer:
         packets.end(STEPS, end_ns)
         for row in record.batch or ():
             self._row(row, state, start_ns, end_ns)
-        kv = record.kv
-        values = (
-            record.num_prefill_tokens + record.num_decode_tokens,
-            record.token_budget,
-            *((None,) * 3 if kv is None else (kv.used, kv.cached, kv.empty)),
-            record.num_running,
-            record.num_waiting,
-        )
+        kv, num_tokens = record.kv, record.num_prefill_tokens + record.num_decode_tokens
+        blocks = (None,) * 3 if kv is None else (kv.used, kv.cached, kv.empty)
+        values = num_tokens, record.token_budget, *blocks, record.num_running, record.num_waiting
         for track, value in enumerate(values, FIRST_COUNTER):
             if value is not None and self._values.get(track) != value:
                 self._values[track] = value
@@ -217,9 +186,8 @@ class _Tracer:
         packets.begin(stay.track, start_ns, f"{name} {row.num_tokens}", args)
         if row.flags & wire.RowFlag.FIRST_TOKEN:
             flow, begin_ns = [row.request_id + 1], max(start_ns, end_ns - MARKER_NS)
-            packets.marker(
-                stay.track, begin_ns, end_ns, "first token", {}, terminating_flow_ids=flow
-            )
+            packets.begin(stay.track, begin_ns, "first token", terminating_flow_ids=flow)
+            packets.end(stay.track, end_ns)
         packets.end(stay.track, end_ns)
 
     def _seated(self, request_id: int, state: SessionState, start_ns: int) -> _Stay:
@@ -243,7 +211,8 @@ class _Tracer:
                 name = f"{request_name(event.request_id)} {event.client_id}"
                 args = {"prompt_tokens": event.num_prompt_tokens, "max_tokens": event.max_tokens}
                 at_ns, flow = event.time_ns, [event.request_id + 1]
-                self._packets.marker(ARRIVALS, at_ns, at_ns + MARKER_NS, name, args, flow_ids=flow)
+                self._packets.begin(ARRIVALS, at_ns, name, args, flow_ids=flow)
+                self._packets.end(ARRIVALS, at_ns + MARKER_NS)
 
     def _ends(self, events: Iterable[object], time_ns: int) -> None:
         for event in events:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import RequestView, Snapshot, StepRecord
-from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
+from stepscope.recordings.attribution.baseline import MemoryBaseline
 from stepscope.recordings.attribution.causes import Late, Piece, known_apart
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.history.step_cache import StepCache
@@ -46,7 +46,6 @@ class _LifeFollower:
     explainer: Explainer
     next_number: int
     transcript: TranscriptReader
-    baseline: Baseline  # the one it began with
     life: Life | None = None
 
 
@@ -82,18 +81,9 @@ class LifeKeeper:
             return found
 
     def _refresh(self) -> None:
-        """Drop cached explanations if the baseline has changed.
-
-        To explain a whole life again takes long. So the followed request is dropped only if other
-        steps count as slow under the new baseline.
-        """
-        if not self._baseline.refresh():
-            return
-        self._known.clear()
-        follower, baseline = self._follower, self._baseline.baseline
-        if follower is not None and (
-            follower.baseline is baseline or not follower.baseline.judges_like(baseline)
-        ):
+        """Drop all explanations if another baseline holds, or one from twice as many steps."""
+        if self._baseline.refresh():
+            self._known.clear()
             self._follower = None
 
     def life(self, view: RequestView, last: int | None = None) -> Life | None:
@@ -112,8 +102,7 @@ class LifeKeeper:
                     return None
                 known = self._timeline.transcripts.get(view.request_id)
                 reader = TranscriptReader(view.request_id, known)
-                baseline = self._baseline.baseline
-                follower = self._follower = _LifeFollower(view.request_id, *begun, reader, baseline)
+                follower = self._follower = _LifeFollower(view.request_id, *begun, reader)
             number = follower.next_number
             follower.next_number = self._feed(follower.explainer, number, last, follower.transcript)
             if follower.life is None or number != follower.next_number:

@@ -2,5 +2,5 @@
 
 May import: engine.protocol, recordings, recordings.export, recordings.file, recordings.session,
   recordings.state.series.
-A new panel is a function in `panels.py` and an entry in `PANELS`.
+A new panel is a function in `figure.py` and an entry in `PANELS`.
 """

@@ -44,58 +44,32 @@ class FigureColours:
 COLOURS: dict[FigureTheme, FigureColours] = {
     "light": FigureColours(paper="#ffffff", ink="#1a1a1a", muted="#555555", grid="#dddddd"),
     "dark": FigureColours(
-        paper="#0e1116",
-        ink="#e6e9ee",
-        muted="#9aa4b2",
-        grid="#2b323d",
-        decode="#4fb3ff",
-        running="#4fb3ff",
-        cached="#8ecdf3",
-        breach="#ff7a3d",
-        knob="#d78bd0",
-        held="#35c29a",
+        paper="#0e1116", ink="#e6e9ee", muted="#9aa4b2", grid="#2b323d", decode="#4fb3ff",
+        running="#4fb3ff", cached="#8ecdf3", breach="#ff7a3d", knob="#d78bd0", held="#35c29a",
         waiting="#6b7480",
     ),
-}
+}  # fmt: skip
 
 
 def settings(colours: FigureColours) -> dict[str, Any]:
     """Return matplotlib's rcParams, with which a plot looks the same on any machine."""
+    texts = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.labelcolor")
+    papers = ("axes.facecolor", "figure.facecolor", "savefig.facecolor")
     return {
         "font.family": "DejaVu Sans",  # comes with matplotlib
-        "font.size": 8.0,
         "axes.titlesize": 8.5,
-        "axes.labelsize": 8.0,
-        "xtick.labelsize": 7.5,
-        "ytick.labelsize": 7.5,
-        "legend.fontsize": 7.5,
-        "legend.frameon": True,  # so that no event line crosses its text
-        "legend.framealpha": 1.0,
-        "legend.facecolor": colours.paper,
-        "legend.edgecolor": colours.paper,
-        "axes.linewidth": 0.7,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.facecolor": colours.paper,
-        "figure.facecolor": colours.paper,
-        "savefig.facecolor": colours.paper,
-        "text.color": colours.ink,
-        "axes.labelcolor": colours.ink,
-        "axes.edgecolor": colours.muted,
-        "axes.titlecolor": colours.ink,
-        "xtick.color": colours.muted,
-        "ytick.color": colours.muted,
-        "xtick.labelcolor": colours.ink,
-        "ytick.labelcolor": colours.ink,
-        "grid.color": colours.grid,
-        "grid.linewidth": 0.6,
-        "hatch.linewidth": 0.5,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "pdf.fonttype": 42,
+        **dict.fromkeys(("font.size", "axes.labelsize"), 8.0),
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7.5),
+        **dict.fromkeys((*texts, "ytick.labelcolor"), colours.ink),
+        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), colours.muted),
+        # No event line crosses the text of a legend.
+        **dict.fromkeys((*papers, "legend.facecolor", "legend.edgecolor"), colours.paper),
+        "legend.frameon": True, "legend.framealpha": 1.0, "hatch.linewidth": 0.5,
+        "axes.linewidth": 0.7, "axes.spines.top": False, "axes.spines.right": False,
+        "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True,
+        "grid.color": colours.grid, "grid.linewidth": 0.6, "pdf.fonttype": 42,
         "svg.hashsalt": "stepscope",  # the same recording makes the same file
-    }
+    }  # fmt: skip
 
 
 def rendered(
@@ -144,9 +118,8 @@ class PlotGrid:
         # The unit of the time axis, and its nanoseconds.
         self.unit, self.unit_ns = _time_unit(series.duration_ns)
         # Positions of the edges and middles of the pixel columns, in `unit`.
-        self.edges: Any = np.linspace(
-            0.0, series.duration_ns / self.unit_ns, series.num_columns + 1
-        )
+        end = series.duration_ns / self.unit_ns
+        self.edges: Any = np.linspace(0.0, end, series.num_columns + 1)
         self.middles: Any = (self.edges[:-1] + self.edges[1:]) / 2
 
     def spread(self, waits: Sequence[Distribution]) -> tuple[Any, Any]:
@@ -257,33 +230,14 @@ def finish(panel: "Axes", grid: PlotGrid, title: str, unit: str, lines: list[str
     panel.set_ylabel(f"{unit}, log" if panel.get_yscale() == "log" else unit)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     handles, labels = panel.get_legend_handles_labels()
-    panel.legend(
-        handles,
-        labels,
-        loc="lower right",
-        bbox_to_anchor=(1.0, 0.98),
-        ncols=len(handles),
-        borderpad=0.1,
-        handlelength=1.4,
-        handletextpad=0.4,
-        columnspacing=1.2,
-    )
+    where: Any = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "ncols": len(handles)}
+    where |= {"borderpad": 0.1, "handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.2}
+    panel.legend(handles, labels, **where)
     room = panel.get_window_extent().height / DPI * 72  # in points
-    panel.annotate(
-        "\n".join(lines),
-        (1.0, 1.0),
-        xycoords="axes fraction",
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="top",
-        fontsize=max(5.0, min(7.5, room / len(lines) / 1.5)),
-        linespacing=1.4,
-    )
+    look: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
+    look["fontsize"] = max(5.0, min(7.5, room / len(lines) / 1.5))
+    panel.annotate("\n".join(lines), (1.0, 1.0), xytext=(6, 0), linespacing=1.4, **look)
+    shade: Any = {"facecolor": (grid.colours.muted, 0.18), "linewidth": 0}
     for start_ns, end_ns in grid.series.pauses:
-        panel.axvspan(
-            start_ns / grid.unit_ns,
-            end_ns / grid.unit_ns,
-            facecolor=(grid.colours.muted, 0.18),
-            linewidth=0,
-        )
+        panel.axvspan(start_ns / grid.unit_ns, end_ns / grid.unit_ns, **shade)
     panel.set_xlim(grid.edges[0], grid.edges[-1])

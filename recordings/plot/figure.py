@@ -2,141 +2,169 @@
 
 It lays out panels below each other and draws them with matplotlib, from a `PlotSeries` alone.
 Events (knob changes, marks, pauses, losses) are lines across all panels, with labels above.
+
+A panel is one function. A pixel column may cover several steps: then the solid shape shows their
+mean or median, and the pale shape (or a point) their maximum, because an average alone would hide a
+stall.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from stepscope.recordings.plot import axes
-from stepscope.recordings.plot.panels import PANELS, kv_cache
-from stepscope.recordings.plot.series import EventKind, PlotEvent, PlotSeries
+from stepscope.recordings.plot.series import EventKind, PlotSeries
+from stepscope.recordings.state.series.distribution import Distribution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_ROWS = 5
+_MANY_LATE = 150  # with more late points, their marks are smaller
+
+
+def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
+    """Draw the tokens of a step, by prefill, decode and so on, against the token budget."""
+    colours, series, np = grid.colours, grid.series, grid.np
+    num_steps = series.counts["num_steps"]
+    if (num_steps > 1).any():
+        fullest = np.nan_to_num(series.most["num_spent_tokens"])
+        axes.area(panel, grid, fullest, facecolor=(colours.prefill, 0.3), label="fullest step")
+    base = np.zeros(series.num_columns)
+    for name, colour, hatch, label in (
+        ("num_decode_tokens", colours.decode, None, "decode"),
+        ("num_prefill_tokens", colours.prefill, None, "prefill"),
+        ("num_padded_tokens", colours.padded, "....", "padding"),
+        ("num_cached_tokens", colours.cached, "//////", "cached, not spent"),
+    ):
+        if hatch and not series.counts[name].any():
+            continue
+        top = base + series.counts[name] / np.maximum(num_steps, 1)
+        face = (colour, 0.3) if hatch else colour
+        axes.area(
+            panel, grid, base, top, facecolor=face, edgecolor=colour, hatch=hatch, label=label
+        )
+        base = top
+    budgets = series.budget
+    axes.steps(panel, grid, grid.filled(budgets), color=colours.ink, linewidth=1.3, label="budget")
+    panel.set_ylim(0, None)
+    lines = [f"{series.sums.num_records:,} steps"]
+    known = budgets[~np.isnan(budgets)]
+    if len(known):
+        low, high = int(known.min()), int(known.max())
+        lines.append(f"budget {low:,}" if low == high else f"budget {low:,} to {high:,}")
+    num_tokens = series.sums.num_out_tokens
+    if num_tokens is not None:
+        lines.append(f"out {num_tokens / series.duration_ns * 1e9:,.0f} tok/s")
+    axes.finish(panel, grid, "Tokens", "tokens a step", lines)
+
+
+def step_time(panel: "Axes", grid: axes.PlotGrid) -> None:
+    measured = grid.series.waits.of["step"]
+    unit, unit_ns = axes.unit_of(measured)
+    longest, median = (each / unit_ns for each in grid.spread(grid.series.steps))
+    shade = (grid.colours.muted, 0.5)
+    axes.area(panel, grid, grid.np.nan_to_num(longest), facecolor=shade, label="longest")
+    axes.steps(panel, grid, median, color=grid.colours.ink, linewidth=0.9, label="median")
+    axes.set_scale(panel, measured, unit_ns)
+    axes.finish(panel, grid, "Step time", unit, axes.figures(measured))
+
+
+def itl(panel: "Axes", grid: axes.PlotGrid) -> None:
+    longest, median = grid.spread(grid.series.itls)
+    measured, bound_ms = grid.series.waits.of["itl"], grid.series.slo.itl_ms
+    _latency(panel, grid, "Inter-token latency (ITL)", measured, bound_ms, longest, median)
+
+
+def ttft(panel: "Axes", grid: axes.PlotGrid) -> None:
+    series = grid.series
+    measured, bound_ms = series.waits.of["ttft"], series.slo.ttft_ms
+    _latency(panel, grid, "Time to first token (TTFT)", measured, bound_ms, series.ttft_ns)
+
+
+def _latency(
+    panel: "Axes",
+    grid: axes.PlotGrid,
+    title: str,
+    measured: Distribution,
+    slo_ms: float,
+    longest_ns: Any,
+    median_ns: Any = None,
+) -> None:
+    np, colours = grid.np, grid.colours
+    unit, unit_ns = axes.unit_of(measured)
+    longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns
+    is_late = np.nan_to_num(longest) > bound
+    is_kept = ~np.isnan(longest) & ~is_late
+    if median_ns is not None:
+        median = median_ns / unit_ns
+        look: dict[str, Any] = {"color": colours.decode}
+        panel.vlines(grid.middles, median, longest, linewidth=0.5, alpha=0.45, **look)
+        panel.plot(grid.middles, grid.bridged(median), linewidth=1.1, label="median", **look)
+    small, large = 3.0 if median_ns is None else 1.6, 2.6 if is_late.sum() > _MANY_LATE else 3.6
+    kept = "first token" if median_ns is None else "longest"
+    for places, marker, size, colour, label in (
+        (is_kept, "o", small, colours.decode, kept),
+        (is_late, "^", large, colours.breach, "beyond"),
+    ):
+        look = {"marker": marker, "markersize": size, "color": colour, "label": label}
+        look |= {"linestyle": "none", "markeredgewidth": 0}
+        panel.plot(grid.middles[places], longest[places], **look)
+    axes.set_scale(panel, measured, unit_ns, bound)
+    look = {"color": colours.breach, "linewidth": 0.9, "linestyle": (0, (4, 2))}
+    panel.axhline(bound, label=f"SLO {bound:,g} {unit}", **look)
+    axes.finish(panel, grid, title, unit, axes.figures(measured))
+
+
+def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    np = grid.np
+    waiting, running = (grid.filled(grid.series.most[f"num_{k}"]) for k in ("waiting", "running"))
+    colours = grid.colours
+    axes.area(panel, grid, np.nan_to_num(waiting), facecolor=colours.waiting, label="waiting")
+    axes.steps(panel, grid, running, color=colours.running, linewidth=1.1, label="running")
+    panel.set_ylim(0, None)
+    panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    lines = [f"running max {np.nanmax(running):,.0f}", f"waiting max {np.nanmax(waiting):,.0f}"]
+    axes.finish(panel, grid, "Requests", "count", lines)
+
+
+def kv_cache(panel: "Axes", grid: axes.PlotGrid) -> None:
+    np, series, colours = grid.np, grid.series, grid.colours
+    held, cached = (100 * grid.filled(each) for each in (series.kv_used, series.kv_cached))
+    axes.area(panel, grid, held, facecolor=colours.held, label="held by requests")
+    pale: dict[str, Any] = {"facecolor": (colours.cached, 0.2), "edgecolor": colours.cached}
+    axes.area(panel, grid, held, held + cached, hatch="//////", label="cached, free", **pale)
+    lines = [f"held max {np.nanmax(held):.0f}%"]
+    if num_preempted := series.sums.num_preempted:
+        is_out = series.num_preempted > 0
+        look: dict[str, Any] = {"marker": "x", "markersize": 3.5, "markeredgewidth": 1.0}
+        look |= {"linestyle": "none", "color": colours.breach, "label": "preemption"}
+        panel.plot(grid.middles[is_out], np.full(int(is_out.sum()), 108.0), **look)
+        word = "preemption" if num_preempted == 1 else "preemptions"
+        lines.append(f"{num_preempted:,} {word}")
+    panel.set_ylim(0, 116)
+    panel.set_yticks((0, 50, 100))
+    axes.finish(panel, grid, "KV cache", "% blocks", lines)
+
+
+# Panel -> its share of the height.
+PANELS: Mapping[Callable[["Axes", axes.PlotGrid], None], float] = {
+    budget: 2.6, step_time: 1.4, itl: 1.7, ttft: 1.2, requests: 1.0, kv_cache: 1.0,
+}  # fmt: skip
+
+
+_MAX_ROWS = 5  # of labels
 _MAX_LINES = 120  # more would be a grey wall
 _MAX_TEXT = 72
-_FONT_SIZE = 7.0
-_INCHES_PER_LETTER = 0.058  # average at that font size, with some slack
 _GLYPHS: dict[EventKind, str] = {"knobs": "◆", "mark": "▼", "pause": "‖", "lost": "?"}
-
-
-class Label(NamedTuple):
-    """Where the text of an event is written: in which row, and whether left of the event's line."""
-
-    event: PlotEvent
-    row: int
-    is_left: bool
-
-
-def draw_events(
-    drawing: "Figure",
-    series: PlotSeries,
-    colours: axes.FigureColours,
-    across: tuple[float, float],
-    down: tuple[float, float, float],
-) -> int:
-    """Draw the lines and labels of all events. Returns the number of rows of labels.
-
-    Positions are fractions of the width or height of the plot.
-
-    Args:
-        across: left edge and width of the panels.
-        down: top of the labels, bottom of the lines, height of a row.
-    """
-    from matplotlib.lines import Line2D
-
-    left, width = across
-    top, bottom, row_height = down
-    labels, num_hidden = placed(series.events, series.duration_ns, width * drawing.get_figwidth())
-    num_rows = max((label.row for label in labels), default=-1) + 1
-    rows = {label.event: label.row for label in labels}
-    inks = {
-        "knobs": colours.knob,
-        "mark": colours.ink,
-        "pause": colours.muted,
-        "lost": colours.breach,
-    }
-    for event in series.events[:_MAX_LINES]:
-        x = left + width * event.time_ns / series.duration_ns
-        drawing.add_artist(
-            Line2D(
-                (x, x),
-                (bottom, top - (rows.get(event, num_rows) + 0.2) * row_height),
-                color=inks[event.kind],
-                linewidth=0.8,
-                linestyle=(0, (4, 2)) if event.kind == "knobs" else (0, (1, 1.5)),
-                zorder=-1,
-            )
-        )
-    for label in labels:
-        x = left + width * label.event.time_ns / series.duration_ns
-        shift = 0.05 / drawing.get_figwidth()
-        drawing.text(
-            x - shift if label.is_left else x + shift,
-            top - label.row * row_height,
-            _text(label.event),
-            parse_math=False,
-            fontsize=_FONT_SIZE,
-            ha="right" if label.is_left else "left",
-            va="top",
-            color=inks[label.event.kind],
-            bbox={"facecolor": colours.paper, "edgecolor": "none", "pad": 0.6},
-        )
-    num_hidden += series.num_left_out
-    if num_hidden:
-        drawing.text(
-            left + width,
-            top + 0.17 / drawing.get_figheight(),
-            f"and {num_hidden:,} more changes, marks or pauses without a label",
-            fontsize=_FONT_SIZE,
-            ha="right",
-            va="top",
-            color=colours.muted,
-        )
-    return num_rows
-
-
-def placed(events: Sequence[PlotEvent], duration_ns: int, width: float) -> tuple[list[Label], int]:
-    """Place the texts of events that fit into a few rows of `width` inches.
-
-    A text is right of its line, or left of it near the right edge of the plot.
-
-    Returns the placed labels, and how many texts did not fit.
-    """
-    taken: list[list[tuple[float, float]]] = [[] for _ in range(_MAX_ROWS)]
-    labels = []
-    num_left_out = 0
-    for event in sorted(events, key=lambda each: each.time_ns):
-        length = len(_text(event)) * _INCHES_PER_LETTER
-        x = event.time_ns / duration_ns * width
-        is_left = x + length > width and x - length >= 0
-        span = (x - length, x) if is_left else (x, x + length)
-        for row, spans in enumerate(taken):
-            if all(span[1] < start or span[0] > end for start, end in spans):
-                spans.append(span)
-                labels.append(Label(event, row, is_left))
-                break
-        else:
-            num_left_out += 1
-    return labels, num_left_out
-
-
-def _text(event: PlotEvent) -> str:
-    text = f"{_GLYPHS[event.kind]} {event.text}"
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
-
-
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins in inches
-_BETWEEN = 0.3  # inches between panels
-_STEP_AXIS = 0.3  # inches from the time axis down to the step axis
-_NUM_TICKS = 9  # most ticks on the step axis
-_TICK_ROOM = 0.75  # share of the mean distance of ticks that a label needs
-_INCHES_PER_CHARACTER = 0.06  # average for the lines of details
+# In inches; widths of letters are averages with some slack.
+_LETTER, _SMALL_LETTER = 0.06, 0.058
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins
+_BETWEEN = 0.3  # between panels
+_STEP_AXIS = 0.3  # from the time axis down to the step axis
 _STRIP = 0.16  # height of a row of labels
+_NUM_TICKS = 9  # on the step axis
 
 
 def num_columns(width: float) -> int:
@@ -163,111 +191,81 @@ def figure(
 
 def _paint(drawing: "Figure", grid: axes.PlotGrid, heading: str, details: Sequence[str]) -> None:
     width, height = drawing.get_size_inches()
-    at_x = _LEFT / width
-    num_characters = int((width - _LEFT - 0.1) / _INCHES_PER_CHARACTER)
-    lines = [line[: num_characters - 1] + "…" * (len(line) >= num_characters) for line in details]
-    # These texts may come from users, so they must not be parsed as formulas.
-    drawing.text(
-        at_x, 1 - 0.1 / height, heading, fontsize=11, fontweight="bold", va="top", parse_math=False
-    )
-    drawing.text(
-        at_x,
-        1 - 0.31 / height,
-        "\n".join(lines),
-        fontsize=7.5,
-        linespacing=1.3,
-        color=grid.colours.muted,
-        va="top",
-        parse_math=False,
-    )
-    panels = _panels(drawing, grid, _TOP + _STRIP * (len(lines) - 1))
-    for panel in panels[:-1]:
-        panel.tick_params(labelbottom=False)
-    _step_numbers(panels[-1], grid, height * panels[-1].get_position().height)
-
-
-def _panels(drawing: "Figure", grid: axes.PlotGrid, head: float) -> "list[Axes]":
-    """Draw all panels from top to bottom, with the labels of events above them."""
-    width, height = drawing.get_size_inches()
-    left, inner = _LEFT / width, (width - _LEFT - _RIGHT) / width
-    num_rows = draw_events(
-        drawing,
-        grid.series,
-        grid.colours,
-        (left, inner),
-        (1 - (head - 0.1) / height, _BOTTOM / height, _STRIP / height),
-    )
+    room = int((width - _LEFT - 0.1) / _LETTER)
+    lines = [line[: room - 1] + "…" * (len(line) >= room) for line in details]
+    look: dict[str, Any] = {"va": "top", "parse_math": False}  # the texts may come from users
+    x = _LEFT / width
+    drawing.text(x, 1 - 0.1 / height, heading, fontsize=11, fontweight="bold", **look)
+    look |= {"fontsize": 7.5, "linespacing": 1.3, "color": grid.colours.muted}
+    drawing.text(x, 1 - 0.31 / height, "\n".join(lines), **look)
+    head = _TOP + _STRIP * (len(lines) - 1)
+    top = height - head - 0.12 - _STRIP * _draw_events(drawing, grid, height - head + 0.1)
     has_kv = not grid.np.isnan(grid.series.kv_used).all()
     shown = {draw: share for draw, share in PANELS.items() if has_kv or draw is not kv_cache}
-    top = 1 - (head + 0.12 + num_rows * _STRIP) / height
-    gap = _BETWEEN / height
-    free = top - _BOTTOM / height - gap * (len(shown) - 1)
-    panels = []
+    free = top - _BOTTOM - _BETWEEN * (len(shown) - 1)
     for draw, share in shown.items():
         rows = free * share / sum(shown.values())
-        panel = drawing.add_axes((left, top - rows, inner, rows))
+        inner = (width - _LEFT - _RIGHT) / width
+        panel = drawing.add_axes((x, (top - rows) / height, inner, rows / height))
         panel.patch.set_alpha(0.0)  # the lines of events are below the panels
         draw(panel, grid)
-        panels.append(panel)
-        top -= rows + gap
-    return panels
+        top -= rows + _BETWEEN
+        if top > _BOTTOM:
+            panel.tick_params(labelbottom=False)
+        else:
+            _step_numbers(panel, grid, rows)
 
 
-def step_ticks(columns: Sequence[tuple[int, float]], width: float) -> list[tuple[int, float]]:
-    """Choose ticks for the step axis, far enough apart for their labels.
+def _draw_events(drawing: "Figure", grid: axes.PlotGrid, top: float) -> int:
+    """Draw the lines and labels of all events, from `top` inches down.
 
-    Steps differ in duration, so steps at equal intervals are not evenly spaced on the axis.
-    Instead, the axis is divided into `_NUM_TICKS` equal parts, and each part gets at most one tick,
-    at a round step number.
-
-    `columns`: (number of the first step, position) of each pixel column in which a step begins, in
-    order.
-
-    Returns (step number, position) of each tick.
+    A label is right of its line, or ends at the right edge of the panels. Returns the number of
+    rows of labels; texts that fit into none of them are left out.
     """
-    steps, places = [step for step, _ in columns], [place for _, place in columns]
-    stretch = width / _NUM_TICKS
-    ticks: list[tuple[int, float]] = []
-    for number in range(_NUM_TICKS):
-        begin = bisect_left(places, places[0] + number * stretch)
-        end = bisect_left(places, places[0] + (number + 1) * stretch)
-        if begin == end:
+    from matplotlib.lines import Line2D
+
+    (width, height), series, colours = drawing.get_size_inches(), grid.series, grid.colours
+    inner, ends, num_hidden = width - _LEFT - _RIGHT, [0.0] * _MAX_ROWS, 0
+    inks = {
+        "knobs": colours.knob, "mark": colours.ink, "pause": colours.muted, "lost": colours.breach,
+    }  # fmt: skip
+    look: dict[str, Any] = {"fontsize": 7.0, "va": "top", "parse_math": False}
+    for number, event in enumerate(series.events):
+        text = f"{_GLYPHS[event.kind]} {event.text}"
+        text = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+        x, length = inner * event.time_ns / series.duration_ns, len(text) * _SMALL_LETTER
+        begin = max(0.0, min(x + 0.05, inner - length))
+        row = next((row for row, end in enumerate(ends) if end <= begin), _MAX_ROWS)
+        if number < _MAX_LINES:
+            x, upper = (_LEFT + x) / width, (top - (row + 0.2) * _STRIP) / height
+            dashes = (0, (4, 2)) if event.kind == "knobs" else (0, (1, 1.5))
+            line = Line2D((x, x), (_BOTTOM / height, upper), color=inks[event.kind], zorder=-1)
+            line.set(linewidth=0.8, linestyle=dashes)
+            drawing.add_artist(line)
+        if row == _MAX_ROWS:
+            num_hidden += 1
             continue
-        first, last = steps[begin], steps[end - 1]
-        digits = len(str(max(1, last - first))) - 1
-        step = -(-first // 10**digits) * 10**digits  # the first round number from there on
-        at = bisect_left(steps, step)
-        if at == len(steps):
-            break
-        place = places[at]
-        if steps[at] > step:  # it is in the column before, which has several steps
-            share = (step - steps[at - 1]) / (steps[at] - steps[at - 1])
-            place = places[at - 1] + share * (place - places[at - 1])
-        if not ticks or place - ticks[-1][1] >= stretch * _TICK_ROOM:
-            ticks.append((step, place))
-    return ticks
+        ends[row] = begin + length
+        x, y = (_LEFT + begin) / width, (top - row * _STRIP) / height
+        box = {"facecolor": colours.paper, "edgecolor": "none", "pad": 0.6}
+        drawing.text(x, y, text, color=inks[event.kind], bbox=box, **look)
+    if num_hidden:
+        text = f"and {num_hidden:,} more changes, marks or pauses without a label"
+        x, y = (_LEFT + inner) / width, (top + 0.17) / height
+        drawing.text(x, y, text, ha="right", color=colours.muted, **look)
+    return sum(end > 0 for end in ends)
 
 
 def _step_numbers(panel: "Axes", grid: axes.PlotGrid, height: float) -> None:
-    """Draw an axis of step numbers below the time axis, to find a step in a replay."""
     from matplotlib.ticker import FixedLocator
 
-    firsts = grid.series.first_steps
-    found = [(int(n), x) for n, x in zip(firsts, grid.middles, strict=True) if n == n]
-    ticks = step_ticks(found, grid.edges[-1] - grid.edges[0])
+    firsts, np = grid.filled(grid.series.first_steps), grid.np
+    columns = np.linspace(0, len(firsts) - 1, _NUM_TICKS).astype(int)
     axis = panel.secondary_xaxis(-_STEP_AXIS / height)
-    axis.xaxis.set_major_locator(FixedLocator([x for _, x in ticks]))
-    axis.set_xticklabels([f"{number:,}" for number, _ in ticks])
-    for below, name in (
-        (0.0, f"{grid.unit} since step {grid.series.first_step:,}"),
-        (_STEP_AXIS, "step"),
-    ):
-        panel.annotate(
-            name,
-            (1.0, -below / height),
-            xycoords="axes fraction",
-            xytext=(6, -3.5),
-            textcoords="offset points",
-            va="top",
-            fontsize=7.5,
-        )
+    axis.xaxis.set_major_locator(FixedLocator(grid.middles[columns]))
+    axis.set_xticklabels([f"{int(step):,}" for step in firsts[columns]])
+    since = f"{grid.unit} since step {grid.series.first_step:,}"
+    look: dict[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 7.5}
+    for below, name in ((0.0, since), (_STEP_AXIS, "step")):
+        where = (1.0, -below / height)
+        panel.annotate(name, where, xycoords="axes fraction", xytext=(6, -3.5), **look)

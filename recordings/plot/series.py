@@ -5,7 +5,6 @@ and keeps the maxima of the steps in it. A step longer than a column counts in e
 covers.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 EventKind: TypeAlias = Literal["knobs", "mark", "pause", "lost"]
 
-MAX_EVENTS = 200  # most events kept of each kind
 _COLUMN_VALUES, _COLUMN_BITS = 64, 7  # precision of the samples in a column
 _SPENT = ("num_decode_tokens", "num_prefill_tokens", "num_padded_tokens")
 _SUMMED = (*_SPENT, "num_cached_tokens")
@@ -85,12 +83,10 @@ class PlotSeries:
         self.waits = WaitSums({"itl": slo.itl_ms * 1e6, "ttft": slo.ttft_ms * 1e6})
         self.sums = Sums()
         self.events: list[PlotEvent] = []
-        self.num_left_out = 0  # events beyond MAX_EVENTS
         self.pauses: list[tuple[int, int]] = []  # pauses by the operator, from the beginning on
         self.knobs: dict[str, KnobValue] = {}  # at the first step
         self.first_step: int | None = None
         self.last_step: int | None = None
-        self._num_kept: Counter[EventKind] = Counter()
         self._is_one_step = is_one_step
 
     @property
@@ -168,13 +164,8 @@ class PlotSeries:
         self.kv_cached[at[most]] = (cached / total)[row[most]]
 
     def _keep(self, kind: EventKind, time_ns: int, text: str) -> None:
-        if not self.start_ns <= time_ns <= self.end_ns:
-            return  # a mark may be set at any step, even before the range
-        if self._num_kept[kind] < MAX_EVENTS:
-            self._num_kept[kind] += 1
+        if self.start_ns <= time_ns <= self.end_ns:  # a mark may be set at any step
             self.events.append(PlotEvent(kind, time_ns - self.start_ns, text))
-        else:
-            self.num_left_out += 1
 
     def _columns_at(self, times_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
         shares = (times_ns - self.start_ns) / self.duration_ns
@@ -205,7 +196,6 @@ def read_series(
 
 
 def _record_at(recording: Recording, step: int) -> StepRecord | None:
-    """The record of a step, or of the nearest one that can be read."""
     for position in (recording.find_step(step), recording.find_step(step + 1)):
         frame = None if position is None else recording.frame_before(position)
         message = None if frame is None else wire.decode(frame.payload)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.recordings.simulation.suspects import SUSPECTS, Evidence, Remedy, Seen, Suspect
+from stepscope.recordings.simulation.suspects import SUSPECTS, Remedy, Seen, Suspect
 from stepscope.recordings.simulation.what_if import Forecast, forecast
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import NAMED_WAITS, Limit
@@ -48,15 +48,9 @@ class Finding(NamedTuple):
     """What the records and the simulations say about one suspect."""
 
     suspect: Suspect
-    evidence: Evidence
+    is_likely: bool  # if False, it is not simulated
+    evidence: str
     trial: Trial | None  # of its best remedy; None if not simulated
-
-
-class Bottleneck(NamedTuple):
-    """A suspect proved to be a bottleneck, and the forecast with its limit lifted."""
-
-    suspect: Suspect
-    trial: Trial
 
 
 class Diagnosis(NamedTuple):
@@ -65,7 +59,7 @@ class Diagnosis(NamedTuple):
     again: Forecast  # simulation of the session as recorded
     kept_share: float  # share of its requests that keep their levels
     findings: list[Finding]  # for every suspect: simulated ones first, then by gain
-    bottlenecks: list[Bottleneck]  # in the order in which they must be lifted
+    bottlenecks: list[tuple[Suspect, Trial]]  # in the order in which they must be lifted
     held: Mapping[Limit, float]  # limits that no simulation lifts, and the share of steps they held
 
 
@@ -75,60 +69,47 @@ def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Di
     `on_run`: called with what is being simulated and the share of its runs done. If it returns
     True, the diagnosis ends with `ForecastStopped`.
     """
-    return _Trials(seen, level, on_run).run()
 
+    def simulated(remedy: Remedy, what: str) -> Forecast:
+        basis, report = seen.basis._replace(setup=remedy.setup), partial(on_run, what)
+        return forecast(basis, remedy.text, remedy.changes, [level], report, NUM_RUNS)
 
-class _Trials:
-    def __init__(self, seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> None:
-        self._seen, self._level, self._on_run = seen, level, on_run
+    def best_trial(suspect: Suspect) -> Trial | None:
+        """The trial of its best remedy, together with what is lifted already.
 
-    def run(self) -> Diagnosis:
-        start = Remedy("as recorded", self._seen.basis.setup, {}, is_live=True)
-        again = now = self._forecast(start)
-        evidence = {suspect.name: suspect.look(self._seen) for suspect in SUSPECTS}
-        likely = [each for each in SUSPECTS if evidence[each.name].is_likely]
-        first: dict[str, Trial] = {}
-        bottlenecks: list[Bottleneck] = []
-        lifted = start
-        while _kept(now) < KEPT_SHARE and len(bottlenecks) < _MAX_ROUNDS:
-            trials = self._round(likely, lifted, now)
-            first = first or trials
-            best = max(trials, key=lambda name: trials[name].gain, default=None)
-            if best is None or not trials[best].helps:
-                break
-            suspect = next(each for each in likely if each.name == best)
-            lifted, now = trials[best].remedy, trials[best].forecast
-            bottlenecks.append(Bottleneck(suspect, trials[best]))
-            # Work that this one held back may now meet limits that no recorded step has met.
-            likely = [each for each in SUSPECTS if each is not suspect]
-        findings = [Finding(each, evidence[each.name], first.get(each.name)) for each in SUSPECTS]
-        findings.sort(key=_weight, reverse=True)
-        shares = {limit: self._seen.share(limit) for limit in NAMED_WAITS}
-        held = {limit: share for limit, share in shares.items() if share >= _MIN_GAIN}
-        return Diagnosis(again, _kept(again), findings, bottlenecks, held)
-
-    def _round(self, suspects: list[Suspect], lifted: Remedy, now: Forecast) -> dict[str, Trial]:
-        """Simulate each remedy of each suspect, together with the remedies in `lifted`.
-
-        Returns the trial of the best remedy, by the suspect's name. A remedy tried later must be
-        better by more than `_EQUAL_GAIN`.
+        A remedy tried later must be better by more than `_EQUAL_GAIN`.
         """
-        found: dict[str, Trial] = {}
-        for suspect in suspects:
-            knobs = lifted.setup.knobs.changed(lifted.changes, lifted.setup.limits)
-            setup = msgspec.structs.replace(lifted.setup, knobs=knobs)
-            for remedy in suspect.remedies(setup):
-                both = remedy._replace(changes={**lifted.changes, **remedy.changes})
-                trial = _trial(both, self._forecast(both, f"trying {suspect.name}"), now)
-                best = found.get(suspect.name)
-                if best is None or trial.gain > best.gain + _EQUAL_GAIN:
-                    found[suspect.name] = trial
-        return found
+        knobs = lifted.setup.knobs.changed(lifted.changes, lifted.setup.limits)
+        best = None
+        for remedy in suspect.remedies(msgspec.structs.replace(lifted.setup, knobs=knobs)):
+            both = remedy._replace(changes={**lifted.changes, **remedy.changes})
+            trial = _trial(both, simulated(both, f"trying {suspect.name}"), now)
+            if best is None or trial.gain > best.gain + _EQUAL_GAIN:
+                best = trial
+        return best
 
-    def _forecast(self, remedy: Remedy, what: str = "simulating it as it was") -> Forecast:
-        basis = self._seen.basis._replace(setup=remedy.setup)
-        on_run = partial(self._on_run, what)
-        return forecast(basis, remedy.text, remedy.changes, [self._level], on_run, NUM_RUNS)
+    lifted = Remedy("as recorded", seen.basis.setup, {}, is_live=True)
+    again = now = simulated(lifted, "simulating it as it was")
+    likely = [each for each in SUSPECTS if each.is_likely(seen)]
+    first: dict[str, Trial] = {}
+    bottlenecks: list[tuple[Suspect, Trial]] = []
+    while _kept(now) < KEPT_SHARE and len(bottlenecks) < _MAX_ROUNDS:
+        tried = [(each, trial) for each in likely if (trial := best_trial(each)) is not None]
+        first = first or {suspect.name: trial for suspect, trial in tried}
+        suspect, best = max(tried, key=lambda each: each[1].gain, default=(None, None))
+        if suspect is None or best is None or not best.helps:
+            break
+        lifted, now = best.remedy, best.forecast
+        bottlenecks.append((suspect, best))
+        # Work that this one held back may now meet limits that no recorded step has met.
+        likely = [each for each in SUSPECTS if each is not suspect]
+    findings = [
+        Finding(each, each.is_likely(seen), each.evidence(seen), first.get(each.name))
+        for each in SUSPECTS
+    ]
+    findings.sort(key=_weight, reverse=True)
+    held = {limit: seen.shares[limit] for limit in NAMED_WAITS if seen.shares[limit] >= _MIN_GAIN}
+    return Diagnosis(again, _kept(again), findings, bottlenecks, held)
 
 
 def _trial(remedy: Remedy, found: Forecast, before: Forecast) -> Trial:
@@ -146,4 +127,4 @@ def _kept_in(run: Mapping[str, float | None]) -> float:
 
 
 def _weight(found: Finding) -> tuple[bool, float]:
-    return found.evidence.is_likely, found.trial.gain if found.trial else 0.0
+    return found.is_likely, found.trial.gain if found.trial else 0.0

@@ -97,19 +97,15 @@ class RunSums:
         seconds = (self._last_ns - (self._first_ns or 0)) / 1e9
         per_s = 1 / seconds if seconds else 0.0
         return RunFigures(
-            num_requests=self.num_finished,
-            num_steps=self.num_steps,
-            seconds=seconds,
-            ttft_ms=_spread(self.ttft),
-            itl_ms=_spread(self.itl),
-            e2e_ms=_spread(self.e2e),
+            num_requests=self.num_finished, num_steps=self.num_steps, seconds=seconds,
+            ttft_ms=_spread(self.ttft), itl_ms=_spread(self.itl), e2e_ms=_spread(self.e2e),
             requests_per_s=self.num_finished * per_s,
             output_tokens_per_s=self._num_output_tokens * per_s,
             prefill_tokens_per_s=self._num_prefill_tokens * per_s,
             hit_share=self._num_hit_tokens / max(1, self._num_prompt_tokens),
             num_preemptions=self._num_preemptions,
             goodput_per_s=tuple(good * per_s for good in self._num_good),
-        )
+        )  # fmt: skip
 
 
 def _spread(samples: Distribution) -> Spread:

@@ -84,24 +84,15 @@ def recorded_work(
     book = reader.reader.book
     has_hashes = any(each.arrived.prefix_hashes is not None for each in reader.requests)
     return RecordedWork(
-        requests=requests,
-        knobs=knobs,
-        changes=changes,
-        limits=limits,
-        num_blocks=info.num_blocks,
-        block_size=info.block_size,
-        overlap=bool(info.overlap),
-        figures=reader.figures.result(),
+        requests=requests, knobs=knobs, changes=changes, limits=limits, num_blocks=info.num_blocks,
+        block_size=info.block_size, overlap=bool(info.overlap), figures=reader.figures.result(),
         num_begun=len(reader.reader.begun),
         num_unfinished=sum(not isinstance(each.end, wire.Finished) for each in reader.requests),
-        num_hits=book.num_hits,
-        num_unknown_hits=0 if has_hashes else book.num_unknown,
-    )
+        num_hits=book.num_hits, num_unknown_hits=0 if has_hashes else book.num_unknown,
+    )  # fmt: skip
 
 
 class _WorkReader:
-    """Collects requests, knob changes and figures from moments, which are fed in order."""
-
     def __init__(self, block_size: int, knobs: Knobs, levels: Sequence[SLO]) -> None:
         self.figures = RunSums(levels)
         self.reader = RequestReader(block_size, id_tokens=block_size)
@@ -133,7 +124,7 @@ class _WorkReader:
                 self._end(moment.state.requests.get(event.request_id), moment.state.pauses)
 
     def finished_with(self, last: Moment | None) -> tuple[list[SimulatedRequest], list[TimedKnobs]]:
-        """Return all requests and knob changes, with times since the first arrival.
+        """All requests and knob changes, with times since the first arrival.
 
         Requests that had not ended at the moment `last` are included, with the tokens they had.
         """
@@ -157,11 +148,7 @@ class _WorkReader:
         return work, changes
 
     def _prefix(self, request: TracedRequest) -> tuple[int, ...]:
-        """Return the prefix ids of a request. Equal ids mean equal blocks of tokens.
-
-        If no hit of the session can be traced, all requests with hits are assumed to share one
-        prefix.
-        """
+        """Equal ids mean equal blocks. If no hit can be traced, all are of one prefix."""
         if (hashes := request.arrived.prefix_hashes) is not None:
             return (*hashes, *(getattr(request.end, "prefix_hashes", None) or ()))
         if 0 < self.reader.book.num_hits == self.reader.book.num_unknown:

@@ -1,12 +1,12 @@
 """`SUSPECTS`: a table of the settings that may hold an engine back.
 
-Each entry has two functions. One looks for evidence in the step records; the other yields changes
-of the setting (remedies), which a simulation tries.
+Each says what of the records speaks for or against it, and yields changes (remedies), which a
+simulation tries.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -16,21 +16,11 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeM
 from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.recordings.compare.side.advice import MIN_LATE_SHARE
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.series.limits import Limit
 
-_MIN_SHARE = 0.02  # least share of steps, tokens or time to be a likely bottleneck
-_MIN_HOST_SHARE = 0.05  # the same for host time in a step
-_LONG = 4  # a prompt of so many medians is long
-
-
-class Evidence(NamedTuple):
-    """What the step records say for or against a suspect."""
-
-    is_likely: bool  # if False, it is not simulated
-    text: str
+_MIN_SHARE = 0.02  # of the steps: a limit that held fewer of them is no bottleneck
 
 
 class Remedy(NamedTuple):
@@ -43,75 +33,43 @@ class Remedy(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is known of a recorded session, from which evidence is drawn."""
+    """What is known of a recorded session."""
 
     basis: WhatIfBasis
-    figures: Mapping[str, float | None]
-    limited: Mapping[Limit, Sums]
-    num_known: int  # steps whose limit is known
+    shares: Mapping[Limit, float]  # of the steps whose limit is known, those that it held back
     prefill_late_share: float  # of gaps: late mainly due to prefills of others
-
-    def share(self, limit: Limit) -> float:
-        """Share of the steps that this limit held back, among those whose limit is known."""
-        return self.limited[limit].num_records / max(1, self.num_known)
-
-    def figure(self, name: str) -> float:
-        """The value of a figure; 0 if unknown."""
-        return self.figures[name] or 0.0
 
 
 class Suspect(NamedTuple):
-    """One setting that may be the bottleneck."""
+    """A setting that may hold the engine back.
+
+    `told_by`: what of the records speaks for it: how many steps a limit held, or how many gaps were
+    late beside prompts of others; None: nothing does, and each of its remedies is tried.
+    `remedies`: yields the changes of a setup that may help.
+    """
 
     name: str
-    look: Callable[[Seen], Evidence]  # finds the evidence
-    # Yields the changes that would lift the limit of a setup.
+    told_by: Limit | Literal["late"] | None
     remedies: Callable[[SimulatedSetup], Iterator[Remedy]]
+
+    def is_likely(self, seen: Seen) -> bool:
+        if self.told_by == "late":
+            return seen.prefill_late_share >= MIN_LATE_SHARE
+        return self.told_by is None or seen.shares[self.told_by] >= _MIN_SHARE
+
+    def evidence(self, seen: Seen) -> str:
+        if self.told_by == "late":
+            late = seen.prefill_late_share
+            return f": {late:.1%} of the gaps between tokens were late beside prompts of others"
+        limit = self.told_by
+        return "" if limit is None else f": it limited {seen.shares[limit]:.0%} of the steps"
 
 
 def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
     """Sum up a recording."""
-    return Seen(
-        basis,
-        side.figures(),
-        side.limited,
-        side.sums().num_known_limits,
-        side.share_late_beside_prefill,
-    )
-
-
-# Evidence in the records
-
-
-def _limit(limit: Limit, seen: Seen) -> Evidence:
-    """Evidence on a limit: the share of steps it held back, and what was free in them."""
-    share, steps = seen.share(limit), seen.limited[limit]
-    text = f"limited {share:.0%} of the steps"
-    free = []
-    if limit != "budget" and steps.budget_used is not None:
-        free.append(f"{1 - steps.budget_used:.0%} of their token budget")
-    if limit != "kv" and steps.kv_used is not None:
-        free.append(f"{1 - steps.kv_used:.0%} of the KV blocks")
-    if free and share >= _MIN_SHARE:
-        text += f", with {' and '.join(free)} free"
-    return Evidence(share >= _MIN_SHARE, text)
-
-
-def _large_budget(seen: Seen) -> Evidence:
-    share = seen.prefill_late_share
-    text = f"{share:.1%} of the gaps between tokens were late beside prompts of others"
-    return Evidence(share >= MIN_LATE_SHARE, text)
-
-
-def _mode(seen: Seen) -> Evidence:
-    knobs = seen.basis.setup.knobs
-    if not any(chunks_for(knobs)):
-        return Evidence(False, "prompts are cut into chunks, which share steps with decodes")
-    if knobs.batching != "chunked":
-        return Evidence(True, f"batching={knobs.batching}; {_limit('mode', seen).text}")
-    late = seen.prefill_late_share
-    text = f"prompts are prefilled whole, and {late:.1%} of the gaps were late beside them"
-    return Evidence(True, text)
+    num_known = max(1, side.sums().num_known_limits)
+    shares = {limit: each.num_records / num_known for limit, each in side.limited.items()}
+    return Seen(basis, shares, side.share_late_beside_prefill)
 
 
 def chunks_for(knobs: Knobs) -> Iterator[dict[str, KnobValue]]:
@@ -123,77 +81,6 @@ def chunks_for(knobs: Knobs) -> Iterator[dict[str, KnobValue]]:
     for budget in (256, 128, 512, 2048):  # among equals the first is named, as in the advice
         changes = {**chunks, "max_num_batched_tokens": budget}
         yield {name: value for name, value in changes.items() if value != recorded[name]}
-
-
-def _threshold(seen: Seen) -> Evidence:
-    if not seen.basis.setup.knobs.long_prefill_token_threshold:
-        return Evidence(False, "no limit for a single prompt")
-    return _limit("threshold", seen)
-
-
-def _cadence(seen: Seen) -> Evidence:
-    is_on = seen.basis.setup.knobs.prefill_schedule_interval > 1
-    return _limit("cadence", seen) if is_on else _large_budget(seen)
-
-
-def _long_prompts(seen: Seen) -> Evidence:
-    prompts = sorted(each.num_prompt_tokens for each in seen.basis.work.requests)
-    median, long = prompts[len(prompts) // 2], prompts[round(0.95 * (len(prompts) - 1))]
-    late = 1 - (seen.figures["ttft_within_slo"] or 0.0)
-    text = (
-        f"one prompt in twenty has {long:,} tokens or more, the median {median:,}; {late:.0%} of "
-        "the first tokens were late"
-    )
-    return Evidence(long >= _LONG * median and late >= _MIN_SHARE, text)
-
-
-def _kv(seen: Seen) -> Evidence:
-    found = _limit("kv", seen)
-    preemptions = seen.figure("preemptions")
-    text = (
-        f"{found.text}, at most {seen.figure('kv_peak'):.0%} of the blocks in use, "
-        f"{preemptions:,.0f} preemptions"
-    )
-    return Evidence(found.is_likely or preemptions > 0, text)
-
-
-def _reservation(seen: Seen) -> Evidence:
-    steps = seen.limited["kv"]
-    reserve = seen.basis.setup.knobs.reserve
-    if reserve == "output":
-        used = steps.kv_used or 0.0
-        text = f"reserve={reserve}: {_limit('kv', seen).text}, {used:.0%} of the blocks in use"
-        return Evidence(seen.share("kv") >= _MIN_SHARE, text)
-    tax = seen.figure("recompute_tax")
-    text = f"reserve={reserve}: {tax:.0%} of the time went into recomputing after preemptions"
-    return Evidence(tax >= _MIN_SHARE, text)
-
-
-def _prefix_cache(seen: Seen) -> Evidence:
-    if seen.basis.setup.knobs.enable_prefix_caching:
-        return Evidence(False, f"on, {seen.figure('prefix_hit_rate'):.0%} hits")
-    work = seen.basis.work
-    known: set[int] = set()
-    num_shared = num_tokens = 0
-    for each in work.requests:
-        num_same = sum(block in known for block in each.prefix)
-        num_shared += min(each.num_prompt_tokens, num_same * each.prefix_tokens)
-        num_tokens += each.num_prompt_tokens
-        known.update(each.prefix)
-    if not known:
-        return Evidence(False, "off, and the records do not say which prompts begin alike")
-    share = num_shared / num_tokens
-    text = f"off, and {share:.0%} of the prompt tokens are the beginning of an earlier prompt"
-    return Evidence(share >= _MIN_SHARE, text)
-
-
-def _host(seen: Seen) -> Evidence:
-    host_ms, step_ms = seen.basis.model.host_s * 1e3, seen.figure("step_p50")
-    if not host_ms or not step_ms:
-        return Evidence(False, "the records do not say what the host does between steps")
-    share = min(1.0, host_ms / step_ms)
-    text = f"the host takes {host_ms:.3g} of the {step_ms:.3g} ms of a step, {share:.0%}"
-    return Evidence(share >= _MIN_HOST_SHARE, text)
 
 
 # Remedies for simulations
@@ -213,11 +100,7 @@ def _live(setup: SimulatedSetup, **changes: KnobValue) -> Iterator[Remedy]:
 
 
 def _scaled(name: str, setup: SimulatedSetup) -> Iterator[Remedy]:
-    """Yield remedies with 2 and 4 times the value of a knob.
-
-    A running engine cannot go beyond the value with which it was started: such a remedy needs a
-    restart.
-    """
+    """Beyond the value with which an engine was started, a remedy needs a restart."""
     for times in (2, 4):
         value = times * getattr(setup.knobs, name)
         most = getattr(setup.limits, name)
@@ -281,21 +164,19 @@ class _WithoutHost:
 
 
 SUSPECTS = (
-    Suspect("batching", _mode, _chunked),
-    Suspect("seats (max_num_seqs)", partial(_limit, "seats"), partial(_scaled, "max_num_seqs")),
-    Suspect(
-        "small token budget", partial(_limit, "budget"), partial(_scaled, "max_num_batched_tokens")
-    ),
-    Suspect("large token budget", _large_budget, _less_budget),
+    Suspect("batching", None, _chunked),
+    Suspect("seats (max_num_seqs)", "seats", partial(_scaled, "max_num_seqs")),
+    Suspect("small token budget", "budget", partial(_scaled, "max_num_batched_tokens")),
+    Suspect("large token budget", "late", _less_budget),
     Suspect(
         "limit for one prompt (long_prefill_token_threshold)",
-        _threshold,
+        "threshold",
         partial(_live, long_prefill_token_threshold=0),
     ),
-    Suspect("prefill cadence (prefill_schedule_interval)", _cadence, _other_cadence),
-    Suspect("long prompts ahead of short ones", _long_prompts, _short_chunks),
-    Suspect("KV memory", _kv, _more_kv),
-    Suspect("KV reservation", _reservation, _other_reservation),
-    Suspect("prefix cache", _prefix_cache, partial(_live, enable_prefix_caching=True)),
-    Suspect("host time between steps", _host, _no_host),
+    Suspect("prefill cadence (prefill_schedule_interval)", "late", _other_cadence),
+    Suspect("long prompts ahead of short ones", None, _short_chunks),
+    Suspect("KV memory", "kv", _more_kv),
+    Suspect("KV reservation", None, _other_reservation),
+    Suspect("prefix cache", None, partial(_live, enable_prefix_caching=True)),
+    Suspect("host time between steps", None, _no_host),
 )

@@ -29,6 +29,7 @@ _SEARCHED = (
     "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold", "reserve", "order",
     "prefill_schedule_interval", "enable_prefix_caching",
 )  # fmt: skip
+_LEAST = {"max_num_batched_tokens": 64, "max_num_seqs": 4}
 _CHOICES: Mapping[str, tuple[KnobValue, ...]] = {
     "long_prefill_token_threshold": (0, 128, 512),
     "reserve": ("none", "prompt", "output"),
@@ -113,7 +114,6 @@ class Tuning:
         return [each.changes for each in finalists]
 
     def _variants(self, best: Changes, name: str) -> Iterator[Changes]:
-        """Yield `best` with each value to try of the knob `name`, without incompatible ones."""
         recorded = self._setup.knobs.as_dict()
         for value in self._values(name):
             changes = {**best, name: value}
@@ -126,12 +126,14 @@ class Tuning:
             yield changes
 
     def _values(self, name: str) -> Sequence[KnobValue]:
-        limits, knobs = self._setup.limits, self._setup.knobs
-        if name == "max_num_batched_tokens":
-            return _sizes(64, limits.max_num_batched_tokens, knobs.max_num_batched_tokens)
-        if name == "max_num_seqs":
-            return _sizes(4, limits.max_num_seqs, knobs.max_num_seqs)
-        return _CHOICES[name]
+        """Values of a knob to try; of sizes, powers of two up to where the step times hold."""
+        if name not in _LEAST:
+            return _CHOICES[name]
+        most: int = getattr(self._setup.limits, name)
+        bits = range(_LEAST[name].bit_length() - 1, most.bit_length())
+        return sorted(
+            {1 << bit for bit in bits} | {min(most, getattr(self._setup.knobs, name) * 3 // 2)}
+        )
 
     def _forecasts(
         self, what: str, wanted: Sequence[Changes], num_runs: int = _SEARCH_RUNS
@@ -178,7 +180,6 @@ class Tuning:
 
 
 def _rank(each: Candidate) -> tuple[bool, bool, float]:
-    """Sort key of a candidate; the best is the largest. Candidates that are not known rank last."""
     return each.is_known, *_promise(each)
 
 
@@ -187,12 +188,7 @@ def _promise(each: Candidate) -> tuple[bool, float]:
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """Return the best candidate.
-
-    Among candidates with nearly equal goodput, it prefers those whose p95 latencies are within the
-    service level, then those with the fewest changes, then those whose p95 is lowest relative to
-    it.
-    """
+    """Of nearly equal goodputs, one with p95 within the levels, then few changes, then low p95."""
     is_known, keeps, goodput = max(map(_rank, candidates))
     near = [
         each
@@ -207,12 +203,6 @@ def changes_text(changes: Changes) -> str:
     """Write changes as the arguments of `stepscope what-if`: `name=value name=value`."""
     texts = (f"{name}={typed_text(value)}" for name, value in changes.items())
     return " ".join(texts) or "as recorded"
-
-
-def _sizes(least: int, most: int, recorded: int) -> list[KnobValue]:
-    """Return values of a knob to try, up to where the fitted step times hold."""
-    powers = {1 << bit for bit in range(least.bit_length() - 1, most.bit_length())}
-    return sorted(powers | {min(most, recorded * 3 // 2)})
 
 
 def _at_load(work: RecordedWork, share: float) -> RecordedWork:

@@ -14,6 +14,7 @@ of one machine.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -21,9 +22,8 @@ import msgspec
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.session import TimedKnobs, run_cluster
-from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.basis import MachineStepTimes, WhatIfBasis
 from stepscope.recordings.simulation.figures import RunSums, flat
-from stepscope.recordings.simulation.machine_speed import MachineStepTimes
 from stepscope.recordings.state.series.latency import SLO
 
 # Prefix of a figure's name -> factor, from pairs of real runs (docs/simulate.md). `_VARIED` is for
@@ -42,10 +42,7 @@ class Predicted(NamedTuple):
 
 
 def family(name: str) -> str:
-    """Return the prefix of a figure's name ("ttft", "itl", "e2e") whose factor the figure uses.
-
-    Rates, counts and shares use the factor of "e2e".
-    """
+    """The prefix ("ttft", "itl", "e2e") whose factor a figure uses; rates and shares: "e2e"."""
     begin = name.partition("_")[0]
     return begin if begin in _VARIED else "e2e"
 
@@ -116,26 +113,24 @@ def what_if(
     levels: Sequence[SLO],
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
-) -> WhatIf | None:
+) -> WhatIf:
     """Forecast a recorded session with its own knobs and with each variant of them.
 
-    `on_run`: called before each run with the share of all runs done. If it returns True, the result
-    is None.
+    `on_run`: called before each run with the share of all runs done.
 
-    Raises ConfigError: the knobs of a variant are incompatible.
+    Raises:
+        ForecastStopped: `on_run` returned True.
+        ConfigError: the knobs of a variant are incompatible.
     """
-    cases = []
     wanted: list[tuple[str, Mapping[str, KnobValue]]] = [("as recorded", {}), *variants]
-    for number, (text, changes) in enumerate(wanted):
 
-        def on_case(share: float, number: int = number) -> bool:
-            return on_run((number + share) / len(wanted))
+    def on_case(number: int, share: float) -> bool:
+        return on_run((number + share) / len(wanted))
 
-        try:
-            cases.append(forecast(basis, text, changes, levels, on_case, num_runs))
-        except ForecastStopped:
-            return None
-    again, *rest = cases
+    again, *rest = [
+        forecast(basis, text, changes, levels, partial(on_case, number), num_runs)
+        for number, (text, changes) in enumerate(wanted)
+    ]
     return WhatIf(flat(basis.work.figures), again, rest, basis.speed.drift)
 
 

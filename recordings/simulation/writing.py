@@ -13,8 +13,7 @@ from stepscope.engine.simulation.virtual.session import SimulatedSession, run_cl
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.recordings.simulation.basis import WhatIfBasis
-from stepscope.recordings.simulation.machine_speed import MachineStepTimes
+from stepscope.recordings.simulation.basis import MachineStepTimes, WhatIfBasis
 from stepscope.recordings.simulation.what_if import later_knobs
 
 _MAX_QUEUE_BYTES = 16 * 1024 * 1024  # unlike a real engine, this one can wait for the disk

@@ -262,10 +262,8 @@ def test_the_ledger_has_the_cost_of_vllms_preemptions(attach: Attach, version: s
         ledger.take(message)
     assert len(ledger.preemptions) == len(played.events(wire.Preempted)) > 0
     for each in ledger.preemptions:
-        assert each.status == "back"
         assert each.num_lost == each.num_recomputed + each.num_from_cache
         assert each.beneficiary is not None
-        assert each.waited_ns is not None
     assert ledger.waiting() == []
     assert ledger.num_admitted == len(played.events(wire.Admitted))
 

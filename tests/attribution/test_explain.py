@@ -1,7 +1,7 @@
 """Why a token was late: each cause in a session built for it, and pieces that add up."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,12 +30,16 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate, simulated_info
+from tests.support.engines.simulated_run import simulate, simulated_info
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 
 MS = 1_000_000
 # A step of decodes alone takes 8 ms and 40 us a token; every prefill token adds 40 us.
 COST = CostModel(floor_ms=8.0, token_us=40.0, context_ns=0.0)
+
+
+Messages = list[tuple[int, Telemetry]]
 
 
 class Script:
@@ -44,17 +48,12 @@ class Script:
     def __init__(self, num_blocks: int = 1024, *, overlap: bool = False, **knobs: Any) -> None:
         limits = Limits(max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=4096)
         self.runner = SimulatedRunner(COST)
-        self.messages: list[tuple[int, Telemetry]] = []
+        self.messages: Messages = []
         self.next_sequence = 0
         self.num_dropped = 0
-        self.core = EngineCore(
-            simulated_info(limits, num_blocks, 16, 0),
-            self.runner,
-            Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
-            limits,
-            self,
-            overlap=overlap,
-        )
+        scheduler = Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits)
+        info = simulated_info(limits, num_blocks, 16, 0)
+        self.core = EngineCore(info, self.runner, scheduler, limits, self, overlap=overlap)
         self._tokens = 0
         self.core.publish_heartbeat(idle=True)
 
@@ -74,12 +73,9 @@ class Script:
         """Submit a prompt that shares no prefix with any other."""
         token_ids = [(self._tokens + at) % 4000 for at in range(prompt)]
         self._tokens += prompt + 1
-        submit = Submit(
-            client_id=f"c{self._tokens}",
-            prompt_token_ids=token_ids,
-            sampling=SamplingParams(max_tokens=output, ignore_eos=True),
-            priority=priority,
-        )
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True)
+        named = {"client_id": f"c{self._tokens}", "priority": priority}
+        submit = Submit(prompt_token_ids=token_ids, sampling=sampling, **named)
         self.core.inbox.put(Call(submit, self, token_ids, arrival_ns=arrival_ns))
 
     def run(self, num_steps: int = 1) -> None:
@@ -91,7 +87,7 @@ class Script:
         self.runner.advance_to(self.runner.clock() + ms * MS)
 
 
-def simulated(**options: Any) -> list[tuple[int, Telemetry]]:
+def simulated(**options: Any) -> Messages:
     """A simulated session with its sequence numbers, as a subscriber receives it."""
     return [(number, wire.decode(wire.encode(m))) for number, m in simulate(**options)]
 
@@ -142,9 +138,7 @@ def test_prefills_that_wait_for_their_step_name_the_cadence_in_the_queue_and_whi
     assert {each.detail for each in queued} == {"cadence"}
     assert sum(each.num_steps for each in queued) == 3
     assert [(each.detail, each.num_steps) for each in left_out] == [("cadence", 3)]
-    history = History()
-    for sequence, message in script.messages:
-        history.append(sequence, message)
+    history = history_of(script.messages, SLO())
     held = [m.held_prefills for _, m in script.messages if isinstance(m, StepRecord)]
     assert history.windows.limits(None, None)["cadence"] == sum(held) / len(held)
     assert sum(held) == 6
@@ -167,14 +161,8 @@ def test_a_request_that_a_later_one_of_higher_priority_overtakes_waits_for_prior
         (m.step, m.held) for _, m in script.messages if isinstance(m, StepRecord) and m.held
     ]
     assert [(row.request_id, row.reason) for row in rows] == [(1, "priority")]
-    admitted = [
-        event.request_id
-        for _, m in script.messages
-        if isinstance(m, StepRecord) and m.step == step
-        for event in m.events
-        if isinstance(event, Admitted)
-    ]
-    assert admitted == [2]
+    events = [e for _, m in script.messages if getattr(m, "step", 0) == step for e in m.events]
+    assert [event.request_id for event in events if isinstance(event, Admitted)] == [2]
 
 
 def test_a_prefill_chunk_in_the_step_is_named_as_cause_with_its_tokens() -> None:
@@ -187,11 +175,8 @@ def test_a_prefill_chunk_in_the_step_is_named_as_cause_with_its_tokens() -> None
     late = wait_of(explained(engine.messages), 0, 3)
     assert late.cause == "prefill"
     assert late.main is not None
-    assert (late.main.request_id, late.main.num_tokens, late.main.num_other_tokens) == (
-        1,
-        1000,
-        200,
-    )
+    assert (late.main.request_id, late.main.num_tokens) == (1, 1000)
+    assert late.main.num_other_tokens == 200
     assert late.main.ns == 8 * MS + 1201 * 40_000 + 200_000
     assert late.text == "step 3 prefill r1 1000 tok → ITL 56 ms"
     assert "shared 1 step with 1,000 prefill tokens of r1 (and 200 of others)" in late.explanation
@@ -206,13 +191,9 @@ def test_a_prefill_chunk_in_the_step_is_named_as_cause_with_its_tokens() -> None
         ({"batching": "naive"}, "batch"),
     ],
 )
-def test_a_wait_in_the_queue_names_what_the_request_waited_for(
-    knobs: dict[str, Any], reason: str
-) -> None:
+def test_a_wait_in_the_queue_names_what_was_waited_for(knobs: dict[str, Any], reason: str) -> None:
     prompt = knobs.pop("prompt", 16)
-    engine = Script(
-        **{**knobs, "max_num_batched_tokens": knobs.get("max_num_batched_tokens", 8192)}
-    )
+    engine = Script(**{"max_num_batched_tokens": 8192, **knobs})
     engine.submit(prompt, 5)
     engine.run(1)
     engine.submit(prompt, 5)
@@ -220,12 +201,8 @@ def test_a_wait_in_the_queue_names_what_the_request_waited_for(
     late = wait_of(explained(engine.messages), 1, 0)
     queued = next(piece for piece in late.pieces if piece.cause == "queued")
     assert queued.detail == reason
-    admitted = next(
-        record.step
-        for _, record in engine.messages
-        if isinstance(record, StepRecord)
-        and any(isinstance(e, wire.Admitted) and e.request_id == 1 for e in record.events)
-    )
+    steps = [m for _, m in engine.messages if isinstance(m, StepRecord)]
+    (admitted,) = [s.step for s in steps for e in s.events if e == Admitted(1, 0)]
     assert sum(p.num_steps for p in late.pieces if p.cause == "queued") == admitted - 1
     assert late.kind == "TTFT"
 
@@ -255,11 +232,8 @@ def test_the_wait_of_a_decode_left_out_of_prefill_only_steps_names_the_prompt() 
     engine.run(4)
     late = wait_of(explained(engine.messages), 0, 3)
     # Two steps spend the budget; the third has some left and decodes nothing all the same.
-    assert [(p.cause, p.request_id, p.num_tokens) for p in late.pieces] == [
-        ("budget", 1, 1024),
-        ("left_out", 1, 76),
-        ("step", None, 0),
-    ]
+    told = [(p.cause, p.request_id, p.num_tokens) for p in late.pieces]
+    assert told == [("budget", 1, 1024), ("left_out", 1, 76), ("step", None, 0)]
     assert late.cause == "budget"
 
 
@@ -272,18 +246,11 @@ def test_a_preemption_is_named_with_the_tokens_recomputed() -> None:
     step, victim = next(
         (r.step, e.request_id) for r in records for e in r.events if isinstance(e, wire.Preempted)
     )
-    late = next(
-        w
-        for w in explained(engine.messages)
-        if w.request_id == victim and any(p.cause == "preempted" for p in w.pieces)
-    )
-    again = [
-        row.num_tokens
-        for r in records
-        if step < r.step <= late.step
-        for row in r.batch or ()
-        if row.request_id == victim and row.phase == wire.Phase.RECOMPUTE
-    ]
+    waits = [w for w in explained(engine.messages) if w.request_id == victim]
+    late = next(w for w in waits if any(p.cause == "preempted" for p in w.pieces))
+    rows = [row for r in records if step < r.step <= late.step for row in r.batch or ()]
+    rows = [row for row in rows if row.request_id == victim]
+    again = [row.num_tokens for row in rows if row.phase == wire.Phase.RECOMPUTE]
     assert late.cause == "preempted"
     recomputed = next(piece for piece in late.pieces if piece.cause == "recompute")
     assert recomputed.num_tokens == sum(again) > 2000
@@ -320,18 +287,12 @@ def test_a_requests_wait_at_an_idle_engine_is_idle_time() -> None:
     engine.sleep(40)
     engine.submit(16, 3)
     engine.run(3)
-    messages = []
-    for sequence, message in engine.messages:
-        if isinstance(message, StepRecord):
-            events = [
-                msgspec.structs.replace(event, time_ns=event.time_ns - 30 * MS)
-                if isinstance(event, Arrived) and event.request_id == 1
-                else event
-                for event in message.events
-            ]
-            message = msgspec.structs.replace(message, events=events)
-        messages.append((sequence, message))
-    late = explained(messages)[1]
+    for message in (m for _, m in engine.messages if isinstance(m, StepRecord)):
+        for place, event in enumerate(message.events):
+            if isinstance(event, Arrived) and event.request_id == 1:
+                earlier = msgspec.structs.replace(event, time_ns=event.time_ns - 30 * MS)
+                message.events[place] = earlier
+    late = explained(engine.messages)[1]
     assert late.kind == "TTFT"
     assert "between" not in causes(late)
     assert causes(late)["idle"] == 30.0
@@ -386,7 +347,7 @@ def test_waits_over_lost_records_are_unknown_and_never_guessed() -> None:
 
 
 @st.composite
-def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
+def sessions(draw: st.DrawFn) -> Messages:
     """Sessions of small engines under load, with pauses and knob changes in between."""
     rng = random.Random(draw(st.integers(0, 2**16)))
     engine = Script(
@@ -420,12 +381,8 @@ def sessions(draw: st.DrawFn) -> list[tuple[int, Telemetry]]:
 
 @settings(max_examples=15)
 @given(sessions())
-def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
-    messages: list[tuple[int, Telemetry]],
-) -> None:
-    history = History(SLO(ttft_ms=0.001, itl_ms=0.001))
-    for sequence, message in messages:
-        history.append(sequence, message)
+def test_a_wait_or_request_alone_is_explained_as_in_the_whole_session(messages: Messages) -> None:
+    history = history_of(messages, SLO(ttft_ms=0.001, itl_ms=0.001))
     waits = explained(messages, itl_ms=0.001, ttft_ms=0.001)
     for late in waits[:: max(1, len(waits) // 25)]:
         assert history.wait(late.step, late.request_id) == late
@@ -437,43 +394,10 @@ def test_a_single_wait_or_request_is_explained_as_it_is_in_the_whole_session(
         assert sum(p.ns for p in life.pieces) >= sum(late.gap_ns for late in mine)
 
 
-def test_each_new_token_of_a_running_request_adds_one_explained_wait() -> None:
-    messages = simulated(seed=5, num_steps=200, workload=SimulatedWorkload(rate=20.0))
-    history = History()
-    lengths = []
-    for sequence, message in messages:
-        history.append(sequence, message)
-        view = history.state.requests.get(0)
-        if view is not None and isinstance(message, StepRecord):
-            life = history.lives.life(view)
-            assert life is not None
-            lengths.append(len(life.waits))
-            assert len(life.waits) == view.num_output_tokens
-    assert lengths[-1] > 10
-
-
 # A whole recording
 
 
-@pytest.fixture
-def recorded(
-    tmp_path: Path, recorded_to: Callable[..., Any]
-) -> Callable[[list[tuple[int, Telemetry]]], Path]:
-    """Records messages as if an engine had sent them."""
-
-    def record(messages: list[tuple[int, Telemetry]]) -> Path:
-        path = tmp_path / "session.mcap"
-        with recorded_to(path) as source:
-            for sequence, message in messages:
-                source.take(sequence, message)
-        return path
-
-    return record
-
-
-def test_explanations_distinguish_time_before_the_recording_from_lost_messages(
-    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
-) -> None:
+def test_time_before_the_recording_is_told_from_lost_messages(tmp_path: Path) -> None:
     engine = Script(max_num_batched_tokens=64)
     engine.submit(400, 3)
     engine.run(2)
@@ -481,37 +405,19 @@ def test_explanations_distinguish_time_before_the_recording_from_lost_messages(
     num_before = len(engine.messages)
     engine.run(9)
     messages = [(snapshot.sequence, snapshot), *engine.messages[num_before:]]
-    with Recording(recorded(messages)) as recording:
-        (joined,) = explain_recording(recording, slo_itl_ms=900, slo_ttft_ms=1).late
+    with Recording(record(tmp_path / "session.mcap", messages)) as recording:
+        (joined,) = explain_recording(recording, SLO(1, 900)).late
     assert joined.pieces[0].text == "before the recording began"
     assert sum(piece.ns for piece in joined.pieces) == joined.gap_ns
     lost = [*engine.messages[:num_before], *engine.messages[num_before + 2 :]]
-    with Recording(recorded(lost)) as recording:
-        (late,) = explain_recording(recording, slo_itl_ms=900, slo_ttft_ms=1).late
+    with Recording(record(tmp_path / "session.mcap", lost)) as recording:
+        (late,) = explain_recording(recording, SLO(1, 900)).late
     assert {piece.text for piece in late.pieces if piece.cause == "unknown"} == {
         "records are missing"
     }
 
 
-def test_without_a_service_level_twice_the_median_counts_as_late(
-    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
-) -> None:
-    engine = Script()
-    engine.submit(16, 30)
-    engine.run(20)
-    engine.submit(500, 2)
-    engine.run(12)
-    with Recording(recorded(engine.messages)) as recording:
-        found = explain_recording(recording)
-    assert not found.itl.is_given
-    assert found.itl.median_ms == pytest.approx(8.24)
-    assert found.itl.bound_ms == pytest.approx(2 * 8.24)
-    assert [(late.token_idx, late.cause) for late in found.late if late.token_idx] == [
-        (20, "prefill")
-    ]
-
-
-def paused_session() -> list[tuple[int, Telemetry]]:
+def paused_session() -> Messages:
     """One request; the operator pauses the engine for 0.9 s between two of its tokens."""
     engine = Script()
     engine.submit(16, 30)
@@ -524,19 +430,18 @@ def paused_session() -> list[tuple[int, Telemetry]]:
     return engine.messages
 
 
-def test_an_operators_pause_is_listed_and_not_counted(
-    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
-) -> None:
-    with Recording(recorded(paused_session())) as recording:
-        found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
+def test_an_operators_pause_is_listed_and_not_counted(tmp_path: Path) -> None:
+    with Recording(record(tmp_path / "session.mcap", paused_session())) as recording:
+        found = explain_recording(recording, SLO(500, 50))
     assert [late.is_excused for late in found.late] == [True]
     assert found.itl.num_late == 0
+    assert found.affected == Affected(1, 0, 0)
 
 
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_over", [False, True])
 def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
-    recorded: Callable[[list[tuple[int, Telemetry]]], Path], is_over: bool, is_told: bool
+    tmp_path: Path, is_over: bool, is_told: bool
 ) -> None:
     """Unless the snapshot tells of pauses, waits that began before it do not count."""
     engine = Script(max_num_batched_tokens=64)
@@ -547,9 +452,7 @@ def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
     if is_over:
         engine.ask(Resume())
         engine.run(2)  # of the four that the prompt takes
-    history = History()
-    for sequence, message in engine.messages:
-        history.append(sequence, message)
+    history = history_of(engine.messages, SLO())
     snapshot = history.snapshot()
     assert snapshot is not None
     assert [view.first_token_ns for view in snapshot.requests] == [None]
@@ -559,8 +462,8 @@ def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
     engine.ask(Resume())
     engine.run(8)
     messages = [(snapshot.sequence, snapshot), *engine.messages[num_before:]]
-    with Recording(recorded(messages)) as recording:
-        found = explain_recording(recording, slo_itl_ms=50, slo_ttft_ms=500)
+    with Recording(record(tmp_path / "session.mcap", messages)) as recording:
+        found = explain_recording(recording, SLO(500, 50))
     assert [(late.kind, late.is_excused) for late in found.late] == (
         [("TTFT", True)] if is_told or not is_over else []
     )
@@ -642,12 +545,7 @@ def test_a_request_that_arrives_during_a_step_is_explained_as_waiting_for_it(
 
 def affected(path: Path, itl_ms: float, ttft_ms: float, only: int | None = None) -> Affected:
     with Recording(path) as recording:
-        return explain_recording(recording, itl_ms, ttft_ms, only).affected
-
-
-def test_waits_during_an_operators_pause_do_not_count_as_late(tmp_path: Path) -> None:
-    path = record(tmp_path / "paused.mcap", paused_session())
-    assert affected(path, 50, 500) == Affected(1, 0, 0)
+        return explain_recording(recording, SLO(ttft_ms, itl_ms), only).affected
 
 
 def test_a_request_that_ended_before_the_recording_is_known_but_not_counted(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_replay_of_a_searched_file_names_the_same_causes_as_explain(
 ) -> None:
     _, step = slow
     with Recording(replay.recording.path) as recording:
-        found = [w for w in explain_recording(recording, 200, 60_000).late if w.step == step]
+        found = [w for w in explain_recording(recording, LATE).late if w.step == step]
     assert {late.cause for late in found} == {"held_up"}
     assert replay.file_index.wait(30)
     replay.seek(step + 2)
@@ -151,7 +151,6 @@ def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
     second, life = history.stall(step), history.lives.life(view)
     assert second is not None
     assert len(slow_pieces([second])) == 1
-    assert f"by {baseline.num_steps:,} steps of the file" in second.explanation
     assert life is not None
     assert [wait.pieces for wait in life.waits if wait.step == step] == [second.pieces]
 

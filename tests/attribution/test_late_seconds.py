@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.attribution import late_sweep
 from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.file.reader import Recording
@@ -19,6 +20,7 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, record
 
 SECOND_NS = 1_000_000_000
@@ -26,6 +28,10 @@ SLO_KIND = frozenset({"slo"})
 
 
 Late: TypeAlias = tuple[int, int, int]  # step, time and wait
+
+
+def crowd(num_steps: int, *, seed: int = 3, rate: float = 9.0) -> list[tuple[int, Telemetry]]:
+    return simulate(seed=seed, num_steps=num_steps, workload=SimulatedWorkload(rate=rate))
 
 
 def worst_of_seconds(late: Sequence[Late]) -> list[Late]:
@@ -90,7 +96,7 @@ def test_late_token_events_match_the_steps_in_memory_and_the_current_service_lev
     history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=300)
     levels = [SLO(ttft_ms=400.0, itl_ms=90.0), SLO(0.001, 0.001), SLO(30.0, 12.0), SLO(1e9, 1e9)]
     number = set[int]()
-    for sequence, message in simulate(seed=5, num_steps=900, workload=SimulatedWorkload(rate=9.0)):
+    for sequence, message in crowd(900, seed=5):
         history.append(sequence, message)
         if sequence % 97 == 0:
             history.set_slo(levels[sequence // 97 % len(levels)])
@@ -102,35 +108,6 @@ def test_late_token_events_match_the_steps_in_memory_and_the_current_service_lev
     assert history.first_step > 0
     history.set_slo(levels[2])
     assert history.rewind(history.first_step + 150)
-    assert assert_events(history)
-
-
-def test_the_current_second_shows_its_longest_wait_so_far() -> None:
-    history = History(SLO(ttft_ms=1e9, itl_ms=1.0))
-    told, changed = dict[int, int](), 0
-    for sequence, message in simulate(seed=5, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
-        history.append(sequence, message)
-        for event in history.events(None, 1, SLO_KIND):
-            second = event.time_ns // SECOND_NS
-            changed += told.get(second, event.step) != event.step
-            told[second] = event.step
-    assert changed > 5
-    assert sorted(told.values()) == [each.step for each in assert_events(history)]
-
-
-def test_with_no_steps_in_memory_there_are_no_late_tokens_until_steps_arrive_again() -> None:
-    history = History(SLO(ttft_ms=30.0, itl_ms=1.0))
-    messages = list(simulate(seed=5, num_steps=300, workload=SimulatedWorkload(rate=9.0)))
-    for sequence, message in messages[:150]:
-        history.append(sequence, message)
-    assert assert_events(history)
-    timeline = history._timeline
-    timeline.columns.forget_before(10**6)
-    assert history.events(None, 10, SLO_KIND) == []
-    assert history.next_event(10**6, -1, SLO_KIND) is None
-    assert history.windows.stalls() == ([], 0)
-    for sequence, message in messages[150:]:
-        history.append(sequence, message)
     assert assert_events(history)
 
 
@@ -172,7 +149,7 @@ def test_a_replay_with_all_steps_in_memory_has_the_late_tokens_of_the_searched_f
 
 def test_listed_late_tokens_equal_those_found_by_reading_every_step_in_memory() -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=12.0), max_steps=300)
-    for sequence, message in simulate(seed=5, num_steps=700, workload=SimulatedWorkload(rate=9.0)):
+    for sequence, message in crowd(700, seed=5):
         history.append(sequence, message)
         if sequence % 200 == 0:
             _assert_lists(history)
@@ -214,22 +191,8 @@ def _assert_lists(history: History) -> None:
         )
 
 
-def test_a_stall_says_how_many_streams_it_delayed() -> None:
-    history = History(SLO(ttft_ms=1e9, itl_ms=12.0))
-    for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
-        history.append(sequence, message)
-    for stall in history.windows.stalls(None, 300).longest:
-        record = history.record(stall.step)
-        assert record is not None
-        waits = [history.wait(stall.step, row.request_id) for row in record.batch or ()]
-        late = [each for each in waits if each is not None and each.token_idx]
-        assert sum(each.gap_ns > 12e6 for each in late) == stall.num_tokens
-
-
 def test_late_first_tokens_count_as_stalls_only_if_no_stream_was_held_up() -> None:
-    history = History(SLO(ttft_ms=1.0, itl_ms=12.0))
-    for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
-        history.append(sequence, message)
+    history = history_of(crowd(300), SLO(ttft_ms=1.0, itl_ms=12.0))
     assert {each.kind for each in history.windows.stalls(None, 300).longest} == {"ITL"}
     assert {each.kind for each in history.windows.longest(None, 1000)} == {"ITL", "TTFT"}
     history.set_slo(SLO(ttft_ms=1.0, itl_ms=1e9))
@@ -241,9 +204,7 @@ def test_late_first_tokens_count_as_stalls_only_if_no_stream_was_held_up() -> No
 
 
 def test_the_oldest_stall_in_memory_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    history = History(SLO(ttft_ms=1e9, itl_ms=12.0))
-    for sequence, message in simulate(seed=3, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
-        history.append(sequence, message)
+    history = history_of(crowd(300), SLO(ttft_ms=1e9, itl_ms=12.0))
     stalls = history.windows.stalls(None, 300).longest
     whole = [history.wait(each.step, each.request_id) for each in stalls]
     assert min(each.step for each in stalls) < 100

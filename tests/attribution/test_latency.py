@@ -7,7 +7,6 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.distribution import percentiles
 from stepscope.recordings.state.series.latency import SLO, series_of
 from stepscope.recordings.state.series.latency_samples import Samples
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE
@@ -16,36 +15,20 @@ from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFIL
 def record(
     step: int, start_ms: int, end_ms: int, rows: list[wire.BatchRow], *events: wire.RequestEvent
 ) -> wire.StepRecord:
+    decodes = sum(row.num_tokens for row in rows if row.phase == DECODE)
     return wire.StepRecord(
-        step=step,
-        schedule_start_ns=start_ms * MS,
-        schedule_end_ns=(start_ms + 1) * MS,
-        launch_ns=(start_ms + 2) * MS,
-        tokens_ns=end_ms * MS,
-        num_prefill_tokens=sum(row.num_tokens for row in rows if row.phase != DECODE),
-        num_decode_tokens=sum(row.num_tokens for row in rows if row.phase == DECODE),
-        batch=rows,
-        num_running=len(rows),
-        num_waiting=0,
-        events=list(events),
-    )
+        step=step, schedule_start_ns=start_ms * MS, schedule_end_ns=(start_ms + 1) * MS,
+        launch_ns=(start_ms + 2) * MS, tokens_ns=end_ms * MS, batch=rows, num_running=len(rows),
+        num_prefill_tokens=sum(row.num_tokens for row in rows) - decodes,
+        num_decode_tokens=decodes, num_waiting=0, events=list(events),
+    )  # fmt: skip
 
 
 def arrived(request_id: int, time_ms: int, num_prompt_tokens: int) -> wire.Arrived:
-    return wire.Arrived(
-        request_id=request_id,
-        client_id="",
-        num_prompt_tokens=num_prompt_tokens,
-        max_tokens=9,
-        priority=0,
-        time_ns=time_ms * MS,
-    )
+    return wire.Arrived(request_id, "", num_prompt_tokens, 9, 0, time_ms * MS)
 
 
-def test_percentiles_are_nearest_rank() -> None:
-    # 15, 20, 35, 40, 50: the 30th of 5 is the ceil(1.5) = 2nd, the 40th the 2nd, the 50th the 3rd.
-    ordered = [(value, 1) for value in (15, 20, 35, 40, 50)]
-    assert percentiles(ordered, 5, (5, 30, 40, 50, 95, 100)) == [15, 20, 20, 35, 50, 50]
+FIRST_ROW = wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)
 
 
 def test_a_latency_trend_keeps_the_worst_of_each_time_slice_and_no_value_for_empty_ones() -> None:
@@ -102,14 +85,7 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
 def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause() -> None:
     history = History()
     records = [
-        record(
-            0,
-            0,
-            10,
-            [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
-            arrived(1, 0, 8),
-            wire.Admitted(1, 0),
-        ),
+        record(0, 0, 10, [FIRST_ROW], arrived(1, 0, 8), wire.Admitted(1, 0)),
         record(1, 10, 20, [], wire.Preempted(1, 1, "KV full")),
         record(2, 20, 80, [wire.BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)], wire.Admitted(1, 0)),
     ]
@@ -135,33 +111,18 @@ def status(time_ms: int, state: wire.EngineState) -> wire.EngineStatus:
 def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
     """A pause of 5 s between two tokens that would have been 20 ms apart; one before a first."""
     history = History(SLO(ttft_ms=100, itl_ms=50))
-    for sequence, message in enumerate(
-        [
-            record(
-                0,
-                0,
-                10,
-                [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, FIRST)],
-                arrived(1, 0, 8),
-                wire.Admitted(1, 0),
-            ),
-            status(15, "paused"),
-            status(1015, "paused"),
-            record(
-                1,
-                5015,
-                5030,
-                [
-                    wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST),
-                    wire.BatchRow(2, PREFILL, 0, 8, 0, 1, FIRST),
-                ],
-                arrived(2, 12, 8),
-                wire.Admitted(2, 0),
-                wire.Finished(1, "length", 2),
-            ),
-            record(2, 5030, 5090, [wire.BatchRow(2, DECODE, 8, 1, 0, 1, LAST)]),
-        ]
-    ):
+    other_row = wire.BatchRow(2, PREFILL, 0, 8, 0, 1, FIRST)
+    messages = [
+        record(0, 0, 10, [FIRST_ROW], arrived(1, 0, 8), wire.Admitted(1, 0)),
+        status(15, "paused"),
+        status(1015, "paused"),
+        record(
+            1, 5015, 5030, [wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST), other_row],
+            arrived(2, 12, 8), wire.Admitted(2, 0), wire.Finished(1, "length", 2),
+        ),
+        record(2, 5030, 5090, [wire.BatchRow(2, DECODE, 8, 1, 0, 1, LAST)]),
+    ]  # fmt: skip
+    for sequence, message in enumerate(messages):
         history.append(sequence, message)
         if sequence == 3:
             assert history.last_stall() is None
@@ -174,12 +135,8 @@ def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
     # The client's wait and its cause are shown all the same.
     wait = history.wait(1, 1)
     assert wait is not None
-    assert (wait.gap_ns, wait.paused_ns, wait.cause, wait.is_excused) == (
-        5020 * MS,
-        5000 * MS,
-        "paused",
-        True,
-    )
+    assert (wait.gap_ns, wait.paused_ns) == (5020 * MS, 5000 * MS)
+    assert (wait.cause, wait.is_excused) == ("paused", True)
     breach = history.last_stall()
     assert breach is not None
     assert (breach.step, breach.is_excused) == (2, False)

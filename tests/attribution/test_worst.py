@@ -14,25 +14,24 @@ from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.session.time.worst import WorstStalls
 from stepscope.tui.views.format import clock, with_ms
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.pages import latency_page
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.view import View
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.keys import press_keys
 from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.screens.still_dashboard import dashboard
+
+Call = Callable[..., Any]
 
 SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
 
 
 @pytest.fixture
-def source(still_source: Callable[..., Any]) -> Any:
+def source(still_source: Call) -> Any:
     """A source whose last stall is not its worst."""
     source = still_source(400)
     source.history.set_slo(SLO(500.0, 15.0))
@@ -70,9 +69,7 @@ def frame_of(history: History, **view: Any) -> Frame:
 # The key
 
 
-async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describes_each(
-    source: Any,
-) -> None:
+async def test_the_worst_stall_key_goes_to_each_in_turn_and_describes_it(source: Any) -> None:
     history = source.history
     stalls = history.windows.stalls(None, 1000).longest
     steps = [each.step for each in stalls]
@@ -93,9 +90,7 @@ async def test_the_worst_stall_key_goes_to_the_longest_then_the_next_and_describ
             assert notice(app).startswith(f"{rank}{'nd' if rank == 2 else 'rd'} worst of")
 
 
-async def test_after_another_cursor_move_the_worst_stall_key_begins_with_the_longest_again(
-    source: Any,
-) -> None:
+async def test_after_another_move_the_worst_stall_key_begins_with_the_longest(source: Any) -> None:
     steps = [each.step for each in source.history.windows.stalls(None, 1000).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -125,9 +120,7 @@ async def test_the_worst_stall_key_uses_the_current_service_levels(source: Any) 
         assert app.main.view.live
 
 
-async def test_before_the_first_step_the_worst_stall_key_says_there_is_no_step_yet(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_before_the_first_step_the_worst_stall_key_says_so(still_source: Call) -> None:
     source = type(still_source(2))(History())
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -192,45 +185,11 @@ async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_tok
         assert app.main.new_frame().cursor == 302
 
 
-def test_the_worst_stall_key_goes_to_the_next_stall_even_after_a_replay_seek() -> None:
-    """After the seek, the sought step is the newest in memory; nothing else has changed."""
-    history = History(SLO(1e9, 12.0))
-    for sequence, message in simulate(seed=4, num_steps=300, workload=SimulatedWorkload(rate=9.0)):
-        history.append(sequence, message)
-    worst_step = history.windows.stalls().longest[0].step
-
-    class Seeking:
-        """A replay with room for one step only, and the view that moves through it."""
-
-        status, extent, frame = "paused", (0, 10_000), None
-        file_index = FileIndex(SAMPLE)  # not searched
-
-        def __init__(self) -> None:
-            self.view = View()
-            self.sought: list[int] = []
-
-        def go(self, step: int) -> None:
-            self.view.follow()
-            self.sought.append(step)
-            if len(self.sought) == 1:
-                history.rewind(step)
-
-    seeking: Any = Seeking()
-    said = Notices(lambda: 0.0)
-    worst = WorstStalls(seeking, lambda: history, seeking, said, lambda action_id: "w")
-    worst.next()
-    assert history.last_step == worst_step
-    worst.next()
-    assert seeking.sought == [each.step for each in history.windows.stalls(None, 2).longest]
-
-
 # The panel of the main screen
 
 
 @pytest.mark.parametrize("width", [50, 60, 100])
-def test_the_latency_panel_names_the_worst_stall_if_the_last_is_not_the_worst(
-    source: Any, width: int
-) -> None:
+def test_the_latency_panel_names_the_worst_stall_beside_the_last(source: Any, width: int) -> None:
     history = source.history
     stalls = history.windows.stalls(None, 1000)
     worst, frame = stalls.longest[0], frame_of(history)
@@ -305,9 +264,7 @@ def test_the_heading_of_the_breach_list_says_when_it_covers_only_a_part(
     assert len(longest) <= width - 6
 
 
-async def test_a_selected_breach_stays_selected_when_the_order_changes_and_enter_opens_it(
-    source: Any,
-) -> None:
+async def test_a_selected_breach_stays_selected_in_another_order_and_opens(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5", "j", "j")

@@ -99,7 +99,7 @@ class AimdPolicy(Policy):
 
     def decide(self, now_ns: int, knobs: Mapping[str, KnobValue]) -> dict[str, int]:
         judged = self._load.judgement(self._from_step)
-        if now_ns < self._next_ns or judged.num_gaps < 20:
+        if now_ns < self._next_ns or judged is None:
             return {}
         self._next_ns, self._from_step = now_ns + 1_000_000_000, self._last_step + 1
         budget = knobs[BUDGET]

@@ -48,9 +48,7 @@ def forecasts(folder: Path, knob: str, budgets: Sequence[int]) -> dict[str, What
         with Recording(path) as recording:
             basis = basis_of(recording, [SLO()])
         variants = [(str(budget), {knob: budget}) for budget in budgets]
-        result = what_if(basis, variants, [SLO()])
-        assert result is not None
-        found[path.stem] = result
+        found[path.stem] = what_if(basis, variants, [SLO()])
     return found
 
 

@@ -1,7 +1,6 @@
 """Two runs side by side: their figures are the dashboard's, and no winner is named by chance."""
 
 import math
-import random
 import sys
 import threading
 import time
@@ -19,10 +18,9 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.compare.bootstrap import draw, ratio_of
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.comparison import compare, is_one_sided, request_by_request
+from stepscope.recordings.compare.comparison import compare
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.feed import HistoryFeed
 from stepscope.recordings.compare.side.points import (
@@ -42,7 +40,7 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.session.indexer import NewRows
 from stepscope.recordings.session.steps import UNKNOWN
-from stepscope.recordings.session.totals import MAX_SLICES, TimeSlices
+from stepscope.recordings.session.totals import TimeSlices
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.distribution import Distribution, percentiles
@@ -54,23 +52,19 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.history_steps import step as step_of
 from tests.support.sessions.paused import paused
-from tests.support.waiting import wait_for
 
 SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.25, document_tokens=2600, output_tokens=140)
 Messages = list[tuple[int, wire.Telemetry]]
+Both = tuple[Messages, Messages]
 
 
 def run_of(budget: int, num_steps: int = 300, seed: int = 3, **options: Any) -> Messages:
     return simulate(
-        seed=seed,
-        num_steps=num_steps,
-        knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=32),
-        workload=WORKLOAD,
-        cost=CostModel(floor_ms=12.0, token_us=120.0, context_ns=4.0),
-        num_blocks=512,
-        **options,
-    )
+        seed=seed, num_steps=num_steps, knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=32),
+        workload=WORKLOAD, cost=CostModel(floor_ms=12.0, token_us=120.0, context_ns=4.0),
+        num_blocks=512, **options,
+    )  # fmt: skip
 
 
 def side_of(messages: Messages, name: str = "run", **knobs: Any) -> Side:
@@ -81,7 +75,7 @@ def side_of(messages: Messages, name: str = "run", **knobs: Any) -> Side:
 
 
 @pytest.fixture(scope="module")
-def small_and_large() -> tuple[Messages, Messages]:
+def small_and_large() -> Both:
     """The same arrivals under two budgets."""
     return run_of(256), run_of(4096)
 
@@ -89,9 +83,7 @@ def small_and_large() -> tuple[Messages, Messages]:
 # A side
 
 
-def test_each_request_of_a_compared_run_has_its_longest_itl(
-    small_and_large: tuple[Messages, Messages],
-) -> None:
+def test_each_request_of_a_compared_run_has_its_longest_itl(small_and_large: Both) -> None:
     messages = paused(small_and_large[0])
     side, history = side_of(messages), history_of(messages)
     views = history.state.requests
@@ -109,9 +101,7 @@ def test_each_request_of_a_compared_run_has_its_longest_itl(
     assert checked > 5
 
 
-def test_a_compared_run_counts_each_step_once_while_others_draw_it(
-    small_and_large: tuple[Messages, Messages],
-) -> None:
+def test_a_compared_run_counts_each_step_once_while_others_draw_it(small_and_large: Both) -> None:
     side, is_over = Side("run", SLO_, SessionState()), threading.Event()
     messages = small_and_large[0][:100]
 
@@ -161,7 +151,7 @@ def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_s
     assert whole.num_prefill_tokens == max(prefills)
     assert whole.longest_us is None
     step = data.draw(st.integers(0, len(prefills) - 1))
-    index = points.index_of_step(step)
+    index = points.index_at(step, by_step=True)
     point = points.worst(index, index)
     assert point is not None
     assert point.first <= step <= point.last
@@ -188,20 +178,6 @@ def test_percentiles_are_exact_or_state_their_error(values: list[int]) -> None:
     assert counts.num_within == sum(value <= 10**9 for value in values)
 
 
-@settings(max_examples=15)
-@given(st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 500)), min_size=1, max_size=60))
-def test_token_counts_over_time_stay_exact_however_long_the_run(
-    gaps: list[tuple[int, int]],
-) -> None:
-    over, now_ns = TimeSlices[str](), 0
-    for gap_ns, tokens in gaps:
-        now_ns += gap_ns * 50
-        over.at(now_ns)["tokens"] += tokens
-    slices = over.grouped(MAX_SLICES)
-    assert sum(each["tokens"] for each in slices) == sum(tokens for _, tokens in gaps)
-    assert now_ns // over.width_ns < MAX_SLICES
-
-
 @pytest.mark.parametrize("seconds", [0.3, 1.1, 2.0, 5.0, 300.0])
 def test_the_end_of_a_short_run_counts_in_its_slices(seconds: float) -> None:
     over, num_ticks = TimeSlices[str](), 1000
@@ -214,26 +190,6 @@ def test_the_end_of_a_short_run_counts_in_its_slices(seconds: float) -> None:
 
 
 # Chance
-
-
-def is_sure(a: list[int], b: list[int], whole: int = 1) -> bool:
-    return ratio_of(draw(a, [whole] * len(a), 0), draw(b, [whole] * len(b), 1)).is_sure
-
-
-def test_correlated_requests_count_as_fewer_independent_samples() -> None:
-    def signs(rng: random.Random, shift: float) -> list[int]:
-        level, found = 0.0, []
-        for _ in range(200):
-            level = 0.8 * level + rng.gauss(shift, 1)
-            found.append((level > 0.5) - (level < -0.5))
-        return found
-
-    by_chance = [signs(random.Random(seed), 0.0) for seed in range(100)]
-    assert sum(map(is_one_sided, by_chance)) <= 6
-    real = [signs(random.Random(seed), 0.4) for seed in range(100)]
-    assert sum(map(is_one_sided, real)) >= 80
-    assert is_one_sided([1] * 12)
-    assert not is_one_sided([1] * 4)
 
 
 def test_preemptions_that_come_in_bursts_name_no_winner_by_chance() -> None:
@@ -293,9 +249,7 @@ def test_the_better_run_is_named_with_the_knobs_that_differ() -> None:
     assert late == round((1 - (within.a or 0)) * within.num_a)
 
 
-def test_a_run_compared_with_itself_has_no_winner(
-    small_and_large: tuple[Messages, Messages],
-) -> None:
+def test_a_run_compared_with_itself_has_no_winner(small_and_large: Both) -> None:
     found = compare(side_of(small_and_large[0]), side_of(small_and_large[0]))
     assert {figure.verdict for figure in found.figures} <= {"alike", "unknown"}
     assert found.settings == []
@@ -350,16 +304,13 @@ def test_under_different_loads_no_run_is_called_better() -> None:
         assert itl.b is not None
         assert itl.a is not None
         assert itl.b < itl.a
-        assert found.paired == []
         told = dict([outcome(found, "a"), outcome(found, "b")])
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])
         assert "loads differ; only more work may win: " in (load_text(found) or "")
 
 
-def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(
-    small_and_large: tuple[Messages, Messages],
-) -> None:
+def test_figures_that_an_engine_does_not_publish_are_unknown(small_and_large: Both) -> None:
     bare = [
         (n, msgspec.structs.replace(m, batch=None, kv=None, moves=[], token_budget=None))
         if isinstance(m, wire.StepRecord)
@@ -376,23 +327,6 @@ def test_figures_that_an_engine_does_not_publish_are_unknown_never_zero(
     point = side_of(bare).points.worst(0, 0)
     assert point is not None
     assert (point.token_budget, point.longest_us) == (None, None)
-
-
-def test_pairing_equal_requests_finds_a_winner_among_few_requests() -> None:
-    a, b = (side_of(run_of(1024, 60), name) for name in "ab")
-    for side, ttft_ns in ((a, 100), (b, 110)):
-        side.requests = {n: run(n, f"q-{n}", n, ttft_ns + n) for n in range(12)}
-    found = request_by_request(matched(a.requests, b.requests))
-    assert [(each.what, each.num_a, each.num_b, each.winner) for each in found] == [
-        ("TTFT", 12, 0, "a")
-    ]
-    b.requests = {n: run(n, f"q-{n}", n, 100 + n + (9 if n % 2 else -9)) for n in range(12)}
-    assert not request_by_request(matched(a.requests, b.requests))[0].is_sure
-    b.requests = {n: run(n, f"q-{n}", n, 103 + n) for n in range(12)}  # a machine that is slower
-    assert not request_by_request(matched(a.requests, b.requests))[0].is_sure
-    b.requests = {n: run(n, f"q-{n}", n, 110 + n, prompt=8) for n in range(12)}
-    assert request_by_request(matched(a.requests, b.requests)) == []  # different requests
-    assert compare(a, b).paired == []  # both sides are parts of one engine's session
 
 
 def run(request_id: int, name: str, arrival_ns: int, ttft_ns: int = 1, prompt: int = 9) -> Any:
@@ -416,9 +350,7 @@ def test_requests_are_matched_by_client_id_or_by_order_of_arrival() -> None:
 # One axis
 
 
-def test_compared_runs_are_aligned_by_time_by_step_or_by_a_request(
-    small_and_large: tuple[Messages, Messages],
-) -> None:
+def test_compared_runs_are_aligned_by_time_step_or_request(small_and_large: Both) -> None:
     a, b = (side_of(messages) for messages in small_and_large)
     by_step = axis_of("step", a, b, None)
     point = by_step.column(by_step.a, 40, 41)
@@ -525,44 +457,6 @@ def test_the_parts_before_and_after_a_knob_change_differ_in_that_knob_only() -> 
     ]
     assert found.is_one_session
     assert found.works[0].num_steps == 90
-
-
-class EndsLate:
-    """A feed whose last step, but not its last message, is read: its share is 1 already."""
-
-    name, share, note = "a", 1.0, None
-
-    def __init__(self, side: Side) -> None:
-        self.side = side
-        self.is_done = False
-        self.may_end = threading.Event()
-        self._num_reads = 0
-
-    def read(self, until_s: float) -> bool:
-        self._num_reads += 1
-        if self.is_done or not self.may_end.is_set():
-            return self._num_reads == 1
-        self.is_done = True
-        return True
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_comparison_is_in_progress_until_the_last_message_of_both_is_read() -> None:
-    side = side_of(run_of(256, 100))
-    feeds = EndsLate(side), EndsLate(side)
-    comparer = Comparer(*feeds)
-    comparer.start()
-    wait_for(lambda: comparer.version > 0, "a first comparison")
-    assert comparer.is_reading
-    early = comparer.version
-    for feed in feeds:
-        feed.may_end.set()
-    wait_for(lambda: not comparer.is_reading, "the whole comparison")
-    assert comparer.version > early
-    comparer.stop()
-    assert not comparer.was_cancelled
 
 
 def read_whole(*feeds: Any) -> list[Side]:

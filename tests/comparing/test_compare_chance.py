@@ -142,13 +142,11 @@ def side_of(
 ) -> Side:
     """Half a minute of random arrivals at one engine."""
     messages = simulate(
-        seed=seed,
-        num_steps=steps,
-        knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=seats),
+        seed=seed, num_steps=steps, knobs=Knobs(max_num_batched_tokens=budget, max_num_seqs=seats),
         workload=msgspec.structs.replace(WORKLOAD, rate=rate),
         cost=CostModel(floor_ms=12.0 / speed, token_us=60.0 / speed, context_ns=4.0 / speed),
         num_blocks=4096,
-    )
+    )  # fmt: skip
     side = Side("part", SLO(), SessionState())
     for _, message in messages:
         if isinstance(message, EngineInfo):
@@ -230,19 +228,10 @@ SLO_ = SLO(ttft_ms=500.0, itl_ms=30.0)
 
 
 def asked(
-    arrivals: Iterable[float],
-    name: str = "run",
-    *,
-    seconds: float = 60.0,
-    num_prompt: int = 100,
-    max_tokens: int = 64,
-    took_s: float = 1.0,
-    num_out: int | None = None,
-    num_queued: int = 0,
-    cached: float | None = None,
-    kv: wire.KVCounts | None = None,
-    **knobs: wire.KnobValue,
-) -> Side:
+    arrivals: Iterable[float], name: str = "run", *, seconds: float = 60.0, num_prompt: int = 100,
+    max_tokens: int = 64, took_s: float = 1.0, num_out: int | None = None, num_queued: int = 0,
+    cached: float | None = None, kv: wire.KVCounts | None = None, **knobs: wire.KnobValue,
+) -> Side:  # fmt: skip
     """A side that got requests at the given times."""
     state = SessionState(knobs=knobs)
     state.kv = kv

@@ -22,13 +22,11 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[...,
     """A smaller budget from step 200 to 320, marks at 300 and 380, a new workload at 360."""
     path = tmp_path_factory.mktemp("compare") / "session.mcap"
     messages = simulate(
-        seed=3,
-        num_steps=400,
-        knobs=Knobs(max_num_batched_tokens=2048, max_num_seqs=16),
+        seed=3, num_steps=400, knobs=Knobs(max_num_batched_tokens=2048, max_num_seqs=16),
         changes={200: {"max_num_batched_tokens": 256}, 320: {"max_num_batched_tokens": 2048}},
         workload=SimulatedWorkload(rate=8.0, document_tokens=2500, output_tokens=60),
         num_blocks=512,
-    )
+    )  # fmt: skip
     last = messages[-1][0]
     told = [Mark(step=0, time_ns=0, text="breakfast", who="me"),
             Mark(step=300, time_ns=0, text="after lunch", who="me"),
@@ -65,10 +63,7 @@ def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
     assert a.startswith("ITL p95 8.0→62.8 ms (7.8x, at least 3.4x)")
     assert "ITL p50 (of 4,893)" in text
     assert "ITL beside a prefill p50 742→51.6 ms (14x, at least" in text
-    # The same requests are compared in pairs.
     assert "ITL decode only p50, p99 (of" in text
-    assert "longest wait shorter for 17 of the same 19 requests, longer for 2 (5.8x" in text
-    assert told["requests"] == "TTFT shorter in A for 12, in B for 4 of 19 (may be chance)"
     assert text.split("\n\n")[1].startswith(
         "B is better than A in ITL p99 766→90.1 ms (8.5x), worse"
     )
@@ -105,9 +100,7 @@ def test_compare_uses_the_given_service_levels(capsys: pytest.CaptureFixture[str
     assert within["verdict"] == "b"
 
 
-def test_the_json_of_compare_holds_every_value_of_the_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_json_of_compare_holds_all_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "freeze", "chunked")
     itl = found["figures"]["itl_p99"]
     assert (round(itl["a"], 1), round(itl["b"], 1)) == (765.7, 90.1)

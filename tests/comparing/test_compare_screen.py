@@ -41,6 +41,8 @@ from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard
 
+Call = Callable[..., Any]
+
 SAMPLES = Path(samples.__file__).parent
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (300, 90)]
 
@@ -208,7 +210,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
         "ttft_p50", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
     )
     small = large._replace(key="ttft_p95", label="TTFT p95", b=25.0, rank=95)
-    found = found._replace(figures=[large, small], paired=[])
+    found = found._replace(figures=[large, small])
     assert outcome(found, "a") == (
         "A better",
         ["nothing for sure; perhaps TTFT p50 22.6→484 ms (21x): too few to be sure"],
@@ -224,9 +226,7 @@ async def test_a_large_uncertain_difference_is_shown_with_its_number_of_requests
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-async def test_without_colour_the_compared_runs_and_the_winner_can_be_told_apart(
-    theme: Any,
-) -> None:
+async def test_without_colour_compared_runs_and_the_winner_can_be_told_apart(theme: Any) -> None:
     async with samples_compared((200, 60), theme=theme, ascii_only=True) as (app, _):
         shown = screen_text(app)
         assert shown.isascii()
@@ -246,7 +246,7 @@ async def test_without_colour_the_compared_runs_and_the_winner_can_be_told_apart
 
 
 async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings(
-    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    still_source: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -383,9 +383,7 @@ async def test_escape_stops_reading_compared_runs_and_keeps_what_was_read(
     source.stop()
 
 
-def test_the_comparison_screen_is_drawn_before_anything_is_chosen_or_read(
-    still_source: Callable[..., Any],
-) -> None:
+def test_the_compare_screen_is_drawn_before_anything_is_chosen_or_read(still_source: Call) -> None:
     source = still_source(50)
     frame: Frame = FrameBuilder(source.history, clock=lambda: 0.0).build(
         View(page="compare"), 80, 0, 8

@@ -17,6 +17,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, state_at, window_start, windows
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record
@@ -83,7 +84,7 @@ def test_waits_that_began_before_the_file_are_in_no_figure_and_no_explanation(
     assert any(view.first_token_ns is not None for view in live)
     told = enumerate([snapshot, *messages[joined:]], start=joined - 1)
     with Recording(record(tmp_path / "joined.mcap", told)) as recording:
-        explained = explain_recording(recording)
+        explained = explain_recording(recording, SLO(0.001, 0.001))
         source = ReplaySource(recording, playing=False)
         source.start()
         try:

@@ -22,12 +22,10 @@ Messages = list[tuple[int, Telemetry]]
 @pytest.fixture(scope="module")
 def session() -> Messages:
     return simulate(
-        seed=5,
-        num_steps=700,
-        knobs=Knobs(max_num_batched_tokens=512, max_num_seqs=16),
+        seed=5, num_steps=700, knobs=Knobs(max_num_batched_tokens=512, max_num_seqs=16),
         workload=SimulatedWorkload(rate=8.0, document_share=0.2, document_tokens=2000),
         cost=CostModel(floor_ms=12.0, token_us=60.0),
-    )
+    )  # fmt: skip
 
 
 def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
@@ -54,18 +52,14 @@ def kept_by_hand(messages: Messages, slo: SLO) -> tuple[int, int]:
     return len(finished), kept
 
 
-def test_goodput_under_a_raised_service_level_is_as_if_it_had_applied_from_the_start(
-    session: Messages,
-) -> None:
+def test_goodput_under_a_raised_level_is_as_if_it_had_always_applied(session: Messages) -> None:
     history, higher = history_of(session, LEVELS), SLO(ttft_ms=900.0, itl_ms=60.0)
     history.set_slo(higher)
     num_finished, num_kept = kept_by_hand(session, higher)
     assert history.windows.figures(None, None)["goodput"] == pytest.approx(num_kept / num_finished)
 
 
-def test_goodput_under_a_lowered_service_level_counts_only_requests_with_known_waits(
-    session: Messages,
-) -> None:
+def test_goodput_under_a_lowered_level_counts_only_known_waits(session: Messages) -> None:
     history = history_of(session, LEVELS)
     history.set_slo(SLO(ttft_ms=600.0, itl_ms=20.0))
     late = history.windows.figures(None, None)["goodput"]

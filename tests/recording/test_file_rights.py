@@ -67,7 +67,7 @@ def watched(folder: Path, suffix: str) -> tuple[list[int], Callable[[float], Non
 
 
 @pytest.mark.parametrize("with_tokens", [True, False])
-def test_a_recording_is_private_until_it_is_known_to_hold_no_tokens(
+def test_a_recording_is_private_unless_it_holds_no_tokens(
     tmp_path: Path, with_tokens: bool
 ) -> None:
     expected = OWNER if with_tokens else EVERYBODY

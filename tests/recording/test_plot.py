@@ -4,7 +4,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,14 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
-from stepscope.recordings.plot.figure import figure, step_ticks
-from stepscope.recordings.plot.series import MAX_EVENTS, PlotEvent, PlotSeries, read_series
+from stepscope.recordings.plot.figure import figure
+from stepscope.recordings.plot.series import PlotEvent, read_series
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.plot import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+
+Call = Callable[..., Any]
 
 BOUNDS = SLO(ttft_ms=500.0, itl_ms=30.0)
 NUM_STEPS = 500
@@ -33,9 +34,7 @@ LOST = range(300, 310)
 
 
 @pytest.fixture(scope="module")
-def session(
-    tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
-) -> tuple[History, Path]:
+def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Call) -> tuple[History, Path]:
     """A busy session and its recording: a knob change, a mark, a pause, lost messages."""
     path = tmp_path_factory.mktemp("plot") / "busy.mcap"
     sequence = later_ns = 0
@@ -45,16 +44,11 @@ def session(
             if isinstance(message, StepRecord) and message.step == PAUSE_AT:
                 later_ns = PAUSE_NS
                 state = source.history.state
-                source.take(
-                    sequence,
-                    EngineStatus(
-                        state="paused",
-                        step=state.step,
-                        time_ns=state.time_ns,
-                        num_running=state.num_running,
-                        num_waiting=state.num_waiting,
-                    ),
+                counts = {"num_running": state.num_running, "num_waiting": state.num_waiting}
+                status = EngineStatus(
+                    state="paused", step=state.step, time_ns=state.time_ns, **counts
                 )
+                source.take(sequence, status)
                 sequence += 1
             if later_ns:
                 message = later(message, later_ns)
@@ -168,23 +162,12 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
         assert drawn[0].startswith(begins)
     # Text is drawn as shapes, with its words in a comment.
     said = re.findall(r"<!-- (.*?) -->", first.decode())
-    for text in (
-        "a $ sign",
-        "Tokens",
-        "budget",
-        "Step time",
-        "Inter-token latency (ITL)",
-        "SLO 30 ms",
-        "Time to first token (TTFT)",
-        "Requests",
-        "KV cache",
-        "preemption",
-        "s since step 0",
-        "step",
-        "▼ of $x$ _y_",
-        "◆ max_num_batched_tokens 1024→512",
-        "‖ engine paused for 3.0 s",
-    ):
+    texts = (
+        *("a $ sign", "Tokens", "budget", "Step time", "Inter-token latency (ITL)", "SLO 30 ms"),
+        *("Time to first token (TTFT)", "Requests", "KV cache", "preemption", "s since step 0"),
+        *("step", "▼ of $x$ _y_", "◆ max_num_batched_tokens 1024→512", "‖ engine paused for 3.0 s"),
+    )
+    for text in texts:
         assert text in said, text
     assert "a.svg: steps " in capsys.readouterr().out
     # An existing file is replaced, completely or not at all.
@@ -223,44 +206,10 @@ def test_a_mark_that_the_font_cannot_draw_gives_no_warning(
 
 
 def test_without_matplotlib_the_plot_command_names_the_extra(
-    session: tuple[History, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stepscope: Callable[..., Any],
+    session: tuple[History, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Call
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = stepscope("plot", str(session[1]), "-o", f"{tmp_path}/a.png", "--until", "20")
     assert done.exit_code == 1
     assert "pip install 'stepscope[export]'" in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_number_of_plotted_events_is_bounded() -> None:
-    series = PlotSeries(0, 10**9, 10, BOUNDS)
-    for number in range(3 * MAX_EVENTS):
-        series._keep("mark", number, "again")
-    assert len(series.events) == MAX_EVENTS
-    assert series.num_left_out == 2 * MAX_EVENTS
-
-
-@pytest.mark.parametrize("shape", ["even", "fast start", "fast end", "one second of thousands"])
-def test_step_numbers_of_a_plot_are_round_in_order_and_never_touch(shape: str) -> None:
-    def step_at(x: float) -> int:
-        return round({
-            "even": 4000 * x,
-            "fast start": 4000 * x**0.2,
-            "fast end": 4000 * x**5,
-            "one second of thousands": 90_000 * min(1.0, 60 * x) + 300 * x,
-        }[shape])  # fmt: skip
-
-    places = [n / 900 * 60 for n in range(900)]
-    steps = [step_at(x / 60) for x in places]
-    columns = [
-        (s, x) for n, (s, x) in enumerate(zip(steps, places, strict=True)) if s not in steps[:n]
-    ]
-    ticks = step_ticks(columns, 60.0)
-    assert len(ticks) >= 4
-    numbers = [number for number, _ in ticks]
-    assert numbers == sorted(set(numbers))
-    assert all(len(str(number).rstrip("0")) <= 4 for number in numbers)
-    assert all(b - a >= 60 / 9 * 0.75 for (_, a), (_, b) in pairwise(ticks))

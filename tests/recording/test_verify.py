@@ -15,6 +15,8 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 
+Call = Callable[..., Any]
+
 Messages = list[tuple[int, wire.Telemetry]]
 MESSAGES = Later(
     lambda: simulate(
@@ -71,29 +73,6 @@ def test_verify_counts_a_gap_and_finds_no_further_problem_after_it(tmp_path: Pat
     assert "30 messages after step" in report.sequence.problems[0]
 
 
-@pytest.mark.parametrize(
-    ("change", "check", "said"),
-    [
-        (lambda kv: msgspec.structs.replace(kv, used=kv.used + 1), "block accounting", "by the"),
-        (
-            lambda kv: msgspec.structs.replace(kv, cached=kv.cached + 1, empty=kv.empty - 1),
-            "block accounting",
-            "used, cached and empty blocks are",
-        ),
-    ],
-    ids=["one too many", "cached taken for empty"],
-)
-def test_kv_counts_that_contradict_the_block_moves_are_found(
-    tmp_path: Path, change: Callable[[object], object], check: str, said: str
-) -> None:
-    messages = changed(400, lambda m: msgspec.structs.replace(m, kv=change(m.kv)))
-    problems = wrong(verified(tmp_path / "counts.mcap", messages))
-    assert list(problems) == [check]
-    assert problems[check][0].startswith("step 400: ")
-    assert said in problems[check][0]
-    assert len(problems[check]) == 1
-
-
 def test_rejected_drafts_counted_as_output_are_found(tmp_path: Path) -> None:
     def counted(record: wire.StepRecord) -> wire.StepRecord:
         assert record.batch is not None
@@ -111,65 +90,77 @@ def test_rejected_drafts_counted_as_output_are_found(tmp_path: Path) -> None:
     assert "goes on at token" in problems["token accounting"][0]
 
 
-def test_a_prompt_in_a_step_that_left_prompts_out_is_found(tmp_path: Path) -> None:
-    def held(record: wire.StepRecord) -> wire.StepRecord:
-        return msgspec.structs.replace(record, held_prefills=True)
-
-    steps = [m for _, m in MESSAGES if isinstance(m, wire.StepRecord)]
-    step = next(m.step for m in steps if m.num_prefill_tokens > 1)
-    problems = wrong(verified(tmp_path / "held.mcap", changed(step, held)))
-    assert problems == {
-        "token accounting": [f"step {step} computed a prompt though it left prompts out"]
-    }
-    free = next(m.step for m in steps if not m.num_prefill_tokens)
-    assert wrong(verified(tmp_path / "free.mcap", changed(free, held))) == {}
+def first_step(has: Callable[[wire.StepRecord], object]) -> int:
+    return next(m.step for _, m in MESSAGES if isinstance(m, wire.StepRecord) and has(m))
 
 
-def test_an_unpublished_block_move_is_found(tmp_path: Path) -> None:
-    step = next(m.step for _, m in MESSAGES if isinstance(m, wire.StepRecord) and len(m.moves) > 3)
-    messages = changed(step, lambda m: msgspec.structs.replace(m, moves=m.moves[1:]))
-    problems = wrong(verified(tmp_path / "moves.mcap", messages))
-    assert problems["block accounting"][0].startswith(f"step {step}: ")
+def kv_changed(record: wire.StepRecord, **by: int) -> wire.StepRecord:
+    kv = msgspec.structs.replace(record.kv, **{k: getattr(record.kv, k) + n for k, n in by.items()})
+    return msgspec.structs.replace(record, kv=kv)
 
 
-def test_block_references_without_a_request_are_found(tmp_path: Path) -> None:
-    def shared_more(record: wire.StepRecord) -> wire.StepRecord:
-        move = next(move for move in record.moves if move.ref_count > 0)
-        place = record.moves.index(move)
-        moves = [*record.moves]
-        moves[place] = wire.BlockMove(move.block_id, move.owner, move.ref_count + 1)
-        return msgspec.structs.replace(record, moves=moves)
-
-    step = next(
-        m.step
-        for _, m in MESSAGES
-        if isinstance(m, wire.StepRecord) and any(move.ref_count for move in m.moves)
-    )
-    problems = wrong(verified(tmp_path / "refs.mcap", changed(step, shared_more)))
-    assert "references to blocks, requests hold" in problems["block accounting"][0]
+def shared_more(record: wire.StepRecord) -> wire.StepRecord:
+    moves = [*record.moves]
+    place = next(at for at, move in enumerate(moves) if move.ref_count > 0)
+    move = moves[place]
+    moves[place] = wire.BlockMove(move.block_id, move.owner, move.ref_count + 1)
+    return msgspec.structs.replace(record, moves=moves)
 
 
-def test_a_block_number_outside_the_pool_is_found(tmp_path: Path) -> None:
-    messages = changed(
-        50, lambda m: msgspec.structs.replace(m, moves=[*m.moves, wire.BlockMove(9999, 3, 1)])
-    )
-    problems = wrong(verified(tmp_path / "pool.mcap", messages))
-    assert problems["block accounting"] == ["step 50: block 9999 moved, the pool has 160"]
+def replaced(**values: Any) -> Callable[[wire.StepRecord], wire.StepRecord]:
+    return lambda record: msgspec.structs.replace(record, **values)
 
 
-def test_steps_out_of_order_and_times_running_backwards_are_found(tmp_path: Path) -> None:
-    messages = changed(200, lambda m: msgspec.structs.replace(m, step=150))
-    assert "step order" in wrong(verified(tmp_path / "order.mcap", messages))
-    messages = changed(
-        200, lambda m: msgspec.structs.replace(m, tokens_ns=m.schedule_start_ns - 1, launch_ns=None)
-    )
-    problems = wrong(verified(tmp_path / "times.mcap", messages))
-    assert problems["times"] == ["step 200: its times are not in order"]
+OUTSIDE = wire.BlockMove(9999, 3, 1)
+TAMPERED: dict[str, tuple[int | Callable[[wire.StepRecord], object], Any, str, str]] = {
+    "a block too many": (
+        400, lambda m: kv_changed(m, used=1), "block accounting", "; by the moves",
+    ),
+    "cached taken for empty": (
+        400, lambda m: kv_changed(m, cached=1, empty=-1), "block accounting",
+        "used, cached and empty blocks are",
+    ),
+    "a move not published": (
+        lambda m: len(m.moves) > 3, lambda m: replaced(moves=m.moves[1:])(m),
+        "block accounting", "",
+    ),
+    "references without a request": (
+        lambda m: any(move.ref_count for move in m.moves), shared_more, "block accounting",
+        "references to blocks, requests hold",
+    ),
+    "a block outside the pool": (
+        50, lambda m: replaced(moves=[*m.moves, OUTSIDE])(m), "block accounting",
+        "block 9999 moved, the pool has 160",
+    ),
+    "times that run backwards": (
+        200, lambda m: replaced(tokens_ns=m.schedule_start_ns - 1, launch_ns=None)(m), "times",
+        "its times are not in order",
+    ),
+    "a prompt in a step that left prompts out": (
+        lambda m: m.num_prefill_tokens > 1, replaced(held_prefills=True), "token accounting",
+        "computed a prompt though it left prompts out",
+    ),
+}  # fmt: skip
 
 
-def test_verify_reports_as_table_or_json_and_ends_with_1_on_problems(
-    tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
+@pytest.mark.parametrize("what", TAMPERED)
+def test_what_contradicts_the_rest_of_a_session_is_found(tmp_path: Path, what: str) -> None:
+    at, change, check, said = TAMPERED[what]
+    step = at if isinstance(at, int) else first_step(at)
+    problems = wrong(verified(tmp_path / "tampered.mcap", changed(step, change)))
+    assert list(problems) == [check]
+    assert all(problem.startswith(f"step {step}") for problem in problems[check])
+    assert said in problems[check][0]
+
+
+def test_prompts_left_out_and_steps_in_another_order(tmp_path: Path) -> None:
+    free = changed(first_step(lambda m: not m.num_prefill_tokens), replaced(held_prefills=True))
+    assert wrong(verified(tmp_path / "free.mcap", free)) == {}
+    again = changed(200, replaced(step=150))
+    assert "step order" in wrong(verified(tmp_path / "order.mcap", again))
+
+
+def test_verify_reports_in_text_or_json_and_ends_with_1(tmp_path: Path, stepscope: Call) -> None:
     good = record(tmp_path / "good.mcap", MESSAGES)
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(good.read_bytes()[:-20_000])
@@ -214,14 +205,11 @@ MODES = get_args(Batching)
 
 def in_mode(seed: int, batching: str, changes: dict[int, str], num_steps: int = 400) -> Messages:
     return simulate(
-        seed=seed,
-        num_steps=num_steps,
-        num_blocks=160,
-        max_model_len=2048,
+        seed=seed, num_steps=num_steps, num_blocks=160, max_model_len=2048,
         workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
         knobs=Knobs(batching=batching, max_num_batched_tokens=128, max_num_seqs=16, reserve="none"),
         changes={step: {"batching": mode} for step, mode in changes.items()},
-    )
+    )  # fmt: skip
 
 
 def admitted_without_a_row(messages: Messages) -> list[wire.StepRecord]:
@@ -243,9 +231,7 @@ def test_verify_accepts_a_sound_session_in_each_batching_mode(tmp_path: Path, mo
     assert report.blocks.num_checked == 400
 
 
-def test_verify_accepts_a_sound_session_through_every_change_of_the_batching_mode(
-    tmp_path: Path,
-) -> None:
+def test_verify_accepts_a_sound_session_through_every_change_of_mode(tmp_path: Path) -> None:
     pairs = [mode for a in MODES for b in MODES if a != b for mode in (a, b)]
     switches = {60 * (number + 1): mode for number, mode in enumerate(pairs)}
     messages = in_mode(1, "chunked", switches, num_steps=60 * (len(pairs) + 2))
@@ -280,7 +266,7 @@ def test_a_wrong_reference_count_in_a_static_batch_is_found(tmp_path: Path) -> N
 
 
 def test_commands_on_recordings_accept_names_of_shipped_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepscope: Call
 ) -> None:
     def run(*arguments: str) -> tuple[int, str]:
         done = stepscope(*arguments)
@@ -314,7 +300,7 @@ def test_commands_on_recordings_accept_names_of_shipped_samples(
     ],
 )
 def test_an_export_of_steps_outside_the_recording_is_refused_in_words(
-    tmp_path: Path, stepscope: Callable[..., Any], steps: list[str], wanted: str
+    tmp_path: Path, stepscope: Call, steps: list[str], wanted: str
 ) -> None:
     # From a gap on: the first of its steps is not step 0.
     late = record(tmp_path / "late.mcap", [(n, m) for n, m in MESSAGES if n < 1 or n > 60])

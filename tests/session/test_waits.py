@@ -18,7 +18,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.samples import shipped
-from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import SessionState
 from tests.session.test_one_sum import (
     ALL,
@@ -40,7 +40,7 @@ STEPS = [each for each in ALL if each is not of_totals]
 
 def explained(path: Path) -> Explanation:
     with Recording(path) as recording:
-        return explain_recording(recording, LEVELS.itl_ms, LEVELS.ttft_ms)
+        return explain_recording(recording, LEVELS)
 
 
 def side_of(path: Path) -> Side:
@@ -135,7 +135,7 @@ def test_waits_begin_and_end_as_followed_by_hand(session: Callable[[], Messages]
 def test_a_wait_for_several_tokens_at_once_is_one_wait_of_the_first_of_them() -> None:
     path = shipped()["speculation"]
     with Recording(path) as recording:
-        found = explain_recording(recording, -1.0, -1.0)
+        found = explain_recording(recording, SLO(-1.0, -1.0))
     numbers: dict[int, list[int]] = {}
     for each in found.late:
         numbers.setdefault(each.request_id, []).append(each.token_idx)

@@ -118,7 +118,7 @@ def test_the_autopilots_budget_settles_where_the_itl_level_is_kept() -> None:
     assert abs(drive.budget - settled) < 0.6 * settled
 
 
-def test_an_itl_level_that_any_budget_keeps_raises_the_budget_to_its_limit() -> None:
+def test_an_itl_level_that_any_budget_keeps_leaves_the_budget_at_its_limit() -> None:
     easy = Drive(itl_ms=500)
     easy.run(15, **LONG_PROMPTS)
     assert easy.budget == 4096
@@ -134,14 +134,21 @@ def test_the_autopilot_answers_a_sudden_change_of_load_within_seconds() -> None:
     assert drive.late_share(30, last=300) < 0.05
 
 
-def test_the_autopilot_makes_no_large_no_small_and_no_hasty_knob_changes() -> None:
-    drive = Drive(itl_ms=30)
+@pytest.mark.parametrize("itl_ms", [12, 30])
+def test_each_change_by_the_autopilot_is_bounded_worthwhile_and_explained(itl_ms: float) -> None:
+    drive = Drive(itl_ms=itl_ms)
     drive.run(40, **LONG_PROMPTS)
-    moves = [(0, 4096), *((time_ns, move.changes[BUDGET]) for time_ns, move in drive.moves)]
-    for (before_ns, before), (time_ns, value) in itertools.pairwise(moves):
-        assert 0.49 * before <= value <= 1.51 * before
-        assert abs(value - before) >= 0.14 * before
-        assert value < before or time_ns - before_ns >= 2_500_000_000
+    values = [4096, *(move.changes[BUDGET] for _, move in drive.moves)]
+    for before, after in itertools.pairwise(values):
+        assert 0.49 * before <= after <= 1.51 * before
+        assert abs(after - before) >= 0.14 * before
+    times_ns = [0, *(time_ns for time_ns, _ in drive.moves)]
+    for place in range(1, len(values)):
+        if values[place] > values[place - 1]:
+            assert times_ns[place] - times_ns[place - 1] >= 2.5e9
+    reasons = [move.reason for _, move in drive.moves]
+    assert all("ms at" in reason or "late; no model yet" in reason for reason in reasons)
+    assert "ms at" in reasons[-1]
 
 
 def test_the_autopilot_lowers_max_num_seqs_if_even_the_least_budget_is_too_slow() -> None:
@@ -150,13 +157,6 @@ def test_the_autopilot_lowers_max_num_seqs_if_even_the_least_budget_is_too_slow(
     drive.run(40, per_s=3.0, prompt=40, output=300)
     assert any(SEATS in move.changes for _, move in drive.moves)
     assert drive.seats < 30
-
-
-def test_the_reasons_of_the_autopilot_name_the_steps_behind_them() -> None:
-    drive = Drive(itl_ms=30)
-    drive.run(20, **LONG_PROMPTS)
-    assert "late; no model yet" in drive.moves[0][1].reason or "ms at" in drive.moves[0][1].reason
-    assert "ms at" in drive.moves[-1][1].reason
 
 
 # With a running engine
@@ -195,9 +195,7 @@ def ticked(
     return moves
 
 
-def test_autopilot_knob_changes_are_leased_audited_and_reverted_at_its_end(
-    engine: Endpoint,
-) -> None:
+def test_autopilot_knob_changes_are_leased_audited_and_reverted(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test")
     moves = ticked(pilot, lambda: BUDGET in pilot.held, "a move")
     with ControlClient(engine, 30.0) as client:
@@ -217,7 +215,12 @@ def test_autopilot_knob_changes_are_leased_audited_and_reverted_at_its_end(
 def test_in_shadow_mode_the_autopilot_changes_nothing(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test", is_shadow=True)
     proposed: list[Moved] = []
-    ticked(pilot, lambda: bool(proposed), "a proposal", proposed)
+
+    def has_proposed() -> bool:
+        proposed.extend(filter(None, [pilot.tick(time.monotonic())]))
+        return bool(proposed)
+
+    wait_for(has_proposed, "a proposal")
     assert proposed[0].step is None
     with ControlClient(engine, 30.0) as client:
         assert client.snapshot().knobs[BUDGET] == 2048
@@ -244,9 +247,7 @@ def test_an_engine_that_ends_ends_the_autopilot(engine: Endpoint) -> None:
     pilot.close()
 
 
-def test_a_second_autopilot_is_refused_and_the_knobs_of_a_killed_one_are_restored(
-    engine: Endpoint,
-) -> None:
+def test_a_second_autopilot_is_refused_and_a_killed_one_gives_back(engine: Endpoint) -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "tune", engine.control]
     command += ["--hold", "--slo-itl", "15ms", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -293,9 +294,7 @@ def source(engine: Endpoint) -> Iterator[Subscriber]:
     subscriber.stop()
 
 
-async def test_one_key_starts_and_ends_the_autopilot_and_restores_the_knobs(
-    source: Subscriber,
-) -> None:
+async def test_one_key_starts_and_ends_the_autopilot(source: Subscriber) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
         await press(app, "A")

@@ -136,7 +136,7 @@ def test_tune_names_host_work_if_it_is_most_of_a_step(recorded: Callable[..., Pa
     basis = basis._replace(model=model, setup=msgspec.structs.replace(basis.setup, model=model))
     side = read_side(RecordingFeed(Recording(path), "session", level, StepRange()))
     found = diagnosis.diagnose(seen_of(side, basis), level, lambda what, share: False)
-    assert found.bottlenecks[0].suspect.name == "host time between steps"
+    assert found.bottlenecks[0][0].name == "host time between steps"
 
 
 def test_tune_suggests_no_change_that_the_engine_refuses(recorded: Callable[..., Path]) -> None:
@@ -160,7 +160,6 @@ def test_tune_names_prompts_that_were_prefilled_whole(run: Run) -> None:
     found = json.loads(run("tune", "--bottleneck", "freeze", "--json"))
     assert found["kept_share"] < 0.5
     assert found["bottlenecks"][0]["suspect"] == "batching"
-    assert "prompts are prefilled whole, and 1.6% of the gaps were late" in found["verdict"]
     assert "stepscope set enable_chunked_prefill=true" in found["verdict"]
 
 
@@ -181,9 +180,7 @@ def test_tune_raises_a_prefill_threshold_that_makes_ttfts_late_and_keeps_other_k
     assert not recorded["keeps"]
 
 
-def test_tune_marks_a_max_num_seqs_above_any_recorded_batch_as_a_guess(
-    run: Run, tmp_path: Path
-) -> None:
+def test_tune_marks_seats_above_any_recorded_batch_as_a_guess(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *SMALL_WORK, "--rate", "3", "--max-num-seqs", "1", "-o", path)
     found = json.loads(run("tune", path, "--slo-itl", "100ms", "--slo-ttft", "500ms", "--json"))
@@ -194,9 +191,7 @@ def test_tune_marks_a_max_num_seqs_above_any_recorded_batch_as_a_guess(
     assert "of the load) would do; max_num_seqs limited" in found["verdict"]
 
 
-def test_tune_says_that_service_levels_below_a_step_time_cannot_be_kept(
-    run: Run, tmp_path: Path
-) -> None:
+def test_tune_says_that_levels_below_a_step_time_cannot_be_kept(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "session.mcap")
     run("simulate", *SMALL_WORK, "--rate", "4", "-o", path)
     found = json.loads(run("tune", path, "--slo-itl", "1ms", "--json"))
@@ -230,12 +225,9 @@ def test_the_options_of_the_autopilot_are_for_engines(
     assert said in run("tune", *arguments)
 
 
-def test_tune_names_the_bottleneck_then_one_budget_for_chunks_and_what_is_simulated(
-    run: Run,
-) -> None:
+def test_tune_names_the_bottleneck_then_the_same_budget_for_chunks(run: Run) -> None:
     lines = run("tune", "freeze").splitlines()
-    (verdict,) = (line for line in lines if line.startswith("bottleneck: batching: "))
-    (best,) = (line for line in lines if line.startswith("best: "))
+    verdict, best = (line for line in lines if line.startswith(("bottleneck: batching", "best: ")))
     change = "stepscope set enable_chunked_prefill=true max_num_batched_tokens=256"
     assert change in verdict
     assert best == f"best: {change}"

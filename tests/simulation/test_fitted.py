@@ -10,7 +10,7 @@ from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.regression import fit_relative
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.simulation.machine_speed import MachineStepTimes, speed_of
+from stepscope.recordings.simulation.basis import MachineStepTimes, speed_of
 from stepscope.recordings.simulation.what_if import predicted, widening
 
 SECONDS = (8e-3, 40e-6, 30e-6, 10e-9, 30e-9, 2e-3)  # of each of `TERMS`

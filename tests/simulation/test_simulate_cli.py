@@ -27,9 +27,7 @@ def test_equal_seeds_print_equal_figures_marked_as_simulated(run: Run) -> None:
     assert run("simulate", *MIX, *H100, "--seed", "1") != first
 
 
-def test_simulated_figures_of_several_seeds_have_a_lowest_median_and_highest_value(
-    run: Run,
-) -> None:
+def test_simulated_figures_of_seeds_have_a_lowest_median_and_highest(run: Run) -> None:
     found = json.loads(
         run("simulate", *MIX, *H100, "--runs", "3", "--json", "--slo", "ttft=20 itl=10")
     )

@@ -73,9 +73,7 @@ def test_without_published_hashes_simulated_requests_share_the_prefixes_that_wer
     assert found["hit_share"] == pytest.approx(work.figures.hit_share, rel=0.1)
 
 
-def test_prefix_hits_are_forecast_from_a_session_without_a_prefix_cache(
-    run: Run, tmp_path: Path
-) -> None:
+def test_prefix_hits_are_forecast_from_a_session_without_a_cache(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "session.mcap"
     truth = json.loads(run("simulate", *WORK, "--json"))["runs"][0]
     run("simulate", *WORK, "--no-enable-prefix-caching", "-o", str(path))
@@ -135,9 +133,7 @@ def test_a_what_if_report_says_if_the_machine_was_disturbed() -> None:
         assert ("note: the machine's speed changed by 40%" in said) == is_noted
 
 
-def test_a_forecast_wider_than_its_terminal_leaves_out_the_intervals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_too_wide_forecast_leaves_out_the_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -139,9 +139,7 @@ class CompareState:
         return False
 
     def watch(self, is_watched: bool, source: Source) -> None:
-        """Note whether the page is visible; if it is without comparison, open the list."""
-        if self.comparer is not None:
-            self.comparer.watch(is_watched)
+        """If the page becomes visible without a comparison, open the list."""
         if is_watched and self.comparer is None and self.chooser.choices is None:
             self.chooser.open(source)
 

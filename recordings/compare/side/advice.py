@@ -1,4 +1,4 @@
-"""Advice on which knobs to change: a table of rules, each with evidence from the records.
+"""Advice on which knobs to change: a table of rules, with evidence from the records.
 
 A rule applies if many steps had the same limit (such as the token budget) while another resource
 was free. It does not predict the effect of the change; `stepscope compare` shows that afterwards.
@@ -11,7 +11,7 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.series.limits import LIMIT_SPECS, Limit
 from stepscope.recordings.state.session import SessionState
 
 _WINDOW_S = 60.0
@@ -68,17 +68,6 @@ class Advice(NamedTuple):
     text: str
 
 
-class _Evidence(NamedTuple):
-    """What a rule of `advice` looks at: the steps with its limit, and the figures of the run."""
-
-    share: float  # share of the steps that this limit held
-    steps: Sums  # over these steps
-    figures: Mapping[str, float | None]
-    knobs: Mapping[str, KnobValue]
-    itl_ms: float  # the service level
-    share_late: Callable[[], float]  # of gaps between tokens: late mainly due to prompts of others
-
-
 class Run(Protocol):
     """What advice rests on: `Side` or `FileRun`.
 
@@ -101,130 +90,105 @@ class Run(Protocol):
     def figures(self) -> dict[str, float | None]: ...
 
 
+class _Looked(NamedTuple):
+    run: Run
+    steps: Sums  # that had the limit
+    figures: Mapping[str, float | None]
+    knobs: Mapping[str, KnobValue]
+
+    @property
+    def has_budget(self) -> bool:
+        used = self.steps.budget_used
+        return used is not None and used <= _HALF
+
+    @property
+    def is_kv_full(self) -> bool:
+        used = self.steps.kv_used
+        return used is None or used > _FULL_KV
+
+    def keeps_itl(self, share: float) -> bool:
+        """Whether p99 ITL is within this share of its level."""
+        itl_ms = self.figures["itl_p99"]
+        return itl_ms is not None and itl_ms <= share * self.run.slo.itl_ms
+
+    @property
+    def could_take_more(self) -> bool:
+        """Whether first tokens are late while gaps could be longer."""
+        ttft = self.figures["ttft_within_slo"]
+        return ttft is not None and ttft < 0.95 and self.keeps_itl(_HALF)
+
+
 def advice(side: Run) -> list[Advice]:
     """Advice from the records of a run, for the most frequent limit first."""
     limited = side.limited
     known = sum(each.num_records for each in limited.values())
     if known < MIN_STEPS:
         return []
-    figures = side.figures()
     knobs = {name: values[-1] for name, values in side.knob_values.items() if len(values) == 1}
-    found: list[tuple[float, Advice]] = []
-    for limit, steps in limited.items():
-        share = steps.num_records / known
-        if share < MIN_SHARE or limit not in _RULES:
-            continue
-        said = _RULES[limit](
-            _Evidence(
-                share,
-                steps,
-                figures,
-                knobs,
-                side.slo.itl_ms,
-                lambda: side.share_late_beside_prefill,
-            )
-        )
-        if said is not None:
-            found.append((share, Advice(limit, *said)))
-    return [each for _, each in sorted(found, key=lambda each: -each[0])]
+    figures, found = side.figures(), []
+    for limit, steps in sorted(limited.items(), key=lambda each: -each[1].num_records):
+        looked, share = _Looked(side, steps, figures, knobs), steps.num_records / known
+        if share >= MIN_SHARE and limit in _RULES and (text := _RULES[limit](looked)):
+            found.append(Advice(limit, _evidence(limit, share, looked), text))
+    return found
 
 
-def _seats(seen: _Evidence) -> tuple[str, str] | None:
-    kv_used, free = seen.steps.kv_used, _free_budget(seen)
-    if free is None or kv_used is None or kv_used > _FULL_KV:
-        return None
-    evidence = f"seats limited {seen.share:.0%} of the steps, while {free}"
-    return f"{evidence} and {1 - kv_used:.0%} of the KV blocks were free", "raise max_num_seqs"
+def _evidence(limit: Limit, share: float, looked: _Looked) -> str:
+    if limit == "work":
+        late = looked.run.share_late_beside_prefill
+        return f"prompts were prefilled whole, and {late:.1%} of the gaps were late beside them"
+    figures, ttft = looked.figures, looked.figures["ttft_within_slo"]
+    facts = {
+        "token budget {:.0%} full": looked.steps.budget_used,
+        "KV cache {:.0%} full": looked.steps.kv_used,
+        "{:.0%} of first tokens late": None if ttft is None else 1 - ttft,
+        "{:.0%} of prefill repeated": figures["recomputed_share"] or None,
+    }
+    told = [fact.format(value) for fact, value in facts.items() if value is not None]
+    if figures["itl_p99"] is not None:
+        told.append(f"p99 ITL {figures['itl_p99']:.3g} of {looked.run.slo.itl_ms:g} ms")
+    words = LIMIT_SPECS[limit].words
+    return f"{words} limited {share:.0%} of the steps: {', '.join(told)}"
 
 
-def _free_budget(seen: _Evidence) -> str | None:
-    """Say how much of the token budget was free; None if it was less than half."""
-    used = seen.steps.budget_used
-    return None if used is None or used > _HALF else f"{1 - used:.0%} of their token budget"
-
-
-def _budget(seen: _Evidence) -> tuple[str, str] | None:
-    late = _late_for_short_gaps(seen)
-    evidence = f"the token budget limited {seen.share:.0%} of the steps, {late}"
-    return None if late is None else (evidence, "raise max_num_batched_tokens")
-
-
-def _cadence(seen: _Evidence) -> tuple[str, str] | None:
-    late = _late_for_short_gaps(seen)
-    evidence = f"{seen.share:.0%} of the steps were kept free of prefills, {late}"
-    return None if late is None else (evidence, "lower prefill_schedule_interval")
-
-
-def _late_for_short_gaps(seen: _Evidence) -> str | None:
-    """Say that first tokens are late while gaps could be longer; None if it is not so."""
-    itl, ttft = seen.figures["itl_p99"], seen.figures["ttft_within_slo"]
-    if itl is None or ttft is None or itl > seen.itl_ms * _HALF or ttft >= 0.95:
-        return None
-    late = f"{1 - ttft:.0%} of the first tokens were late"
-    return f"{late}, and p99 ITL was {itl:.3g} of {seen.itl_ms:g} ms"
-
-
-def _kv(seen: _Evidence) -> tuple[str, str] | None:
-    kv_used, preemptions = seen.steps.kv_used, seen.figures["preemptions"]
-    if kv_used is None:
-        return None
-    evidence = f"KV blocks limited {seen.share:.0%} of the steps, with {kv_used:.0%} of them in use"
-    recomputed = seen.figures["recomputed_share"] or 0.0
-    if preemptions and recomputed >= 0.05 and seen.knobs.get("reserve") in ("none", "prompt"):
+def _kv(looked: _Looked) -> str | None:
+    figures, reserve = looked.figures, looked.knobs.get("reserve")
+    is_taxed = bool(figures["preemptions"]) and (figures["recomputed_share"] or 0.0) >= 0.05
+    if is_taxed and reserve in ("none", "prompt"):
+        return "set reserve=output, or give the KV cache more memory (--kv-memory)"
+    if looked.is_kv_full:
         return (
-            f"{evidence}, and {recomputed:.0%} of the prefill was computed again after "
-            f"{preemptions:,.0f} preemptions",
-            "set reserve=output, or give the KV cache more memory (--kv-memory)",
+            None if looked.steps.kv_used is None else "give the KV cache more memory (--kv-memory)"
         )
-    if kv_used < _FULL_KV:
-        reserve = seen.knobs.get("reserve")
-        if reserve != "output":
-            return None
-        return evidence + ", the rest reserved for output to come", "set reserve=prompt"
-    return evidence, "give the KV cache more memory (--kv-memory)"
+    return "set reserve=prompt" if reserve == "output" else None
 
 
-def _mode(seen: _Evidence) -> tuple[str, str] | None:
-    mode = seen.knobs.get("batching")
-    if mode is None or mode == "chunked":
+def _seats(looked: _Looked) -> str | None:
+    return "raise max_num_seqs" if looked.has_budget and not looked.is_kv_full else None
+
+
+def _threshold(looked: _Looked) -> str | None:
+    name = "long_prefill_token_threshold"  # longer chunks make gaps longer
+    is_free = looked.knobs.get(name) and looked.has_budget and looked.keeps_itl(1.0)
+    return f"raise {name}" if is_free else None
+
+
+def _work(looked: _Looked) -> str | None:
+    is_whole = looked.knobs.get("enable_chunked_prefill") is False
+    if not is_whole or looked.run.share_late_beside_prefill < MIN_LATE_SHARE:
         return None
-    return f"batching={mode} limited {seen.share:.0%} of the steps", "set batching=chunked"
+    return "set enable_chunked_prefill=true max_num_batched_tokens=256"
 
 
-def _threshold(seen: _Evidence) -> tuple[str, str] | None:
-    threshold, free = seen.knobs.get("long_prefill_token_threshold"), _free_budget(seen)
-    itl = seen.figures["itl_p99"]
-    if not threshold or free is None or itl is None or itl > seen.itl_ms:
-        return None  # longer chunks make gaps longer
-    what = f"long_prefill_token_threshold={threshold} limited {seen.share:.0%} of the steps"
-    return f"{what}, while {free} was free", "raise long_prefill_token_threshold"
-
-
-def _lora(seen: _Evidence) -> tuple[str, str] | None:
-    if (free := _free_budget(seen)) is None:
-        return None
-    what = f"requests waited for a LoRA slot in {seen.share:.0%} of the steps"
-    return f"{what}, while {free} was free", "start the engine with a larger max_loras"
-
-
-def _work(seen: _Evidence) -> tuple[str, str] | None:
-    is_whole = seen.knobs.get("enable_chunked_prefill") is False
-    if not is_whole or (share_late := seen.share_late()) < MIN_LATE_SHARE:
-        return None
-    return (
-        f"prompts were prefilled whole, and {share_late:.1%} of the gaps between tokens were "
-        "late beside them",
-        "set enable_chunked_prefill=true max_num_batched_tokens=256",
-    )
-
-
-_RULES: Mapping[Limit, Callable[[_Evidence], tuple[str, str] | None]] = {
+_RULES: Mapping[Limit, Callable[[_Looked], str | None]] = {
     "seats": _seats,
-    "budget": _budget,
+    "budget": lambda each: "raise max_num_batched_tokens" if each.could_take_more else None,
+    "cadence": lambda each: "lower prefill_schedule_interval" if each.could_take_more else None,
     "kv": _kv,
-    "mode": _mode,
+    "mode": lambda each: (
+        "set batching=chunked" if each.knobs.get("batching", "chunked") != "chunked" else None
+    ),
     "threshold": _threshold,
-    "lora": _lora,
-    "cadence": _cadence,
+    "lora": lambda each: "start the engine with a larger max_loras" if each.has_budget else None,
     "work": _work,
 }

@@ -47,10 +47,7 @@ class Feed(Protocol):
 
 
 class HistoryFeed:
-    """Reads a range of steps (`stretch`) from a history. Implements `Feed`.
-
-    If the range has no last step, it follows the history as it grows.
-    """
+    """Reads steps of a history, and follows it if the range has no last step."""
 
     def __init__(self, history: History, name: str, slo: SLO, stretch: StepRange) -> None:
         self.name = name

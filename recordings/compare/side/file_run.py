@@ -1,6 +1,7 @@
 """`FileRun`: the figures of a recording or of its end, from its indexes, without its messages."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue
 from stepscope.recordings.attribution.explained import explain_recording
@@ -16,10 +17,7 @@ from stepscope.recordings.state.series.limits import Limit
 
 
 class FileRun:
-    """The sums of a run that was recorded. Implements `Run`.
-
-    Raises RecordingError: the recording cannot be read.
-    """
+    """The sums of a recorded run, a `Run`. Raises RecordingError: it cannot be read."""
 
     def __init__(
         self,
@@ -61,11 +59,11 @@ class FileRun:
     def limited(self) -> Mapping[Limit, Sums]:
         return self._totals.limited
 
-    @property
+    @cached_property
     def share_late_beside_prefill(self) -> float:
         """See `Side`; it reads the messages of the whole file."""
         with Recording(self._path) as recording:
-            found = explain_recording(recording, self.slo.itl_ms, self.slo.ttft_ms)
+            found = explain_recording(recording, self.slo)
         late = [each for each in found.late if each.kind == "ITL" and not each.is_excused]
         return sum(each.cause == "prefill" for each in late) / max(1, found.itl.num_waits)
 

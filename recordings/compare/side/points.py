@@ -33,9 +33,8 @@ class StepPoint(NamedTuple):
     flags: int
 
 
-_FIRST, _START, _END, _FLAGS = map(
-    StepPoint._fields.index, ("first", "start_ns", "end_ns", "flags")
-)
+_NAMED = ("first", "last", "start_ns", "end_ns", "flags")
+_FIRST, _LAST, _START, _END, _FLAGS = map(StepPoint._fields.index, _NAMED)
 
 
 class StepPoints:
@@ -54,11 +53,11 @@ class StepPoints:
 
     @property
     def first_step(self) -> int | None:
-        return self.step_of(0) if len(self) else None
+        return int(self._points[_FIRST, 0]) if len(self) else None
 
     @property
     def last_step(self) -> int | None:
-        return int(self._points[1, -1]) if len(self) else None
+        return int(self._points[_LAST, -1]) if len(self) else None
 
     @property
     def end_ns(self) -> int:
@@ -90,22 +89,21 @@ class StepPoints:
 
     def flag(self, step: int, flag: int) -> None:
         """Set a flag on the point that contains a step, or on the nearest point before it."""
-        if (index := self.index_of_step(step)) >= 0:
+        if (index := self.index_at(step, by_step=True)) >= 0:
             self._points[_FLAGS, index] |= flag
 
     # Finding
 
-    def index_of_step(self, step: int) -> int:
-        """Index of the last point that begins at or before `step`; -1 before the first."""
-        return self._last_until(_FIRST, step)
+    def index_at(self, place: int, *, by_step: bool = False) -> int:
+        """Index of the last point that begins at or before a time, or a step; -1 if none does."""
+        return self._last_until(_FIRST if by_step else _START, place)
 
-    def index_at(self, time_ns: int) -> int:
-        """Index of the last point that begins at or before a time; -1 before the first."""
-        return self._last_until(_START, time_ns)
+    def index_ended(self, place: int, *, by_step: bool = False) -> int:
+        """Index of the last point that has ended by a time, or before a step; -1 if none has."""
+        return self._last_until(_LAST, place - 1) if by_step else self._last_until(_END, place)
 
-    def index_ended(self, time_ns: int) -> int:
-        """Index of the last point that has ended by a time; -1 if none has."""
-        return self._last_until(_END, time_ns)
+    def start_of(self, index: int, *, by_step: bool = False) -> int:
+        return int(self._points[_FIRST if by_step else _START, index])
 
     def worst(self, first: int, last: int) -> StepPoint | None:
         """Maxima over the points with these indices; None if there are none."""
@@ -122,18 +120,11 @@ class StepPoints:
         at = after if direction > 0 else after - 1
         return int(flagged[at]) if 0 <= at < len(flagged) else None
 
-    def start_of(self, index: int) -> int:
-        return int(self._points[_START, index])
-
-    def step_of(self, index: int) -> int:
-        return int(self._points[_FIRST, index])
-
     def _last_until(self, field: int, value: int) -> int:
         return int(self._points[field].searchsorted(value, "right")) - 1
 
 
 def _merged(points: "NDArray[np.int64]", begins: Sequence[int]) -> "NDArray[np.int64]":
-    """One point for each group of points, of which `begins` tells the first."""
     import numpy as np
 
     merged: NDArray[np.int64] = np.maximum.reduceat(points, begins, axis=1)

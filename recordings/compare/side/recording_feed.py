@@ -82,7 +82,6 @@ class RecordingFeed:
         return messages(recording, position, snapshot.sequence)
 
     def _apply(self, told: Told) -> bool:
-        """Process a message. Returns False if it is beyond the range."""
         message, _, position, after_gap = told
         if self.side is None:
             assert self._past is not None

@@ -62,12 +62,10 @@ class Pair(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """Pairs of matching requests, with the largest differences first.
+    """Pairs of matching requests, those with the largest differences first.
 
-    Attributes:
-        by: how they were matched: by client ids, by order of arrival, or by request id within one
-            session.
-        only_a, only_b: numbers of requests without a partner.
+    `by`: client id, order of arrival, or (within one session) request id.
+    `only_a`, `only_b`: numbers of requests without a partner.
     """
 
     pairs: list[Pair]
@@ -82,9 +80,9 @@ BY_NAME, BY_ORDER, BY_ITSELF = "client id", "order of arrival", "request id"
 def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
     """Match the requests of two runs by client id, or else in order of arrival.
 
-    Client ids are used if at least half of the requests of the smaller run have a client id that
-    also occurs in the other run. If a client id occurs several times, its n-th request matches the
-    n-th in the other run.
+    By client id if at least half of those of the smaller run occur in the other one; the n-th
+    request
+    of an id matches the n-th.
     """
     runs_a, runs_b = _in_order(a.values()), _in_order(b.values())
     names_a, names_b = _named(runs_a), _named(runs_b)

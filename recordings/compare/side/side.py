@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.attribution.baseline import Baseline
-from stepscope.recordings.attribution.causes import Cause, Late
+from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side.requests import MAX_REQUESTS, RequestRun
@@ -31,27 +31,21 @@ _MAX_VALUES = 8  # most values given of a knob, the last ones
 
 class KnobsInForce:
     def __init__(self, before: Mapping[str, KnobValue]) -> None:
-        self._before = dict(before)
-        self._changes: list[tuple[int, Mapping[str, KnobValue]]] = []
-        self._newest = dict(before)
+        self._changes: list[tuple[int, Mapping[str, KnobValue]]] = [(-1, dict(before))]
 
     def add(self, step: int, values: Mapping[str, KnobValue]) -> None:
-        changed = {name: value for name, value in values.items() if self._newest.get(name) != value}
-        if changed:
-            self._changes.append((step, changed))
-            self._newest |= changed
+        self._changes.append((step, values))
 
     def between(self, first: int, last: int) -> dict[str, list[KnobValue]]:
         """For each knob, the values that it had in these steps, in order (the last few)."""
-        in_force = dict(self._before)
+        found: dict[str, list[KnobValue]] = {}
         for step, values in self._changes:
-            if step <= first:
-                in_force |= values
-        found = {name: [value] for name, value in in_force.items()}
-        for step, values in self._changes:
-            if first < step <= last:
-                for name, value in values.items():
-                    found[name] = [*found.get(name, ()), value][-_MAX_VALUES:]
+            for name, value in values.items() if step <= last else ():
+                known = found.get(name, [])
+                if step <= first or not known:
+                    found[name] = [value]
+                elif known[-1] != value:
+                    found[name] = [*known, value][-_MAX_VALUES:]
         return found
 
 
@@ -310,35 +304,22 @@ class Side:
             return
         is_admitted = was_there and (view.status == "running" or view.num_preemptions > 0)
         self.requests[view.request_id] = RequestRun(
-            view.request_id,
-            view.client_id,
-            view.num_prompt_tokens,
-            view.arrival_ns,
-            num_output_tokens=view.num_output_tokens,
-            num_preemptions=view.num_preemptions,
+            view.request_id, view.client_id, view.num_prompt_tokens, view.arrival_ns,
+            num_output_tokens=view.num_output_tokens, num_preemptions=view.num_preemptions,
             num_cached_tokens=view.num_cached_tokens if is_admitted else None,
-            max_tokens=view.max_tokens,
-            was_there=was_there,
+            max_tokens=view.max_tokens, was_there=was_there,
             was_queued=was_there and view.status in ("waiting", "preempted"),
-        )
+        )  # fmt: skip
 
     # Rest
 
     def _count_causes(self) -> None:
         late = self._follower.explainer.late
-        if not late:
-            return
-        # Requests that decode side by side share the pieces of their waits.
-        alike: dict[tuple[int, Kind], list[Late]] = {}
         for each in late:
-            alike.setdefault((id(each.pieces), each.kind), []).append(each)
-        for group in alike.values():
-            first, number = group[0], len(group)
-            if first.is_excused:
-                continue
-            key = first.kind, first.cause
-            self.num_late[key] = self.num_late.get(key, 0) + number
-            for piece in first.pieces:
-                key = first.kind, piece.cause
-                self.cause_ns[key] = self.cause_ns.get(key, 0) + number * piece.ns
+            if not each.is_excused:
+                key = each.kind, each.cause
+                self.num_late[key] = self.num_late.get(key, 0) + 1
+                for piece in each.pieces:
+                    key = each.kind, piece.cause
+                    self.cause_ns[key] = self.cause_ns.get(key, 0) + piece.ns
         late.clear()

@@ -43,7 +43,6 @@ def _summary(found: Comparison) -> list[str]:
     sections: Sequence[tuple[str, list[str]]] = (
         words.outcome(found, "b"),
         words.outcome(found, "a"),
-        ("requests", words.paired(found)),
         ("not sure", words.unclear(found)),
         ("set", settings or [words.SAME_SETTINGS]),
     )
@@ -93,7 +92,6 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
         "requests": {
             **told(found.requests, "by", "only_a", "only_b"),
             "num_not_kept": found.num_unlisted,
-            "better": [each._asdict() for each in found.paired],
             "pairs": [
                 {"name": pair.name, "a": told(pair.a, *_OF_RUN), "b": told(pair.b, *_OF_RUN)}
                 for pair in found.requests.pairs

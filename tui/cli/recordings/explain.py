@@ -8,10 +8,9 @@ from stepscope.recordings.attribution.explained import Bound, Explanation, expla
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.figures.table import KINDS, RANKS
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, levels_said
 from stepscope.recordings.state.series.distribution import LatencySpread
-from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import LIVE_S, recorded
@@ -37,7 +36,6 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 
 _LEAST_S = 5.0  # of a session for `tune`
-_MEDIAN = "median"  # as a level: twice the median, even if the recording carries levels
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 
 
@@ -62,12 +60,10 @@ def explain(
     ),
     slo_itl: str | None = option(
         "TIME",
-        "a longer gap between two tokens is late; 'median': longer than twice the median "
-        "(default: the recording's, else [dashboard] in the config file)",
+        "a longer gap between two tokens is late (default: the recording's, else [dashboard] in "
+        "the config file)",
     ),
-    slo_ttft: str | None = option(
-        "TIME", "a later first token is late; 'median': later than twice the median"
-    ),
+    slo_ttft: str | None = option("TIME", "a later first token is late"),
     request: str | None = option("ID", "only this request, such as r12"),
     profile: str | None = option(
         "FILE",
@@ -80,7 +76,7 @@ def explain(
 ) -> None:
     """Say which tokens came late, and why; also who waits, or what ran."""
     asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
-    given = {name: text for name, text in asked.items() if text not in (None, _MEDIAN)}
+    given = {name: text for name, text in asked.items() if text is not None}
     check_seconds(seconds)
     is_file = target is not None and is_recording(target)
     if profile is not None and (given or request is not None or shows_queue or not is_file):
@@ -113,14 +109,9 @@ def explain(
             origins[name] = (
                 f"{says if is_carried else 'the default'}; {DURATIONS[name]} sets another"
             )
-        found = explain_recording(
-            recording,
-            None if slo_itl == _MEDIAN else slo.itl_ms,
-            None if slo_ttft == _MEDIAN else slo.ttft_ms,
-            wanted,
-        )
+        found = explain_recording(recording, slo, wanted)
         note(recording.message)
-        side = _run(recording, found) if wanted is None and found.num_steps else None
+        side = FileRun(recording, slo) if wanted is None and found.num_steps else None
     if as_json:
         limits = {} if side is None else limits_document(side)
         write_json({**_document(file, found), **limits})
@@ -138,11 +129,6 @@ def explain(
         *_tables(found, limit),
         *(["", f"'stepscope tune {file}' names the bottleneck"] if is_long and found.late else []),
     )
-
-
-def _run(recording: Recording, found: Explanation) -> FileRun:
-    given = {"itl_ms": found.itl.bound_ms, "ttft_ms": found.ttft.bound_ms}
-    return FileRun(recording, SLO(**{name: ms for name, ms in given.items() if ms is not None}))
 
 
 # Text output
@@ -179,13 +165,12 @@ def _of(found: Explanation) -> str:
 
 
 def _measured(what: str, origin: str, bound: Bound) -> str:
-    if bound.median_ms is None or bound.bound_ms is None:
+    if bound.median_ms is None:
         return f"{what}: none"
-    of = origin if bound.is_given else "twice the median"
     share = bound.num_late / bound.num_waits
     return (
         f"{what}: {bound.num_late:,} of {bound.num_waits:,} ({share:.2%}) took longer than "
-        f"{bound.bound_ms:,.1f} ms ({of}); median {bound.median_ms:,.1f} ms"
+        f"{bound.bound_ms:,.1f} ms ({origin}); median {bound.median_ms:,.1f} ms"
     )
 
 

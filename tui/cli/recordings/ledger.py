@@ -136,17 +136,13 @@ def _preemptions(found: Ledger, limit: int) -> list[str]:
             fmt.count(each.num_lost),
             f"{each.num_from_cache:,}",
             f"{each.num_recomputed:,}",
-            f"{each.num_steps:,}",
             ms(each.recompute_ns),
-            ms(each.waited_ns),
-            each.status,
         ]
         for each in dearest
     ]
-    heading = ["step", "at", "victim", "for", "lost", "from cache", "computed again", "steps"]
-    heading += ["took", "waited", "now"]
+    heading = ["step", "at", "victim", "for", "lost", "from cache", "computed again", "took"]
     title = "preemptions, the dearest first (tokens; 'took' is their share of the steps' time)"
-    return ["", title, *text_table(heading, rows, "><<<>>>>>><"), *_more(found.preemptions, rows)]
+    return ["", title, *text_table(heading, rows, "><<<>>>>"), *_more(found.preemptions, rows)]
 
 
 def _reasons(wait: QueueWait) -> str:

@@ -82,7 +82,7 @@ def limits_text(side: Run) -> str:
     the steps.
     """
     names = {limit: spec.words for limit, spec in LIMIT_SPECS.items()}
-    if any(each.evidence.startswith("prompts were prefilled whole") for each in advice(side)):
+    if any(each.limit == "work" for each in advice(side)):
         names["work"] += " (prompts were prefilled whole)"
     figures = side.figures()
     of_steps = {limit: figures[f"limit_{limit}"] or 0.0 for limit in LIMITS}

@@ -178,8 +178,8 @@ def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
 
 def _limit(seen: Seen) -> str:
     """Return what limited most of the recorded steps; pauses of the operator are left out."""
-    most = max((limit for limit in LIMITS if limit != "paused"), key=seen.share)
-    share = f"{seen.share(most):.0%} of the recorded steps"
+    most = max((limit for limit in LIMITS if limit != "paused"), key=seen.shares.__getitem__)
+    share = f"{seen.shares[most]:.0%} of the recorded steps"
     if most == "work":
         return f"no setting limited {share}, only the speed of the machine"
     return f"{LIMIT_SPECS[most].words} limited {share}"
@@ -219,10 +219,10 @@ def _diagnosis_lines(found: Diagnosis, level: SLO) -> Iterator[str]:
     yield f"as it was, simulated: {kept}, {_figures(found.again)}"
     yield ""
     for each in found.findings:
-        mark = "?" if each.evidence.is_likely else "-"
+        mark = "?" if each.is_likely else "-"
         if each.trial is not None:
             mark = "!" if each.trial.helps else "-"
-        yield f"{mark} {each.suspect.name}: {each.evidence.text}"
+        yield f"{mark} {each.suspect.name}{each.evidence}"
         if each.trial is not None:
             yield f"    what if {each.trial.remedy.text}: {_outcome(each.trial)}"
     yield ""
@@ -255,16 +255,15 @@ def _bottlenecks(found: Diagnosis) -> Iterator[str]:
             "(--slo-itl and --slo-ttft set others)"
         )
         return
-    evidence = {each.suspect.name: each.evidence.text for each in found.findings}
-    for number, each in enumerate(found.bottlenecks):
-        trial, name = each.trial, each.suspect.name
+    evidence = {each.suspect.name: each.evidence for each in found.findings}
+    for number, (suspect, trial) in enumerate(found.bottlenecks):
         begin = "stepscope set " if trial.remedy.is_live else ""
         yield (
-            f"{'then' if number else 'bottleneck'}: {name}: {evidence[name]}; try: "
+            f"{'then' if number else 'bottleneck'}: {suspect.name}{evidence[suspect.name]}; try: "
             f"{begin}{trial.remedy.text} ({trial.kept_share:.0%} of the requests then keep the "
             "levels, simulated)"
         )
-    if not found.bottlenecks or found.bottlenecks[-1].trial.kept_share < KEPT_SHARE:
+    if not found.bottlenecks or found.bottlenecks[-1][1].kept_share < KEPT_SHARE:
         begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
         for limit, share in found.held.items():
             yield (
@@ -294,14 +293,14 @@ def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
         "findings": [
             {
                 "suspect": each.suspect.name,
-                "is_likely": each.evidence.is_likely,
-                "evidence": each.evidence.text,
+                "is_likely": each.is_likely,
+                "evidence": each.evidence.removeprefix(": "),
                 "trial": trial(each.trial),
             }
             for each in found.findings
         ],
         "bottlenecks": [
-            {"suspect": each.suspect.name, "trial": trial(each.trial)} for each in found.bottlenecks
+            {"suspect": suspect.name, "trial": trial(best)} for suspect, best in found.bottlenecks
         ],
         "verdict": " ".join(_bottlenecks(found)),
     }

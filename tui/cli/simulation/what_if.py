@@ -9,7 +9,13 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
-from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, Predicted, WhatIf
+from stepscope.recordings.simulation.what_if import (
+    NUM_RUNS,
+    Forecast,
+    ForecastStopped,
+    Predicted,
+    WhatIf,
+)  # fmt: skip
 from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
@@ -92,9 +98,10 @@ def what_if(
                 raise Interrupted(f"interrupted; {session} holds the session up to there")
             note(f"wrote {session}", "")
             return
-        found = forecasts(basis, variants, levels, on_run)
-    if found is None:
-        raise Interrupted("interrupted before the runs were done")
+        try:
+            found = forecasts(basis, variants, levels, on_run)
+        except ForecastStopped as error:
+            raise Interrupted("interrupted before the runs were done") from error
     if as_json:
         write_json(document(found, basis, levels))
     else:

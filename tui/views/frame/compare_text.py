@@ -145,7 +145,7 @@ def headline(found: Comparison) -> str:
     won = {
         side: re.sub(r", at \w+ [^)]*|(?<=\)), .*", "", outcome(found, side)[1][0])
         for side in sides
-        if found.names_winner(side) and (found.better(side) or _same_requests(found, side))
+        if found.names_winner(side) and found.better(side)
     }
     if len(won) == 2:
         return f"B is better than A in {won['b']}, worse in {won['a']}"
@@ -159,10 +159,9 @@ def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]
     """Return a heading ("A better", or of unlike work "A lower") and phrases on the figures."""
     letter = side.upper()
     if found.names_winner(side):
-        sure = _phrases(found.better(side)) + _same_requests(found, side)
-        perhaps = _perhaps(found, side)
-        if not found.better(side) and perhaps:
-            sure = [f"{', '.join(sure) or NOTHING}; perhaps {', '.join(perhaps)}: {TOO_FEW}"]
+        sure, perhaps = _phrases(found.better(side)), _perhaps(found, side)
+        if perhaps and not sure:
+            sure = [f"{NOTHING}; perhaps {', '.join(perhaps)}: {TOO_FEW}"]
         return f"{letter} better", sure or [NOTHING]
     lower = [
         figure
@@ -175,19 +174,6 @@ def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]
         and (figure.a < figure.b) == (side == "a")
     ]
     return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
-
-
-def _same_requests(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    phrases = []
-    for each in found.paired:
-        if each.winner == side:
-            mine, others = sorted((each.num_a, each.num_b), reverse=True)
-            factor = factor_text(max(each.factor, 1 / each.factor))
-            phrases.append(
-                f"{each.what} shorter for {mine:,} of the same {len(found.requests.pairs):,} "
-                f"requests, longer for {others:,} ({factor} at the median)"
-            )
-    return phrases
 
 
 def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
@@ -268,20 +254,6 @@ def _unsure(figure: ComparedFigure, has_values: bool) -> str:
     if has_values and is_large(figure):
         return _part(figure)
     return "within SLO" if figure.rank is None else RANKS[figure.rank]
-
-
-def paired(found: Comparison) -> list[str]:
-    """Return for how many requests of both runs each latency was shorter in A, and in B.
-
-    What `outcome` says is not said again.
-    """
-    number = len(found.requests.pairs)
-    return [
-        f"{each.what} shorter in A for {each.num_a:,}, in B for {each.num_b:,} of {number:,}"
-        + (" (significant)" if each.is_sure else " (may be chance)")
-        for each in found.paired
-        if each.winner is None or not found.names_winner(each.winner)
-    ]
 
 
 def values_text(values: Iterable[KnobValue]) -> str:

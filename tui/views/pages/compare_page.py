@@ -179,11 +179,7 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
         heads = {"late A": late[0], "late B": late[1]}
         for head, text in ({"late": both} if len(both) < width - _HEAD else heads).items():
             lines += _block(head, "text", [text], width, 1)
-    same = words.paired(found)
     unclear = words.unclear(found)
-    if same and len(lines) < room:
-        most = max(1, min(2, room - len(lines) - bool(unclear)))
-        lines += _block("requests", "text", same, width, most)
     if unclear and len(lines) < room:
         lines += _block("not sure", "muted", unclear, width, min(3, room - len(lines)))
     return lines
