@@ -1,7 +1,6 @@
 """Explains a whole recording: every late token, and how much each cause contributed."""
 
 import copy
-import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -20,14 +19,11 @@ from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import LatencyKind, estimates_in
 from stepscope.recordings.state.session import request_name
 
-MEDIANS = 2.0  # without a service level, a wait of more medians than this is late
-
 
 class Bound(NamedTuple):
     """From which length on an ITL (or a TTFT) is late, and what was measured."""
 
-    bound_ms: float | None  # None: no measurement to derive it from
-    is_given: bool  # by the operator or the file; else derived from the median
+    bound_ms: float
     num_waits: int
     median_ms: float | None
     num_late: int  # without waits that only the operator's pauses made late
@@ -83,17 +79,14 @@ class Explanation(NamedTuple):
 
 
 def explain_recording(
-    recording: Recording,
-    slo_itl_ms: float | None = None,
-    slo_ttft_ms: float | None = None,
-    request_id: int | None = None,
+    recording: Recording, slo_itl_ms: float, slo_ttft_ms: float, request_id: int | None = None
 ) -> Explanation:
     """Explain all late tokens of a recording. Reads its indexes, then its messages once.
 
-    The indexes tell the medians and baselines, which are known only at the end of the messages.
+    The indexes tell the baselines, which are known only at the end of the messages.
 
     Args:
-        slo_itl_ms, slo_ttft_ms: a longer wait is late; None: twice the median of the recording.
+        slo_itl_ms, slo_ttft_ms: a longer wait is late.
         request_id: explain this request alone; None: all.
 
     Raises:
@@ -105,9 +98,7 @@ def explain_recording(
         rows = IndexRows(index)
         learnt.add(rows)
         baseline.add_rows(rows.steps())
-    itl_ns = _bound_ns(slo_itl_ms, learnt.of["itl"])
-    ttft_ns = _bound_ns(slo_ttft_ms, learnt.of["ttft"])
-    explainer = Explainer(itl_ns, ttft_ns, request_id, baseline=baseline)
+    explainer = Explainer(slo_itl_ms * 1e6, slo_ttft_ms * 1e6, request_id, baseline=baseline)
     found = _Read(explainer)
     for message, _, _, after_gap in messages(recording):
         found.take(message, after_gap)
@@ -124,8 +115,8 @@ def explain_recording(
     return Explanation(
         recording.info,
         explainer.num_steps,
-        _bound(found.waits["itl"], slo_itl_ms is not None),
-        _bound(found.waits["ttft"], slo_ttft_ms is not None),
+        _bound(found.waits["itl"], slo_itl_ms),
+        _bound(found.waits["ttft"], slo_ttft_ms),
         late,
         _shares(late),
         affected_by(late, len(found.live) if request_id is None else 1),
@@ -224,27 +215,10 @@ class _Read:
         ]
 
 
-def _median(waits: Distribution) -> int | None:
-    return next(iter(waits.percentiles(50)), None)
-
-
-def _bound_ns(given_ms: float | None, waits: Distribution) -> float:
-    """The length above which a wait is late; without a level, twice the median."""
-    if given_ms is not None:
-        return given_ms * 1e6
-    median_ns = _median(waits)
-    return math.inf if median_ns is None else median_ns * MEDIANS
-
-
-def _bound(waits: Distribution, is_given: bool) -> Bound:
-    bound_ns, median_ns = waits.level, _median(waits)
-    return Bound(
-        None if bound_ns is None or math.isinf(bound_ns) else bound_ns / 1e6,
-        is_given,
-        waits.count,
-        None if median_ns is None else median_ns / 1e6,
-        waits.count - waits.num_within,
-    )
+def _bound(waits: Distribution, bound_ms: float) -> Bound:
+    median_ns = next(iter(waits.percentiles(50)), None)
+    median_ms = None if median_ns is None else median_ns / 1e6
+    return Bound(bound_ms, waits.count, median_ms, waits.count - waits.num_within)
 
 
 def _shares(late: list[Late]) -> list[CauseShare]:

@@ -53,7 +53,7 @@ def explained(messages: list[tuple[int, Telemetry]], *, learns: bool = False) ->
 
 
 def of_file(
-    path: Path, itl_ms: float | None = None, ttft_ms: float | None = None, **options: Any
+    path: Path, itl_ms: float = 50.0, ttft_ms: float = 500.0, **options: Any
 ) -> Explanation:
     with Recording(path) as recording:
         return explain_recording(recording, itl_ms, ttft_ms, **options)

@@ -531,24 +531,6 @@ def test_explanations_distinguish_time_before_the_recording_from_lost_messages(
     }
 
 
-def test_without_a_service_level_twice_the_median_counts_as_late(
-    recorded: Callable[[list[tuple[int, Telemetry]]], Path],
-) -> None:
-    engine = Script()
-    engine.submit(16, 30)
-    engine.run(20)
-    engine.submit(500, 2)
-    engine.run(12)
-    with Recording(recorded(engine.messages)) as recording:
-        found = explain_recording(recording)
-    assert not found.itl.is_given
-    assert found.itl.median_ms == pytest.approx(8.24)
-    assert found.itl.bound_ms == pytest.approx(2 * 8.24)
-    assert [(late.token_idx, late.cause) for late in found.late if late.token_idx] == [
-        (20, "prefill")
-    ]
-
-
 def paused_session() -> list[tuple[int, Telemetry]]:
     """One request; the operator pauses the engine for 0.9 s between two of its tokens."""
     engine = Script()

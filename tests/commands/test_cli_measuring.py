@@ -168,10 +168,7 @@ def test_the_shipped_samples_reproduce_the_freeze_experiment_of_the_lab(tmp_path
 
 def test_the_knee_of_the_lab_is_that_of_the_steps_of_all_arms() -> None:
     paths = shipped()
-    values = {
-        "TTFT of documents, ms": [900.0, 800.0],
-        "ITL p99, ms": [90.0, 770.0],
-    }
+    values = {"TTFT of documents, ms": [900.0, 800.0], "ITL p99, ms": [90.0, 770.0]}
     runs = [ArmRun("16", paths["chunked"], {}), ArmRun("256", paths["freeze"], {})]
     finding = judges.knee(runs, values)
     assert finding.holds

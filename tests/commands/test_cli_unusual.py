@@ -1,12 +1,11 @@
 """Wrong input or a missing resource gives a one-line error and the right exit code."""
 
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ from stepscope.engine.transport.keys import KeyFolder
 from stepscope.recordings import samples
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
-from stepscope.tui.cli.shared.errors import write_what_encodings_lack
-from stepscope.tui.cli.shared.output import say
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.views.theme import TO_ASCII
 
 MANY = "9" * 400
 
@@ -55,12 +51,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("set max_num_seqs=4 engine-0", 2, "got 'engine-0'; an engine comes first"),
         ("set =3", 2, "expected KNOB=VALUE"),
         ("set max-num-seqs=1 max_num_seqs=1", 2, "max_num_seqs is given twice"),
-        ("set max_num_seqs=8,order=arrival", 2, "change together: max_num_seqs=8 order=arrival"),
+        ("set max_num_seqs=8,order=arrival", 2, "a space stands between knobs that change"),
         ("set max_num_seqs=8,16", 2, "one value at a time; 'stepscope what-if' tries several"),
-        ("demo --headless --screenshot x.jpg", 2, ".svg or .txt, got x.jpg"),
         ("load --limit 5", 2, "--limit belongs to --trace"),
         ("load --trace x.csv --rate 2", 2, "--rate describes a synthetic mix"),
-        ("load --seconds 0", 2, "--seconds: expected a number above 0"),
+        ("load --seconds 0", 2, "invalid value for '--seconds': Input should be"),
         ("export freeze -o x.txt", 2, "let it end in .pftrace, .parquet, .csv, .jsonl, or"),
         ("replay", 2, "FILE"),
         ("replay freeze --at foo", 2, "invalid value for '--at': Input should be a valid integer"),
@@ -99,10 +94,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("serve --name a\x07b", 2, "cannot name an engine"),
         ("demo", 2, "add --headless, or --web PORT"),
         ("demo --headless --record ok.mcap", 1, "ok.mcap is there already"),
-        ("demo --headless --screenshot no/x.svg", 1, "no is not a folder"),
         ("simulate w.json --steps --num-blocks 1", 2, "--num-blocks: expected a whole number"),
         ("keys new x --role viewer --keys ok.mcap", 1, "ok.mcap is no folder"),
-        ("config --path dashboard", 2, "leave dashboard out"),
+        ("config dashboard --like vllm", 2, "leave the rest out"),
     ],
 )
 def test_wrong_input_gives_a_one_line_error_and_writes_nothing(
@@ -127,9 +121,7 @@ def test_a_number_of_more_than_64_bits_is_not_sent(
     assert live_engine.core.knobs_version == 0
 
 
-def _run(
-    line: str, folder: Path, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[bytes]:
+def _run(line: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
     """Run a line of shell in which $S is stepscope."""
     return subprocess.run(
         ["bash", "-c", line],
@@ -138,25 +130,12 @@ def _run(
             **os.environ,
             "S": f"{sys.executable} -m stepscope.tui.cli",
             "STEPSCOPE_CONFIG": "none",
-            **(environment or {}),
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=60,
         check=False,
     )
-
-
-@pytest.mark.slow
-def test_on_an_ascii_terminal_the_table_has_ascii_in_place_of_glyphs(folder: Path) -> None:
-    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = _run("$S compare ok.mcap freeze", folder, ascii_only)
-    assert done.returncode == 0
-    said = done.stderr.splitlines()  # on a busy machine, that it is reading
-    assert all(line.startswith(b"reading ") for line in said), said
-    whole = _run("$S compare ok.mcap freeze", folder, {"PYTHONIOENCODING": "utf-8"}).stdout
-    drawn = whole.decode().translate(TO_ASCII)
-    assert done.stdout.decode("ascii") == drawn.encode("ascii", "replace").decode()
 
 
 @pytest.mark.slow
@@ -246,63 +225,9 @@ def test_the_output_path_is_checked_before_any_work(tmp_path: Path) -> None:
             output_path(text, is_new=True)
 
 
-GLYPHS = "".join(map(chr, TO_ASCII))
-LEGACY = ["ascii", "latin-1", "cp1252", "iso8859-15", "koi8-r", "cp437", "euc_jp", "shift_jis"]
-
-
-class _Pipe(io.TextIOWrapper):
-    """An output stream that keeps what is written, and may claim to be a terminal."""
-
-    def __init__(self, encoding: str, is_terminal: bool = False) -> None:
-        self.file = io.BytesIO()
-        self._is_terminal = is_terminal
-        super().__init__(self.file, encoding=encoding)
-
-    def isatty(self) -> bool:
-        return self._is_terminal
-
-    def written(self) -> bytes:
-        self.flush()
-        return self.file.getvalue()
-
-
-@pytest.mark.parametrize("encoding", [*LEGACY, "gb2312", "big5", "utf-8", "utf-16"])
-def test_every_glyph_is_written_as_itself_or_as_its_ascii_character(
-    monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
-    out, err = _Pipe(encoding), _Pipe(encoding)
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    write_what_encodings_lack()
-    text = f"{GLYPHS}\udcff☃ 東京 Zürich"
-    for stream in (out, err):
-        print(text, file=stream, end="")
-        shown = stream.written().decode(encoding)
-        assert len(shown) == len(text)
-        for glyph, drawn in zip(text, shown, strict=True):
-            assert drawn in (glyph, glyph.translate(TO_ASCII) if glyph in GLYPHS else "?")
-
-
 def test_a_command_in_another_encoding_prints_its_table_and_its_errors(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "STEPSCOPE_CONFIG": "none"}
     command = [sys.executable, "-m", "stepscope.tui.cli", "stats", f"{tmp_path}/nö→.mcap"]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert "/nö>.mcap" in done.stderr.decode("latin-1")
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_gets_the_rest_of_a_wide_line_below_its_last_column(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
-) -> None:
-    out = _Pipe("utf-8", is_terminal)
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setenv("COLUMNS", "40")
-    row = "r1  10 ms  shared a step with 600 prefill tokens"
-    say("a sentence that is wider than forty columns", row)
-    lines = out.written().decode().splitlines()
-    if not is_terminal:
-        assert lines[1] == row
-        return
-    assert lines[:2] == ["a sentence that is wider than forty", "  columns"]
-    assert lines[2:] == ["r1  10 ms  shared a step with 600", "           prefill tokens"]
+    assert "/nö?.mcap" in done.stderr.decode("latin-1")

@@ -182,7 +182,7 @@ def test_waits_that_began_before_the_file_are_in_no_figure_and_no_explanation(
     assert any(view.first_token_ns is not None for view in live)
     told = enumerate([snapshot, *messages[joined:]], start=joined - 1)
     with Recording(record(tmp_path / "joined.mcap", told)) as recording:
-        explained = explain_recording(recording)
+        explained = explain_recording(recording, 50, 500)
         source = ReplaySource(recording, playing=False)
         source.start()
         try:

@@ -12,7 +12,6 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.tui.session.record_switch import untaken
-from stepscope.tui.settings.preferences import remember
 from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Tone
@@ -156,7 +155,6 @@ def _remembered(history: History, path: Path, progress: Callable[[float], None])
     from stepscope.recordings.history.memory_file import write_memory
 
     steps = fmt.plural(write_memory(history, path, progress), "step")
-    remember(path)
     return f"wrote {path.name}, {fmt.size(path.stat().st_size)}, {steps}, in {path.parent}"
 
 

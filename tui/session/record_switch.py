@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from stepscope.recordings.file.mcap.format import PART_SUFFIX, default_name
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.history.source import NO_ENGINE, Source
-from stepscope.tui.settings.preferences import remember
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class RecordSwitch:
         history = self._source.history
         self._recorder = Recorder(self._source, self.new_path(), lambda: levels_of(history.slo))
         self._is_ending = self._is_seen = False
-        remember(self._recorder.path)
         return self._recorder.path
 
     def new_path(self) -> Path:

@@ -186,26 +186,18 @@ def workload_text(workload: WorkloadSpec) -> str:
 def engine_arguments(
     model: str, with_tokens: bool, gpu: str | None, speed: float, levels: Levels
 ) -> tuple[Mapping[str, KnobValue], str]:
-    if gpu is None:
-        return {**_options(model, with_tokens), **levels}, "serve"
-    if with_tokens:
-        raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
-    options: dict[str, KnobValue] = {"gpu": gpu, "speed": speed, **levels}
-    if model != EngineConfig().model:
-        options["model"] = model
-    return options, "simulated-engine"
-
-
-def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
-    """Return every option that matters to the demo, so that no config file can change it."""
+    """Return all options that matter, so that no config file changes them, and the command."""
+    if gpu is not None:
+        if with_tokens:
+            raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
+        named = {} if model == EngineConfig().model else {"model": model}
+        return {"gpu": gpu, "speed": speed, **levels, **named}, "simulated-engine"
     # `http` is empty: no HTTP server, even if the config file sets one for `serve`.
-    is_speaking = model == smollm2.NAME
-    knobs = SPEAKING_KNOBS if is_speaking else KNOBS
-    options: dict[str, KnobValue] = {"model": model, "http": "", **knobs.as_dict()}
-    # A model that speaks must show its text; nothing private is in it, the questions are ours.
-    options["with_tokens"] = with_tokens or is_speaking
-    if is_speaking:
-        options |= SPEAKING_OPTIONS
-    elif model == EngineConfig().model:
-        options["kv_memory"] = KV_MEMORY
-    return options
+    options: dict[str, KnobValue] = {"model": model, "http": "", **levels}
+    options["with_tokens"] = with_tokens
+    if model == smollm2.NAME:
+        # A model that speaks must show its text; nothing private is in it, the questions are ours.
+        options |= {**SPEAKING_KNOBS.as_dict(), **SPEAKING_OPTIONS, "with_tokens": True}
+        return options, "serve"
+    memory = {"kv_memory": KV_MEMORY} if model == EngineConfig().model else {}
+    return {**options, **KNOBS.as_dict(), **memory}, "serve"

@@ -142,6 +142,13 @@ def show_engines(
     """
     known = set(endpoints)
     past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))
+    limits = (FLEET_STEPS, shared_bytes(len(endpoints))) if len(endpoints) > 1 else ()
+
+    def received(
+        found: Sequence[live_source.Address], *limits: int
+    ) -> list[live_source.LiveSource]:
+        histories = (new_history(settings, *limits) for _ in found)
+        return [live_source.receive(*each, past_s) for each in zip(found, histories, strict=True)]
 
     def newcomers() -> list[live_source.LiveSource]:
         try:
@@ -149,16 +156,7 @@ def show_engines(
         except (ConfigError, OSError):  # such as: the folder of the sockets is no longer ours
             return []
         known.update(found)
-        return [
-            live_source.receive(each, new_history(settings, FLEET_STEPS), past_s) for each in found
-        ]
+        return received(found, FLEET_STEPS)
 
-    if len(endpoints) == 1:
-        sources = [live_source.receive(endpoints[0], new_history(settings), past_s)]
-    else:
-        share = shared_bytes(len(endpoints))
-        sources = [
-            live_source.receive(endpoint, new_history(settings, FLEET_STEPS, share), past_s)
-            for endpoint in endpoints
-        ]
+    sources = received(endpoints, *limits)
     _run(Fleet(sources, newcomers=newcomers), sources[0], settings)

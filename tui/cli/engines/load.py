@@ -1,5 +1,6 @@
 """`stepscope load`: sends a workload to an engine, and prints the figures that a client sees."""
 
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,11 +34,11 @@ from stepscope.tui.cli.shared.options import (
     As,
     AsJson,
     EngineName,
-    check_seconds,
     command,
     flag,
     option,
-)
+    seconds_option,
+)  # fmt: skip
 from stepscope.tui.cli.shared.output import Progress, note, say, write_json
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
@@ -64,7 +65,7 @@ def load(
     limit: int | None = option(
         "INT", "number of requests to take from the start of the trace", min=1
     ),
-    seconds: float | None = option("NUMBER", "send for this long, then wait for the rest"),
+    seconds: float | None = seconds_option("send for this long, then wait for the rest"),
     reset_prefix_cache: bool = flag(
         "first empty the engine's prefix cache, so that the same requests are the same work again",
         "--reset-prefix-cache",
@@ -75,10 +76,9 @@ def load(
     flags: dict[str, Any],
 ) -> None:
     """Send work to an engine: a synthetic mix, or a real trace."""
-    check_seconds(seconds)
-    given = {"--time-scale": time_scale, "--limit": limit}
-    if trace is None and (wrong := [name for name, each in given.items() if each is not None]):
-        raise WrongUsage(f"{wrong[0]} belongs to --trace FILE")
+    if trace is None and (time_scale is not None or limit is not None):
+        name = "--limit" if time_scale is None else "--time-scale"
+        raise WrongUsage(f"{name} belongs to --trace FILE")
     wrong = [flag_of(name) for name in flags if name not in _WITH_TRACE]
     if trace is not None and wrong:
         raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
@@ -114,12 +114,12 @@ def load(
 
             def on_progress(report: LoadReport) -> None:
                 what = "waiting for the engine" if report.silent_s else "sending"
-                shares = []
-                if number is not None:
-                    shares.append((report.num_sent - report.num_open) / number)
-                if seconds is not None:
-                    shares.append(report.duration_s / seconds)
-                share = min(1.0, max(shares)) if shares else None
+                shares = [
+                    (report.num_sent - report.num_open) / (number or math.inf),
+                    report.duration_s / (seconds or math.inf),
+                ]
+                is_endless = number is None and seconds is None
+                share = None if is_endless else min(1.0, max(shares))
                 progress(what, share, _so_far(report, number))
 
             generator = LoadGenerator(
@@ -142,15 +142,11 @@ def load(
     report = generator.report
     figures = load_figures(report, slo)
     if as_json:
-        document = {"name": info.name, "slo": slo._asdict(), "figures": dict(figures)}
-        counts = {
-            "sent": report.num_sent,
-            "aborted": report.num_aborted,
-            "cut": report.num_cut,
-            "unanswered": report.num_open,
-            "refused": dict(report.errors),
-        }
-        write_json({**document, **counts})
+        write_json({
+            "name": info.name, "slo": slo._asdict(), "figures": figures,
+            "sent": report.num_sent, "aborted": report.num_aborted, "cut": report.num_cut,
+            "unanswered": report.num_open, "refused": report.errors,
+        })  # fmt: skip
     else:
         say(*_summary(report, info, figures))
     if failure is not None:
@@ -164,9 +160,8 @@ def load(
 def _so_far(report: LoadReport, number: int | None) -> str:
     sent = f"{report.num_sent:,}" if number is None else f"{report.num_sent:,}/{number}"
     refused = f", {report.num_errors} refused" if report.num_errors else ""
-    silent = ""
-    if report.silent_s:
-        silent = f", no answer from it for {report.silent_s:.0f} s of {PATIENCE_S:g}"
+    silent = f", no answer from it for {report.silent_s:.0f} s of {PATIENCE_S:g}"
+    silent = silent if report.silent_s else ""
     counts = f"{sent} sent, {report.num_finished:,} finished, {report.num_open} under way"
     return f"{counts}{refused}{silent}"
 

@@ -84,12 +84,7 @@ def _split(words: list[str]) -> tuple[str | None, dict[str, str]]:
     """Return the engine, which may come first, and the text of each knob."""
     first, *rest = words
     has_engine = bool(rest) and ("=" not in first or "://" in first)
-    for word in rest if has_engine else words:
-        if "=" not in word:
-            raise WrongUsage(
-                f"expected KNOB=VALUE, got {word!r}; an engine comes first; {_EXAMPLE}"
-            )
-    texts = knob_texts(rest if has_engine else words, _EXAMPLE)
+    texts = knob_texts(rest if has_engine else words, f"an engine comes first; {_EXAMPLE}")
     for name, text in texts.items():
         if "," in text:
             raise WrongUsage(
@@ -102,13 +97,9 @@ def _split(words: list[str]) -> tuple[str | None, dict[str, str]]:
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:
     """Convert text to the type of the knob. What does not fit is kept: the engine refuses it."""
     kind = spec.kind if spec is not None else "choice"
-    try:
-        if kind == "int":
-            return int(text)
-        if kind == "float":
-            return float(text)
-    except ValueError:
-        return text
     if kind == "bool":
         return {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
-    return text
+    try:
+        return int(text) if kind == "int" else float(text) if kind == "float" else text
+    except ValueError:
+        return text

@@ -24,7 +24,6 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
-from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import Progress, note, session_text
 from stepscope.tui.settings.cli_errors import TOO_LITTLE_DATA, CommandFailed
 
@@ -74,7 +73,6 @@ def measure(
         seconds: None: the whole recording, or the last minute of an engine.
         for_comparison: whether to read what a comparison needs, a `Side`: all messages.
     """
-    check_seconds(seconds)
     if target is not None and is_metrics_url(target):
         address = MetricsAddress.parse(target)
         return _of_history(scraped(address, seconds or _METRICS_S, chosen_levels(flags)), target)
@@ -83,27 +81,21 @@ def measure(
         seconds = seconds or LIVE_S
         history = last_seconds(chosen, seconds, chosen_levels(flags))
         return _of_history(history, chosen.name, seconds)
-    with Recording(chosen) as recording:
-        slo = level_of(flags, recording)
-        first = None
+    name = target or ""
+    with Recording(chosen) as recording, Progress() as progress:
+        slo, first = level_of(flags, recording), None
         if seconds is not None:
             start = recording.find_time(recording.end_ns - round(seconds * 1e9))
             before = recording.step_before(start)
             first = None if before is None else before + 1
         if not for_comparison:
-            run = _file_run(recording, target or "", slo, first)
-            return MeasuredSession(target or "", slo, run.figures(), run, seconds)
-    side = side_of(chosen, target or "", slo, StepRange(first))
-    return MeasuredSession(target or "", slo, side.figures(), side, seconds)
-
-
-def _file_run(recording: Recording, name: str, slo: SLO, first: int | None) -> FileRun:
-    with Progress() as progress:
-        run = FileRun(recording, slo, first, lambda share: progress(f"reading {name}", share))
-    note(recording.message)
-    if not run.num_steps:
-        raise NothingMeasured(f"{name}: there is no step to measure")
-    return run
+            run = FileRun(recording, slo, first, lambda share: progress(f"reading {name}", share))
+            note(recording.message)
+            if not run.num_steps:
+                raise NothingMeasured(f"{name}: there is no step to measure")
+            return MeasuredSession(name, slo, run.figures(), run, seconds)
+    side = side_of(chosen, name, slo, StepRange(first))
+    return MeasuredSession(name, slo, side.figures(), side, seconds)
 
 
 def side_of(path: Path, name: str, slo: SLO, stretch: StepRange | None = None) -> Side:

@@ -11,7 +11,6 @@ from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
-from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import say, write_json_line
 from stepscope.tui.session.control.who import call_me, who
 from stepscope.tui.settings.cli_errors import DONE, FAILED
@@ -31,7 +30,6 @@ def hold(
 ) -> int:
     """Run the autopilot until a signal, then restore the knobs; exit code 1 if it ended itself."""
     call_me(name)
-    check_seconds(seconds)
     levels = chosen_levels(flags)
     chosen = choose(target, "stepscope tune {} --hold")
     with connect(chosen) as client:

@@ -3,13 +3,14 @@
 A time difference such as `-2m` counts from the step at the cursor.
 `Oldest`: handles the key that goes to the oldest step, in a live session: first to the oldest in
 memory; a second press there fetches the older steps that the engine still keeps.
-`nearest` and its like find events, and tell which steps of a replayed file a background thread has
-not searched for them yet.
+`nearest` and its like find events, and tell how much of a replayed file a background thread has not
+searched for them yet.
 """
 
 import re
-import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.recordings.history.history import History
@@ -42,69 +43,36 @@ def nearest(
 
 def is_searched(history: History, file: "ReplaySource") -> bool:
     """Whether all steps in memory lie in the part of the file already searched."""
-    spans = file.file_index.spans()
-    return all(
-        any(begin <= first and last <= end for begin, end in spans)
-        for first, last in _in_memory(history)
-    )
+    first, last = history.first_step, history.last_step
+    if first is None or last is None:
+        return True
+    return any(begin <= first and last <= end for begin, end in file.file_index.spans())
 
 
-def passed_over(history: History, file: "ReplaySource | None", at: int, step: int) -> str:
-    """Return how many steps between were not searched, for a notice; empty if all were."""
-    number = 0 if file is None else _num_unsearched(history, file, at, step)
-    if file is None or not number:
+def unsearched(file: "ReplaySource | None") -> str:
+    """Return how much of a file was searched, for a notice; empty if all of it was."""
+    if file is None or file.file_index.share == 1:
         return ""
-    yet = "" if file.file_index.is_done else "yet "
-    return f"; {fmt.plural(number, 'step')} between not {yet}searched"
+    share = f"{int(100 * file.file_index.share)}% of the file"
+    return f"; only {share} could be searched" if file.file_index.is_done else f"; {share} searched"
 
 
-def nothing(
-    history: History, file: "ReplaySource | None", at: int, direction: int, kinds: Collection[str]
-) -> str:
+def nothing(file: "ReplaySource | None", at: int, direction: int, kinds: Collection[str]) -> str:
     """Return the notice that no event was found from `at` on, and what was not searched."""
     kind = "preemption" if set(kinds) == {"preempt"} else "event"
     where = f"{'after' if direction > 0 else 'before'} step {at:,}"
     if file is None or file.extent is None:
         return f"no {kind} {where} in memory"
-    end = file.extent[direction > 0]
-    if at == end:
+    if at == file.extent[direction > 0]:
         return f"no {kind} {where}, the {'last' if direction > 0 else 'first'} of the file"
-    beyond = end + direction
-    number = _num_unsearched(history, file, at, beyond)
-    if number and not file.file_index.is_done:
-        return f"no {kind} {where} so far; {fmt.plural(number, 'step')} not yet searched"
-    if number:
-        return f"no other {kind} {where}; {fmt.plural(number, 'step')} could not be searched"
-    return f"no {kind} {where} in all of the file"
-
-
-def _num_unsearched(history: History, file: "ReplaySource", at: int, step: int) -> int:
-    return _num_outside([*_in_memory(history), *file.file_index.spans()], at, step)
-
-
-def _in_memory(history: History) -> list[tuple[int, int]]:
-    first, last = history.first_step, history.last_step
-    return [] if first is None or last is None else [(first, last)]
-
-
-def _num_outside(spans: Collection[tuple[int, int]], at: int, step: int) -> int:
-    begin, end = min(at, step) + 1, max(at, step)
-    number = 0
-    for first, last in sorted(spans):
-        number += max(0, min(first, end) - begin)
-        begin = max(begin, last + 1)
-    return number + max(0, end - begin)
+    return f"no {kind} {where}{unsearched(file) or ' in all of the file'}"
 
 
 # The forms in which times are shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.
-_TIME = re.compile(
-    r"(?:(?P<month>[a-z]{3}) (?P<date>\d{1,2})(?: (?P<year>\d{4}))? )?"
-    r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d+)?))?",
-    re.IGNORECASE,
-)
+_CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
+_DAY = timedelta(days=1)
 _STRETCH = re.compile(r"([+-])(\d{1,12}(?:\.\d+)?)(ms|s|m|min)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60}
-_HALF_DAY_NS = 12 * 3600 * 10**9
 
 
 class Wanted(NamedTuple):
@@ -126,9 +94,7 @@ def wanted(text: str, at: int | None, history: History, file: "ReplaySource | No
     sign = -1 if text.startswith("-") else 1
     if stretch:
         away_ns = [sign * round(float(stretch[2]) * _SECONDS[stretch[3]] * 1e9)]
-    elif (when := _TIME.fullmatch(text)) is not None:
-        away_ns = _away_ns(when, history.wall_ns(summary.tokens_ns))
-    else:
+    elif not (away_ns := _away_ns(text, history.wall_ns(summary.tokens_ns))):
         raise ValueError("not a step, a time or a distance in time")
     for ns in away_ns:
         step = _step_in_memory(history, summary.tokens_ns + ns)
@@ -140,8 +106,6 @@ def wanted(text: str, at: int | None, history: History, file: "ReplaySource | No
         return _clamped(file.extent[0] - 1 if sign < 0 else file.extent[1] + 1, history, file)
     if file is not None:
         start, end = (fmt.moment(wall_ns) for wall_ns in file.extent_ns)
-        if start.split(":")[0][:-3] == end.split(":")[0][:-3]:
-            end = end[-len("00:00:00") :]  # the same day: do not name it twice
         raise ValueError(f"not in the file, which is of {start} to {end}")
     step = history.step_at(summary.tokens_ns + away_ns[0])
     if step is None:
@@ -166,10 +130,8 @@ def _clamped(step: int, history: History, file: "ReplaySource | None") -> Wanted
 
 def _end_of_memory(history: History, *, is_oldest: bool) -> str:
     step = (history.first_step if is_oldest else history.last_step) or 0
-    summary = history.summary(step)
-    wall_ns = None if summary is None else history.wall_ns(summary.tokens_ns)
-    when = "" if wall_ns is None else f", of {fmt.moment(wall_ns)}"
-    return f"the {'oldest step in memory' if is_oldest else 'newest step'} is {step:,}{when}"
+    which = "oldest step in memory" if is_oldest else "newest step"
+    return f"the {which} is {step:,}, of {_clock(history, step)}"
 
 
 def _step_in_memory(history: History, time_ns: int) -> int | None:
@@ -182,31 +144,29 @@ def _step_in_memory(history: History, time_ns: int) -> int | None:
     return history.step_at(time_ns)
 
 
-def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
-    """Return how far the typed time is from `wall_ns`, in ns, on each day, likeliest first."""
+def _away_ns(text: str, wall_ns: int | None) -> list[int]:
+    """Return how far a typed time is from `wall_ns`, likeliest first; none if it is no time."""
     if wall_ns is None:
         raise ValueError("the engine has not reported the time of day")
-    day = time.localtime(wall_ns // 10**9)
-    time_of_day = int(when["hour"]), int(when["minute"])
-    if time_of_day[0] > 23 or time_of_day[1] > 59 or float(when["second"] or 0) >= 60:
-        raise ValueError(f"{when[0]} is not a time of day")
-    part_ns = round(float(when["second"] or 0) * 1e9)
+    found = _moments(text, datetime.fromtimestamp(wall_ns // 10**9))
+    second_ns = 10**9
+    return [int(when.timestamp()) * second_ns + when.microsecond * 1000 - wall_ns for when in found]
 
-    def away_ns(year: int, month: int, date: int) -> int:
-        start_s = time.mktime((year, month, date, *time_of_day, 0, 0, 0, -1))
-        return round(start_s) * 10**9 + part_ns - wall_ns
 
-    if when["month"]:
-        if when["month"].title() not in fmt.MONTHS:
-            raise ValueError(f"unknown month {when['month']}: {', '.join(fmt.MONTHS)}")
-        named = fmt.MONTHS.index(when["month"].title()) + 1, int(when["date"])
-        years = [int(when["year"])] if when["year"] else [day.tm_year, day.tm_year - 1]
-        return sorted((away_ns(year, *named) for year in years), key=abs)
-    dates = (day.tm_mday, day.tm_mday - 1, day.tm_mday + 1)
-    found = [away_ns(day.tm_year, day.tm_mon, date) for date in dates]
-    if found[0] > _HALF_DAY_NS:
-        return [found[1], found[0]]  # it is after midnight: yesterday is likelier
-    return found
+def _moments(text: str, now: datetime) -> list[datetime]:
+    for clock in _CLOCKS:
+        with suppress(ValueError):
+            return [datetime.strptime(text, f"%b %d %Y {clock}")]
+        with suppress(ValueError):
+            this = datetime.strptime(f"{now.year} {text}", f"%Y %b %d {clock}")
+            both = this, this.replace(year=now.year - 1)
+            return sorted(both, key=lambda each: abs(each - now))
+        with suppress(ValueError):
+            today = datetime.combine(now, datetime.strptime(text, clock).time())
+            if today - now > _DAY / 2:  # it is after midnight: yesterday is likelier
+                return [today - _DAY, today]
+            return [today, today - _DAY, today + _DAY]
+    return []
 
 
 class Oldest:
@@ -233,20 +193,23 @@ class Oldest:
         is_there = self._view.cursor == first
         if first is not None:
             self._go(first)
-        backfill, info = self._backfill(history), history.info
-        if backfill is not None and is_there:
-            self._ask(history, backfill)
-        elif first is not None:
-            more = ""
-            if backfill is not None and info is not None and info.keeps_snapshots:
-                more = f"; {self._key('oldest')} again: older steps from the engine"
-            self._notices.say_of_place(f"the oldest step in memory, {_clock(history)}{more}")
+        backfill = self._backfill(history)
+        if backfill is None or not is_there:
+            more = self.more(history).replace(": older", " again: older")
+            said = f"the oldest step in memory, {_clock(history, first)}{more}"
+            self._notices.say_of_place(said if first is not None else "there is no step yet")
+        elif self._source.status in NO_ENGINE:
+            text = f"no steps {_before(history)}: the engine does not answer"
+            self._notices.say_of_place(text, "caution")
+        else:
+            self._asked_at = first if first is not None else -1
+            backfill.ask()
 
     def more(self, history: History) -> str:
         """Return a hint that the key fetches older steps; empty if the engine keeps none."""
         info = history.info
-        is_first = history.first_step == 0
-        if self._backfill(history) is None or is_first or info is None or not info.keeps_snapshots:
+        has_none = self._backfill(history) is None or info is None or not info.keeps_snapshots
+        if has_none or history.first_step == 0:
             return ""
         return f"; {self._key('oldest')}: older steps from the engine"
 
@@ -256,33 +219,25 @@ class Oldest:
         backfill = self._backfill(self._source.history)
         if backfill is None or self._asked_at is None or not backfill.is_active:
             return None
-        before = _before(self._source.history)
-        return f"{_ASKING} {before} … {fmt.percent(backfill.share)}"
+        asking = f"asking the engine for what it keeps of {_before(self._source.history)}"
+        return f"{asking} … {fmt.percent(backfill.share)}"
 
     def news(self) -> tuple[str, Tone] | None:
         """Return one line on how fetching older steps ended, once; None before."""
-        backfill, asked_at = self._backfill(self._source.history), self._asked_at
+        history = self._source.history
+        backfill, asked_at = self._backfill(history), self._asked_at
         if backfill is None or asked_at is None or backfill.is_active:
             return None
-        history = self._source.history
         self._asked_at = None
         if backfill.state != "done":
             return f"no steps {_before(history)}: {backfill.note}", "caution"
+        oldest = _clock(history, history.first_step)
+        where = f"from {oldest} on; {self._key('oldest')} goes there"
         if self._view.cursor == asked_at and history.first_step is not None:
             self._go(history.first_step)
-            where = f"the oldest is of {_clock(history)}"
-        else:
-            where = f"from {_clock(history)} on; {self._key('oldest')} goes there"
+            where = f"the oldest is of {oldest}"
         note = f" ({backfill.note})" if backfill.note else ""
         return f"{fmt.plural(backfill.num_steps, 'more step')}, {where}{note}", "good"
-
-    def _ask(self, history: History, backfill: Backfill) -> None:
-        if self._source.status in NO_ENGINE:
-            text = f"no steps {_before(history)}: the engine does not answer"
-            self._notices.say_of_place(text, "caution")
-            return
-        self._asked_at = history.first_step if history.first_step is not None else -1
-        backfill.ask()
 
     def _backfill(self, history: History) -> Backfill | None:
         """Return what fetches older steps into this history; None if no engine can send any."""
@@ -292,14 +247,11 @@ class Oldest:
         return source.backfill
 
 
-_ASKING = "asking the engine for what it keeps of"
-
-
-def _clock(history: History) -> str:
-    first = history.first_step
-    summary = None if first is None else history.summary(first)
+def _clock(history: History, step: int | None) -> str:
+    summary = None if step is None else history.summary(step)
     return fmt.moment(None if summary is None else history.wall_ns(summary.tokens_ns))
 
 
 def _before(history: History) -> str:
-    return "before" if history.first_step is None else f"before {_clock(history)}"
+    first = history.first_step
+    return "before" if first is None else f"before {_clock(history, first)}"

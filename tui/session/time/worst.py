@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Stalls
-from stepscope.tui.session.time.goto import is_searched
+from stepscope.tui.session.time.goto import is_searched, unsearched
 from stepscope.tui.session.time.navigator import Navigator
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.notices import Notices
@@ -46,8 +46,7 @@ class WorstStalls:
         if not stalls.longest:
             self._notices.say_of_place(self._nothing(of_file), "caution")
             return
-        place = 0
-        shown = self._shown
+        place, shown = 0, self._shown
         if shown is not None and self._at() == shown.step:
             ranked = [(each.step, each.kind) for each in stalls.longest]
             if (shown.step, shown.kind) in ranked:
@@ -76,32 +75,27 @@ class WorstStalls:
         stall, number = stalls.longest[place], stalls.number
         is_itl = stall.kind == "ITL"
         what = "stall" if is_itl else "late first token"
-        which, hint = f"the only second with a {what}", ""
-        if number > 1:
-            rank = f"{'' if not place else _ordinal(place + 1) + ' '}worst"
-            which = f"{rank} of {number:,} seconds with a {what}"
-            is_last = place + 1 == len(stalls.longest)
-            hint = f" ({self._key('worst')}: the {'worst again' if is_last else 'next'})"
+        which = f"{_ordinal(place + 1)}worst of {fmt.plural(number, 'second')} with a {what}"
+        is_last = place + 1 == len(stalls.longest)
+        hint = f" ({self._key('worst')}: {'the worst again' if is_last else 'the next'})"
         when = fmt.clock(self._history().wall_ns(stall.time_ns))
-        moment = f"{fmt.with_ms(stall.ns / 1e6)} at {when}"
         who = f"r{stall.request_id}"
         if is_itl:
             streams = fmt.plural(stall.num_tokens, "stream")
             # The search of a file serves any service level: it counts only the longest waits.
             who = f"{streams} waited so long" if of_file else f"held up {streams}"
-        return f"{which}{self._where(of_file)}: {moment}; {who}{hint}"
+        moment = f"{fmt.with_ms(stall.ns / 1e6)} at {when}"
+        return f"{which}{self._where(of_file)}: {moment}; {who}{hint if number > 1 else ''}"
 
     def _nothing(self, of_file: bool) -> str:
-        history = self._history()
-        frame = self._navigator.frame
+        history, frame = self._history(), self._navigator.frame
         if not history.num_steps:
             return "there is no step yet"
         if frame is not None and not frame.tells_requests:
             return "the engine does not report when tokens came"
-        if self._replay is not None and self._is_searching:
-            share = f"{int(100 * self._replay.file_index.share)}%"
+        if self._replay is not None and not self._is_all and not self._replay.file_index.is_done:
             again = f"{self._key('worst')} again in a moment"
-            return f"no late token found yet: {share} of the file searched; {again}"
+            return f"no late token found yet{unsearched(self._replay)}; {again}"
         slo, where = history.slo, self._where(of_file)
         levels = f"TTFT {slo.ttft_ms:g} ms, ITL {slo.itl_ms:g} ms"
         return f"no token{where} came later than {levels} ({self._key('service_levels')})"
@@ -110,16 +104,7 @@ class WorstStalls:
         """Return in words which part of the file was searched; empty if all of it was."""
         if self._replay is None or self._is_all:
             return ""
-        if not of_file:
-            return " in memory, the file is still searched" if self._is_searching else " in memory"
-        share = self._replay.file_index.share
-        return "" if share == 1 else f" in {int(100 * share)}% of the file"
-
-    @property
-    def _is_searching(self) -> bool:
-        """Whether the background search of the file for late tokens still runs."""
-        replay = self._replay
-        return replay is not None and not self._is_all and not replay.file_index.is_done
+        return unsearched(self._replay) if of_file else " in memory"
 
     @property
     def _is_of_file(self) -> bool:
@@ -136,5 +121,6 @@ class WorstStalls:
 
 
 def _ordinal(number: int) -> str:
+    """Return 2nd, 3rd and so on with a space; nothing for the first."""
     suffix = "th" if number % 100 in (11, 12, 13) else _SUFFIXES.get(number % 10, "th")
-    return f"{number}{suffix}"
+    return f"{number}{suffix} " if number > 1 else ""

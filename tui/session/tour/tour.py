@@ -1,18 +1,10 @@
-"""`Tour`: where the person is in the guided tour, and what it shows; `Director`: what it does.
+"""`Tour`: where the person is in the guided tour, and what it shows; `Director`: what it does."""
 
-The chapter at which a person left the tour is saved: the next session begins there.
-"""
-
-import json
-import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
-
-import platformdirs
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import SetWorkload, Submit
@@ -50,7 +42,6 @@ class Director:
         self._ended = None
         self._lists.put(acts)
 
-    @property
     def ended(self) -> int | None:
         """Id of the request that an act waited for last, once all acts are done."""
         return self._ended
@@ -94,9 +85,8 @@ class Director:
 
     def _send(self, client: ControlClient, prompt: SendPrompt) -> int | None:
         """Send a prompt; return its request's id if the act waits for its end, and it has ended."""
-        token_ids = [
-            (prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in range(prompt.num_tokens)
-        ]
+        numbers = range(prompt.num_tokens)
+        token_ids = [(prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in numbers]
         sampling = SamplingParams(max_tokens=prompt.max_tokens, ignore_eos=True)
         submitted = client.ask(
             Submit(
@@ -111,32 +101,6 @@ class Director:
             if isinstance(reply, Output) and reply.request_id == submitted.request_id:
                 return submitted.request_id
         return None
-
-
-log = logging.getLogger("stepscope.tui")
-
-
-def bookmark_path() -> Path:
-    return platformdirs.user_state_path("stepscope") / "tour.json"
-
-
-def bookmark(num_chapters: int) -> int:
-    """Return the saved chapter, counted from 0; 0 if none is saved."""
-    try:
-        chapter = int(json.loads(bookmark_path().read_text("utf-8"))["chapter"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return 0
-    return chapter if 0 <= chapter < num_chapters else 0
-
-
-def keep_bookmark(chapter: int) -> None:
-    """Save the chapter to begin with next time; an error is only logged."""
-    path = bookmark_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"chapter": chapter}), "utf-8")
-    except OSError as error:
-        log.warning("the place in the tour is not kept: %s", error)
 
 
 _PARTS = ("before", "question", "answer")
@@ -157,17 +121,18 @@ class TourPage(NamedTuple):
 
 
 class Tour:
-    """The position in the chapters: `do` carries out their acts, `keep` saves the chapter."""
+    """The position in the chapters.
+
+    Args:
+        do: carries out acts; a new call ends those of the one before.
+        ended: returns the id of the request that an act waited for last, once all are done.
+        first: the chapter to begin with, from 0.
+    """
 
     def __init__(
-        self,
-        do: Callable[[tuple[Act, ...]], None],
-        ended: Callable[[], int | None],
-        keep: Callable[[int], None],
-        first: int = 0,
+        self, do: Callable[[tuple[Act, ...]], None], ended: Callable[[], int | None], first: int = 0
     ) -> None:
         self._do = do
-        self._keep = keep
         self._ended = ended
         self._number = first
         self._part = 0
@@ -203,8 +168,7 @@ class Tour:
 
     def again(self) -> None:
         """Go to the beginning of this chapter; if already there, to the chapter before it."""
-        is_inside = self._part > 0
-        self._begin(self._number if is_inside else max(0, self._number - 1))
+        self._begin(self._number if self._part else max(0, self._number - 1))
 
     def look(self, view: View, history: History) -> None:
         """Before a picture: stop it where the last prompt ended, if the chapter wants that."""
@@ -221,4 +185,3 @@ class Tour:
 
     def _begin(self, number: int) -> None:
         self._number, self._part, self.held_step = number, 0, None
-        self._keep(number % len(CHAPTERS))
