@@ -264,16 +264,6 @@ def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
     assert late["requests"]["num_late"] > 0
 
 
-def test_the_queue_has_no_levels_and_seconds_are_for_engines(stepscope: Callable[..., Any]) -> None:
-    for options, said in (
-        (("--queue", "--slo-itl", "9ms"), "--queue: leave out --slo-itl"),
-        (("--seconds", "3"), "--seconds: of a recording only with --queue"),
-    ):
-        done = stepscope("explain", "freeze", *options)
-        assert done.exit_code == 2
-        assert said in done.stderr
-
-
 def test_the_queue_and_a_late_first_token_tell_of_one_wait_alike(
     stepscope: Callable[..., Any],
 ) -> None:

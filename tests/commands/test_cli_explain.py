@@ -209,27 +209,6 @@ def test_explain_counts_requests_without_any_token(
     assert one["num_requests"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["nothing.mcap"], 1, "there is no recording nothing.mcap"),
-        (["/"], 1, "/ is a folder; name a recording in it"),
-        (["freeze", "--slo-itl", "soon"], 2, "--slo-itl: expected a duration such as 50ms"),
-        (["freeze", "--slo-ttft", "0ms"], 2, "--slo-ttft: expected a duration"),
-        (["freeze", "--request", "bob"], 2, "--request: expected a request such as r12"),
-        (["freeze", "--request", "r999"], 2, "there is no request r999 (r0 to r18)"),
-        (["freeze", "--limit", "-1"], 2, "invalid value for '--limit': Input should be"),
-    ],
-)
-def test_wrong_options_of_explain_give_a_one_line_error(
-    arguments: list[str], code: int, message: str, run: Callable[..., Any]
-) -> None:
-    done = run(*arguments)
-    assert (done.exit_code, done.stdout) == (code, "")
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_explain_says_how_many_requests_had_late_tokens(
     session: Path, run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:

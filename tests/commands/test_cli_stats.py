@@ -142,26 +142,6 @@ def test_check_calls_unsure_what_may_be_chance(stepscope: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ([], "nothing to check"),
-        (["--max", "itl_p98=1ms"], "no figure is called itl_p98"),
-        (["--max", "itl_p99 > 1ms"], "write itl_p99=VALUE"),
-        (["--max", "itl_p99=1ms", "--max-regression", "5%"], "only with --baseline"),
-        (["--baseline", "x.mcap", "--max-regression", "much"], "expected a share like 10%"),
-        (["--max", "itl_p99=1ms", "--seconds", "-1"], "invalid value for '--seconds'"),
-    ],
-)
-def test_bounds_and_files_that_check_cannot_read_are_wrong_usage(
-    file: Path, stepscope: Callable[..., Any], arguments: list[str], problem: str
-) -> None:
-    done = stepscope("check", str(file), *arguments)
-    assert done.exit_code == 2
-    assert problem in done.stderr
-    assert done.stdout == ""
-
-
-@pytest.mark.parametrize(
     ("better", "a", "b", "expected"),
     [("higher", 0.0, 3.0, -math.inf), ("lower", 0.0, 3.0, math.inf), ("lower", 2.0, 3.0, 0.5)],
 )

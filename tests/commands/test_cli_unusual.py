@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,9 +25,10 @@ MANY = "9" * 400
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with a recording, a folder that looks like one, and a workload."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
     shutil.copy(samples.shipped()["freeze"], tmp_path / "ok.mcap")
     (tmp_path / "dir.mcap").mkdir()
     workload = {
@@ -34,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "requests": [{"arrival_step": 0, "prompt_len": 20, "output_len": 3}],
     }
     (tmp_path / "w.json").write_text(json.dumps(workload))
+    (tmp_path / "w.mcap").write_text("text")
     return tmp_path
 
 
@@ -58,6 +61,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("load --seconds 0", 2, "invalid value for '--seconds': Input should be"),
         ("export freeze -o x.txt", 2, "let it end in .pftrace, .parquet, .csv, .jsonl, or"),
         ("replay", 2, "FILE"),
+        ("replay nothing.mcap", 1, "there is no recording"),
+        ("replay w.mcap", 1, "not a stepscope recording"),
         ("replay freeze --at foo", 2, "invalid value for '--at': Input should be a valid integer"),
         ("serve --http-for e --http foo", 2, "'foo' is not HOST:PORT"),
         ("serve --http-for e --model demo", 2, "--model: with --http-for no engine"),
@@ -65,9 +70,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("snapshot session.mcap", 2, "session.mcap is a recording: give --audit"),
         ("serve --endpoint http://x", 2, "'http://x' is not ipc://PATH"),
         ("serve --kv-memory 12QB", 2, "kv_memory is auto, a size"),
-        ("verify ", 2, "expected the name of a recording, got ''"),
+        ("verify ''", 2, "expected the name of a recording, got ''"),
         ("verify dir.mcap", 1, "Is a directory"),
-        ("snapshot ", 2, "'' is not ipc://PATH"),
+        ("snapshot ''", 2, "'' is not ipc://PATH"),
         ("snapshot ftp://localhost:8000", 2, "tcp://HOST:PORT"),
         ("record tcp://127.0.0.1:1 -o no/a.mcap", 1, "no is not a folder"),
         ("snapshot tcp://host:²", 2, "a port of 1..65534"),
@@ -82,13 +87,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plot ok.mcap -o a.svg --theme sepia", 2, "'sepia' is not one of 'light', 'dark'"),
         ("plot ok.mcap -o a.svg --from -5", 2, "invalid value for '--from': Input should be"),
         ("plot ok.mcap -o a.svg --from 99999", 2, "none of them from 99,999 on"),
-        ("export ok.mcap --format csv -o ", 2, "--output: expected the name of a file, got ''"),
+        ("export ok.mcap --format csv -o ''", 2, "--output: expected the name of a file, got ''"),
         ("export ok.mcap --format csv -o -", 2, "--output: expected the name of a file, got '-'"),
         ("export ok.mcap --format csv -o no/a.csv", 1, "no is not a folder"),
         ("export ok.mcap --format csv -o a.csv --until -1", 2, "invalid value for '--until'"),
         ("verify ok.mcap --strip-tokens -o no/a.mcap", 1, "no is not a folder"),
         ("verify ok.mcap --strip-tokens -o ok.mcap", 1, "is there already"),
-        ("record nobody -o ", 2, "--output: expected the name of a file"),
+        ("record nobody -o ''", 2, "--output: expected the name of a file"),
         (f"record nobody --no-wait -o a.mcap --rotate {MANY}GB", 1, "there is no such socket"),
         ("serve --threads 99999", 2, "of at most 1024, got '99999'"),
         ("serve --name a\x07b", 2, "cannot name an engine"),
@@ -97,13 +102,89 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("simulate w.json --steps --num-blocks 1", 2, "--num-blocks: expected a whole number"),
         ("keys new x --role viewer --keys ok.mcap", 1, "ok.mcap is no folder"),
         ("config dashboard --like vllm", 2, "leave the rest out"),
+        ("explain nothing.mcap", 1, "there is no recording nothing.mcap"),
+        ("explain /", 1, "/ is a folder; name a recording in it"),
+        ("explain freeze --slo-itl soon", 2, "--slo-itl: expected a duration such as 50ms"),
+        ("explain freeze --slo-ttft 0ms", 2, "--slo-ttft: expected a duration"),
+        ("explain freeze --request bob", 2, "--request: expected a request such as r12"),
+        ("explain freeze --request r999", 2, "there is no request r999 (r0 to r18)"),
+        ("explain freeze --limit -1", 2, "invalid value for '--limit': Input should be"),
+        ("explain freeze --queue --slo-itl 9ms", 2, "--queue: leave out --slo-itl"),
+        ("explain freeze --seconds 3", 2, "--seconds: of a recording only with --queue"),
+        ("bench --input-len 10:5", 2, "--input-len: expected LOW:HIGH"),
+        ("bench --output-len many", 2, "--output-len: expected LOW:HIGH"),
+        ("bench --output-len 0", 2, "--output-len: expected LOW:HIGH"),
+        (
+            "bench --num-requests 0",
+            2,
+            "invalid value for '--num-requests': Input should be greater",
+        ),
+        ("bench --order sideways", 2, "--order: expected one of"),
+        ("bench --json none/out.json", 1, "none/out.json cannot be written"),
+        ("lab alchemy", 2, "there are: tokens, freeze"),
+        ("lab freeze --all", 2, "there are: tokens, freeze"),
+        ("check ok.mcap", 2, "nothing to check"),
+        ("check ok.mcap --max itl_p98=1ms", 2, "no figure is called itl_p98"),
+        ("check ok.mcap --max 'itl_p99 > 1ms'", 2, "write itl_p99=VALUE"),
+        ("check ok.mcap --max itl_p99=1ms --max-regression 5%", 2, "only with --baseline"),
+        ("check ok.mcap --baseline x --max-regression much", 2, "expected a share like 10%"),
+        ("check ok.mcap --max itl_p99=1ms --seconds -1", 2, "invalid value for '--seconds'"),
+        ("compare freeze", 2, "nothing to compare freeze with: give B, --client, or --mark"),
+        ("compare freeze chunked --mark x", 2, "give either B or --mark"),
+        ("compare freeze nothing", 1, "there is no recording nothing; shipped samples"),
+        ("compare freeze http://127.0.0.1:8000", 1, "its /metrics have no steps"),
+        (
+            "compare freeze --mark tea",
+            2,
+            "no mark or knob change 'tea'; there are: none (marks from before",
+        ),
+        ("compare freeze --mark 9999", 2, "expected a step from 1 to 453"),
+        ("record nobody --incidents x -o y.mcap", 2, "--incidents: not with"),
+        ("record nobody --incidents x --when 'itl > 5ms'", 2, "no figure is called itl"),
+        ("record nobody --incidents x --before 30", 2, "--before: expected 1s or more"),
+        ("record nobody --incidents x --keep 48h", 2, "a size such as 2GB"),
+        ("record nobody", 2, "--output"),
+        ("simulate --steps mix", 2, "mix counts in seconds, not in steps: -o FILE.mcap"),
+        ("simulate --steps freeze", 2, "freeze counts in seconds, not in steps: -o FILE.mcap"),
+        ("simulate --steps w.json --sweep max_num_seqs=4,8", 2, "leave out --json, --sweep"),
+        ("simulate --steps w.json --gpu h100", 2, "which needs no step times; leave out"),
+        ("simulate w.json", 2, "counts in steps: --steps prints who would be in each"),
+        ("simulate chunked --sweep seats=1..2", 2, "'seats' is no knob; the knobs are"),
+        ("simulate chunked --sweep batching=fast", 2, "--batching: expected one of naive, static"),
+        (
+            "simulate chunked --sweep max_num_seqs=4,8 -o x.mcap",
+            2,
+            "--output: a recording is of one",
+        ),
+        ("simulate --steps", 2, "--steps: name a workload"),
+        ("simulate --steps never-there.json", 1, "never-there.json: No such file"),
+        ("simulate --steps .", 1, ".: Is a directory"),
+        ("top --web 0.0.0.0:80", 2, "0.0.0.0:80 can be reached from other"),
+        ("demo --web gpu-7:8080", 2, "gpu-7:8080 can be reached from other"),
+        ("top --web x", 2, "'x' is not HOST:PORT"),
+        ("top --web '80;ls'", 2, "'80;ls' is not HOST:PORT"),
+        ("demo --web 0 --headless", 2, "--headless already"),
+        ("tour 11", 2, "invalid value for 'CHAPTER': Input should be less than or equal to 10"),
+        ("top", 1, "stepscope serve"),
+        ("snapshot", 1, "stepscope serve"),
+        ("set order=arrival", 1, "stepscope serve"),
+        ("load", 1, "stepscope serve"),
+        ("top tcp://127.0.0.1:1", 1, "no engine"),
+        ("snapshot tcp://127.0.0.1:1", 1, "no engine"),
+        ("record tcp://127.0.0.1:1 -o out.mcap --no-wait", 1, "no engine"),
+        ("watch never-there --when 'itl_p99 > 50ms' --no-wait", 1, "no engine"),
+        ("watch never-there --when 'itl_p99 > 50ms' --once", 1, "no engine"),
+        ("load never-there", 1, "no engine"),
+        ("set never-there order=arrival", 1, "no engine"),
+        ("snapshot never-there", 1, "no engine"),
+        ("top never-there", 1, "no engine"),
     ],
 )
 def test_wrong_input_gives_a_one_line_error_and_writes_nothing(
     stepscope: Callable[..., Any], folder: Path, line: str, code: int, said: str
 ) -> None:
     before = sorted(each.name for each in folder.iterdir())
-    done = stepscope(*line.split(" "))
+    done = stepscope(*shlex.split(line))
     assert (done.exit_code, done.stdout) == (code, ""), done.stderr
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

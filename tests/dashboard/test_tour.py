@@ -79,9 +79,3 @@ def test_the_tour_runs_in_a_terminal_and_begins_with_any_chapter_without_torch_t
     screen.wait_for("That was the tour")
     screen.send("q")
     assert screen.wait_for_exit() == 0
-
-
-def test_a_nonexistent_tour_chapter_is_refused(stepscope: Callable[..., Any]) -> None:
-    done = stepscope("tour", "11")
-    assert done.exit_code == 2
-    assert "invalid value for 'CHAPTER': Input should be less than or equal to 10" in done.stderr

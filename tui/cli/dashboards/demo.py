@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import command, flag, option, seconds_option
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.paths import output_path
+from stepscope.tui.session.tour.chapters import Act
+from stepscope.tui.session.tour.tour import Director
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
@@ -105,26 +108,24 @@ def demo(
                 stack.callback(recorder.stop)
             if headless:
                 until_the_engine_ended.enter_context(stop)
-            acts = [demo_engine.Act(0.0, SetWorkload(workload=workload, who=demo_engine.WHO))]
+            acts: list[Act] = [SetWorkload(workload=workload, who=demo_engine.WHO)]
             if workload == demo_engine.WORKLOAD and model == EngineConfig().model:
-                acts = demo_engine.first_minute(workload, demo_engine.KNOBS, costs)
-            minute = demo_engine.FirstMinute(engine.endpoint, acts, history)
+                acts = [*demo_engine.first_minute(workload, demo_engine.KNOBS, costs)]
             stack.callback(source.stop)
-            stack.callback(minute.stop)
             source.start()
             wait_until_live(engine, source, stop)
+            director = stack.enter_context(Director(engine.endpoint, partial(_is_alone, history)))
+            director.do(acts)
             if headless:
-                minute.start()
                 seconds = seconds or HEADLESS_SECONDS
                 cut_short = _wait(engine, source, seconds, progress, stop)
             else:
                 progress.close()
                 say(*about)
                 if browsers is not None:
-                    minute.start()
                     browsers.serve([engine.endpoint.control], flags)
                 else:
-                    news = news_of(engine, minute.news)
+                    news = news_of(engine, director.news)
                     run_live(source, settings, recorder, keeps_levels=False, news=news)
     if recorder is not None and recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{record} could not be written")
@@ -168,17 +169,20 @@ def news_of(engine: EngineProcess, more: Callable[[], str | None]) -> Callable[[
     return news
 
 
+def _is_alone(history: History) -> bool:
+    """Whether nobody else has changed the engine."""
+    return all(entry.who == demo_engine.WHO for entry in history.state.audit)
+
+
 def _wait(
     engine: EngineProcess, source: Subscriber, seconds: float, progress: Progress, stop: StopSignals
 ) -> str | None:
     """Wait until `seconds` have passed or a signal arrives; return a notice about the signal."""
-    start_s = time.monotonic()
-    while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
+    elapsed_s = 0.0
+    for elapsed_s in stop.ticks(_TICK_S, seconds):
         engine.check()
         num_steps = source.history.num_steps
         progress("running the demo", elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
-        stop.wait(_TICK_S)
-    elapsed_s = time.monotonic() - start_s
     return None if elapsed_s >= seconds else f"interrupted after {elapsed_s:.0f} of {seconds:g} s"
 
 

@@ -144,25 +144,21 @@ def watch(
     judge, meter = Judge(rules), Meter(source)
     out = partial(_print, source, as_json)
     has_fired = False
-    start_s = time.monotonic()
     with StopSignals() as stop, ExitStack() as served:
         if served_at is not None:
             served.enter_context(serve_alert_metrics(served_at, source.name, judge.watches))
         served.callback(source.stop)
         source.start()
-        while not stop.wait(TICK_S):
-            now_s = time.monotonic()
-            changes = judge.apply(meter.measure(), now_s)
+        for elapsed_s in stop.ticks(TICK_S, seconds):
+            changes = judge.apply(meter.measure(), time.monotonic())
             has_fired = has_fired or any(change.is_firing for change in changes)
-            if once and _is_decided(judge, now_s - start_s):
+            if once and _is_decided(judge, elapsed_s):
                 for each in judge.watches:
                     out(each.rule, each.state, each.value, each.rule.said(each.value))
                 return _verdict(judge)
             for change in () if once else changes:
                 state = "firing" if change.is_firing else "ok"
                 out(change.rule, state, change.value, change.text)
-            if seconds is not None and now_s - start_s >= seconds:
-                break
     return cli_errors.FAILED if has_fired else cli_errors.DONE
 
 

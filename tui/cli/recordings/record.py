@@ -110,14 +110,14 @@ def record(
     if incidents is not None:
         if output is not None or rotate is not None or past:
             raise WrongUsage("--incidents: not with --output, --rotate or --past")
-        _engines(endpoint, wait)
-        chosen = choose(endpoint, "stepscope record {} --incidents DIR")
-        connect(chosen).close()
         kept = _series_limits("--keep", keep)
         if kept is not None and kept.num_bytes is None:
             raise WrongUsage(f"--keep: with --incidents a size such as 2GB, got {keep}")
         past_s, after_s = _seconds("--before", before), _seconds("--after", after)
         rules = chosen_rules(when or ()) or tuple(parse_rule(text) for text in DEFAULT_RULES)
+        _engines(endpoint, wait)
+        chosen = choose(endpoint, "stepscope record {} --incidents DIR")
+        connect(chosen).close()
         folder = IncidentFolder(Path(incidents), kept and kept.num_bytes)
         history = History(chosen_levels(flags), _MAX_STEPS, _MAX_BYTES)
         engine = Subscriber(chosen, history, past_s=past_s)
@@ -262,16 +262,13 @@ def _keep_incidents(
     reporter: "_Reporter",
     seconds: float | None,
 ) -> None:
-    start_s = time.monotonic()
     with StopSignals() as stop, Progress() as progress:
         source.start()
         try:
-            while not stop.wait(_LOOK_S):
+            for _ in stop.ticks(_LOOK_S, seconds):
                 reporter.report(keeper.look())
                 state = "an incident goes on" if keeper.is_open else "no incident now"
                 progress(f"watching {source.name}", None, f"{state}, {reporter.text}")
-                if seconds is not None and time.monotonic() - start_s >= seconds:
-                    break
             reporter.report(keeper.close())
         finally:
             source.stop()

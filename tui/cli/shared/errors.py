@@ -1,6 +1,7 @@
 """Prints one line about an error; ends on signals."""
 
 import errno
+import math
 import os
 import signal
 import sys
@@ -82,6 +83,13 @@ class StopSignals:
         if self.received is None:
             time.sleep(seconds)
         return self.received is not None
+
+    def ticks(self, every_s: float, seconds: float | None) -> Iterator[float]:
+        """Yield the elapsed time again and again, until a signal or until `seconds` are over."""
+        start_s, elapsed_s = time.monotonic(), 0.0
+        while elapsed_s < (seconds or math.inf) and not self.wait(every_s):
+            elapsed_s = time.monotonic() - start_s
+            yield elapsed_s
 
     def __enter__(self) -> "StopSignals":
         self._before = [signal.signal(number, self._note) for number in self._numbers]

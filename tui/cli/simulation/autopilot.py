@@ -47,11 +47,11 @@ def hold(
         pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
         given_back: Mapping[str, KnobValue] = {}
         try:
-            while pilot.ended is None and not stop.wait(_TICK_S):
+            for _ in stop.ticks(_TICK_S, seconds):
                 if (moved := pilot.tick(time.monotonic())) is not None:
                     num_moves += 1
                     _print_move(chosen.name, moved, as_json)
-                if seconds is not None and time.monotonic() - begun_s >= seconds:
+                if pilot.ended is not None:
                     break
         finally:
             given_back = pilot.close()

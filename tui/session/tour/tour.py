@@ -12,21 +12,25 @@ from stepscope.engine.protocol.replies import Output, Submitted
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history.history import History
-from stepscope.tui.session.tour.chapters import CHAPTERS, Act, Chapter, SendPrompt
+from stepscope.tui.session.tour.chapters import CHAPTERS, Act, Chapter, SendPrompt, TimedAct
 from stepscope.tui.views.view import View
 
-_ANSWER_S = 120.0  # at most, to wait for the last token of a prompt
+_ANSWER_S = 120.0  # at most, to wait for an answer, or for the last token of a prompt
 _JOIN_S = 1.0  # to wait for the first requests of a workload
 _IDLE_S = 30.0
 
 
 class Director:
-    """Carries out lists of acts; a new list ends the one before."""
+    """Carries out lists of acts on a thread; a new list ends the one before.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    `goes_on`: called before each act; once it returns False, the rest of the list is left out.
+    """
+
+    def __init__(self, endpoint: Endpoint, goes_on: Callable[[], bool] = lambda: True) -> None:
         self._endpoint = endpoint
-        self._lists: queue.SimpleQueue[tuple[Act, ...] | None] = queue.SimpleQueue()
-        self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._goes_on = goes_on
+        self._lists: queue.SimpleQueue[Sequence[Act] | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ended: int | None = None
         self._thread = threading.Thread(target=self._run, name="tour", daemon=True)
 
@@ -38,7 +42,7 @@ class Director:
         self._lists.put(None)
         self._thread.join()
 
-    def do(self, acts: tuple[Act, ...]) -> None:
+    def do(self, acts: Sequence[Act]) -> None:
         self._ended = None
         self._lists.put(acts)
 
@@ -47,11 +51,11 @@ class Director:
         return self._ended
 
     def news(self) -> str | None:
-        """Return why an act failed; None if none has failed since the last call."""
-        return None if self._errors.empty() else self._errors.get()
+        """Return a hint, or why an act failed; None if there is none since the last call."""
+        return None if self._news.empty() else self._news.get()
 
     def _run(self) -> None:
-        with ControlClient(self._endpoint) as client:  # closing it ends its requests
+        with ControlClient(self._endpoint, _ANSWER_S) as client:  # closing it ends its requests
             while True:
                 try:
                     acts = self._lists.get(timeout=_IDLE_S)
@@ -63,24 +67,30 @@ class Director:
                 try:
                     self._do(client, acts)
                 except (CommandRefused, EngineUnreachable) as error:
-                    self._errors.put(f"the tour could not go on: {error}")
+                    self._news.put(f"what was planned could not go on: {error}")
 
-    def _do(self, client: ControlClient, acts: tuple[Act, ...]) -> None:
-        ended: int | None = None
+    def _do(self, client: ControlClient, acts: Sequence[Act]) -> None:
+        ended, start_s = None, time.monotonic()
         for act in acts:
-            if not self._lists.empty():
+            if isinstance(act, TimedAct):
+                self._rest(start_s + act.at_s)
+            if not self._lists.empty() or not self._goes_on():
                 return
             if isinstance(act, SendPrompt):
                 ended = self._send(client, act)
-                continue
-            client.ask(act)
-            if isinstance(act, SetWorkload):
-                self._rest(_JOIN_S)
+            elif isinstance(act, TimedAct):
+                if act.hint:
+                    self._news.put(act.hint)
+                if act.command is not None:
+                    client.ask(act.command)
+            else:
+                client.ask(act)
+                if isinstance(act, SetWorkload):
+                    self._rest(time.monotonic() + _JOIN_S)
         self._ended = ended
 
-    def _rest(self, seconds: float) -> None:
-        end_s = time.monotonic() + seconds
-        while self._lists.empty() and time.monotonic() < end_s:
+    def _rest(self, until_s: float) -> None:
+        while self._lists.empty() and time.monotonic() < until_s:
             time.sleep(0.05)
 
     def _send(self, client: ControlClient, prompt: SendPrompt) -> int | None:
