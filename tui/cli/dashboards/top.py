@@ -48,7 +48,7 @@ def top(
     past: float = option(
         "SECONDS",
         "begin with this much of the engine's past, as far as it keeps it; 0 for none",
-        default=60.0,
+        default=PAST_S,
         min=0,
         max=MAX_PAST_S,
     ),
@@ -105,34 +105,28 @@ def named_engines(named: Sequence[str]) -> list[str]:
 
 def engines_to_show(named: Sequence[str]) -> list[live_source.Address]:
     """Return the addresses of the named engines; without names, of all engines on this machine."""
-    names = named_engines(named)
-    if names:
+    if names := named_engines(named):
         return _addresses(names)
-    found = _on_this_machine()
-    if len(found) > 1 or any(isinstance(each, MetricsAddress) for each in found):
-        return found
-    return [choose(None, "stepscope top {}")]
+    from stepscope.engine.adapters.metrics.local_servers import LocalServers  # imports a parser
+
+    servers = LocalServers()
+    try:
+        found = live_source.local_addresses(servers.wait(_SERVERS_S))
+    finally:
+        servers.stop()
+    is_fleet = len(found) > 1 or any(isinstance(each, MetricsAddress) for each in found)
+    return found if is_fleet else [choose(None, "stepscope top {}")]
 
 
 def _addresses(names: Sequence[str]) -> list[live_source.Address]:
     return list(dict.fromkeys(each for name in names for each in live_source.addresses(name)))
 
 
-def _on_this_machine() -> list[live_source.Address]:
-    from stepscope.engine.adapters.metrics.local_servers import LocalServers  # imports a parser
-
-    servers = LocalServers()
-    try:
-        return live_source.local_addresses(servers.wait(_SERVERS_S))
-    finally:
-        servers.stop()
-
-
 def show_engines(
     endpoints: Sequence[live_source.Address],
     settings: DashboardSettings,
     find: Callable[[], Sequence[live_source.Address]],
-    past_s: float = PAST_S,
+    past_s: float,
 ) -> None:
     """Show the dashboard of these engines until the operator leaves it.
 

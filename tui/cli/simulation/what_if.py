@@ -14,7 +14,7 @@ from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import StopSignals
-from stepscope.tui.cli.shared.knob_words import Variant, variants_of
+from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
 from stepscope.tui.cli.shared.output import Progress, note, plain, say, text_table, told, write_json
@@ -75,7 +75,12 @@ def what_if(
     with stop, Progress() as progress, Recording(path) as recording:
         levels = levels_of_options(slo or ()) or [level_of({}, recording)]
         basis = basis_of(recording, levels, lambda share: progress(f"reading {file}", share))
-        _check(basis, variants)
+        for text, changes in variants:
+            try:
+                basis.setup.knobs.changed(changes, basis.setup.limits)
+            except ConfigError as error:
+                of = f"{text}, with the other knobs as recorded"
+                raise WrongUsage(f"{of}: {error}") from error
         cases = variants[0][0] if len(variants) == 1 else f"{len(variants)} variants"
         num_requests = len(basis.work.requests)
 
@@ -97,14 +102,6 @@ def what_if(
         write_json(document(found, basis, levels))
     else:
         say(*report(found, basis, levels))
-
-
-def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
-    for text, changes in variants:
-        try:
-            basis.setup.knobs.changed(changes, basis.setup.limits)
-        except ConfigError as error:
-            raise WrongUsage(f"{text}, with the other knobs as recorded: {error}") from error
 
 
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:

@@ -160,7 +160,9 @@ class Operator:
             else:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
-                self._notices.say(_outcome_text(answer, self._has_requests), "good")
+                state = self._history.state
+                has_requests = state.num_running + state.num_waiting > 0
+                self._notices.say(_outcome_text(answer, has_requests), "good")
 
     def _conflict(self, answer: Answer) -> str | None:
         """Return whose knob change came before ours, if that is why it was refused."""
@@ -179,11 +181,6 @@ class Operator:
         what = ", ".join(f"{name} to {value_text(value)}" for name, value in last.new.items())
         again = f"; {self._key(answer.action)} again" if answer.action else ""
         return f"not changed: {last.who} set {what} meanwhile{again}"
-
-    @property
-    def _has_requests(self) -> bool:
-        state = self._history.state
-        return state.num_running + state.num_waiting > 0
 
     def _remember(self, command: commands.Command, version: int | None) -> None:
         """Remember our change for `undo`, by version: dashboards may share a name."""
