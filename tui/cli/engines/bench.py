@@ -76,13 +76,9 @@ def bench(
                     print(line, file=sys.stderr, flush=True)
 
             result, info = engine.run_throughput(
-                config,
-                knobs,
-                spec,
-                loading=progress,
-                ready=ready,
+                config, knobs, spec, loading=progress, ready=ready,
                 progress=lambda so_far: progress(*_shown(so_far)),
-            )
+            )  # fmt: skip
     if file is not None:
         file.write_bytes(_document(spec, config, knobs, info, result))
     say(*_table(result))
