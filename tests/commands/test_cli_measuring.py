@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from stepscope.recordings.samples import shipped
-from stepscope.tui.cli.lab import judges
 from stepscope.tui.cli.lab.arms import ArmRun
-from stepscope.tui.cli.lab.experiments import EXPERIMENTS
+from stepscope.tui.cli.lab.experiments import EXPERIMENTS, judge_knee
 from stepscope.tui.cli.lab.lab import draw, lines, markdown
 
 COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench")
@@ -140,12 +139,12 @@ def test_the_knee_of_the_lab_is_that_of_the_steps_of_all_arms() -> None:
     paths = shipped()
     values = {"TTFT of documents, ms": [900.0, 800.0], "ITL p99, ms": [90.0, 770.0]}
     runs = [ArmRun("16", paths["chunked"], {}), ArmRun("256", paths["freeze"], {})]
-    finding = judges.knee(runs, values)
+    finding = judge_knee(runs, values)
     assert finding.holds
     told = re.search(r"; steps are bound by compute from about (\d+) tokens on$", finding.measured)
     assert told is not None
     assert 16 < int(told[1]) < 35
     assert finding.marked == ("256", "bound by compute from here")
-    unknown = judges.knee([ArmRun("16", paths["vllm"], {})] * 2, values)
+    unknown = judge_knee([ArmRun("16", paths["vllm"], {})] * 2, values)
     assert unknown.measured.endswith("to 770 ms")
     assert unknown.marked is None
