@@ -101,7 +101,7 @@ def folder(tmp_path: Path, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
         ("demo --headless --record ok.mcap", 1, "ok.mcap is there already"),
         ("simulate w.json --steps --num-blocks 1", 2, "--num-blocks: expected a whole number"),
         ("keys new x --role viewer --keys ok.mcap", 1, "ok.mcap is no folder"),
-        ("config dashboard --like vllm", 2, "leave the rest out"),
+        ("config kyes", 2, "there is no section 'kyes'; there are: serve, "),
         ("explain nothing.mcap", 1, "there is no recording nothing.mcap"),
         ("explain /", 1, "/ is a folder; name a recording in it"),
         ("explain freeze --slo-itl soon", 2, "--slo-itl: expected a duration such as 50ms"),

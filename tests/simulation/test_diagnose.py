@@ -226,7 +226,7 @@ def test_tune_names_the_bottleneck_before_the_knobs(run: Run) -> None:
     ("arguments", "said"),
     [
         (("freeze.mcap", "--hold"), "--hold: only of an engine that runs"),
-        (("freeze", "--shadow"), "--shadow and --as: only with --hold"),
+        (("freeze", "--shadow"), "--shadow: only with --hold"),
     ],
 )
 def test_the_options_of_the_autopilot_are_for_engines(

@@ -31,7 +31,7 @@ def test_simulated_figures_of_several_seeds_have_a_lowest_median_and_highest_val
     run: Run,
 ) -> None:
     found = json.loads(
-        run("simulate", *MIX, *H100, "--runs", "3", "--json", "--slo", "ttft=20 itl=10")
+        run("simulate", *MIX, *H100, "--runs", "3", "--json", "--slo-ttft", "20", "--slo-itl", "10")
     )
     assert found["seeds"] == [0, 1, 2]
     p99s = sorted(each["ttft_ms"]["p99"] for each in found["runs"])
@@ -102,7 +102,7 @@ def test_a_gpu_alone_runs_a_default_mix_and_says_what_it_ran(run: Run) -> None:
         ((*MIX, "--gpu", "h900"), "there are: h100, h200"),
         ((*MIX, "--gpu", "h100", "--model", "gpt-9"), "there are: qwen3-0.6b"),
         (("nothing.csv", "--gpu", "h100"), "there is no recording nothing.csv"),
-        ((*MIX, "--gpu", "h100", "--slo", "fast"), "write ttft=500 itl=50"),
+        ((*MIX, "--gpu", "h100", "--slo-itl", "fast"), "a duration such as 50ms"),
         ((*MIX, "--gpu", "h100", "--like", "tgi"), "no engine is called 'tgi'; there are: vllm"),
         ((*MIX, "--gpu", "rtx4090", "--model", "llama-3.1-70b"), "take more GPUs"),
         (

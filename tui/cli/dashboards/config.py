@@ -10,11 +10,8 @@ from typing import Any
 import msgspec
 import tomlkit
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.tui.cli.shared.options import Like, argument, command
-from stepscope.tui.cli.shared.output import say, text_table
+from stepscope.tui.cli.shared.options import argument, command
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings import settings
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
@@ -24,17 +21,11 @@ _SECRET = frozenset({"api_key"})
 _COMMENT_COLUMN = 44
 
 
-@command("stepscope config", "stepscope config dashboard", "stepscope config --like vllm")
+@command("stepscope config", "stepscope config dashboard")
 def config(
     section: str | None = argument("SECTION", "show only this section (default: all)"),
-    like: Like = None,
 ) -> None:
     """Show the settings, and where each of them comes from."""
-    if like is not None:
-        if section is not None:
-            raise WrongUsage("--like compares the defaults of engines: leave the rest out")
-        say(*_beside_ours(like))
-        return
     path = settings.config_path()
     names = [*settings.SECTIONS, settings.KEYS, settings.ALERTS]
     if section is not None and section not in names:
@@ -50,21 +41,6 @@ def config(
         say("", f"[{settings.KEYS}]", *_keys())
     if section in (None, settings.ALERTS):
         say(*_alerts())
-
-
-def _beside_ours(like: str) -> Iterator[str]:
-    other = defaults_like(like)
-    kinds = (Knobs, EngineConfig)
-    ours = {each.name: each.default for kind in kinds for each in msgspec.structs.fields(kind)}
-    values = {**other.knobs, "block_size": other.engine["block_size"]}
-    rows = [
-        (name, _toml(ours[name]), _toml(value), "" if value == ours[name] else "differs")
-        for name, value in values.items()
-    ]
-    yield from text_table(("setting", "stepscope", other.title, ""), rows, "<<<<")
-    if other.differs:
-        yield ""
-        yield f"not covered: {other.title.partition(' on ')[0]} {other.differs}"
 
 
 def _section(section: settings.Section) -> Iterator[str]:

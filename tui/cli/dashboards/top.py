@@ -13,10 +13,9 @@ from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.connect import PAST_S, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.options import As, Wait, argument, command, option
+from stepscope.tui.cli.shared.options import Wait, argument, command, option
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.session import live_source
-from stepscope.tui.session.control.who import call_me
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
@@ -52,7 +51,6 @@ def top(
         min=0,
         max=MAX_PAST_S,
     ),
-    name: As = None,
     wait: Wait = True,
     web: str | None = WEB,
     flags: dict[str, Any],
@@ -64,7 +62,6 @@ def top(
         _show_log(resolve(DashboardSettings, "dashboard", flags))
         return
     named = named_engines(endpoints or ())
-    call_me(name)
     settings = resolve(DashboardSettings, "dashboard", flags)
     browsers = browsers_of(web, readonly=settings.readonly)
     is_drawn = no_terminal() is None and cannot_be_drawn_on(os.environ) is None

@@ -31,7 +31,6 @@ from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.options import (
-    As,
     AsJson,
     EngineName,
     command,
@@ -40,7 +39,7 @@ from stepscope.tui.cli.shared.options import (
     seconds_option,
 )  # fmt: skip
 from stepscope.tui.cli.shared.output import Progress, note, say, write_json
-from stepscope.tui.session.control.who import call_me, who
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 
@@ -70,7 +69,6 @@ def load(
         "first empty the engine's prefix cache, so that the same requests are the same work again",
         "--reset-prefix-cache",
     ),
-    name: As = None,
     as_json: AsJson = False,
     *,
     flags: dict[str, Any],
@@ -82,7 +80,6 @@ def load(
     wrong = [flag_of(name) for name in flags if name not in _WITH_TRACE]
     if trace is not None and wrong:
         raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
-    call_me(name)
     levels = chosen_levels({})
     spec = resolve(WorkloadSpec, "load", flags)
     rows = read_trace(trace, limit) if trace is not None else None

@@ -10,9 +10,9 @@ from stepscope.engine.transport.endpoints import ranks_of
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.knob_words import knob_texts
-from stepscope.tui.cli.shared.options import As, argument, command, flag
+from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import say
-from stepscope.tui.session.control.who import call_me, who
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 _TRIES = 5
@@ -31,10 +31,8 @@ def set_knobs(
         default=...,
     ),
     dry_run: bool = flag("only check whether the engine would accept it", "--dry-run"),
-    name: As = None,
 ) -> None:
     """Change knobs of a running engine; print the step of effect."""
-    call_me(name)
     target, texts = _split(assignments)
     ranks = [choose(None, "stepscope set {} KNOB=VALUE")] if target is None else ranks_of(target)
     is_group = len(ranks) > 1

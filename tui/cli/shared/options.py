@@ -197,13 +197,10 @@ _SAMPLES = f"a shipped sample ({', '.join(SHOWS)})"
 _ENGINE = "name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)"
 _LIKE = """begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, \
 of a version (vllm@0.20) and a class of GPU (vllm/b200)"""
-_AS = """your name in the audit, unproved unlike a key (default: [client] name, else account, \
-terminal and machine)"""
 _TARGET = f"a recording, {_SAMPLES} or an engine (default: the only local engine)"
 _LAST = "only the last seconds (default: the whole recording, or a minute of an engine)"
 EngineName = Annotated[str | None, _argument("ENDPOINT", _ENGINE)]
 Like = Annotated[str | None, _option("ENGINE", _LIKE)]
-As = Annotated[str | None, _option("NAME", _AS, "--as")]
 Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
 RecordingFile = Annotated[str, _argument("FILE", f"a recording, or {_SAMPLES}")]
 FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from", min=0)]

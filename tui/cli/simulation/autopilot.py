@@ -12,7 +12,7 @@ from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.output import say, write_json_line
-from stepscope.tui.session.control.who import call_me, who
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import DONE, FAILED
 from stepscope.tui.views.format import plural
 
@@ -23,13 +23,11 @@ def hold(
     target: str | None,
     flags: Mapping[str, Any],
     seconds: float | None,
-    name: str | None,
     *,
     is_shadow: bool,
     as_json: bool,
 ) -> int:
     """Run the autopilot until a signal, then restore the knobs; exit code 1 if it ended itself."""
-    call_me(name)
     levels = chosen_levels(flags)
     chosen = choose(target, "stepscope tune {} --hold")
     with connect(chosen) as client:

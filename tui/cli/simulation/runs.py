@@ -36,7 +36,7 @@ from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.setting_values import convert_flags, parse_levels, said
+from stepscope.tui.settings.setting_values import convert_flags, said
 
 MIX = "mix"
 DEFAULT_MODEL = "llama-3.1-8b"
@@ -224,14 +224,6 @@ class Interval(NamedTuple):
             return "unknown"
         shown, lowest, highest = (format(value, form) for value in self)
         return shown if lowest == highest else f"{shown} ({lowest} to {highest})"
-
-
-def levels_of_options(slos: Sequence[str]) -> list[SLO]:
-    """Return the service levels of each `--slo`; raise WrongUsage if one is not valid."""
-    try:
-        return [parse_levels(each, SLO()) for each in slos]
-    except ValueError as error:
-        raise WrongUsage(f"--slo: {error}") from error
 
 
 def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:

@@ -18,12 +18,12 @@ from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession, run_requests
-from stepscope.recordings.file.service_levels import levels_of
+from stepscope.recordings.file.service_levels import levels_of, slo_of
 from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import variants_of
+from stepscope.tui.cli.shared.levels import chosen_levels
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
 from stepscope.tui.cli.shared.output import (
     Progress,
@@ -43,7 +43,6 @@ from stepscope.tui.cli.simulation.runs import (
     figure_lines,
     intervals,
     is_recording_name,
-    levels_of_options,
     open_work,
     run_once,
 )
@@ -69,7 +68,7 @@ _SHOWN = {
     "stepscope simulate session.mcap -o again.mcap",
     "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
     "stepscope simulate workload.json --steps | head",
-    sections=("knobs", "load"),
+    sections=("knobs", "load", "levels"),
     defaults=_DEFAULTS,
 )
 def simulate(
@@ -111,9 +110,6 @@ def simulate(
     ),
     limit: int | None = option("INT", "take only so many requests from the start", min=1),
     output: str | None = option("FILE", "write the first run as a recording", "--output", "-o"),
-    slo: list[str] | None = option(
-        "LEVELS", "service levels to count goodput by ('ttft=500 itl=50'); may be given again"
-    ),
     as_json: AsJson = False,
     *,
     flags: dict[str, Any],
@@ -147,7 +143,7 @@ def simulate(
     if source is not None and gpu is None and step_time is None and is_recording_name(source):
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
-    levels = levels_of_options(slo or ()) or [SLO()]
+    levels = [slo_of(chosen_levels(flags), {})]
     path = None if output is None else output_path(output)
     work, setup = open_work(source or MIX, engine, spec, flags, time_scale, limit)
     seeds = range(spec.seed, spec.seed + runs)

@@ -22,7 +22,7 @@ from stepscope.tui.cli.recordings.measured import recorded, side_of
 from stepscope.tui.cli.shared.connect import is_recorded
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import level_of
-from stepscope.tui.cli.shared.options import As, Target, command, flag, seconds_option
+from stepscope.tui.cli.shared.options import Target, command, flag, seconds_option
 from stepscope.tui.cli.shared.output import Progress, plain, say, text_table, told, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
 from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
@@ -39,7 +39,7 @@ _SHOWN = (
     "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
     "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
     "stepscope tune freeze --bottleneck",
-    "stepscope tune engine-0 --hold --slo-itl 50ms --as night-shift",
+    "stepscope tune engine-0 --hold --slo-itl 50ms",
     sections=("levels",),
     takes_key=True,
 )
@@ -57,7 +57,6 @@ def tune(
         "--hold",
     ),
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
-    operator: As = None,
     as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
     flags: dict[str, Any],
 ) -> int:
@@ -76,9 +75,9 @@ def tune(
     if holds:
         if bottleneck or (target is not None and is_recorded(target)):
             raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
-        return hold(target, flags, seconds, operator, is_shadow=shadow, as_json=as_json)
-    if shadow or operator is not None:
-        raise WrongUsage("--shadow and --as: only with --hold")
+        return hold(target, flags, seconds, is_shadow=shadow, as_json=as_json)
+    if shadow:
+        raise WrongUsage("--shadow: only with --hold")
     if seconds is not None and target is not None and is_recorded(target):
         raise WrongUsage("--seconds: only for an engine; a recording is taken whole")
     with (

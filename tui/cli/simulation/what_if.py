@@ -19,7 +19,6 @@ from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
 from stepscope.tui.cli.shared.output import Progress, note, plain, say, text_table, told, write_json
 from stepscope.tui.cli.shared.paths import find_recording, output_path
-from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views.format import three_digits
@@ -37,6 +36,7 @@ _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs
     "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
     "stepscope what-if s.mcap max_num_batched_tokens=64..8192",
     "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
+    sections=("levels",),
 )
 def what_if(
     file: RecordingFile,
@@ -45,10 +45,6 @@ def what_if(
         "the knobs of one change; commas try several values of a knob, FIRST..LAST a range, evenly "
         "in ratio",
     ),
-    slo: list[str] | None = option(
-        "LEVELS",
-        "service levels to count goodput by ('ttft=500 itl=50'; default: those of the recording)",
-    ),
     output: str | None = option(
         "FILE",
         "of one variant: a simulated session as a recording (.mcap), and nothing else",
@@ -56,6 +52,8 @@ def what_if(
         "-o",
     ),
     as_json: AsJson = False,
+    *,
+    flags: dict[str, Any],
 ) -> None:
     """Say what a recorded session would have been with other knobs.
 
@@ -73,7 +71,7 @@ def what_if(
         raise WrongUsage("--output: a recording is of one variant; give one value of each knob")
     stop = StopSignals()
     with stop, Progress() as progress, Recording(path) as recording:
-        levels = levels_of_options(slo or ()) or [level_of({}, recording)]
+        levels = [level_of(flags, recording)]
         basis = basis_of(recording, levels, lambda share: progress(f"reading {file}", share))
         for text, changes in variants:
             try:
