@@ -65,7 +65,8 @@ snapshots: $(INSTALLED)
 
 # The pictures of the documents: a live engine, and screens of the two samples; look at them.
 pictures: $(INSTALLED)
-	$(BIN)/stepscope demo --headless --seconds 20 --screenshot docs/pictures/dashboard.svg
+	@folder=$$(mktemp -d) && $(BIN)/stepscope demo --headless --seconds 20 --record $$folder/demo.mcap \
+		&& $(BIN)/stepscope screenshot $$folder/demo.mcap -o docs/pictures/dashboard.svg; rm -r $$folder
 	@for sample in freeze chunked; do $(BIN)/stepscope screenshot $$sample \
 		-o docs/pictures/$$sample.svg || exit 1; done
 	$(BIN)/stepscope screenshot chunked --page step --at 100 -o docs/pictures/step.svg

@@ -36,7 +36,6 @@ class Preset(NamedTuple):
     gpu_classes: tuple[GpuClass, ...]  # the first one is the default
     knobs: dict[str, KnobValue]
     block_size: int
-    differs: str  # behaviour of the engine that our settings cannot express
 
     @property
     def title(self) -> str:
@@ -46,10 +45,8 @@ class Preset(NamedTuple):
 class Defaults(NamedTuple):
     """The settings of one `Preset` on one class of GPU."""
 
-    title: str
     knobs: dict[str, KnobValue]
     engine: dict[str, KnobValue]  # settings of `EngineConfig`
-    differs: str
 
 
 _VLLM: dict[str, KnobValue] = {
@@ -61,7 +58,6 @@ _VLLM: dict[str, KnobValue] = {
     "enable_prefix_caching": True,
     "watermark": 0.0,
 }
-_VLLM_DIFFERS = "preempts the last one that runs"
 _SGLANG: dict[str, KnobValue] = _VLLM | {"batching": "separate", "reserve": "output"}
 _LARGE = GpuClass(("h100", "h200"), 8192, 1024)
 _SMALL = GpuClass(("a100", "l40", "l4", "a10", "t4"), 2048, 256)
@@ -74,10 +70,11 @@ PRESETS = (
         (_LARGE, _SMALL, GpuClass(("b200", "b300"), 16384, 1024)),
         _VLLM | {"reserve": "prompt"},
         16,
-        _VLLM_DIFFERS,
     ),
-    Preset("vllm", "0.20", (_LARGE, _SMALL), _VLLM | {"reserve": "prompt"}, 16, _VLLM_DIFFERS),
-    Preset("vllm", "0.14", (_LARGE, _SMALL), _VLLM | {"reserve": "none"}, 16, _VLLM_DIFFERS),
+    Preset("vllm", "0.20", (_LARGE, _SMALL), _VLLM | {"reserve": "prompt"}, 16),
+    Preset("vllm", "0.14", (_LARGE, _SMALL), _VLLM | {"reserve": "none"}, 16),
+    # It reserves 0.7 of the output at first, and retracts when that was too little; it runs 2,048
+    # to 4,096 requests, by the memory for the KV cache.
     Preset(
         "sglang",
         "0.5",
@@ -89,17 +86,15 @@ PRESETS = (
         ),
         _SGLANG,
         1,
-        "reserves 0.7 of the output at first, and retracts when that was too little; "
-        "runs 2,048 to 4,096 requests, by the memory for the KV cache",
     ),
-    Preset("mini-sglang", "0.1", (GpuClass((), 8192, 256),), _SGLANG, 1, ""),
+    Preset("mini-sglang", "0.1", (GpuClass((), 8192, 256),), _SGLANG, 1),
+    # It refuses a prompt above its max_num_tokens.
     Preset(
         "tensorrt-llm",
         "1.0",
         (GpuClass((), 8192, 2048),),
         _VLLM | {"enable_chunked_prefill": False, "reserve": "output"},
         32,
-        "a prompt above its max_num_tokens is refused",
     ),
 )
 ENGINES = tuple(dict.fromkeys(preset.engine for preset in PRESETS))
@@ -135,16 +130,13 @@ def defaults_like(text: str) -> Defaults:
         "max_num_batched_tokens": chosen.max_num_batched_tokens,
         "max_num_seqs": chosen.max_num_seqs,
     }
-    on = f" on {gpu or ', '.join(chosen.gpus)}" if chosen.gpus else ""
     return Defaults(
-        preset.title + on,
         sizes | preset.knobs,
         {
             "block_size": preset.block_size,
             "token_capacity": max(8192, chosen.max_num_batched_tokens),
             "seq_capacity": max(256, chosen.max_num_seqs),
         },
-        preset.differs,
     )
 
 

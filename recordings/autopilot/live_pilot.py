@@ -74,8 +74,6 @@ class LivePilot:
         self._newest_ns = 0
         self._proposed: Move | None = None
         self._source.start()
-        # (engine id, knobs version) of its changes. Shared: another thread may read it.
-        self.made: set[tuple[str, int]] = set()
 
     @property
     def late_share(self) -> float | None:
@@ -104,8 +102,7 @@ class LivePilot:
             if before:
                 # If another client changed knobs since, this is refused, and the lease expires.
                 reason = f"{self._title}: ended"
-                ack = self._client.set_knobs(before, self._who, self._version, reason=reason)
-                self._note(ack.version)
+                self._client.set_knobs(before, self._who, self._version, reason=reason)
             self.held = {}
             return before
         except (CommandRefused, EngineUnreachable):
@@ -193,14 +190,8 @@ class LivePilot:
             if getattr(error, "code", "") != "conflict":
                 self.ended = str(error)
             return None
-        self._note(ack.version)
         self._version, self._renewed_s = ack.version, now_s
         return ack.effective_step
-
-    def _note(self, version: int | None) -> None:
-        """Note the version of a change; a renewed lease leaves the version as it is."""
-        if version is not None and version != self._version:
-            self.made.add((self._engine_id, version))
 
 
 def _check(snapshot: Snapshot) -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.session import TimedKnobs, run_cluster
+from stepscope.engine.simulation.virtual.session import TimedKnobs, run_requests
 from stepscope.recordings.simulation.basis import MachineStepTimes, WhatIfBasis
 from stepscope.recordings.simulation.figures import RunSums, flat
 from stepscope.recordings.state.series.latency import SLO
@@ -174,7 +174,7 @@ def run_once(
     model = MachineStepTimes(setup.model, basis.speed, seed)
     figures = RunSums(levels)
     replica = Replica(given.scheduler(), model, figures, overlap=given.overlap)
-    run_cluster([replica], basis.work.requests, changes=later_knobs(basis, changes))
+    run_requests(replica, basis.work.requests, changes=later_knobs(basis, changes))
     return figures, model
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobValue, Snapshot, Telemetry
-from stepscope.engine.simulation.virtual.session import SimulatedSession, run_cluster
+from stepscope.engine.simulation.virtual.session import SimulatedSession, run_requests
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.writer import RecordingWriter
@@ -48,7 +48,7 @@ def write_what_if(
         session = SimulatedSession(given, 0, sink)
         sink.begin(session.snapshot())
         later = later_knobs(basis, changes)
-        run_cluster([session], basis.work.requests, changes=later, on_request=on_request)
+        run_requests(session, basis.work.requests, changes=later, on_request=on_request)
 
 
 class RecordingSink:

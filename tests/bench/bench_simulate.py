@@ -29,7 +29,7 @@ from stepscope.engine.simulation.virtual.requests import (
     of_mix,
     of_trace,
 )
-from stepscope.engine.simulation.virtual.session import run_cluster
+from stepscope.engine.simulation.virtual.session import run_requests
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.simulation.figures import RunSums
 
@@ -42,7 +42,7 @@ def run(requests: Iterable[SimulatedRequest], *, short: bool = True) -> tuple[fl
     made, figures = setup(Knobs()), RunSums()
     model = DrawnStepTimes(made.model, 0)
     begin_s = time.process_time()
-    run_cluster([Replica(made.scheduler(), model, figures, takes_short_way=short)], requests)
+    run_requests(Replica(made.scheduler(), model, figures, takes_short_way=short), requests)
     return time.process_time() - begin_s, figures
 
 

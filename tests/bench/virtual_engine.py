@@ -10,7 +10,7 @@ from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
 from stepscope.engine.simulation.virtual.replica import EndedRequest, Replica
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
-from stepscope.engine.simulation.virtual.session import run_cluster
+from stepscope.engine.simulation.virtual.session import run_requests
 from stepscope.recordings.simulation.figures import RunSums
 
 BLOCK_SIZE = 16
@@ -80,7 +80,7 @@ def serve(
     scheduler = Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), knobs, limits)
     ended, summed = _Ended(), _SummedTerms(model, terms)
     summed.replica = Replica(scheduler, summed, ended, overlap=True)
-    run_cluster([summed.replica], arrivals)
+    run_requests(summed.replica, arrivals)
     return [_served(ended.by_name[each.name], summed) for each in arrivals]
 
 

@@ -102,9 +102,6 @@ def test_every_knob_is_an_option_of_schedule_and_a_field_of_the_workload(
 @pytest.mark.parametrize(
     ("arguments", "stdin", "exit_code", "said"),
     [
-        ([], b"", 2, "--steps: name a workload"),
-        (["never-there.json"], b"", 1, "never-there.json: No such file"),
-        (["."], b"", 1, ".: Is a directory"),
         (["-"], b"{", 1, "standard input: "),
         (
             ["-"],
@@ -171,27 +168,3 @@ def test_modes_and_knob_values_are_crossed_and_each_has_its_interval_over_seeds(
     assert [line.split()[0] for line in table[1:]] == ["batching=naive", "batching=chunked"]
     ttft_ms = {line.split()[0]: float(line.split()[1].replace(",", "")) for line in table[1:]}
     assert ttft_ms["batching=naive"] > ttft_ms["batching=chunked"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--steps", "mix"], "mix counts in seconds, not in steps: -o FILE.mcap"),
-        (["--steps", "freeze"], "freeze counts in seconds, not in steps: -o FILE.mcap"),
-        (["--steps", PREEMPTION, "--sweep", "max_num_seqs=4,8"], "leave out --json, --sweep"),
-        (["--steps", PREEMPTION, "--gpu", "h100"], "which needs no step times; leave out"),
-        ([PREEMPTION], "counts in steps: --steps prints who would be in each"),
-        (["chunked", "--sweep", "seats=1..2"], "'seats' is no knob; the knobs are"),
-        (["chunked", "--sweep", "batching=fast"], "--batching: expected one of naive, static"),
-        (
-            ["chunked", "--sweep", "max_num_seqs=4,8", "-o", "x.mcap"],
-            "--output: a recording is of one engine",
-        ),
-    ],
-)
-def test_conflicting_options_of_simulate_are_refused(
-    stepscope: Run, arguments: list[str], said: str
-) -> None:
-    done = stepscope("simulate", *arguments)
-    assert done.exit_code == 2
-    assert said in error_of(done)

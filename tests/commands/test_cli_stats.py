@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -116,18 +115,11 @@ def test_check_ends_with_3_if_there_is_too_little_data(
     assert "no step to measure" in idle.stderr
 
 
-def test_check_writes_json_and_a_junit_report(
-    file: Path, tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
-    report = tmp_path / "report.xml"
-    bounds = ["--max", "itl_p99=1ms", "--max", "itl_p50=10s"]
-    done = stepscope("check", str(file), *bounds, "--json", "--junit", str(report))
+def test_check_writes_json(file: Path, stepscope: Callable[..., Any]) -> None:
+    done = stepscope("check", str(file), "--max", "itl_p99=1ms", "--max", "itl_p50=10s", "--json")
     found = json.loads(done.stdout)
     assert found["exit_code"] == done.exit_code == 1
     assert [each["outcome"] for each in found["checks"]] == ["failed", "ok"]
-    suite = ElementTree.parse(report).getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
-    assert [case.find("failure") is not None for case in suite] == [True, False]
 
 
 def test_check_finds_a_regression_against_a_baseline_recording(
@@ -147,26 +139,6 @@ def test_check_calls_unsure_what_may_be_chance(stepscope: Callable[..., Any]) ->
     done = stepscope("check", "chunked", "--baseline", "freeze", "--json")
     outcomes = {each["name"]: each["outcome"] for each in json.loads(done.stdout)["checks"]}
     assert (outcomes["ttft_p95"], outcomes["itl_p95"]) == ("unsure", "failed")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ([], "nothing to check"),
-        (["--max", "itl_p98=1ms"], "no figure is called itl_p98"),
-        (["--max", "itl_p99 > 1ms"], "write itl_p99=VALUE"),
-        (["--max", "itl_p99=1ms", "--max-regression", "5%"], "only with --baseline"),
-        (["--baseline", "x.mcap", "--max-regression", "much"], "expected a share like 10%"),
-        (["--max", "itl_p99=1ms", "--seconds", "-1"], "expected a number above 0"),
-    ],
-)
-def test_bounds_and_files_that_check_cannot_read_are_wrong_usage(
-    file: Path, stepscope: Callable[..., Any], arguments: list[str], problem: str
-) -> None:
-    done = stepscope("check", str(file), *arguments)
-    assert done.exit_code == 2
-    assert problem in done.stderr
-    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(

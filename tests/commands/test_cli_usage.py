@@ -75,16 +75,10 @@ def test_the_list_of_commands_has_the_first_line_of_each_commands_help() -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["statz", "freeze"],
-            "'stepscope' has no command 'statz': did you mean 'stepscope stats'?",
-        ),
-        (["what_if", "freeze"], "did you mean 'stepscope what-if'?"),
-        (["keys", "revok"], "did you mean 'stepscope keys revoke'?"),
-        (
-            ["serve", "--http-for"],
-            "option '--http-for' requires an argument (see 'stepscope serve ",
-        ),
+        (["statz", "freeze"], "no such command 'statz'. Did you mean 'stats'"),
+        (["what_if", "freeze"], "Did you mean 'what-if'? (see 'stepscope --help')"),
+        (["keys", "revok"], "Did you mean 'revoke'? (see 'stepscope keys --help')"),
+        (["serve", "--http-for"], "'--http-for' requires an argument (see 'stepscope serve "),
         (["stats", "--foo"], "error: no such option: --foo (see 'stepscope stats --help')"),
         (["http", "--foo"], "no such option: --foo (see 'stepscope http --help')"),
     ],
@@ -101,11 +95,6 @@ def test_the_version_is_shown(run: Run) -> None:
     done = run("--version")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.startswith("stepscope 0.")
-
-
-def test_the_help_says_whose_service_levels_hold(run: Run) -> None:
-    said = " ".join(run("top", "--help").stdout.split())
-    assert "(default: as the engine or the recording says, else 500)" in said
 
 
 def test_audit_accepts_recordings_and_shipped_samples_by_name(
@@ -128,33 +117,6 @@ def test_the_demos_defaults_are_those_that_its_help_names(run: Run) -> None:
     assert f"a {memory} MB KV cache" in named
     assert "[default: 3000ms]" in named
     assert "[default: 150ms]" in named
-
-
-@pytest.mark.parametrize("command", [["top"], ["snapshot"], ["set", "order=arrival"], ["load"]])
-def test_without_an_engine_a_command_says_how_to_start_one(run: Run, command: list[str]) -> None:
-    done = run(*command)
-    assert done.exit_code == 1
-    assert "stepscope serve" in one_line(done)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["top", "tcp://127.0.0.1:1"],
-        ["snapshot", "tcp://127.0.0.1:1"],
-        ["record", "tcp://127.0.0.1:1", "-o", "out.mcap", "--no-wait"],
-        ["watch", "never-there", "--when", "itl_p99 > 50ms", "--no-wait"],
-        ["watch", "never-there", "--when", "itl_p99 > 50ms", "--once"],
-        ["load", "never-there"],
-        ["set", "never-there", "order=arrival"],
-        ["snapshot", "never-there"],
-        ["top", "never-there"],
-    ],
-)
-def test_an_endpoint_without_an_engine_is_an_error(run: Run, command: list[str]) -> None:
-    done = run(*command)
-    assert done.exit_code == 1
-    assert "no engine" in one_line(done)
 
 
 def test_a_command_does_not_wait_on_the_socket_of_a_dead_engine(

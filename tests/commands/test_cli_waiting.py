@@ -20,7 +20,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.shared import connect as connecting
 from stepscope.tui.cli.shared.connect import NotThere, wait_for_any
 from stepscope.tui.settings.cli_errors import CommandFailed
-from tests.screens.test_terminal import CTRL_C, STEPSCOPE
+from tests.screens.test_terminal import STEPSCOPE
 from tests.support.engines.metrics_server import metrics_server
 from tests.support.ports import free_port
 from tests.support.screens.terminal import Terminal
@@ -136,16 +136,6 @@ def test_an_engine_that_dies_while_starting_ends_the_wait_with_an_error(tmp_path
     assert stderr.startswith(f"stepscope: error: {said}")
 
 
-def test_a_command_waits_for_a_starting_engine_on_tcp_too(tmp_path: Path) -> None:
-    address, go = f"tcp://127.0.0.1:{free_port()}", tmp_path / "go"
-    with _starting_engine(address, go), _command("snapshot", address) as process:
-        assert "still starting" in _first_line(process)
-        go.touch()
-        stdout, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0
-    assert "state      idle" in stdout
-
-
 def address_of(kind: str, folder: Path) -> str:
     tcp = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else ""
     return {"name": "e1", "path": f"{folder}/p1", "tcp": tcp}[kind]
@@ -205,16 +195,6 @@ def test_top_waits_attaches_and_leaves_the_terminal_as_it_was(
         screen.wait_for("ended 0")
         screen.wait_for(r" icanon ")
         screen.wait_for(r" echo ")
-
-
-def test_a_wait_of_top_can_be_ended(terminal: Callable[..., Terminal]) -> None:
-    command = " ".join(STEPSCOPE)
-    screen = terminal("bash", "-c", f"{command} top e1; echo ended $?; stty -a", columns=100)
-    screen.wait_for("waiting for e1 since ")
-    screen.send(CTRL_C)
-    screen.wait_for("ended 130")
-    screen.wait_for(r" icanon ")
-    assert "Traceback" not in screen.text()
 
 
 def test_top_does_not_wait_if_told_so(terminal: Callable[..., Terminal]) -> None:

@@ -45,25 +45,6 @@ def key_file(folder: Path, role: str) -> str:
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("top", "--web", "0.0.0.0:80"), "0.0.0.0:80 can be reached from other"),
-        (("demo", "--web", "gpu-7:8080"), "gpu-7:8080 can be reached from other"),
-        (("top", "--web", "x"), "'x' is not HOST:PORT"),
-        (("top", "--web", "80;ls"), "'80;ls' is not HOST:PORT"),
-        (("demo", "--web", "0", "--headless"), "--headless already"),
-    ],
-)
-def test_a_wrong_address_is_refused_in_one_line(
-    arguments: tuple[str, ...], words: str, stepscope: Callable[..., Done]
-) -> None:
-    done = stepscope(*arguments)
-    assert done.exit_code == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_without_the_package_a_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, stepscope: Callable[..., Done]
 ) -> None:

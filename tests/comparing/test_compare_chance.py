@@ -26,7 +26,7 @@ from stepscope.recordings.session.totals import MAX_SLICES, NUM_SLICES, TimeSlic
 from stepscope.recordings.session.waits import Waits, bin_of, start_of
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from stepscope.tui.cli.dashboards.compare_report import document
+from stepscope.tui.cli.dashboards.compare import document
 from stepscope.tui.views.frame.compare_text import between, load, outcome
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import step

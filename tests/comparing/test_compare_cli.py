@@ -12,7 +12,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Audited, Mark, StepRecord
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.dashboards import compare as compare_command
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.cli_errors import WrongUsage
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import record
 
@@ -147,30 +147,6 @@ def test_parts_before_and_after_a_mark_reach_only_to_the_nearest_other_knob_chan
         assert [each for each in found["settings"] if each["is_knob"]] == [
             {"name": "max_num_batched_tokens", "a": [256], "b": [2048], "is_knob": True}
         ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("freeze", None), "nothing to compare freeze with: give B, --client, or --mark"),
-        (("freeze", "chunked", "--mark"), "give either B or --mark"),
-        (("freeze", "nothing"), "there is no recording nothing; shipped samples"),
-        (("freeze", "http://127.0.0.1:8000"), "its /metrics have no steps"),
-        (
-            ("freeze", None, "tea"),
-            "there is no mark or knob change 'tea'; there are: none .marks from before",
-        ),
-        (("freeze", None, "9999"), "expected a step from 1 to 453"),
-    ],
-)
-def test_inputs_that_cannot_be_compared_give_a_one_line_error(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str | None, ...], message: str
-) -> None:
-    a, b, *mark = arguments
-    assert a is not None
-    with pytest.raises((WrongUsage, CommandFailed), match=message.replace("?", r"\?")) as failed:
-        printed(capsys, a, b, mark=mark[0] if mark else None)
-    assert "\n" not in str(failed.value)
 
 
 def test_a_mark_that_leaves_one_part_empty_is_refused_with_the_steps_of_the_file(

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from stepscope.engine.protocol import wire
 from stepscope.recordings import samples
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load import LoadDifference
@@ -22,10 +20,8 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.session.what_if import WhatIfRun
 from stepscope.tui.views.frame.compare_choices import (
     ComparePage,
-    Origin,
     file_origin,
     session_origin,
     sizes,
@@ -36,7 +32,6 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
-from tests.support.engines.simulated_run import simulate
 from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard
@@ -249,7 +244,6 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
     still_source: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "mine.mcap").write_bytes((SAMPLES / "freeze.mcap").read_bytes())
     (tmp_path / "broken.mcap").write_bytes(b"not a recording")
     source = still_source(400)
@@ -261,7 +255,7 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
         assert choices is not None
         kinds = [choice.kind for choice in choices]
         shipped = ["sample"] * len(samples.SHOWS)
-        assert kinds == ["knobs", "mark", "recording", "recording", *shipped, "what if", "file"]
+        assert kinds == ["knobs", "mark", "recording", "recording", *shipped, "file"]
         names = [choice.name for choice in choices]
         assert names[:2] == ["max_num_batched_tokens=512", "before lunch"]
         assert "mine.mcap" in screen_text(app)
@@ -304,49 +298,6 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
         assert app.main.view.page == "step"
         assert app.main.view.cursor == 0
     app.close()
-
-
-async def test_a_recording_is_compared_with_its_simulation_under_other_knobs() -> None:
-    async with samples_compared() as (app, pilot):
-        state = app.main.session.compare
-        state.chooser.open(app.main.session.source)
-        app.main.draw()
-        state.select_row([each.kind for each in page_of(app).choices or []].index("what if"))
-        await pilot.press("enter", *"max_num_batched_tokens=256 batching=", "enter")
-        assert "give a value: batching=..." in screen_text(app)
-        await pilot.press(*["backspace"] * len("batching="))
-        await pilot.press(*"enable_chunked_prefill=true", "enter")
-        await read_all(app, pilot)
-        assert "A freeze  B what if max_num_batched_toke" in screen_text(app)
-        comparer = state.comparer
-        assert comparer is not None
-        assert comparer.sides is not None
-        whole, chunked = (side.totals.waits.of["itl"].largest or 0 for side in comparer.sides)
-        assert chunked < whole / 3  # as in the sample that was recorded with chunks
-        await pilot.press("s", "enter")  # the other side, at a step
-        assert "simulated" in screen_text(app)
-
-
-def test_conflicting_knobs_end_the_simulation_with_a_note() -> None:
-    session = Origin("freeze", SLO(), path=SAMPLES / "freeze.mcap")
-    feed = WhatIfRun(session, "max_num_batched_tokens=64").origin.feed()
-    assert feed.note == "simulating what if max_num_batched_tokens=64"
-    while not feed.is_done:
-        assert not feed.read(time.monotonic() + 0.1)
-    assert "enable_chunked_prefill=false" in (feed.note or "")  # whole prompts do not fit
-    feed.close()
-
-
-def test_a_session_in_memory_is_simulated_with_other_knobs() -> None:
-    history = History()
-    for sequence, message in simulate(3, 600):
-        history.append(sequence, wire.encode(message))
-    feed = WhatIfRun(Origin("engine-0", SLO(), history=history), "max_num_seqs=2").origin.feed()
-    while not feed.is_done:
-        feed.read(time.monotonic() + 0.1)
-    assert feed.side is not None
-    assert feed.side.knob_values["max_num_seqs"] == [2]
-    feed.close()
 
 
 async def test_escape_stops_reading_compared_runs_and_keeps_what_was_read(

@@ -12,7 +12,7 @@ import pytest
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter
-from stepscope.tui.session.tour.tour import Tour, bookmark, keep_bookmark
+from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.panels import footer
 
@@ -37,37 +37,24 @@ def test_every_budget_in_the_tour_is_within_the_knobs_bounds() -> None:
 
 def test_a_tour_chapter_acts_when_it_asks_and_can_be_read_again() -> None:
     done: list[Any] = []
-    kept: list[int] = []
-    tour = Tour(done.append, lambda: None, kept.append, first=2)
+    tour = Tour(done.append, lambda: None, first=2)
     assert (tour.page.number, tour.page.part, done) == (3, "before", [])
     tour.go_on()
     assert (tour.page.part, done) == ("question", [CHAPTERS[2].acts])
     tour.go_on()
     tour.go_on()
-    assert (tour.page.number, tour.page.part, kept) == (4, "before", [3])
+    assert (tour.page.number, tour.page.part) == (4, "before")
     tour.again()
-    assert (tour.page.number, kept) == (3, [3, 2])
+    assert tour.page.number == 3
     tour.go_on()
     tour.again()
     assert (tour.page.number, tour.page.part) == (3, "before")
 
 
-def test_the_tour_bookmark_is_kept_and_an_invalid_one_starts_at_the_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert bookmark(10) == 0
-    keep_bookmark(4)
-    assert bookmark(10) == 4
-    assert bookmark(3) == 0
-    (tmp_path / "stepscope" / "tour.json").write_text("[]")
-    assert bookmark(10) == 0
-
-
-def test_the_tour_runs_in_a_terminal_and_resumes_where_it_was_left_without_torch_too(
+def test_the_tour_runs_in_a_terminal_and_begins_with_any_chapter_without_torch_too(
     terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
-    state = {"XDG_STATE_HOME": str(tmp_path), "STEPSCOPE_CONFIG": "none"}
+    state = {"STEPSCOPE_CONFIG": "none"}
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     command = (sys.executable, "-m", "stepscope.tui.cli", "tour")
     screen = terminal(*command, columns=80, rows=24, **state)
@@ -87,14 +74,8 @@ def test_the_tour_runs_in_a_terminal_and_resumes_where_it_was_left_without_torch
             screen.send("q")
             assert screen.wait_for_exit() == 0
             state["PYTHONPATH"] = str(tmp_path)
-            screen = terminal(*command, columns=120, rows=40, **state)
+            screen = terminal(*command, "4", columns=120, rows=40, **state)
             screen.wait_for("simulated")
     screen.wait_for("That was the tour")
     screen.send("q")
     assert screen.wait_for_exit() == 0
-
-
-def test_a_nonexistent_tour_chapter_is_refused(stepscope: Callable[..., Any]) -> None:
-    done = stepscope("tour", "11")
-    assert done.exit_code == 2
-    assert "invalid value for 'CHAPTER': Input should be less than or equal to 10" in done.stderr

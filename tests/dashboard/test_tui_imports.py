@@ -39,7 +39,7 @@ import stepscope.tui.cli.command_line
 import stepscope.tui.cli.recordings.explain, stepscope.tui.cli.recordings.export
 import stepscope.tui.cli.recordings.plot
 import stepscope.tui.cli.recordings.record, stepscope.tui.cli.recordings.verify
-import stepscope.tui.cli.dashboards.screenshot
+import stepscope.tui.cli.dashboards.replay
 import stepscope.tui.cli.recordings.verify
 """
     done = subprocess.run(

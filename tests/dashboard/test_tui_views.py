@@ -480,11 +480,10 @@ def test_goto_accepts_the_time_shown_in_the_header(source: Any, status: Any) -> 
 @pytest.mark.parametrize(
     ("target", "error"),
     [
-        ("Foo 14 12:00:00", "unknown month Foo"),
-        ("Nov 14 12:00:00 2023", "not a step"),
-        ("25:14:23", "25:14:23 is not a time of day"),
-        ("12:60", "12:60 is not a time of day"),
-        ("12:14:60", "12:14:60 is not a time of day"),
+        ("Foo 14 12:00:00", "not a step, a time or"),
+        ("Nov 14 12:00:00 2023", "not a step, a time or"),
+        ("25:14:23", "not a step, a time or"),
+        ("12:60", "not a step, a time or"),
     ],
 )
 def test_goto_refuses_an_invalid_date_or_time(source: Any, target: str, error: str) -> None:

@@ -123,7 +123,7 @@ async def test_going_to_a_time_searches_the_whole_file(source: ReplaySource) -> 
         navigator.goto(fmt.clock(wall_ns))
         wanted = source.step_in(0, wall_ns - begin_ns)
         await until(lambda: app.main.new_frame().cursor == wanted, "not at that time")
-        start, end = fmt.moment(source.extent_ns[0]), fmt.clock(source.extent_ns[1])
+        start, end = (fmt.moment(each) for each in source.extent_ns)
         outside = fmt.clock(source.extent_ns[1] + 60 * 10**9)
         said = navigator.check_target(outside)
         assert said == f"not in the file, which is of {start} to {end}"

@@ -281,8 +281,6 @@ def _own_options(
     sections: list[Section] = []
     for section in SHARED:
         shared = _shared(section, all_commands)
-        if section == "client":
-            del shared["name"]  # --as: only of commands that change something
         if not shared.keys() <= options.keys():
             continue
         sections.append(section)

@@ -146,7 +146,7 @@ def test_the_workload_on_the_knobs_page_behaves_as_the_page_says(
     file.write_text(block)
     for batching, steps in zip(("static", "chunked"), said.groups(), strict=True):
         given = {"batching": batching}
-        print_steps(str(file), EngineOptions(), given, is_alone=True)
+        print_steps(str(file), EngineOptions(), given)
         lines = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
         done = accumulate(line["sched"].get("1", 0) for line in lines)
         last = next(n for n, num_tokens in enumerate(done) if num_tokens >= second["prompt_len"])

@@ -286,24 +286,6 @@ def test_record_keeps_incidents_runs_the_hook_and_replay_lists_them(
     assert stepscope("replay", str(tmp_path)).exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["--incidents", "x", "-o", "y.mcap"], "--incidents: not with"),
-        (["--incidents", "x", "--when", "itl > 5ms"], "no figure is called itl"),
-        (["--incidents", "x", "--before", "30"], "--before: expected 1s or more"),
-        (["--incidents", "x", "--keep", "48h"], "expected a size|a size such as 2GB"),
-        ([], "--output"),
-    ],
-)
-def test_invalid_incident_options_of_record_are_refused(
-    live_engine: LiveEngine, stepscope: Callable[..., Any], arguments: list[str], problem: str
-) -> None:
-    done = stepscope("record", live_engine.endpoint.control, *arguments)
-    assert done.exit_code == 2
-    assert any(part in done.stderr for part in problem.split("|"))
-
-
 def test_the_default_alert_rules_are_valid() -> None:
     assert [parse_rule(text).text for text in DEFAULT_RULES] == list(DEFAULT_RULES)
 

@@ -5,7 +5,6 @@ import pytest
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits, WrongValue
 from stepscope.engine.scheduling.presets import PRESETS, Defaults, defaults_like
-from stepscope.tui.cli.dashboards.config import config
 from stepscope.tui.settings.setting_values import resolve
 
 
@@ -66,13 +65,3 @@ def test_an_unknown_engine_version_or_gpu_gives_a_one_line_error(text: str, said
 def test_an_option_overrides_the_preset() -> None:
     knobs = resolve(Knobs, "knobs", {"max_num_batched_tokens": "512"}, defaults_like("vllm").knobs)
     assert (knobs.max_num_batched_tokens, knobs.order) == (512, "arrival")
-
-
-def test_config_prints_the_defaults_of_another_engine_beside_those_of_stepscope(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config(like="vllm@0.20")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["setting", "stepscope", "vllm", "0.20+", "on", "h100,", "h200"]
-    order = next(line for line in lines if line.startswith("order"))
-    assert order.split() == ["order", '"decode_first"', '"arrival"', "differs"]

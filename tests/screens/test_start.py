@@ -22,7 +22,6 @@ from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.actions import remapped
-from stepscope.tui.settings.preferences import MAX_FILES, RecentFiles
 from stepscope.tui.views.pages import start_page
 from stepscope.tui.views.pages.start_page import File, StartChoice
 from tests.support.screens.palette import offered_in_palette
@@ -38,33 +37,6 @@ SAMPLE = samples.shipped()["freeze"]
 def test_each_shipped_sample_says_what_it_shows() -> None:
     assert set(samples.shipped()) == set(samples.SHOWS)
     assert all(path.is_file() for path in samples.shipped().values())
-
-
-def test_recent_files_are_few_unique_and_newest_first(tmp_path: Path) -> None:
-    recent = RecentFiles(tmp_path / "state" / "recent.json")
-    assert recent.files() == []
-    for number in range(MAX_FILES + 5):
-        recent.remember(tmp_path / f"{number}.mcap")
-    recent.remember(tmp_path / "7.mcap")
-    names = [path.name for path, _ in recent.files()]
-    assert names[:2] == ["7.mcap", f"{MAX_FILES + 4}.mcap"]
-    assert len(names) == len(set(names)) == MAX_FILES
-    assert abs(recent.files()[0][1] - time.time()) < 60
-    assert os.listdir(tmp_path / "state") == ["recent.json"]
-
-
-@pytest.mark.parametrize("content", ["", "{", "[1]", '[{"path": 3}]', '{"a": 1}', "\0"])
-def test_a_broken_list_of_recent_files_counts_as_empty(tmp_path: Path, content: str) -> None:
-    recent = RecentFiles(tmp_path / "recent.json")
-    recent.path.write_text(content)
-    assert recent.files() == []
-    recent.remember(tmp_path / "a.mcap")
-    assert [path.name for path, _ in recent.files()] == ["a.mcap"]
-
-
-def test_a_list_of_recent_files_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    RecentFiles(tmp_path / "file" / "recent.json").remember(tmp_path / "a.mcap")
 
 
 def test_a_recordings_overview_says_what_it_holds_or_what_is_wrong_with_it(tmp_path: Path) -> None:
@@ -301,31 +273,23 @@ async def test_theme_and_glyphs_can_be_changed_on_the_start_screen() -> None:
 # What is found
 
 
-def test_recent_recordings_and_those_in_the_folder_are_listed_once_each(
+def test_the_recordings_of_the_folder_are_listed_the_newest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_folder: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
-    folder, elsewhere = tmp_path / "here", tmp_path / "there"
-    folder.mkdir()
-    elsewhere.mkdir()
-    for path in (folder / "a.mcap", elsewhere / "b.mcap"):
-        path.write_bytes(SAMPLE.read_bytes())
-        os.utime(path, (NOW_S, NOW_S))
-    (folder / "c.mcap").write_text("hi")
-    os.utime(folder / "c.mcap", (NOW_S - 5, NOW_S - 5))
-    recent = RecentFiles(tmp_path / "recent.json")
-    for path in (folder / "a.mcap", elsewhere / "gone.mcap", elsewhere / "b.mcap"):
-        recent.remember(path)
-    finder = Finder(folder, recent)
+    (tmp_path / "a.mcap").write_bytes(SAMPLE.read_bytes())
+    (tmp_path / "c.mcap").write_text("hi")
+    for name, written_s in (("a.mcap", NOW_S), ("c.mcap", NOW_S - 5)):
+        os.utime(tmp_path / name, (written_s, written_s))
+    finder = Finder(tmp_path)
     try:
         deadline_s = time.monotonic() + 20
         while not (found := finder.files()) or any(file.overview is None for file in found):
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        assert [file.path.name for file in found] == ["b.mcap", "a.mcap", "c.mcap"]
-        # They were opened just now, but the list shows when they were recorded.
-        assert [file.written_s - NOW_S for file in found] == [0, 0, -5]
-        assert [getattr(file.overview, "num_steps", 0) for file in found] == [454, 454, None]
+        assert [file.path.name for file in found] == ["a.mcap", "c.mcap"]
+        assert [file.written_s - NOW_S for file in found] == [0, -5]
+        assert [getattr(file.overview, "num_steps", 0) for file in found] == [454, None]
         finder.look()
         assert finder.engines() == []
     finally:
@@ -369,7 +333,6 @@ def test_quitting_a_recording_leads_back_to_the_start_screen(
     screen.wait_for("454 steps in memory")
     screen.send("q")
     screen.wait_for(r"▶mine.mcap .*today")
-    assert "mine.mcap" in (folder / "state" / "stepscope" / "recent.json").read_text()
     screen.send("e")
     screen.wait_for("endpoint .*_")
     screen.send("nobody-here\r")

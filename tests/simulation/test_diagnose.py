@@ -216,7 +216,7 @@ def test_tune_finds_chunks_for_prompts_that_were_prefilled_whole(run: Run) -> No
         (("freeze.mcap", "--hold"), "--hold: only of an engine that runs"),
         (("freeze", "--hold", "--slo-itl", "5ms"), "--hold: only of an engine that runs"),
         (("no.mcap", "--hold", "--slo-itl", "5ms"), "--hold: only of an engine that runs"),
-        (("freeze", "--shadow"), "--shadow and --as: only with --hold"),
+        (("freeze", "--shadow"), "--shadow: only with --hold"),
     ],
 )
 def test_the_options_of_the_autopilot_are_for_engines(

@@ -25,7 +25,7 @@ from stepscope.engine.simulation.virtual.session import (
     SimulatedSession,
     SimulatedSetup,
     TimedKnobs,
-    run_cluster,
+    run_requests,
 )
 from tests.support.engines.core_ends import Sink
 
@@ -97,7 +97,7 @@ def run(
     taken = Taken()
     model = DrawnStepTimes(made.model, SEED)
     replica = Replica(made.scheduler(), model, taken, overlap=made.overlap, takes_short_way=short)
-    run_cluster([replica], work, changes=changes)
+    run_requests(replica, work, changes=changes)
     replica.scheduler.kv.check_integrity()
     return taken
 
@@ -141,7 +141,7 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
     changes = [TimedKnobs(2_000_000_000, knobs)]
     sink = Sink()
     session = SimulatedSession(made, SEED, sink)
-    run_cluster([session], work, changes=changes)
+    run_requests(session, work, changes=changes)
     taken = run(made, work, short=True, changes=changes)
 
     steps = sink.records
@@ -177,27 +177,11 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
 def test_equal_seeds_give_equal_simulated_runs_and_other_seeds_do_not() -> None:
     def messages(seed: int) -> bytes:
         sink = Sink()
-        run_cluster([SimulatedSession(setup(), seed, sink)], requests(8.0))
+        run_requests(SimulatedSession(setup(), seed, sink), requests(8.0))
         return msgspec.msgpack.encode(sink.messages)
 
     assert messages(1) == messages(1)
     assert messages(1) != messages(2)
-
-
-def test_least_loaded_routing_sends_a_request_to_the_engine_with_the_fewest_requests() -> None:
-    def submitted(routing: str) -> list[int]:
-        made, work = setup(), requests(20.0)
-        sinks = [Taken(), Taken()]
-        replicas = [Replica(made.scheduler(), made.model, sink) for sink in sinks]
-        # A long request first: round-robin ignores it and sends every other request behind it.
-        work[0] = work[0]._replace(num_output_tokens=900, num_prompt_tokens=100)
-        run_cluster(replicas, work, routing=routing)  # type: ignore[arg-type]
-        return [len(sink.ends) for sink in sinks]
-
-    assert submitted("round-robin") == [30, 30]
-    first, second = submitted("least-loaded")
-    assert first + second == 60
-    assert first < second
 
 
 def test_simulated_requests_share_blocks_up_to_the_first_different_prefix_id() -> None:

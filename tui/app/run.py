@@ -31,7 +31,6 @@ from stepscope.tui.settings.terminal import (
     in_browser,
     logged_to_file,
     only_ascii,
-    said_environment,
     see_log,
 )
 from stepscope.tui.views.frame.compare_choices import Origin
@@ -219,7 +218,7 @@ def run_dashboard(
     Raises SystemExit: the application itself failed and has printed why, or a signal ended it. If a
     source, recorder or engine fails, a line on the screen says so instead.
     """
-    why_ascii = only_ascii(said_environment()) if ascii is None else None
+    why_ascii = only_ascii(os.environ) if ascii is None else None
     app = Dashboard(source, history, ascii_only=ascii or why_ascii is not None, **options)
     if compared is not None:
         app.compare(*compared)

@@ -4,6 +4,7 @@ A command's module has its options beside its body, and is imported only when it
 list of commands needs none of them.
 """
 
+import io
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -11,10 +12,11 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
-from stepscope.tui.cli.shared.errors import report, write_what_encodings_lack
-from stepscope.tui.cli.shared.options import CliCommand, CommandGroup
+from stepscope.tui.cli.shared.errors import report
+from stepscope.tui.cli.shared.options import CliCommand
 from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
 
 # Of each command: its name, its module below `stepscope.tui.cli` (and function, if it is not named
@@ -31,10 +33,10 @@ Look back
 replay  dashboards.replay  Show a recording in the dashboard.
 compare  dashboards.compare  Say which of two runs is better, in what, and why.
 explain  recordings.explain  Say which tokens came late, and why; also who waits, or what ran.
-stats  recordings.stats  Print all figures of a recording, an engine or /metrics.
+stats  recordings.check:stats  Print all figures of a recording, an engine or /metrics.
 check  recordings.check  Check that a session keeps its bounds, for CI.
 export  recordings.export:export_file  Convert a recording to the format of another program.
-screenshot  dashboards.screenshot:screenshot_file  Draw the dashboard at a step of a recording.
+screenshot  dashboards.replay:screenshot_file  Draw the dashboard at a step of a recording.
 plot  recordings.plot:plot_file  Draw a figure of a recording for a report.
 
 Predict
@@ -82,9 +84,8 @@ class _Commands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         module, _, member = (_PLACES.get(name) or _INTERNAL[name]).partition(":")
-        found = getattr(
-            import_module(f"stepscope.tui.cli.{module}"), member or module.split(".")[1]
-        )
+        imported = import_module(f"stepscope.tui.cli.{module}")
+        found = getattr(imported, member or module.split(".")[1])
         if isinstance(found, CliCommand):
             found = found.add_to(typer.Typer(add_completion=False, rich_markup_mode=None))
         return get_command(found)
@@ -96,7 +97,7 @@ class _Commands(Mapping[str, Any]):
         return len(_PLACES)
 
 
-class _CommandLine(CommandGroup):
+class _CommandLine(TyperGroup):
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
         self.commands = _Commands()  # type: ignore[assignment]
@@ -156,7 +157,9 @@ def command_tree() -> Any:
 
 def run() -> int:
     """Run the command named by this process's arguments; return the exit code."""
-    write_what_encodings_lack()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what its encoding lacks becomes `?`
     try:
         result = command_tree()(prog_name="stepscope", standalone_mode=False)
     except BrokenPipeError:

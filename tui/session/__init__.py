@@ -2,9 +2,9 @@
 
 May import: engine.adapters.metrics, engine.adapters.sglang, engine.client, engine.protocol,
   engine.protocol.settings, engine.transport, recordings, recordings.alerts, recordings.compare,
-  recordings.compare.side, recordings.export, recordings.file, recordings.file.mcap,
-  recordings.fleets, recordings.history, recordings.importing, recordings.live,
-  recordings.state, tui.session.control, tui.session.tour, tui.settings, tui.views,
-  tui.views.frame, tui.views.pages.
+  recordings.compare.side, recordings.file, recordings.file.mcap, recordings.fleets,
+  recordings.history, recordings.importing, recordings.live, recordings.state,
+  tui.session.control, tui.session.tour, tui.settings, tui.views, tui.views.frame,
+  tui.views.pages.
 `SessionMaker` in `session.py` makes everything that a new session needs.
 """

@@ -80,7 +80,6 @@ class CompareChooser:
 
 
 EVENTS = KNOB | LATE | LOST | MARKED | PREEMPTED
-_MAX_CACHED = 8192
 
 
 @dataclass(slots=True)
@@ -101,7 +100,6 @@ class CompareState:
     _cursor: int = 0
     _left: int = 0  # offset of the first column on the axis
     _num_columns: int = 1
-    _cache: dict[tuple[int, int, int], tuple[int, StepPoint | None]] = field(default_factory=dict)
 
     # What is compared
 
@@ -129,14 +127,15 @@ class CompareState:
 
     def back(self) -> bool:
         """Close the list of choices or stop reading the runs; return false without."""
-        is_choosing = self.chooser.choices is not None
-        if is_choosing and self.comparer is not None:
+        if self.comparer is None:
+            return False
+        if self.chooser.choices is not None:
             self.chooser.close()
             return True
-        if not is_choosing and self.comparer is not None and self.comparer.is_reading:
+        is_reading = self.comparer.is_reading
+        if is_reading:
             self.comparer.cancel()
-            return True
-        return False
+        return is_reading
 
     def watch(self, is_watched: bool, source: Source) -> None:
         """If the page becomes visible without a comparison, open the list."""
@@ -180,21 +179,18 @@ class CompareState:
         self.select(row)
 
     def go_to_column(self, column: int) -> None:
-        axis = self._axis()
-        if axis is not None:
+        if (axis := self._axis()) is not None:
             self._go(axis, self._left + column * self._width(axis))
 
     def move(self, columns: int) -> None:
-        axis = self._axis()
-        if axis is not None:
+        if (axis := self._axis()) is not None:
             self._go(axis, self._cursor + columns * self._width(axis))
 
     def move_screen(self, direction: int) -> None:
         self.move(direction * max(1, self._num_columns - 1))
 
     def go_to_end(self, direction: int) -> None:
-        axis = self._axis()
-        if axis is not None:
+        if (axis := self._axis()) is not None:
             self._go(axis, axis.end if direction > 0 else axis.start)
 
     def zoom(self, direction: int) -> None:
@@ -233,13 +229,11 @@ class CompareState:
         self._num_columns = max(1, num_columns)
         self.chooser.refresh()
         comparer, axis = self.comparer, self._axis()
-        found = None if comparer is None else comparer.comparison
-        if comparer is None:
-            names, notes, reading, cancelled = ("", ""), [], False, False
-            shares: tuple[float | None, float | None] = (None, None)
-        else:
+        found, notes, reading, cancelled = None, list[str](), False, False
+        names, shares = ("", ""), _shares(comparer)
+        if comparer is not None:
             names = (comparer.feeds[0].name, comparer.feeds[1].name)
-            notes, shares = comparer.notes, _shares(comparer)
+            found, notes = comparer.comparison, comparer.notes
             reading, cancelled = comparer.is_reading, comparer.was_cancelled
         empty: list[StepPoint | None] = [None] * self._num_columns
         columns = empty, empty
@@ -300,34 +294,14 @@ class CompareState:
     def _columns(self, number: int, axis: Axis, place: Place) -> list[StepPoint | None]:
         assert self.comparer is not None
         assert self.comparer.sides is not None
-        side = self.comparer.sides[number]
-        width, columns = self._width(axis), []
-        if len(self._cache) > _MAX_CACHED:
-            self._cache.clear()
-        with side.lock:
-            num_steps = place.points.num_steps
-            for x in range(self._num_columns):
-                start = self._left + x * width
-                key = number, start, width
-                known = self._cache.get(key)
-                # Past columns do not change, but the last ones still grow.
-                if known is None or (known[0] != num_steps and not _is_past(known[1], place)):
-                    known = num_steps, axis.column(place, start, start + width)
-                    self._cache[key] = known
-                columns.append(known[1])
-        return columns
+        width = self._width(axis)
+        starts = range(self._left, self._left + width * self._num_columns, width)
+        with self.comparer.sides[number].lock:
+            return [axis.column(place, start, start + width) for start in starts]
 
     def _show_all(self) -> None:
         self._zoom, self._cursor, self._left = 0, 0, 0
-        self._cache.clear()
 
 
-def _is_past(point: StepPoint | None, place: Place) -> bool:
-    last = place.points.last_step
-    return point is not None and last is not None and point.last < last - 2 * (
-        place.points.steps_per_point
-    )  # fmt: skip
-
-
-def _shares(comparer: Comparer) -> tuple[float | None, float | None]:
-    return comparer.feeds[0].share, comparer.feeds[1].share
+def _shares(comparer: Comparer | None) -> tuple[float | None, float | None]:
+    return (None, None) if comparer is None else (comparer.feeds[0].share, comparer.feeds[1].share)

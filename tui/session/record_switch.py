@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from stepscope.recordings.file.mcap.format import PART_SUFFIX, default_name
 from stepscope.recordings.history.source import NO_ENGINE, Source
-from stepscope.tui.settings.preferences import remember
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ class RecordSwitch:
         chosen = dict(self._source.history.chosen)  # the file holds those of the engine
         self._recorder = Recorder(self._source, self.new_path(), chosen)
         self._is_ending = self._is_seen = False
-        remember(self._recorder.path)
         return self._recorder.path
 
     def new_path(self) -> Path:

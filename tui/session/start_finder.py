@@ -4,10 +4,12 @@ It receives the engines' telemetry as the fleet page does, but keeps only a shor
 opens the recordings.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from stepscope.engine.adapters.metrics.local_servers import LocalServers
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -16,7 +18,6 @@ from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.session.live_source import Address, local_addresses, receive
-from stepscope.tui.settings.preferences import RecentFiles
 from stepscope.tui.views.pages.start_page import MAX_RECORDINGS, File
 
 _MAX_STEPS = 512  # per engine, enough for rates over ten seconds
@@ -26,20 +27,24 @@ _FILES_S = 3.0  # between two searches for recordings
 _GROWING_S = 30.0  # a file that still grows is opened again at most this often
 
 
+class _Opened(NamedTuple):
+    state: tuple[int, float]  # its size, and when it was written
+    opened_s: float
+    overview: Overview
+
+
 class Finder:
     """Finds engines and recordings for the screen's thread; a thread of its own opens files."""
 
-    def __init__(
-        self, folder: Path, recent: RecentFiles, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
-        self._recent = recent
         self._clock = clock
         self._servers = LocalServers()
         self._sources: dict[Address, Source] = {}
         self._fleet = Fleet([], clock)
         self._find_due_s = 0.0
         self._files: tuple[File, ...] = ()
+        self._opened: dict[Path, _Opened] = {}  # for the thread that opens files
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="recordings", daemon=True).start()
 
@@ -61,7 +66,7 @@ class Finder:
         return list(zip(addresses, lines, strict=False))
 
     def files(self) -> tuple[File, ...]:
-        """Return the recordings that were found, the last used first."""
+        """Return the recordings that were found, the last written first."""
         return self._files
 
     def stop(self) -> None:
@@ -86,42 +91,27 @@ class Finder:
     # The thread that opens files
 
     def _run(self) -> None:
-        known: dict[Path, tuple[tuple[int, float], float, Overview]] = {}
         while not self._stopping.is_set():
-            self._files = tuple(self._listed(known))
+            self._files = tuple(self._listed())
             for file in self._files:
                 if self._stopping.is_set():
                     return
-                self._open(file, known)
-                self._files = tuple(self._listed(known))
+                self._open(file)
+                self._files = tuple(self._listed())
             self._stopping.wait(_FILES_S)
 
-    def _listed(self, known: dict[Path, tuple[tuple[int, float], float, Overview]]) -> list[File]:
-        used = dict(self._recent.files())
-        for path in recordings_in(self._folder):
-            used.setdefault(path.absolute(), 0.0)
+    def _listed(self) -> list[File]:
         files = []
-        for path, used_s in used.items():
-            try:
-                status = path.stat()
-            except OSError:
-                continue  # the file is gone
-            seen = known.get(path)
-            about = None if seen is None else seen[2]
-            file = File(path, status.st_size, status.st_mtime, about)
-            files.append((max(used_s, status.st_mtime), file))
-        files.sort(key=lambda each: -each[0])
-        return [file for _, file in files[:MAX_RECORDINGS]]
+        for path in recordings_in(self._folder):
+            with contextlib.suppress(OSError):  # the file is gone
+                status, path = path.stat(), path.absolute()
+                about = self._opened.get(path)
+                known = None if about is None else about.overview
+                files.append(File(path, status.st_size, status.st_mtime, known))
+        return sorted(files, key=lambda each: -each.written_s)[:MAX_RECORDINGS]
 
-    def _open(
-        self, file: File, known: dict[Path, tuple[tuple[int, float], float, Overview]]
-    ) -> None:
-        try:
-            status = file.path.stat()
-        except OSError:
-            return
-        state, now_s = (status.st_size, status.st_mtime), time.monotonic()
-        seen = known.get(file.path)
-        if seen is not None and (seen[0] == state or now_s - seen[1] < _GROWING_S):
-            return
-        known[file.path] = state, now_s, overview(file.path)
+    def _open(self, file: File) -> None:
+        state, now_s = (file.num_bytes, file.written_s), time.monotonic()
+        seen = self._opened.get(file.path)
+        if seen is None or (seen.state != state and now_s - seen.opened_s >= _GROWING_S):
+            self._opened[file.path] = _Opened(state, now_s, overview(file.path))

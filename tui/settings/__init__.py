@@ -2,6 +2,6 @@
 
 It also has the errors that end a command.
 May import: engine.http, engine.protocol, engine.protocol.settings, recordings.alerts,
-  recordings.figures, recordings.importing, recordings.state.series.
+  recordings.figures, recordings.state.series.
 A new key is a row in `action_table.py`; a new preference a field in `settings.py`.
 """

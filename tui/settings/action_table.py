@@ -220,8 +220,6 @@ _ACTIONS: tuple[Action, ...] = (
            elsewhere=(("fleet", "start or end a recording of the chosen engine"),)),
     Action("screenshot", ("S",), "Screenshot", "write this screen to an SVG file", "act",
            footer=19, needs=_FILES),
-    Action("export", ("E",), "Export", "write the recording, or a part of it, for other programs "
-           "(Perfetto, Parquet, CSV)", "act", needs=_FILES),
     Action("keep_steps", ("D",), "Keep steps", "write all steps in memory to a recording, also "
     "those from before you recorded", "act", needs=frozenset({"recorder", "files"})),
     Action("mark", ("M",), "Mark", "put a mark with a note at this step, in this dashboard and "
@@ -261,7 +259,7 @@ _ON_FLEET = frozenset({"step_back", "step_forward", "screenshot", "record"})
 # Left out of the compare screen: a comparison has its own time axis, and no step to mark.
 _NOT_ON_COMPARE = frozenset(
     {"pause", "previous_of_request", "next_of_request", "previous_mark", "worst", "goto", "slower"}
-    | {"faster", "previous_session", "mark", "follow", "export", "keep_steps"}
+    | {"faster", "previous_session", "mark", "follow", "keep_steps"}
 )
 
 

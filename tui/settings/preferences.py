@@ -1,25 +1,15 @@
 """`Preferences`: saves the settings that the operator changes, for the next session.
 
-`RecentFiles`: which recordings were opened or written lately, of which only paths and times are
-kept, in a short file in the platform's state folder. If it cannot be read or written, a warning is
-logged.
-
 The config file keeps its order, its comments and its blank lines.
 """
 
 import contextlib
-import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
-
-import platformdirs
-
-from stepscope.recordings.importing.source import FOLDER_PREFIX
 
 Value: TypeAlias = str | bool | float
 
@@ -91,46 +81,3 @@ class Preferences:
             return f"settings are not kept: {error}"
         self._began |= changes
         return None
-
-
-MAX_FILES = 20
-
-
-class RecentFiles:
-    """The list of recent recordings, the newest first; by default in the file of this user."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path or platformdirs.user_state_path("stepscope") / "recent.json"
-
-    def files(self) -> list[tuple[Path, float]]:
-        """Return (path, last use in Unix time) of each file, even if it is gone by now."""
-        try:
-            entries = json.loads(self.path.read_text("utf-8"))
-            found = [(Path(str(each["path"])), float(each["time"])) for each in entries]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("the list of recent files is not readable: %s: %s", self.path, error)
-            return []
-        return found[:MAX_FILES]
-
-    def remember(self, file: Path) -> None:
-        file = Path(os.path.abspath(file))  # not resolved: links stay as the user knows them
-        kept = [(path, used_s) for path, used_s in self.files() if path != file]
-        entries = [(file, time.time()), *kept][:MAX_FILES]
-        document = [{"path": str(path), "time": used_s} for path, used_s in entries]
-        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_text(json.dumps(document, indent=1), "utf-8")
-            unfinished.replace(self.path)
-        except OSError as error:
-            log.warning("the list of recent files is not written: %s", error)
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-
-
-def remember(file: Path) -> None:
-    """Put a recording just opened or written at the front of the list, if not temporary."""
-    if not file.parent.name.startswith(FOLDER_PREFIX):
-        RecentFiles().remember(file)

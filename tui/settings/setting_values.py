@@ -73,7 +73,7 @@ def resolve(
 
 
 class ResolvedSetting(NamedTuple):
-    """The value of a setting, and where it comes from; empty: the field's own default."""
+    """A value, and where it comes from: an option, a variable, a file; empty: the field itself."""
 
     value: Any
     origin: str
@@ -85,12 +85,7 @@ def settled(
     flags: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, ResolvedSetting]:
-    """Return the value of every field of a section, by name, with the place where it comes from.
-
-    The place is an option, an environment variable, the name of the config file, `the default`
-    (from `defaults`), or empty for the field's own default. Arguments and errors are those of
-    `resolve`.
-    """
+    """Return the value of every field of a section, by name; arguments and errors as `resolve`."""
     from_file = load_settings()[section]
     found: dict[str, ResolvedSetting] = {}
     for field in msgspec.structs.fields(kind):
@@ -154,20 +149,18 @@ def _expected(field: FieldInfo) -> str:
         return "texts with commas between them"
     if get_origin(base) is Literal:
         return "one of " + ", ".join(get_args(base))
-    bounds = []
-    if meta.gt is not None:
-        bounds.append(f"above {_number(meta.gt)}")
-    if meta.ge is not None:
-        bounds.append(f"of at least {_number(meta.ge)}")
-    if meta.le is not None:
-        bounds.append(f"of at most {_number(meta.le)}")
-    if meta.max_length is not None:
-        bounds.append(f"of at most {meta.max_length} characters")
-    return " ".join([KINDS[base][1], " and ".join(bounds)]).strip()
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
+    bounds = (
+        (meta.gt, "above {}"),
+        (meta.ge, "of at least {}"),
+        (meta.le, "of at most {}"),
+        (meta.max_length, "of at most {} characters"),
+    )
+    texts = [
+        text.format(str(n) if isinstance(n, int) else f"{n:g}")
+        for n, text in bounds
+        if n is not None
+    ]
+    return " ".join([KINDS[base][1], " and ".join(texts)]).strip()
 
 
 def flag_of(name: str) -> str:

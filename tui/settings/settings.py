@@ -65,7 +65,7 @@ class DashboardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         bool,
         Meta(
             description="hide and disable everything that changes the engine or the config file; "
-            "R, D, S, E and M still write their files"
+            "R, D, S and M still write their files"
         ),
     ] = False
     slo_ttft_ms: Annotated[float, _level("a first token that takes longer", 500)] | None = None

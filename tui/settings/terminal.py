@@ -18,7 +18,6 @@ import platformdirs
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 _UNDRAWABLE = frozenset({"", "dumb", "unknown"})
-_COERCED = frozenset({"c.utf-8", "c.utf8"})  # what Python itself puts into LC_CTYPE
 
 
 def in_browser() -> bool:
@@ -63,7 +62,7 @@ def only_ascii(environment: Mapping[str, str]) -> str | None:
         return "the font of the Linux console has few others"
     for name in ("LC_ALL", "LC_CTYPE", "LANG"):
         value = environment.get(name, "")
-        if not value:
+        if not value or (name, value) == ("LC_CTYPE", "C.UTF-8"):  # Python's, if none was set
             continue
         if value.lower().partition("@")[0].replace("-", "").endswith("utf8"):
             return None
@@ -75,21 +74,6 @@ def forget_empty_no_color() -> None:
     """Remove NO_COLOR from the environment if it is empty: only then Textual would heed it."""
     if os.environ.get("NO_COLOR") == "":
         del os.environ["NO_COLOR"]
-
-
-def said_environment() -> Mapping[str, str]:
-    """Return the environment as this process got it, without what Python set (PEP 538)."""
-    environment = dict(os.environ)
-    if environment.get("LC_CTYPE", "").lower() not in _COERCED or environment.get("LC_ALL"):
-        return environment
-    try:
-        started = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError:  # not Linux: assume that Python has set LC_CTYPE
-        del environment["LC_CTYPE"]
-        return environment
-    if not any(each.startswith(b"LC_CTYPE=") for each in started):
-        del environment["LC_CTYPE"]
-    return environment
 
 
 _MAX_BYTES = 1_000_000

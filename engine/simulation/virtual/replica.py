@@ -85,10 +85,6 @@ class Replica:
         self._tokens_ns = 0  # when the tokens of the last step were known
         self._all_decode = False  # all requests decode in the next step, if none joins
 
-    @property
-    def num_unfinished(self) -> int:
-        return len(self.scheduler.requests)
-
     def submit(self, wanted: SimulatedRequest) -> None:
         """Add a request at its arrival time; if a step runs then, the request is added after it."""
         request = Request(

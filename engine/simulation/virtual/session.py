@@ -1,12 +1,12 @@
 """`SimulatedSession`: an engine on a virtual clock that publishes every step, like a real engine.
 
 It has the core, scheduler and telemetry of a real engine. A `Replica` with the same seed has the
-same steps and times, but publishes no messages. `run_cluster` routes requests to either.
+same steps and times, but publishes no messages. `run_requests` sends requests to either.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +30,7 @@ from stepscope.engine.simulation.virtual.requests import (
 
 
 class SimulatedSetup(Struct, frozen=True, kw_only=True):
-    """The settings of each simulated engine (replica) of a cluster."""
+    """The settings of a simulated engine."""
 
     model: StepTimeModel
     simulated: str  # the model of step times, in a few words
@@ -165,25 +165,21 @@ class SimulatedSession:
         self._runner.advance_to(START_NS + time_ns)
 
 
-Routing: TypeAlias = Literal["round-robin", "least-loaded"]
-
-
 class TimedKnobs(NamedTuple):
-    """Knobs to set on every engine at a given time."""
+    """Knobs to set at a given time."""
 
     time_ns: int
     knobs: Knobs
 
 
-def run_cluster(
-    engines: Sequence[Replica | SimulatedSession],
+def run_requests(
+    engine: Replica | SimulatedSession,
     requests: Iterable[SimulatedRequest],
     *,
-    routing: Routing = "round-robin",
     changes: Sequence[TimedKnobs] = (),
     on_request: Callable[[int], bool] = lambda number: False,
 ) -> bool:
-    """Send each request to an engine at its arrival, and run all engines until they are done.
+    """Send each request to an engine at its arrival, and run the engine until it is done.
 
     Args:
         requests: in the order of their arrivals.
@@ -198,21 +194,15 @@ def run_cluster(
         if on_request(number):
             return True
         while upcoming and upcoming[-1].time_ns <= request.arrival_ns:
-            _change(engines, upcoming.pop())
-        for engine in engines:
-            engine.run_until(request.arrival_ns)
-        chosen = number % len(engines)
-        if routing == "least-loaded":
-            chosen = min(range(len(engines)), key=lambda each: engines[each].num_unfinished)
-        engines[chosen].submit(request)
+            _change(engine, upcoming.pop())
+        engine.run_until(request.arrival_ns)
+        engine.submit(request)
     while upcoming:
-        _change(engines, upcoming.pop())
-    for engine in engines:
-        engine.run_to_end()
+        _change(engine, upcoming.pop())
+    engine.run_to_end()
     return False
 
 
-def _change(engines: Sequence[Replica | SimulatedSession], change: TimedKnobs) -> None:
-    for engine in engines:
-        engine.run_until(change.time_ns)
-        engine.set_knobs(change.knobs, change.time_ns)
+def _change(engine: Replica | SimulatedSession, change: TimedKnobs) -> None:
+    engine.run_until(change.time_ns)
+    engine.set_knobs(change.knobs, change.time_ns)

@@ -77,24 +77,21 @@ def _cell(value: str | float | None) -> str:
 
 def _summary(match: ClientMatch) -> list[str]:
     said = [f"{len(match.pairs):,} of {match.num_requests:,} requests found by {match.by}"]
-    if match.num_unlike:
-        said.append(f"{match.num_unlike:,} have other lengths at the client than in the engine")
-    elif match.by == "request id":
-        said.append("all their lengths agree")
-    if match.num_unfit:
-        said.append(f"{match.num_unfit:,} contradict the clocks of the others")
+    notes = (
+        (match.num_unlike, "have other lengths at the client than in the engine"),
+        (match.num_unfit, "contradict the clocks of the others"),
+    )
+    said += [f"{number:,} {text}" for number, text in notes if number]
     if match.offset_ns is None:
         clock = "unknown: the client does not tell when requests began"
     elif not match.error_ns:
         clock = "client and engine read the same one"
-    elif not match.apart_ns:
-        clock = f"the wall clocks agree, ± {match.error_ns / 1e6:.1f} ms"
     else:
-        where = "behind" if match.offset_ns > 0 else "ahead of"
-        clock = (
-            f"the client's is {abs(match.offset_ns) / 1e9:,.4f} s {where} the engine's, "
-            f"± {match.error_ns / 1e6:.1f} ms"
-        )
+        apart = "the wall clocks agree"
+        if match.apart_ns:
+            where = "behind" if match.offset_ns > 0 else "ahead of"
+            apart = f"the client's is {abs(match.offset_ns) / 1e9:,.4f} s {where} the engine's"
+        clock = f"{apart}, ± {match.error_ns / 1e6:.1f} ms"
     if match.apart_ns > NEAR_NS:
         clock += f"; are both of one run? By the wall clocks, {match.apart_ns / 1e9:,.1f} s apart"
     num_same = sum(each.has_same_chunks for each in match.pairs)

@@ -1,39 +1,45 @@
 """`stepscope compare`: two runs side by side, on the screen, as a table or as JSON."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
-from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.compare.bootstrap import CONFIDENCE, RatioInterval
 from stepscope.recordings.compare.columns import Align
+from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.comparison import compare as compare_sides
 from stepscope.recordings.compare.division import Landmark, find_landmark, landmarks
+from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import SHOWS
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.dashboards.compare_report import document, lines
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.cli.recordings.measured import read_side
-from stepscope.tui.cli.shared.connect import connect, is_recording
-from stepscope.tui.cli.shared.levels import judged_as, note_own, own_levels
+from stepscope.tui.cli.shared.levels import (
+    advice_lines,
+    judged_as,
+    limits_document,
+    limits_text,
+    note_own,
+    own_levels,
+)  # fmt: skip
 from stepscope.tui.cli.shared.options import AsJson, argument, command, flag, option
-from stepscope.tui.cli.shared.output import note, say, write_json
+from stepscope.tui.cli.shared.output import note, plain, say, text_table, told, write_json
 from stepscope.tui.cli.shared.paths import find_recording, picture_path, picture_size
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.preferences import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
-from stepscope.tui.views.frame.compare_choices import Origin, Split, session_origin, split_origins
+from stepscope.tui.views.frame import compare_choices as sides_text
+from stepscope.tui.views.frame import compare_text as words
+from stepscope.tui.views.frame.compare_choices import Origin, Split, split_origins
 
 _ALIGN: Align = "time"  # the screen can align the runs in other ways
-_Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
 
 
 @command(
@@ -44,9 +50,7 @@ _Compared: TypeAlias = "tuple[ReplaySource | Subscriber, tuple[Origin, Origin]]"
     sections=("dashboard",),
 )
 def compare(
-    a: str = argument(
-        "A", f"a recording, a shipped sample ({', '.join(SHOWS)}), or a live engine", default=...
-    ),
+    a: str = argument("A", f"a recording, or a shipped sample ({', '.join(SHOWS)})", default=...),
     b: str | None = argument("B", "a recording or sample to compare with A"),
     mark: str | None = option(
         "MARK",
@@ -83,109 +87,78 @@ def compare(
         print_split(a, client, as_json)
         return
     if (b is None) == (mark is None):
-        what = (
-            "either B or --mark" if b is not None else "B, --client, or --mark for before and after"
-        )
+        what = "either B or --mark" if b else "B, --client, or --mark for before and after"
         raise WrongUsage(f"nothing to compare {a} with: give {what}")
     settings = resolve(DashboardSettings, "dashboard", flags)
-    draws = output is not None
-    prints = not draws and (as_table or as_json or no_terminal() is not None)
-    names = [name for name in (a, b) if name is not None]
-    live = {name: Endpoint.parse(name) for name in names if not is_recording(name)}
-    for name in live:
-        if prints or draws:
-            raise WrongUsage(
-                f"{name} is a live engine: compare it on the screen, or record it first "
-                f"('stepscope record {name} -o FILE')"
-            )
-        if mark is not None:
-            raise WrongUsage(
-                f"--mark is for recordings; while you watch {name}, key c compares its past"
-            )
-    if not live:  # with a live engine, its levels or the operator's own count
-        settings = _compared_as(settings, flags, names)
-    if prints:
-        both = file_origins(a, b, mark, slo_of(own_levels(settings)))
-        sides = read_side(both[0].feed()), read_side(both[1].feed())
+    settings = _compared_as(settings, flags, [a] if b is None else [a, b])
+    origins = file_origins(a, b, mark, slo_of(own_levels(settings)))
+    if output is None and (as_table or as_json or no_terminal() is not None):
+        sides = read_side(origins[0].feed()), read_side(origins[1].feed())
         found = compare_sides(*sides)
         if as_json:
             write_json(document(found, sides))
         else:
-            say(*lines(found, sides))
+            say(*_lines(found, sides))
         return
-    if output is not None:
-        from stepscope.tui.app.picture import screenshot  # loads Textual
+    with Recording(find_recording(a)) as recording:
+        note(recording.message)
+        source = ReplaySource(recording, new_history(settings), playing=False)
+        shown = origins[0]._replace(is_shown=True), origins[1]._replace(is_shown=b is None)
+        source.start()
+        try:
+            if output is None:
+                need_terminal("'--table', '--json' and '-o' work without one")
+                from stepscope.tui.app.run import run_dashboard
 
-        path, dimensions = picture_path(output), picture_size(size)
-        with _on_screen(a, b, mark, settings, {}) as (source, origins):
+                options = dashboard_options(settings)
+                run_dashboard(source, source.history, compared=(*shown, _ALIGN), **options)
+                return
+            from stepscope.tui.app.picture import screenshot  # loads Textual
+
+            path = picture_path(output, ".svg", ".txt")
             screenshot(
-                source,
-                source.history,
-                path,
-                dimensions,
-                theme=settings.theme,
-                ascii=bool(settings.ascii),
-                compared=(*origins, _ALIGN),
-            )
-        say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")
-        return
-    need_terminal("'--table', '--json' and '-o' work without one")
-    if len(live) == 2:
-        raise WrongUsage(
-            f"{a} and {b} are both live: 'stepscope top {a} {b}' shows them side by side"
-        )
-    from stepscope.tui.app.run import run_dashboard
-
-    with _on_screen(a, b, mark, settings, live) as (source, origins):
-        run_dashboard(
-            source,
-            source.history,
-            control_endpoint=source.endpoint.control if isinstance(source, Subscriber) else None,
-            compared=(*origins, _ALIGN),
-            **dashboard_options(settings),
-        )
+                source, source.history, path, picture_size(size), theme=settings.theme,
+                ascii=bool(settings.ascii), compared=(*shown, _ALIGN),
+            )  # fmt: skip
+            say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")
+        finally:
+            source.stop()
 
 
 def _compared_as(
     settings: DashboardSettings, flags: Mapping[str, Any], files: Sequence[str]
 ) -> DashboardSettings:
     """Return the settings with the levels that judge both runs: the first that are stored."""
-    first: tuple[str, Levels, Levels] | None = None
+    first: tuple[str, Levels] | None = None
     for file in files:
         with Recording(find_recording(file)) as recording:
             carried = levels_said(recording.info, recording.metadata)
             own = own_levels(judged_as(settings, flags, recording))
-        chosen = {**carried, **own}
         if not carried:
             continue
+        chosen = {**carried, **own}
         if first is None:
-            first = file, carried, chosen
+            first = file, chosen
             note_own(own, carried)
-        elif chosen != first[2]:
+        elif chosen != first[1]:
             note(
-                f"{first[0]} carries the service levels {levels_text(first[1])}, {file} "
-                f"{levels_text(carried)}; both are judged by those of {first[0]} (--slo-ttft and "
-                "--slo-itl set others)"
+                f"{file} carries other service levels, {levels_text(carried)}; both are judged by "
+                f"those of {first[0]} (--slo-ttft and --slo-itl set others)"
             )
-    return settings if first is None else msgspec.structs.replace(settings, **first[2])
+    return settings if first is None else msgspec.structs.replace(settings, **first[1])
 
 
 def file_origins(a: str, b: str | None, mark: str | None, slo: SLO) -> tuple[Origin, Origin]:
     """Return where to read two recordings, or the parts of one before and after a mark."""
-    first = Origin(_name(a), slo, path=find_recording(a))
-    if b is not None:
-        return first, Origin(_name(b), slo, path=find_recording(b))
-    assert mark is not None
-    return split_origins(first, *_split_of(a, mark))
-
-
-def _split_of(file: str, mark: str) -> Split:
-    with Recording(find_recording(file)) as recording:
-        return split_at(recording, mark)
-
-
-def _name(file: str) -> str:
-    return Path(file).name.removesuffix(".mcap")
+    first, *other = (
+        Origin(Path(file).name.removesuffix(".mcap"), slo, path=find_recording(file))
+        for file in (a, b)
+        if file is not None
+    )
+    if other:
+        return first, other[0]
+    with Recording(find_recording(a)) as recording:
+        return split_origins(first, *split_at(recording, mark or ""))
 
 
 def split_at(recording: Recording, mark: str) -> Split:
@@ -214,41 +187,99 @@ def split_at(recording: Recording, mark: str) -> Split:
     return Split(chosen, found)
 
 
-@contextmanager
-def _on_screen(
-    a: str,
-    b: str | None,
-    mark: str | None,
-    settings: DashboardSettings,
-    live: Mapping[str, Endpoint],
-) -> Iterator[_Compared]:
-    """Start the source that the dashboard shows; yield it, and where to read runs A and B from."""
-    shown = b if b is not None and b in live else a
-    source = _source(shown, live, settings)
-    source.start()
-    try:
-        session = session_origin(source)._replace(name=_name(shown))
-        if b is None or mark is not None:
-            yield source, split_origins(session, *_split_of(a, mark or ""))
-            return
-        other = a if shown is b else b
-        path = find_recording(other)
-        Recording(path).close()  # it can be opened
-        remember(path)
-        origin = Origin(_name(other), session.slo, path=path)
-        yield source, (origin, session) if shown is b else (session, origin)
-    finally:
-        source.stop()
+# The report
+
+_OF_RUN = (
+    *("request_id", "num_prompt_tokens", "num_output_tokens", "num_preemptions"),
+    *("ttft_ns", "worst_itl_ns", "worst_step"),
+)
 
 
-def _source(
-    name: str, live: Mapping[str, Endpoint], settings: DashboardSettings
-) -> ReplaySource | Subscriber:
-    history = new_history(settings)
-    if name in live:
-        connect(live[name]).close()
-        return Subscriber(live[name], history)
-    recording = Recording(find_recording(name))
-    note(recording.message)
-    remember(recording.path)
-    return ReplaySource(recording, history, playing=False)
+def _lines(found: Comparison, sides: tuple[Side, Side]) -> list[str]:
+    both = list(zip("AB", sides, strict=True))
+    limits = [f"{'limited by':<14} {letter}: {limits_text(side)}" for letter, side in both]
+    advised = [f"{letter}  {line}" for letter, side in both for line in advice_lines(side)]
+    return [*_summary(found), *limits, *advised, *_figures(found)]
+
+
+def _summary(found: Comparison) -> list[str]:
+    names = found.names
+    lines = [
+        f"{letter}  {name}: {sides_text.work_text(work)}"
+        for letter, name, work in zip("AB", names, found.works, strict=True)
+    ]
+    why = words.load(found)
+    if why is not None:
+        lines.append(f"{' ' if found.different_work is None else '!'}  {why}")
+    lines += ["", words.headline(found)]
+    settings = [words.setting_text(each) for each in found.settings]
+    sections: Sequence[tuple[str, list[str]]] = (
+        words.outcome(found, "b"),
+        words.outcome(found, "a"),
+        ("not sure", words.unclear(found)),
+        ("set", settings or [words.SAME_SETTINGS]),
+    )
+    for heading, phrases in sections:
+        for number, phrase in enumerate(phrases):
+            lines.append(f"{heading if not number else '':<9} {phrase}".rstrip())
+    for kind in ("ITL", "TTFT"):
+        bound = sides_text.bound_of(found, kind)
+        for side in sides_text.SIDES:
+            why = sides_text.causes_of(found, kind, side)
+            lines.append(f"{kind + f' >{bound:g} ms':<14} {side.upper()}: {why}")
+    return lines
+
+
+def _figures(found: Comparison) -> list[str]:
+    rows = [
+        [
+            figure.label + (" ms" if figure.unit == "ms" else ""),
+            words.value(figure, figure.a),
+            words.value(figure, figure.b),
+            words.ratio(figure),
+            words.between(figure),
+            words.verdict(figure),
+        ]
+        for figure in found.figures
+    ]
+    return ["", *text_table(["", "A", "B", "B/A", f"{CONFIDENCE:.0%} sure", ""], rows, "<>>>><")]
+
+
+def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
+    both = {
+        letter: {"name": name, **work._asdict(), **limits_document(side)}
+        for letter, name, work, side in zip("ab", found.names, found.works, sides, strict=True)
+    }
+    load = found.load
+    figures = {
+        figure.key: {
+            **told(figure, "a", "b", "ratio", "better", "verdict", "num_a", "num_b"),
+            "interval": _ends(figure.interval),
+        }
+        for figure in found.figures
+    }
+    return {
+        **both,
+        "different_work": found.different_work,
+        "load": {**told(load), "more_a": _finite(load.more_a), "more_b": _finite(load.more_b)},
+        **told(found, "slo", "percentile_error", "settings"),
+        "figures": figures,
+        "late": plain(found.causes),
+        "requests": {
+            **told(found.requests, "by", "only_a", "only_b"),
+            "num_not_kept": found.num_unlisted,
+            "pairs": [
+                {"name": pair.name, "a": told(pair.a, *_OF_RUN), "b": told(pair.b, *_OF_RUN)}
+                for pair in found.requests.pairs
+            ],
+        },
+    }
+
+
+def _ends(of: RatioInterval | None) -> list[float | None] | None:
+    return None if of is None else [of.low or None, _finite(of.high)]
+
+
+def _finite(value: float) -> float | None:
+    """Return the number, or None if it is infinite, which JSON cannot say."""
+    return value if math.isfinite(value) else None

@@ -10,11 +10,8 @@ from typing import Any
 import msgspec
 import tomlkit
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.tui.cli.shared.options import Like, argument, command, flag
-from stepscope.tui.cli.shared.output import say, text_table
+from stepscope.tui.cli.shared.options import argument, command
+from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings import settings
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import written
@@ -24,62 +21,26 @@ _SECRET = frozenset({"api_key"})
 _COMMENT_COLUMN = 44
 
 
-@command(
-    "stepscope config",
-    "stepscope config dashboard",
-    "stepscope config --path",
-    "stepscope config --like vllm",
-)
+@command("stepscope config", "stepscope config dashboard")
 def config(
     section: str | None = argument("SECTION", "show only this section (default: all)"),
-    path_only: bool = flag("print only the path of the config file", "--path"),
-    like: Like = None,
 ) -> None:
     """Show the settings, and where each of them comes from."""
-    if like is not None:
-        if section is not None or path_only:
-            raise WrongUsage("--like compares the defaults of engines: leave the rest out")
-        say(*_beside_ours(like))
-        return
     path = settings.config_path()
-    if path_only and section is not None:
-        raise WrongUsage(f"--path is the same for every section: leave {section} out")
-    if path_only:
-        say(str(path))
-        return
     names = [*settings.SECTIONS, settings.KEYS, settings.ALERTS]
     if section is not None and section not in names:
         raise WrongUsage(f"there is no section {section!r}; there are: {', '.join(names)}")
-    lines = [f"# {path}" + ("" if path.exists() else " (there is none yet)")]
-    lines += [
-        f"# {name} is set, but no setting has this name" for name in settings.unknown_variables()
-    ]
+    say(f"# {path}" + ("" if path.exists() else " (there is none yet)"))
+    say(
+        *(f"# {each} is set, but no setting has this name" for each in settings.unknown_variables())
+    )
     for name in settings.SECTIONS:
         if section in (None, name):
-            lines += ["", f"[{name}]", *_section(name)]
+            say("", f"[{name}]", *_section(name))
     if section in (None, settings.KEYS):
-        lines += ["", f"[{settings.KEYS}]", *_keys()]
+        say("", f"[{settings.KEYS}]", *_keys())
     if section in (None, settings.ALERTS):
-        lines += _alerts()
-    say(*lines)
-
-
-def _beside_ours(like: str) -> Iterator[str]:
-    other = defaults_like(like)
-    ours = {
-        field.name: field.default
-        for kind in (Knobs, EngineConfig)
-        for field in msgspec.structs.fields(kind)
-    }
-    values = {**other.knobs, "block_size": other.engine["block_size"]}
-    rows = [
-        (name, _toml(ours[name]), _toml(value), "" if value == ours[name] else "differs")
-        for name, value in values.items()
-    ]
-    yield from text_table(("setting", "stepscope", other.title, ""), rows, "<<<<")
-    if other.differs:
-        yield ""
-        yield f"not covered: {other.title.partition(' on ')[0]} {other.differs}"
+        say(*_alerts())
 
 
 def _section(section: settings.Section) -> Iterator[str]:
@@ -88,9 +49,8 @@ def _section(section: settings.Section) -> Iterator[str]:
     for name, (value, origin) in settled(kind, section, {}).items():
         about = origin or "default"
         if value is None:
-            described = re.search(
-                r"\((default: [^)]*)\)", base_and_meta(fields[name])[1].description or ""
-            )
+            text = base_and_meta(fields[name])[1].description or ""
+            described = re.search(r"\((default: [^)]*)\)", text)
             yield _line(f"# {name}", described[1] if described and not origin else about)
         elif name in _SECRET:
             yield _line(f"# {name}", f"{about}, {'not shown' if value else 'not set'}")
@@ -108,18 +68,12 @@ def _keys() -> Iterator[str]:
 
 
 def _alerts() -> Iterator[str]:
-    rules = settings.load_alerts()
+    rules, name = settings.load_alerts(), f"[[{settings.ALERTS}]]"
     if not rules:
-        yield from (
-            "",
-            _line(f"# [[{settings.ALERTS}]]", 'none; like when = "itl_p99 > 50ms for 30s"'),
-        )
+        yield from ("", _line(f"# {name}", 'none; like when = "itl_p99 > 50ms for 30s"'))
     for rule in rules:
-        yield from (
-            "",
-            f"[[{settings.ALERTS}]]",
-            _line(f"when = {_toml(rule.text)}", settings.config_path().name),
-        )
+        origin = settings.config_path().name
+        yield from ("", name, _line(f"when = {_toml(rule.text)}", origin))
 
 
 def _line(text: str, comment: str) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import StopSignals, ending_on_signals
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import check_seconds, command, flag, option
+from stepscope.tui.cli.shared.options import command, flag, option, seconds_option
 from stepscope.tui.cli.shared.output import Progress, say
-from stepscope.tui.cli.shared.paths import output_path, picture_path
+from stepscope.tui.cli.shared.paths import output_path
+from stepscope.tui.session.tour.chapters import Act
+from stepscope.tui.session.tour.tour import Director
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
-from stepscope.tui.settings.preferences import remember
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
@@ -40,7 +42,7 @@ _TICK_S = 0.2
     "stepscope demo --model smollm2",
     "stepscope demo --rate 0.5",
     "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
-    "stepscope demo --headless --record out.mcap --screenshot out.svg",
+    "stepscope demo --headless --record out.mcap",
     "stepscope demo --web 8080",
     sections=("dashboard",),
     defaults=demo_engine.SERVICE_LEVELS,
@@ -51,11 +53,8 @@ def demo(
         "NUMBER", "requests a second at most (default: the next comes when one ends)"
     ),
     headless: bool = flag("run without a terminal and print a summary at the end", "--headless"),
-    seconds: float | None = option("NUMBER", "with --headless: how long to run (default: 20)"),
+    seconds: float | None = seconds_option("with --headless: how long to run (default: 20)"),
     record: Path | None = option("FILE", "record the session (MCAP)"),
-    screenshot: Path | None = option(
-        "FILE", "with --headless: draw the last screen (.svg or .txt)"
-    ),
     with_tokens: bool = flag("show and record prompts and outputs too", "--with-tokens"),
     gpu: str | None = option(
         "GPU",
@@ -79,17 +78,13 @@ def demo(
     settings = resolve(
         DashboardSettings, "dashboard", flags, None if gpu else demo_engine.SERVICE_LEVELS
     )
-    check_seconds(seconds)
     browsers = browsers_of(web)
     if browsers is not None and headless:
         raise WrongUsage("--web: the demo is --headless already where browsers show it")
-    if not headless:
-        if browsers is None:
-            need_terminal("add --headless, or --web PORT")
-        if seconds is not None or screenshot is not None:
-            raise WrongUsage("--seconds and --screenshot go with --headless")
-    if screenshot is not None:
-        picture_path(str(screenshot), option="--screenshot")
+    if not headless and browsers is None:
+        need_terminal("add --headless, or --web PORT")
+    if not headless and seconds is not None:
+        raise WrongUsage("--seconds goes with --headless")
     if gpu is None and not has_torch():
         raise CommandFailed(f"{missing_text('torch')}; without it: stepscope demo --simulate h100")
     if record is not None:
@@ -99,51 +94,38 @@ def demo(
     with ending_on_signals(), Progress() as progress, ExitStack() as until_the_engine_ended:
         levels = own_levels(settings)
         options, runs = demo_engine.engine_arguments(model, with_tokens, gpu, speed, levels)
-        with EngineProcess(options, progress, runs) as engine:
+        with EngineProcess(options, progress, runs) as engine, ExitStack() as stack:
             costs = engine.info.step_costs
             about = [f"workload   {demo_engine.workload_text(workload)}"]
             about += [f"engine     {in_words(costs)}"] if costs is not None else []
             if gpu is None and model == smollm2.NAME:
                 progress.close()
                 say(smollm2.NOTICE)
-            history = new_history(settings)
-            source = Subscriber(engine.endpoint, history)
+            source = Subscriber(engine.endpoint, history := new_history(settings))
             recorder = Recorder(source, record, dict(history.chosen)) if record else None
+            if recorder is not None:
+                stack.callback(recorder.stop)
             if headless:
                 until_the_engine_ended.enter_context(stop)
-            acts = [demo_engine.Act(0.0, SetWorkload(workload=workload, who=demo_engine.WHO))]
+            acts: list[Act] = [SetWorkload(workload=workload, who=demo_engine.WHO)]
             if workload == demo_engine.WORKLOAD and model == EngineConfig().model:
-                acts = demo_engine.first_minute(workload, demo_engine.KNOBS, costs)
-            minute = demo_engine.FirstMinute(engine.endpoint, acts, history)
+                acts = [*demo_engine.first_minute(workload, demo_engine.KNOBS, costs)]
+            stack.callback(source.stop)
             source.start()
-            try:
-                wait_until_live(engine, source, stop)
-                if headless:
-                    minute.start()
-                    seconds = seconds or HEADLESS_SECONDS
-                    cut_short = _wait(engine, source, seconds, progress, stop)
-                elif browsers is not None:
-                    progress.close()
-                    say(*about)
-                    minute.start()
+            wait_until_live(engine, source, stop)
+            director = stack.enter_context(Director(engine.endpoint, partial(_is_alone, history)))
+            director.do(acts)
+            if headless:
+                seconds = seconds or HEADLESS_SECONDS
+                cut_short = _wait(engine, source, seconds, progress, stop)
+            else:
+                progress.close()
+                say(*about)
+                if browsers is not None:
                     browsers.serve([engine.endpoint.control], flags)
                 else:
-                    progress.close()
-                    say(*about)
-                    ended = end_of(engine)
-                    run_live(
-                        source,
-                        settings,
-                        recorder,
-                        keeps_levels=False,
-                        news=lambda: ended() or minute.news(),
-                    )
-            finally:
-                minute.stop()
-                source.stop()
-                if recorder is not None:
-                    recorder.stop()
-                    remember(recorder.path)
+                    news = news_of(engine, director.news)
+                    run_live(source, settings, recorder, keeps_levels=False, news=news)
     if recorder is not None and recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{record} could not be written")
     if stop and history.num_steps == 0:
@@ -153,12 +135,6 @@ def demo(
         if recorder is not None:
             written = f"{recorder.num_steps:,} steps, {file_size(recorder.num_bytes)}"
             say(f"recording  {recorder.path} ({written})")
-        if screenshot is not None:
-            from stepscope.tui.app import picture
-
-            is_ascii = bool(settings.ascii)
-            picture.screenshot(source, history, screenshot, theme=settings.theme, ascii=is_ascii)
-            say(f"screenshot {screenshot}")
         if history.num_steps == 0:
             raise CommandFailed("no step came from the engine")
         if history.gaps or history.num_lost:
@@ -182,23 +158,30 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
             return
 
 
-def end_of(engine: EngineProcess) -> Callable[[], str | None]:
-    """Return what is called in every frame: it tells, once, that the engine has ended."""
+def news_of(engine: EngineProcess, more: Callable[[], str | None]) -> Callable[[], str | None]:
+    """Return what is called in every frame: it tells, once, that the engine has ended; and more."""
     notice = iter(["the engine has ended for good"])
-    return lambda: None if engine.exit_code is None else next(notice, None)
+
+    def news() -> str | None:
+        return (None if engine.exit_code is None else next(notice, None)) or more()
+
+    return news
+
+
+def _is_alone(history: History) -> bool:
+    """Whether nobody else has changed the engine."""
+    return all(entry.who == demo_engine.WHO for entry in history.state.audit)
 
 
 def _wait(
     engine: EngineProcess, source: Subscriber, seconds: float, progress: Progress, stop: StopSignals
 ) -> str | None:
     """Wait until `seconds` have passed or a signal arrives; return a notice about the signal."""
-    start_s = time.monotonic()
-    while not stop and (elapsed_s := time.monotonic() - start_s) < seconds:
+    elapsed_s = 0.0
+    for elapsed_s in stop.ticks(_TICK_S, seconds):
         engine.check()
         num_steps = source.history.num_steps
         progress("running the demo", elapsed_s / seconds, f"{elapsed_s:.0f} s, {num_steps} steps")
-        stop.wait(_TICK_S)
-    elapsed_s = time.monotonic() - start_s
     return None if elapsed_s >= seconds else f"interrupted after {elapsed_s:.0f} of {seconds:g} s"
 
 

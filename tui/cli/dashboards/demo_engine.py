@@ -1,56 +1,43 @@
 """What `stepscope demo` runs: its engine, its workload, and what happens in its first minute."""
 
-import logging
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from msgspec import structs
 from msgspec.structs import replace
 
-from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.models.cache import smollm2
-from stepscope.engine.protocol.commands import Command, SetKnobs, SetWorkload, Submit
+from stepscope.engine.protocol.commands import SetKnobs, SetWorkload, Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue, StepCosts
-from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.file.service_levels import Levels
-from stepscope.recordings.history.history import History
+from stepscope.tui.session.tour.chapters import TimedAct
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags
-
-log = logging.getLogger("stepscope.tui")
 
 WHO = "stepscope demo"
 STALL_S = 9.0  # when a long prompt is prefilled whole
 _STALL_MS = 800.0  # how long it shall take
 _LEAST_TOKENS, _MOST_TOKENS = 768, 3072
 _WHOLE: dict[str, int | bool] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
-_TIMEOUT_S = 60.0  # commands wait for the step in flight
 _AGAIN_S = 0.4  # the prompt is being prefilled by then, however slow the machine
 # Requests under way from a second on. Two at a time: their prompts fit into three seconds.
 _RAMP = {0.0: 2, 3.0: 4, 6.0: 6, 11.0: 8, 12.5: 10, 14.0: 12}
 
 
-class Act(NamedTuple):
-    at_s: float
-    command: Command | None = None
-    hint: str = ""
-
-
-def first_minute(workload: WorkloadSpec, knobs: Knobs, costs: StepCosts | None) -> list[Act]:
+def first_minute(workload: WorkloadSpec, knobs: Knobs, costs: StepCosts | None) -> list[TimedAct]:
     """Return the acts of the demo, in order of time; `costs` tell how long a stall may be."""
     num_tokens = _LEAST_TOKENS
     if costs is not None and costs.prefill_ms > 0:
         fitting = round(_STALL_MS / costs.prefill_ms * costs.num_prefill_tokens)
         num_tokens = max(_LEAST_TOKENS, min(_MOST_TOKENS, fitting))
     acts = [
-        Act(at_s, SetWorkload(workload=replace(workload, max_concurrency=num, seed=n), who=WHO))
+        TimedAct(
+            at_s, SetWorkload(workload=replace(workload, max_concurrency=num, seed=n), who=WHO)
+        )
         for n, (at_s, num) in enumerate(_RAMP.items())
     ]
     text = " ".join(f"Line {n} of a long document." for n in range(num_tokens))
@@ -65,59 +52,16 @@ def first_minute(workload: WorkloadSpec, knobs: Knobs, costs: StepCosts | None) 
     before = {name: value for name, value in knobs.as_dict().items() if name in _WHOLE}
     reason = "a prompt prefilled whole, to show a stall"
     acts += [
-        Act(4.0, hint="each line is a request, each column a step; space stops the picture"),
-        Act(STALL_S, SetKnobs(changes={**_WHOLE}, reason=reason, who=WHO)),
-        Act(STALL_S, prompt),
-        Act(STALL_S + _AGAIN_S, SetKnobs(changes=before, reason="chunks again", who=WHO)),
-        Act(STALL_S + 2.0, hint="all stood still: w goes there, Enter says why, L comes back"),
-        Act(32.0, hint="B changes the token budget and shows what that does; ? lists all keys"),
+        TimedAct(4.0, hint="each line is a request, each column a step; space stops the picture"),
+        TimedAct(STALL_S, SetKnobs(changes={**_WHOLE}, reason=reason, who=WHO)),
+        TimedAct(STALL_S, prompt),
+        TimedAct(STALL_S + _AGAIN_S, SetKnobs(changes=before, reason="chunks again", who=WHO)),
+        TimedAct(STALL_S + 2.0, hint="all stood still: w goes there, Enter says why, L comes back"),
+        TimedAct(
+            32.0, hint="B changes the token budget and shows what that does; ? lists all keys"
+        ),
     ]
     return sorted(acts, key=lambda act: act.at_s)
-
-
-class FirstMinute:
-    """Plays the acts on a thread, until `history` tells that someone else changed the engine."""
-
-    def __init__(self, endpoint: Endpoint, acts: Sequence[Act], history: History) -> None:
-        self._endpoint = endpoint
-        self._acts = acts
-        self._history = history
-        self._hints: list[str] = []
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._play, name="demo", daemon=True)
-
-    def start(self) -> None:
-        if self._thread.ident is None:
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def news(self) -> str | None:
-        """Return a hint that was not shown yet; None if there is none. The first call starts."""
-        self.start()
-        return self._hints.pop(0) if self._hints else None
-
-    def _play(self) -> None:
-        start_s = time.monotonic()
-        with ControlClient(self._endpoint, _TIMEOUT_S) as client:
-            for act in self._acts:
-                if self._stopping.wait(max(0.0, start_s + act.at_s - time.monotonic())):
-                    return
-                if any(entry.who != WHO for entry in self._history.state.audit):
-                    return
-                if act.hint:
-                    self._hints.append(act.hint)
-                if act.command is not None:
-                    try:
-                        client.ask(act.command)
-                    except CommandRefused as error:
-                        log.warning("the demo goes on without a step: %s", error)
-                    except EngineUnreachable:
-                        return
-            self._stopping.wait()  # the prompt lives as long as its client
 
 
 # A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
@@ -186,26 +130,18 @@ def workload_text(workload: WorkloadSpec) -> str:
 def engine_arguments(
     model: str, with_tokens: bool, gpu: str | None, speed: float, levels: Levels
 ) -> tuple[Mapping[str, KnobValue], str]:
-    if gpu is None:
-        return {**_options(model, with_tokens), **levels}, "serve"
-    if with_tokens:
-        raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
-    options: dict[str, KnobValue] = {"gpu": gpu, "speed": speed, **levels}
-    if model != EngineConfig().model:
-        options["model"] = model
-    return options, "simulated-engine"
-
-
-def _options(model: str, with_tokens: bool) -> dict[str, KnobValue]:
-    """Return every option that matters to the demo, so that no config file can change it."""
+    """Return all options that matter, so that no config file changes them, and the command."""
+    if gpu is not None:
+        if with_tokens:
+            raise WrongUsage("--with-tokens: a simulated engine has no text; leave it out")
+        named = {} if model == EngineConfig().model else {"model": model}
+        return {"gpu": gpu, "speed": speed, **levels, **named}, "simulated-engine"
     # `http` is empty: no HTTP server, even if the config file sets one for `serve`.
-    is_speaking = model == smollm2.NAME
-    knobs = SPEAKING_KNOBS if is_speaking else KNOBS
-    options: dict[str, KnobValue] = {"model": model, "http": "", **knobs.as_dict()}
-    # A model that speaks must show its text; nothing private is in it, the questions are ours.
-    options["with_tokens"] = with_tokens or is_speaking
-    if is_speaking:
-        options |= SPEAKING_OPTIONS
-    elif model == EngineConfig().model:
-        options["kv_memory"] = KV_MEMORY
-    return options
+    options: dict[str, KnobValue] = {"model": model, "http": "", **levels}
+    options["with_tokens"] = with_tokens
+    if model == smollm2.NAME:
+        # A model that speaks must show its text; nothing private is in it, the questions are ours.
+        options |= {**SPEAKING_KNOBS.as_dict(), **SPEAKING_OPTIONS, "with_tokens": True}
+        return options, "serve"
+    memory = {"kv_memory": KV_MEMORY} if model == EngineConfig().model else {}
+    return {**options, **KNOBS.as_dict(), **memory}, "serve"

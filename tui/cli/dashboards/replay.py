@@ -1,11 +1,10 @@
-"""`stepscope replay`: shows a recording in the dashboard."""
+"""`stepscope replay` shows a recording in the dashboard, `screenshot` draws it at one step."""
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from stepscope.engine.protocol.wire import Mark
-from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incidents_in
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
@@ -18,9 +17,19 @@ from stepscope.tui.cli.dashboards.dashboard import (
 )
 from stepscope.tui.cli.shared.options import RecordingFile, command, option
 from stepscope.tui.cli.shared.output import note, say
-from stepscope.tui.cli.shared.paths import find_recording
+from stepscope.tui.cli.shared.paths import (
+    find_recording,
+    picture_path,
+    picture_size,
+    request_number,
+)  # fmt: skip
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.preferences import remember
+from stepscope.tui.views.format import file_size
+from stepscope.tui.views.view import ZOOMS
+
+_FILE_EVENTS_S = 5.0  # to search the file for events; of a very long file, only those found so far
+# Without the screens of two runs and of several engines, which need more than one recording.
+_PageName: TypeAlias = Literal["main", "step", "request", "kv", "latency", "knobs"]
 
 
 @command(
@@ -53,9 +62,8 @@ def replay(
         return
     with Recording(find_recording(file)) as recording:
         note(recording.message)
-        first, last = recording.first_step, recording.last_step
-        if at is not None and (first is None or last is None or not first <= at <= last):
-            raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
+        if at is not None:
+            _check_step(recording, at)
         marks: list[Mark] = []
         if client is not None:
             from stepscope.recordings.importing.client_match import worst_marks
@@ -69,8 +77,6 @@ def replay(
             recording, new_history(settings), speed, playing=at is None, marks=marks
         )
         source.start()
-        if recording.path not in samples.shipped().values():
-            remember(recording.path)
         try:
             if at is not None:
                 source.seek(at)
@@ -79,6 +85,12 @@ def replay(
             run_dashboard(source, source.history, **dashboard_options(settings))
         finally:
             source.stop()
+
+
+def _check_step(recording: Recording, at: int) -> None:
+    first, last = recording.first_step, recording.last_step
+    if first is None or last is None or not first <= at <= last:
+        raise WrongUsage(f"--at: {recording.path.name} holds steps {first} to {last}, not {at}")
 
 
 def list_incidents(folder: Path) -> None:
@@ -91,3 +103,66 @@ def list_incidents(folder: Path) -> None:
     for path, incident in found:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.started_wall_ns / 1e9))
         say(f"{when}  {incident.text}  {path}")
+
+
+@command(
+    "stepscope screenshot session.mcap --at 1200 -o stall.svg",
+    "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
+    "stepscope screenshot freeze --axis step -o steps.svg",
+    sections=("picture",),
+    defaults={"ascii": False, "axis": "as 'stepscope replay' opens"},
+)
+def screenshot_file(
+    file: RecordingFile,
+    *,
+    output: str = option(
+        "FILE", "the picture to write: .svg or .txt", "--output", "-o", default=...
+    ),
+    at: int | None = option("STEP", "the step to show  [default: the last]"),
+    page: _PageName | None = option(
+        "main|step|request|kv|latency|knobs", "the screen  [default: main]"
+    ),
+    request: str | None = option("ID", "select this request, such as r12, and show its screen"),
+    size: str = option("COLUMNSxROWS", "size of the screen to draw", default="120x40"),
+    zoom: int | None = option(
+        "N", "steps in a column; on the time axis N x 10 ms  [default: what fits]"
+    ),
+    flags: dict[str, Any],
+) -> None:
+    """Draw the dashboard at a step of a recording.
+
+    No terminal is needed. SVG keeps its text selectable. An existing file is replaced. Options
+    override [dashboard] in the config file. Service levels come from the options, else from the
+    recording, else from the config file.
+    """
+    path = picture_path(output, ".svg", ".txt")
+    request_id = None if request is None else request_number(request)
+    page = page or ("main" if request_id is None else "request")
+    dimensions = picture_size(size)
+    if zoom is not None and zoom not in ZOOMS:
+        known = ", ".join(str(each) for each in ZOOMS)
+        raise WrongUsage(f"--zoom: expected one of {known}, got {zoom}")
+    with Recording(find_recording(file)) as recording:
+        if recording.last_step is None:
+            raise CommandFailed(f"{file} holds no step")
+        step = recording.last_step if at is None else at
+        _check_step(recording, step)
+        settings = recording_settings(recording, flags)
+        source = ReplaySource(recording, new_history(settings), playing=False)
+        source.start()
+        try:
+            source.seek(step)
+            source.wait(60)
+            source.file_index.wait(_FILE_EVENTS_S)
+            from stepscope.tui.app.picture import screenshot  # loads Textual
+
+            screenshot(
+                source, source.history, path, dimensions, theme=settings.theme,
+                ascii=bool(settings.ascii), page="live" if page == "main" else page,
+                axis=settings.axis, zoom=zoom, request_id=request_id,
+            )  # fmt: skip
+        finally:
+            source.stop()
+        note(recording.message)
+    shown = "x".join(map(str, dimensions))
+    say(f"{path}: step {step:,}, {shown}, {file_size(path.stat().st_size)}")

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.errors import expected
-from stepscope.tui.settings.preferences import RecentFiles
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings, load_actions
-from stepscope.tui.settings.terminal import (
-    cannot_be_drawn_on,
-    no_terminal,
-    only_ascii,
-    said_environment,
-)
+from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal, only_ascii
 from stepscope.tui.views.pages.start_page import StartChoice
 
 if TYPE_CHECKING:
@@ -39,7 +33,7 @@ def start() -> None:
     actions = load_actions()
     is_ascii = settings.ascii
     if is_ascii is None:
-        is_ascii = only_ascii(said_environment()) is not None
+        is_ascii = only_ascii(os.environ) is not None
     theme, selected, notice = settings.theme, None, None
     flags: dict[str, Any] = {}
     while True:
@@ -70,7 +64,7 @@ def start() -> None:
 def finder() -> "Finder":
     from stepscope.tui.session.start_finder import Finder
 
-    return Finder(Path.cwd(), RecentFiles())
+    return Finder(Path.cwd())
 
 
 def check(choice: StartChoice) -> str | None:
@@ -103,10 +97,9 @@ def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
         "engines": lambda: top_command.top(choice.names, wait=False, flags=flags),
         "file": lambda: replay_command.replay(choice.names[0], flags=flags),
         "tour": lambda: tour_command.tour(flags=flags),
+        "demo": lambda: demo_command.demo(gpu=gpu, flags=flags),
     }
-    return _error_of(
-        choice, sessions.get(choice.kind, lambda: demo_command.demo(gpu=gpu, flags=flags))
-    )
+    return _error_of(choice, sessions[choice.kind])
 
 
 def _error_of(choice: StartChoice, work: Callable[[], object]) -> str | None:

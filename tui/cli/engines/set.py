@@ -10,9 +10,9 @@ from stepscope.engine.transport.endpoints import ranks_of
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.knob_words import knob_texts
-from stepscope.tui.cli.shared.options import As, argument, command, flag
+from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import say
-from stepscope.tui.session.control.who import call_me, who
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 _TRIES = 5
@@ -31,10 +31,8 @@ def set_knobs(
         default=...,
     ),
     dry_run: bool = flag("only check whether the engine would accept it", "--dry-run"),
-    name: As = None,
 ) -> None:
     """Change knobs of a running engine; print the step of effect."""
-    call_me(name)
     target, texts = _split(assignments)
     ranks = [choose(None, "stepscope set {} KNOB=VALUE")] if target is None else ranks_of(target)
     is_group = len(ranks) > 1
@@ -84,12 +82,7 @@ def _split(words: list[str]) -> tuple[str | None, dict[str, str]]:
     """Return the engine, which may come first, and the text of each knob."""
     first, *rest = words
     has_engine = bool(rest) and ("=" not in first or "://" in first)
-    for word in rest if has_engine else words:
-        if "=" not in word:
-            raise WrongUsage(
-                f"expected KNOB=VALUE, got {word!r}; an engine comes first; {_EXAMPLE}"
-            )
-    texts = knob_texts(rest if has_engine else words, _EXAMPLE)
+    texts = knob_texts(rest if has_engine else words, f"an engine comes first; {_EXAMPLE}")
     for name, text in texts.items():
         if "," in text:
             raise WrongUsage(
@@ -102,13 +95,9 @@ def _split(words: list[str]) -> tuple[str | None, dict[str, str]]:
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:
     """Convert text to the type of the knob. What does not fit is kept: the engine refuses it."""
     kind = spec.kind if spec is not None else "choice"
-    try:
-        if kind == "int":
-            return int(text)
-        if kind == "float":
-            return float(text)
-    except ValueError:
-        return text
     if kind == "bool":
         return {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
-    return text
+    try:
+        return int(text) if kind == "int" else float(text) if kind == "float" else text
+    except ValueError:
+        return text

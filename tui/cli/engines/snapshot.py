@@ -15,7 +15,7 @@ from stepscope.tui.cli.shared.connect import choose, connect, is_recorded
 from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import say, write_json
 from stepscope.tui.cli.shared.paths import find_recording
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.views import format as fmt
 
 _METRICS_S = 2.0  # how long to read a server's metrics: they tell what changed from one to the next
@@ -44,8 +44,8 @@ def snapshot(
 
     In the audit, a name after 'key' was proved with that key. Any other name is only a claim.
     """
-    is_engine = target is None or is_metrics_url(target)
-    is_file = not is_engine and is_recorded(target or "", engine_first=True)
+    is_server = target is not None and is_metrics_url(target)
+    is_file = not is_server and is_recorded(target)
     if shows_audit:
         audit(target, is_file, as_json)
         return
@@ -56,7 +56,7 @@ def snapshot(
     from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds, scraped
     from stepscope.tui.cli.shared.levels import chosen_levels
 
-    if target is not None and is_metrics_url(target):
+    if target is not None and is_server:
         history = scraped(MetricsAddress.parse(target), _METRICS_S, chosen_levels({}))
         told = history.snapshot()
         assert told is not None, "it has a step"
@@ -100,11 +100,9 @@ def _summary(taken: Snapshot) -> Iterator[tuple[str, str]]:
     yield "engine", f"{info.name} (pid {info.pid or 'unknown'}) on {where}"
     yield "model", ", ".join(filter(None, (info.model, info.architecture, info.dtype)))
     if info.role is not None:
-        goes_on = f", then {info.decode_engine} goes on" if info.decode_engine else ""
-        yield "role", info.role + goes_on
+        yield "role", ", then ".join(filter(None, (info.role, info.decode_engine)))
     if info.device is not None:
-        by = f", attention by {info.attention_backend}" if info.attention_backend else ""
-        yield "device", info.device + by
+        yield "device", ", attention by ".join(filter(None, (info.device, info.attention_backend)))
     yield "state", f"{taken.state}, step {taken.step:,}"
     yield "requests", ", ".join(f"{n} {status}" for status, n in by_status.items()) or "unknown"
     if (kv := taken.kv) is not None:
@@ -123,11 +121,9 @@ def _summary(taken: Snapshot) -> Iterator[tuple[str, str]]:
         yield "privacy", "everyone who watches or records gets prompts and outputs"
     if (control := taken.control) is not None:
         counts = {
-            "bad messages": control.bad,
-            "commands beyond a client's share": control.limited,
-            "commands of viewers": control.denied,
-            "connections without a key": control.keyless,
-        }
+            "bad messages": control.bad, "commands beyond a client's share": control.limited,
+            "commands of viewers": control.denied, "connections without a key": control.keyless,
+        }  # fmt: skip
         yield "refused", ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     if taken.num_dropped:
         yield "dropped", f"{taken.num_dropped:,} telemetry messages so far"
@@ -145,19 +141,15 @@ def audit(target: str | None, is_file: bool, as_json: bool) -> None:
 
 def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
     with connect(choose(target, "stepscope snapshot {} --audit")) as client:
-        info = client.info()
         entries: list[Audited] = []
-        after, missing = 0, ""
-        while True:
+        after, newest, missing = 0, 1, ""
+        while after < newest:
             page = client.ask(GetAudit(after=after))
-            if not isinstance(page, AuditPage):
-                raise CommandFailed(f"the engine answered with {type(page).__name__}")
+            assert isinstance(page, AuditPage)
             missing = missing or page.detail
             entries += page.entries
-            if not page.entries or page.entries[-1].number >= page.newest:
-                break
-            after = page.entries[-1].number
-    return info, entries, missing
+            after, newest = (entries[-1].number, page.newest) if page.entries else (0, 0)
+        return client.info(), entries, missing
 
 
 def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, note_own
-from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option
+from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option, seconds_option
 from stepscope.tui.cli.shared.output import say, write_json_line
 from stepscope.tui.settings import cli_errors
 
@@ -82,12 +82,9 @@ def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Col
 
 @contextmanager
 def serve_alert_metrics(
-    address: Address | None, engine: str, watches: Sequence[RuleWatch]
+    address: Address, engine: str, watches: Sequence[RuleWatch]
 ) -> Iterator[None]:
-    """Answer GET /metrics at `address` until the end of the block; None: serve nothing."""
-    if address is None:
-        yield
-        return
+    """Answer GET /metrics at `address` until the end of the block."""
     registry = CollectorRegistry()
     registry.register(_RuleGauges(engine, watches))
     try:
@@ -120,7 +117,7 @@ def watch(
         "[[alerts]] of the config file)",
     ),
     once: bool = flag("print the state of each rule once, as soon as it is known", "--once"),
-    seconds: float | None = option("NUMBER", "how long (default: until Ctrl-C)"),
+    seconds: float | None = seconds_option("how long (default: until Ctrl-C)"),
     metrics: str | None = option("HOST:PORT", "answer Prometheus here with how the rules stand"),
     wait: Wait = True,
     as_json: bool = flag("a JSON document a line", "--json"),
@@ -147,26 +144,21 @@ def watch(
     judge, meter = Judge(rules), Meter(source)
     out = partial(_print, source, as_json)
     has_fired = False
-    start_s = time.monotonic()
-    stop = StopSignals()
-    with stop, serve_alert_metrics(served_at, source.name, judge.watches):
+    with StopSignals() as stop, ExitStack() as served:
+        if served_at is not None:
+            served.enter_context(serve_alert_metrics(served_at, source.name, judge.watches))
+        served.callback(source.stop)
         source.start()
-        try:
-            while not stop.wait(TICK_S):
-                now_s = time.monotonic()
-                changes = judge.apply(meter.measure(), now_s)
-                has_fired = has_fired or any(change.is_firing for change in changes)
-                if once and _is_decided(judge, now_s - start_s):
-                    for each in judge.watches:
-                        out(each.rule, each.state, each.value, each.rule.said(each.value))
-                    return _verdict(judge)
-                for change in () if once else changes:
-                    state = "firing" if change.is_firing else "ok"
-                    out(change.rule, state, change.value, change.text)
-                if seconds is not None and now_s - start_s >= seconds:
-                    break
-        finally:
-            source.stop()
+        for elapsed_s in stop.ticks(TICK_S, seconds):
+            changes = judge.apply(meter.measure(), time.monotonic())
+            has_fired = has_fired or any(change.is_firing for change in changes)
+            if once and _is_decided(judge, elapsed_s):
+                for each in judge.watches:
+                    out(each.rule, each.state, each.value, each.rule.said(each.value))
+                return _verdict(judge)
+            for change in () if once else changes:
+                state = "firing" if change.is_firing else "ok"
+                out(change.rule, state, change.value, change.text)
     return cli_errors.FAILED if has_fired else cli_errors.DONE
 
 

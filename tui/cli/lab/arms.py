@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -79,20 +80,18 @@ class Arm(NamedTuple):
     is_apart: bool = False  # on a prefill and a decode engine, with half of the cores each
 
 
+@dataclass(eq=False)
 class ArmRun:
     """The recorded run of an arm, its output tokens by request, and that of a decode engine."""
 
-    def __init__(
-        self,
-        name: str,
-        path: Path,
-        outputs: Mapping[str, Sequence[int]],
-        decoding: "ArmRun | None" = None,
-    ) -> None:
-        self.name = name
-        self.path = path
-        self.outputs = outputs
-        self.decoding = self if decoding is None else decoding
+    name: str
+    path: Path
+    outputs: Mapping[str, Sequence[int]]
+    decode_run: "ArmRun | None" = None
+
+    @property
+    def decoding(self) -> "ArmRun":
+        return self.decode_run or self
 
     @cached_property
     def side(self) -> Side:

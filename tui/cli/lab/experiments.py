@@ -1,15 +1,19 @@
-"""The experiments of the lab: claims, the arms that try them, the figures of each arm."""
+"""The experiments of the lab: claims, the arms that try them, figures of each arm, and judges.
+
+A judge gets the runs, and the values of each column of its experiment by the column's name; both
+in the order of the arms.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 from stepscope.engine.protocol.settings.knobs import Batching
-from stepscope.engine.protocol.wire import StepRecord
-from stepscope.tui.cli.lab import judges
-from stepscope.tui.cli.lab.arms import Arm, ArmChange, ArmRun, Work, seconds
-from stepscope.tui.cli.lab.judges import LabFinding
+from stepscope.recordings.session.knee import knee_of, newest_columns
+from stepscope.recordings.session.steps import StepTable
+from stepscope.tui.cli.lab.arms import Arm, ArmChange, ArmRun, Work
 
 Values = Sequence[float]
+Columns = Mapping[str, Values]
 _SARATHI = "Sarathi-Serve (Agrawal et al., OSDI 2024)"
 _WHOLE = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
 
@@ -23,6 +27,24 @@ class ArmFigure(NamedTuple):
     is_drawn: bool = False  # the picture of the experiment shows it too
 
 
+class LabFinding(NamedTuple):
+    """The result of an experiment. A judge leaves out the rows."""
+
+    holds: bool  # whether the claim was reproduced
+    measured: str  # in one sentence
+    why: str  # it was not reproduced; else empty
+    marked: tuple[str, str] | None = None  # an arm to mark in the picture, and the text there
+    rows: tuple[tuple[str, *tuple[float, ...]], ...] = ()  # an arm, and a value for each column
+
+    @property
+    def verdict(self) -> str:
+        return "reproduced" if self.holds else "not here"
+
+    @property
+    def text(self) -> str:
+        return self.verdict + (f": {self.why}" if self.why else "")
+
+
 class Experiment(NamedTuple):
     name: str
     claim: str
@@ -31,13 +53,12 @@ class Experiment(NamedTuple):
     arms: tuple[Arm, ...]
     columns: tuple[ArmFigure, ...]
     # Gets the runs of all arms in their order, and the values of each column by its name.
-    judge: Callable[[Sequence[ArmRun], Mapping[str, Sequence[float]]], LabFinding]
-    rows: tuple[str, ...] = ()  # names of the table's rows, if they are not the arms
+    judge: Callable[[Sequence[ArmRun], Columns], LabFinding]
 
     def finding(self, runs: Sequence[ArmRun]) -> LabFinding:
         columns = {each.name: each.of(runs) for each in self.columns}
         found = self.judge(runs, columns)
-        rows = zip(self.rows or [run.name for run in runs], *columns.values(), strict=False)
+        rows = zip([run.name for run in runs], *columns.values(), strict=True)
         return found._replace(why="" if found.holds else found.why, rows=tuple(rows))
 
     def table(self, finding: LabFinding) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -90,34 +111,11 @@ _ITL_MAX = _figure("longest ITL, ms", "itl_max", is_drawn=True)
 _OUTPUT = _figure("output tokens/s", "out_tokens_per_s", is_drawn=True)
 
 
-def _mixed_rates(runs: Sequence[ArmRun]) -> Values:
-    def is_mixed(step: StepRecord) -> bool:
-        return step.num_prefill_tokens > 0 and step.num_decode_tokens > 0
-
-    alone, mixed = runs
-    return [
-        alone.tokens_per_s(lambda step: step.num_prefill_tokens > 0),
-        mixed.tokens_per_s(is_mixed),
-    ]
-
-
 def _num_equal(runs: Sequence[ArmRun]) -> Values:
     """How many of the first arm's tokens each arm gave, until the first other one."""
     whole = runs[0].outputs["one"]
     pairs = [list(zip(run.outputs["one"], whole, strict=False)) for run in runs]
     return [next((n for n, (a, b) in enumerate(each) if a != b), len(each)) for each in pairs]
-
-
-def _empty_shares(runs: Sequence[ArmRun]) -> Values:
-    """Share of the cache that is empty: in blocks, and with rows for whole requests reserved."""
-    info = runs[0].side.info
-    assert info is not None
-    assert info.block_size is not None
-    assert info.max_model_len is not None
-    rows = [row for step in runs[0].steps for row in step.batch or ()]
-    used = sum(row.start + row.num_tokens for row in rows)
-    paged = sum(row.num_blocks for row in rows) * info.block_size
-    return [1 - used / paged, 1 - used / (len(rows) * info.max_model_len)]
 
 
 # The requests of arms
@@ -130,7 +128,6 @@ _P99 = (
     *_works("chat", 12, (0.0, 0.02), 96, 200, 1),
     *_works("document", 3, (0.4, 1.1), 4096, 8, 99),
 )
-_PROMPTS = _works("prompt", 6, (0.5, 0.0), 1024, 1, 50)
 _KNEE = (
     *_works("chat", 6, (0.0, 0.0), 32, 100, 1),
     *_works("document", 2, (0.3, 0.0), 1024, 4, 99),
@@ -138,11 +135,6 @@ _KNEE = (
 _CADENCE = (
     *_works("chat", 6, (0.0, 0.0), 32, 160, 1),
     *_works("document", 3, (0.3, 0.7), 1024, 4, 99),
-)
-_LONG = (Work("document", 0.0, 2048, 1, seed=7),)
-_LENGTHS = (120, 900, 300, 1800, 450, 700, 220, 1300)
-_MIXED_LENGTHS = tuple(
-    Work(f"request-{n}", 0.05 * n, length, 60, seed=1 + n) for n, length in enumerate(_LENGTHS)
 )
 _MODES = (
     *(Work(f"chat-{n}", 0.1 * n, 64 + 16 * n, 40 + 8 * n, seed=1 + n) for n in range(8)),
@@ -166,6 +158,120 @@ def _whole_or_chunked(work: tuple[Work, ...]) -> tuple[Arm, ...]:
     return (Arm("whole", _WHOLE, work), Arm("chunks of 256", _budget(256), work))
 
 
+# Judges
+
+
+def judge_tokens(runs: Sequence[ArmRun], of: Columns) -> LabFinding:
+    num_whole = len(runs[0].outputs["one"])
+    num_same = sum(num == num_whole for num in of["equal tokens of 32"])
+    missed = "" if of["preempted"][-1] else "; nothing was preempted here"
+    return LabFinding(
+        num_same == len(runs),
+        f"{num_same} of {len(runs)} arms gave the same {num_whole} greedy tokens{missed}",
+        "sums in another order round differently, and a near tie between two tokens then falls "
+        "the other way",
+    )
+
+
+def judge_freeze(runs: Sequence[ArmRun], of: Columns) -> LabFinding:
+    longest = of["longest ITL, ms"]
+    spikes = [most / median for most, median in zip(longest, of["ITL p50, ms"], strict=True)]
+    return LabFinding(
+        spikes[0] >= 10 and spikes[1] <= spikes[0] / 3,
+        f"longest ITL {longest[0]:,.0f} ms whole ({spikes[0]:.0f} times the "
+        f"median), {longest[1]:,.0f} ms in chunks ({spikes[1]:.0f} times)",
+        runs[1].main_cause(),
+    )
+
+
+def judge_p99(runs: Sequence[ArmRun], of: Columns) -> LabFinding:
+    itl, output = of["ITL p99, ms"], of["output tokens/s"]
+    falls, change = itl[0] / (itl[1] or 1), output[1] / (output[0] or 1) - 1
+    return LabFinding(
+        falls >= 2 and change >= -0.05,
+        f"ITL p99 {itl[0]:,.0f} to {itl[1]:,.0f} ms ({falls:.1f} times less), output "
+        f"{output[0]:,.0f} to {output[1]:,.0f} tokens/s ({change:+.1%})",
+        runs[1].main_cause(),
+    )
+
+
+def judge_knee(runs: Sequence[ArmRun], of: Columns) -> LabFinding:
+    ttft, itl = of["TTFT of documents, ms"], of["ITL p99, ms"]
+    steps = StepTable()
+    for run in runs:
+        run.add_to(steps)
+    found = knee_of(newest_columns(steps))
+    bound, beyond = "", []
+    if found is not None:
+        bound = f"; steps are bound by compute from about {found.rounded:,} tokens on"
+        beyond = [run.name for run in runs if int(run.name) >= found.tokens]
+    falls, rises = ttft[0] > ttft[-1], itl[-1] > itl[0]
+    return LabFinding(
+        falls and rises,
+        f"from a budget of {runs[0].name} to {runs[-1].name} TTFT goes from {ttft[0]:,.0f} to "
+        f"{ttft[-1]:,.0f} ms, p99 ITL from {itl[0]:,.0f} to {itl[-1]:,.0f} ms{bound}",
+        "here small chunks cost the document no more time than large ones"
+        if rises
+        else f"larger chunks cost the streams no more: {runs[-1].main_cause()}",
+        (beyond[0], "bound by compute from here") if beyond else None,
+    )
+
+
+def judge_cadence(runs: Sequence[ArmRun], of: Columns) -> LabFinding:
+    tpot, ttft = of["TPOT p50, ms"], of["TTFT of documents, ms"]
+    pairs = ((0, 1), (2, 3))
+    return LabFinding(
+        all(tpot[b] <= 1.05 * tpot[a] and ttft[b] < 0.95 * ttft[a] for a, b in pairs),
+        "; ".join(
+            f"{runs[a].name} and {runs[b].name}: TPOT {tpot[a]:,.1f} and {tpot[b]:,.1f} ms, TTFT "
+            f"of documents {ttft[a]:,.0f} and {ttft[b]:,.0f}"
+            for a, b in pairs
+        ),
+        "a step takes about as long as its tokens, so both compute as many prompt tokens a second",
+    )
+
+
+def judge_prefix(runs: Sequence[ArmRun], of: Columns) -> LabFinding:
+    chunks, cached = of["chunks"], of["cached tokens"]
+    [warm] = runs[1].requests("prompt")
+    return LabFinding(
+        list(chunks) == [4, 2],
+        f"{chunks[0]} chunks cold, {chunks[1]} with {cached[1]} of {warm.num_prompt_tokens:,} "
+        "tokens cached",
+        "the beginning was not in the cache, or the budget was shared",
+    )
+
+
+def judge_modes(runs: Sequence[ArmRun], of: Columns) -> LabFinding:
+    longest, rates = of["longest ITL, ms"], of["output tokens/s"]
+    names = [run.name for run in runs]
+    first, last = names.index("naive"), names.index("chunked")
+    behind = [names[n] for n in range(1, len(runs)) if rates[n] < 0.95 * rates[n - 1]]
+    return LabFinding(
+        rates[last] > rates[first] and not behind,
+        f"output {rates[first]:,.0f} tokens/s naive, {rates[last]:,.0f} chunked; longest ITL "
+        f"{longest[first]:,.0f} and {longest[last]:,.0f} ms",
+        f"fewer tokens a second than the mode before: {', '.join(behind) or 'none'}; "
+        f"{runs[last].main_cause()}",
+    )
+
+
+def judge_apart(runs: Sequence[ArmRun], of: Columns) -> LabFinding:
+    itl, ttft = of["ITL p99, ms"], of["TTFT of documents, ms"]
+    large, small, apart = runs
+    missed = []
+    if not itl[2] <= 1.1 * itl[1]:
+        missed.append(f"ITL: {apart.decoding.main_cause()}")
+    if not ttft[2] <= 1.1 * ttft[0]:
+        missed.append("TTFT: a prompt has half of the cores, also while nothing is decoded")
+    return LabFinding(
+        not missed,
+        f"p99 ITL {itl[0]:,.0f} ms in {large.name}, {itl[1]:,.0f} in {small.name}, {itl[2]:,.0f} "
+        f"apart; TTFT of documents {ttft[0]:,.0f}, {ttft[1]:,.0f} and {ttft[2]:,.0f} ms",
+        "; ".join(missed),
+    )
+
+
 EXPERIMENTS = (
     Experiment(
         "tokens",
@@ -185,7 +291,7 @@ EXPERIMENTS = (
             _each("preempted", lambda run: run.requests("one")[0].num_preemptions),
             ArmFigure("equal tokens of 32", _num_equal, is_drawn=True),
         ),
-        judges.tokens,
+        judge_tokens,
     ),
     Experiment(
         "freeze",
@@ -195,7 +301,7 @@ EXPERIMENTS = (
         "arm",
         _whole_or_chunked(_FREEZE),
         (_ITL_P50, _ITL_P99._replace(is_drawn=False), _ITL_MAX, _ttft("the document", "document")),
-        judges.freeze,
+        judge_freeze,
     ),
     Experiment(
         "p99",
@@ -204,26 +310,7 @@ EXPERIMENTS = (
         "arm",
         _whole_or_chunked(_P99),
         (_ITL_P99, _OUTPUT),
-        judges.p99,
-    ),
-    Experiment(
-        "mixed",
-        "the throughput of mixed steps is within 5 % of prefill alone",
-        _SARATHI,
-        "arm",
-        (
-            Arm("prefill alone", _budget(256), _PROMPTS),
-            Arm(
-                "with 8 decodes",
-                _budget(256),
-                (*_works("chat", 8, (0.0, 0.0), 32, 120, 1), *_PROMPTS),
-            ),
-        ),
-        (
-            ArmFigure("tokens a second of step time", _mixed_rates, is_drawn=True),
-            _figure("mixed steps", "mixed_steps", ".0%"),
-        ),
-        judges.mixed,
+        judge_p99,
     ),
     Experiment(
         "knee",
@@ -240,7 +327,7 @@ EXPERIMENTS = (
                 is_drawn=True,
             ),
         ),
-        judges.knee,
+        judge_knee,
     ),
     Experiment(
         "cadence",
@@ -259,29 +346,7 @@ EXPERIMENTS = (
             _ITL_P99,
             _OUTPUT._replace(is_drawn=False),
         ),
-        judges.cadence,
-    ),
-    Experiment(
-        "chunk-cost",
-        "chunks add no FLOPs, and reading K/V again grows with the number of chunks",
-        _SARATHI,
-        "chunk",
-        (*_budgets(_LONG, 64, 128, 256, 512, 1024), Arm("whole", _budget(8192), _LONG)),
-        (
-            _each("steps", lambda run: sum(1 for _ in run.rows_of("document"))),
-            _each(
-                "seconds of prefill",
-                lambda run: sum(seconds(step) for step, _ in run.rows_of("document")),
-                ".2f",
-                is_drawn=True,
-            ),
-            _each(
-                "tokens of K/V read again",  # those of earlier chunks
-                lambda run: sum(row.start for _, row in run.rows_of("document")),
-                is_drawn=True,
-            ),
-        ),
-        judges.chunk_cost,
+        judge_cadence,
     ),
     Experiment(
         "prefix",
@@ -297,17 +362,7 @@ EXPERIMENTS = (
             _each("cached tokens", lambda run: run.requests("prompt")[0].num_cached_tokens or 0),
             _ttft("", "prompt"),
         ),
-        judges.prefix,
-    ),
-    Experiment(
-        "paged",
-        "paged blocks waste under 4 % where reserved rows waste 60 to 80 %",
-        "PagedAttention (Kwon et al., SOSP 2023)",
-        "way",
-        (Arm("mixed lengths", _budget(512), _MIXED_LENGTHS),),
-        (ArmFigure("share of reserved tokens that is empty", _empty_shares, ".1%", is_drawn=True),),
-        judges.paged,
-        rows=("paged blocks", "reserved rows"),
+        judge_prefix,
     ),
     Experiment(
         "modes",
@@ -323,7 +378,7 @@ EXPERIMENTS = (
             _figure("goodput, requests/s", "goodput_per_s", ".2f", is_drawn=True),
             _each("padded tokens", lambda run: run.side.sums().num_padded_tokens),
         ),
-        judges.modes,
+        judge_modes,
     ),
     Experiment(
         "apart",
@@ -344,6 +399,6 @@ EXPERIMENTS = (
             _ttft("documents", "document"),
             _each("output tokens/s", lambda run: run.tokens_out_per_s, is_drawn=True),
         ),
-        judges.apart,
+        judge_apart,
     ),
 )

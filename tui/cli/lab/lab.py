@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from stepscope.engine.execution.machine.environment import num_threads
@@ -14,8 +15,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.output import missing
 from stepscope.tui.cli.engines.engine import model_on_text
 from stepscope.tui.cli.lab.arms import ArmRun, run_arm
-from stepscope.tui.cli.lab.experiments import EXPERIMENTS, Experiment
-from stepscope.tui.cli.lab.judges import LabFinding
+from stepscope.tui.cli.lab.experiments import EXPERIMENTS, Experiment, LabFinding
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import argument, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, text_table
@@ -62,26 +62,18 @@ def lab(
         target = Path(kept)
         target.mkdir(parents=True, exist_ok=True)
         engine = stack.enter_context(EngineProcess(_options(model), progress))
-        found = []
-        for place, experiment in enumerate(chosen):
+        found, num_done, num_arms = [], 0, sum(len(each.arms) for each in chosen)
+        for experiment in chosen:
             runs = []
-            for number, arm in enumerate(experiment.arms):
-                what, done = f"{experiment.name}: {arm.name}", number / len(experiment.arms)
-
-                def on_share(
-                    share: float,
-                    place: int = place,
-                    done: float = done,
-                    what: str = what,
-                    num: int = len(experiment.arms),
-                ) -> None:
-                    progress(what, (place + done + share / num) / len(chosen))
-
-                on_share(0.0)
+            for arm in experiment.arms:
+                what = f"{experiment.name}: {arm.name}"
+                shown = partial(_show, progress, what, num_done, num_arms)
+                num_done += 1
+                shown(0.0)
                 path = target / f"{experiment.name}-{arm.name}.mcap".replace(" ", "-")
                 alone = nullcontext([engine.endpoint])
                 with _pair(model, progress) if arm.is_apart else alone as endpoints:
-                    runs.append(run_arm(endpoints, path, arm, on_share))
+                    runs.append(run_arm(endpoints, path, arm, shown))
             progress.close()  # what reads the recordings has its own
             finding = experiment.finding(runs)
             found.append((experiment, finding))
@@ -93,6 +85,10 @@ def lab(
             say(f"{target}: report.md, a picture of each claim, and the recordings")
         else:
             say("the recordings are gone; -o FOLDER keeps them")
+
+
+def _show(progress: Progress, what: str, num_done: int, num_arms: int, share: float) -> None:
+    progress(what, (num_done + share) / num_arms)
 
 
 def _chosen(names: Sequence[str], runs_all: bool) -> list[Experiment]:

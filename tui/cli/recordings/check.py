@@ -1,14 +1,13 @@
-"""`stepscope check`: checks that a session keeps its bounds, for a pipeline that gates a release.
+"""`stepscope stats` prints all figures of a session, `check` holds them against bounds, for CI.
 
-The session may also be compared with a baseline. A figure then fails only if two things hold:
+A session may also be checked against a baseline. A figure then fails only if two things hold:
 `compare` finds it worse beyond chance, so that noise fails nothing, and it is worse by more than is
 allowed.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
-from xml.etree import ElementTree
+from typing import Any, Literal, NamedTuple
 
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
@@ -16,21 +15,66 @@ from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import (
     FIGURES,
+    KINDS,
+    RANKS,
     BoundError,
     FigureBound,
+    latency_name,
     parse_bound,
     value_text,
-)
-from stepscope.recordings.file.service_levels import levels_of
+)  # fmt: skip
+from stepscope.recordings.file.service_levels import levels_of, levels_text
 from stepscope.tui.cli.recordings.measured import MeasuredSession, measure
+from stepscope.tui.cli.shared.levels import advice_lines, limits_document
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
-from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings import cli_errors
+from stepscope.tui.views import format as fmt
 
-DEFAULT_REGRESSION = "10%"
 
-Outcome: TypeAlias = Literal["ok", "unsure", "failed", "unknown"]
+@command(
+    "stepscope stats freeze",
+    "stepscope stats engine-0 --seconds 10 --json | jq .figures.itl_p99",
+    sections=("levels",),
+    takes_key=True,
+)
+def stats(
+    target: Target = None,
+    *,
+    seconds: LastSeconds = None,
+    as_json: AsJson = False,
+    flags: dict[str, Any],
+) -> None:
+    """Print all figures of a recording, an engine or /metrics."""
+    found = measure(target, seconds, flags, "stats")
+    if as_json:
+        write_json({**found.document(), "advice": limits_document(found.run)["advice"]})
+        return
+    latencies = {kind: [latency_name(kind, rank) for rank in RANKS] for kind in KINDS}
+    rows = [
+        [label, *(fmt.milliseconds(found.figures[name]) for name in latencies[kind])]
+        for kind, label in KINDS.items()
+        if not kind.startswith("served") or found.figures[latencies[kind][0]] is not None
+    ]
+    left_out = {"steps", "seconds", *(name for names in latencies.values() for name in names)}
+    others = [
+        [name, value_text(spec, found.figures[name]), spec.meaning]
+        for name, spec in FIGURES.items()
+        if name not in left_out
+    ]
+    advised = advice_lines(found.run)
+    say(
+        f"{found.text}; levels {levels_text(levels_of(found.slo))}",
+        "",
+        *text_table(["ms", *RANKS.values()], rows),
+        "",
+        *text_table(["", "", ""], others, "<><")[1:],
+        *([""] if advised else []),
+        *advised,
+    )
+
+
+# Bounds
 
 
 class CheckRow(NamedTuple):
@@ -39,14 +83,16 @@ class CheckRow(NamedTuple):
     name: str  # of the figure
     asked: str
     measured: str
-    outcome: Outcome  # unsure: worse, but perhaps by chance; unknown: the session has no value
+    outcome: Literal[
+        "ok", "unsure", "failed", "unknown"
+    ]  # unsure: worse, but perhaps by chance; unknown: the session has no value
     detail: str = ""
     is_bound: bool = True  # else a comparison with the baseline
 
 
 @command(
     "stepscope check run.mcap --max itl_p99=50ms --min goodput=95%",
-    "stepscope check run.mcap --baseline main.mcap --junit check.xml",
+    "stepscope check run.mcap --baseline main.mcap --json",
     sections=("levels",),
     takes_key=True,
 )
@@ -65,7 +111,6 @@ def check(
         "PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"
     ),
     as_json: AsJson = False,
-    junit: str | None = option("FILE", "also write a JUnit report"),
     flags: dict[str, Any],
 ) -> int:
     """Check that a session keeps its bounds, for CI.
@@ -82,8 +127,7 @@ def check(
         )
     if max_regression is not None and baseline is None:
         raise cli_errors.WrongUsage("--max-regression: only with --baseline FILE")
-    allowed = _share(max_regression or DEFAULT_REGRESSION)
-    report = None if junit is None else output_path(junit)
+    allowed = _share(max_regression or "10%")
     found = measure(target, seconds, flags, "check", for_comparison=baseline is not None)
     checks = bound_checks(found.figures, bounds, lower)
     if baseline is not None:
@@ -92,8 +136,6 @@ def check(
         assert isinstance(found.run, Side)
         checks += regression_checks(compare(old.run, found.run), allowed)
     code = exit_code(checks)
-    if report is not None:
-        report.write_bytes(junit_xml(found.name, checks))
     if as_json:
         rows = [each._asdict() for each in checks]
         write_json({**found.document(), "checks": rows, "exit_code": code})
@@ -117,13 +159,16 @@ def bound_checks(
     found = []
     for bound, sign in [*((each, "<=") for each in most), *((each, ">=") for each in least)]:
         figure, value = bound.figure, figures[bound.figure.name]
-        asked, measured = f"{sign} {value_text(figure, bound.value)}", value_text(figure, value)
-        if value is None:
-            detail = "the session has no sample of it"
-            found.append(CheckRow(figure.name, asked, measured, "unknown", detail))
-            continue
-        is_kept = value <= bound.value if sign == "<=" else value >= bound.value
-        found.append(CheckRow(figure.name, asked, measured, "ok" if is_kept else "failed"))
+        row = CheckRow(
+            figure.name,
+            f"{sign} {value_text(figure, bound.value)}",
+            value_text(figure, value),
+            "unknown" if value is None else "failed",
+            "the session has no sample of it" if value is None else "",
+        )
+        if value is not None and (value <= bound.value if sign == "<=" else value >= bound.value):
+            row = row._replace(outcome="ok")
+        found.append(row)
     return found
 
 
@@ -137,25 +182,22 @@ def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
         for figure in found.figures
         if figure.better is not None and figure.a is not None and figure.b is not None
     ]
-    if not checks:
-        return [CheckRow("baseline", "figures of both", "none", "unknown", "too few samples")]
-    return checks
+    return checks or [CheckRow("baseline", "figures of both", "none", "unknown", "too few samples")]
 
 
 def _regression(figure: ComparedFigure, allowed: float) -> CheckRow:
-    by = regression(figure)
-    is_worse = figure.verdict == "a" and by > allowed
-    spec = FIGURES.get(figure.key)
-    texts = [
+    by, spec = regression(figure), FIGURES.get(figure.key)
+    before, now = (
         f"{value:,.4g}" if spec is None else value_text(spec, value)
         for value in (figure.a, figure.b)
-    ]
-    detail = "" if figure.verdict != "a" else f"worse by {by:.1%}, which is significant"
-    outcome: Outcome = "failed" if is_worse else "ok"
+    )
+    row = CheckRow(figure.key, f"within {allowed:.0%} of {before}", now, "ok", is_bound=False)
+    if figure.verdict == "a":
+        detail = f"worse by {by:.1%}, which is significant"
+        return row._replace(outcome="failed" if by > allowed else "ok", detail=detail)
     if figure.verdict == "unclear" and by > allowed:
-        outcome, detail = "unsure", f"worse by {by:.1%}, which may be chance"
-    asked = f"within {allowed:.0%} of {texts[0]}"
-    return CheckRow(figure.key, asked, texts[1], outcome, detail, is_bound=False)
+        return row._replace(outcome="unsure", detail=f"worse by {by:.1%}, which may be chance")
+    return row
 
 
 def regression(figure: ComparedFigure) -> float:
@@ -167,27 +209,6 @@ def regression(figure: ComparedFigure) -> float:
     if not change:
         return 0.0
     return change / a if a else math.copysign(math.inf, change)
-
-
-def junit_xml(name: str, checks: Sequence[CheckRow]) -> bytes:
-    """Return a JUnit report with a test case for each row; the outcome unknown becomes an error."""
-    attributes = {
-        "name": f"stepscope check {name}",
-        "tests": str(len(checks)),
-        "failures": str(sum(each.outcome == "failed" for each in checks)),
-        "errors": str(sum(each.outcome == "unknown" for each in checks)),
-    }
-    suite = ElementTree.Element("testsuite", attributes)
-    for each in checks:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="stepscope", name=f"{each.name} {each.asked}"
-        )
-        if each.outcome in ("failed", "unknown"):
-            kind = "failure" if each.outcome == "failed" else "error"
-            message = " ".join(part for part in (f"is {each.measured}", each.detail) if part)
-            ElementTree.SubElement(case, kind, message=message)
-    report: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
-    return report
 
 
 def _lines(found: MeasuredSession, checks: Sequence[CheckRow]) -> list[str]:

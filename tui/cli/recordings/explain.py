@@ -8,21 +8,22 @@ from stepscope.recordings.attribution.explained import Bound, Explanation, expla
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.figures.table import KINDS, RANKS
-from stepscope.recordings.file.service_levels import levels_of, levels_said
+from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.state.series.distribution import LatencySpread
 from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import LIVE_S, recorded
 from stepscope.tui.cli.recordings.profiled import print_profile
-from stepscope.tui.cli.shared.connect import is_recording
+from stepscope.tui.cli.shared.connect import is_recorded
 from stepscope.tui.cli.shared.levels import advice_lines, level_of, limits_document, limits_text
-from stepscope.tui.cli.shared.options import AsJson, Target, check_seconds, command, flag, option
+from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, flag, option
 from stepscope.tui.cli.shared.output import (
     clock_ms,
     in_ms,
     ms,
     note,
+    plain,
     say,
     session_text,
     text_table,
@@ -44,26 +45,16 @@ _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_i
     "stepscope explain freeze --json | jq '.late[] | {step, ms, cause}'",
     "stepscope explain engine-0 --seconds 10 --queue --json | jq .recompute_tax",
     "stepscope explain run.mcap --profile rank0.pt.trace.json.gz",
+    sections=("levels",),
     takes_key=True,
 )
 def explain(
     target: Target = None,
     *,
     shows_queue: bool = flag(
-        "instead: which requests wait for what, and which preemption cost how much; without "
-        "--request and the levels",
-        "--queue",
+        "instead: which requests wait for what, and which preemption cost how much", "--queue"
     ),
-    seconds: float | None = option(
-        "NUMBER",
-        "only the last seconds: of an engine (default: a minute), with --queue of a recording too",
-    ),
-    slo_itl: str | None = option(
-        "TIME",
-        "a longer gap between two tokens is late (default: the recording's, else [dashboard] in "
-        "the config file)",
-    ),
-    slo_ttft: str | None = option("TIME", "a later first token is late"),
+    seconds: LastSeconds = None,
     request: str | None = option("ID", "only this request, such as r12"),
     profile: str | None = option(
         "FILE",
@@ -73,22 +64,20 @@ def explain(
         "INT", "number of rows of each table, the longest waits first; 0 for all", default=20, min=0
     ),
     as_json: AsJson = False,
+    flags: dict[str, Any],
 ) -> None:
     """Say which tokens came late, and why; also who waits, or what ran."""
-    asked = {"slo_itl_ms": slo_itl, "slo_ttft_ms": slo_ttft}
-    given = {name: text for name, text in asked.items() if text is not None}
-    check_seconds(seconds)
-    is_file = target is not None and is_recording(target)
-    if profile is not None and (given or request is not None or shows_queue or not is_file):
+    is_file = is_recorded(target)
+    if profile is not None and (flags or request is not None or shows_queue or not is_file):
         raise WrongUsage("--profile: of a recording; leave out --queue, --request and the levels")
-    if shows_queue and (given or request is not None):
+    if shows_queue and (flags or request is not None):
         raise WrongUsage("--queue: leave out --slo-itl, --slo-ttft and --request")
     if seconds is not None and is_file and not shows_queue:
         raise WrongUsage("--seconds: of a recording only with --queue")
     wanted = None if request is None else request_number(request)
-    usage = "stepscope explain {}" + " --queue" * shows_queue
     last_s = seconds if is_file else seconds or LIVE_S
-    with recorded(target, seconds, given, usage) as (file, recording):
+    usage = "stepscope explain {}" + " --queue" * shows_queue
+    with recorded(target, seconds, flags, usage) as (file, recording):
         if profile is not None:
             print_profile(file, recording, profile, limit, as_json)
             return
@@ -100,15 +89,13 @@ def explain(
                 f"{file} holds no single steps: why a token was late is unknown; "
                 f"'stepscope stats {file}' has its figures"
             )
-        slo = level_of(given, recording)
+        slo = level_of(flags, recording)
         carried = levels_said(recording.info, recording.metadata if is_file else None)
         says = f"as the {'recording' if is_file else 'engine'} says"
-        origins = {name: option for name, option in DURATIONS.items() if name in given}
-        for name in DURATIONS.keys() - origins.keys():
-            is_carried = asked[name] is None and carried.get(name) == levels_of(slo)[name]
-            origins[name] = (
-                f"{says if is_carried else 'the default'}; {DURATIONS[name]} sets another"
-            )
+        origins = {
+            name: option if name in flags else says if name in carried else "the default"
+            for name, option in DURATIONS.items()
+        }
         found = explain_recording(recording, slo, wanted)
         note(recording.message)
         side = FileRun(recording, slo) if wanted is None and found.num_steps else None
@@ -135,28 +122,27 @@ def explain(
 
 
 def _summary(found: Explanation, origins: Mapping[str, str]) -> list[str]:
-    lines = [_measured(f"gaps between tokens{_of(found)}", origins["slo_itl_ms"], found.itl)]
+    of = _of(found)
+    lines = [_measured(f"gaps between tokens{of}", origins["slo_itl_ms"], found.itl)]
     if gaps := [each for each in found.late if each.token_idx > 0 and not each.is_excused]:
         longest = max(gaps, key=lambda each: each.gap_ns)
-        num_held_up = sum(each.step == longest.step for each in gaps)
-        held_up = "1 stream" if num_held_up == 1 else f"{num_held_up:,} streams"
+        streams = fmt.plural(sum(each.step == longest.step for each in gaps), "stream")
         steps = fmt.plural(len({each.step for each in gaps}), "step")
         lines.append(
             f"  in {steps}, the longest: {ms(longest.gap_ns)} at step {longest.step:,} "
             f"({clock_ms(found.wall_ns(longest.end_ns))})"
-            + (f", which held up {held_up}" if found.request_id is None else "")
+            + (f", which held up {streams}" if found.request_id is None else "")
         )
-    lines.append(_measured(f"first tokens{_of(found)}", origins["slo_ttft_ms"], found.ttft))
+    lines.append(_measured(f"first tokens{of}", origins["slo_ttft_ms"], found.ttft))
     number, num_late, num_first = found.affected  # a thousand late tokens may be of one request
     if num_late and found.request_id is None:
-        their = "its" if num_first == 1 else "their"
-        first = f"; {num_first:,} only waited long for {their} first" if num_first else ""
+        first = f"; {num_first:,} only waited long for the first" if num_first else ""
         share = f"({num_late / number:.2%})"
         lines.append(f"requests with late tokens: {num_late:,} of {number:,} {share}{first}")
     number, longest_ms = found.never_served  # no latency includes those
     if longest_ms is not None:
-        who, their = ("1 request", "it") if number == 1 else (f"{number:,} requests", "the longest")
-        lines.append(f"no token at all: {who} by the end; {their} had waited {longest_ms:,.1f} ms")
+        waited = f"the longest had waited {longest_ms:,.1f} ms"
+        lines.append(f"no token at all: {fmt.plural(number, 'request')} by the end; {waited}")
     return lines
 
 
@@ -182,10 +168,8 @@ def _served(found: Explanation) -> list[str]:
         said = [f"{name} {ms(ns)}" for name, ns in shares_of(view).items()]
         if view.front is None or not said:
             return prompt
-        return [
-            *prompt,
-            f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}",
-        ]
+        api = f"API server {view.front.number}: {', '.join(said)}; ended: {view.finish_reason}"
+        return [*prompt, api]
     if not (clocks := _clocks(found)):
         return []
     cells = [
@@ -212,13 +196,8 @@ def _shares(found: Explanation) -> list[str]:
         return []
     total = sum(share.ns for share in found.shares)
     rows = [
-        [
-            WORDS[share.cause].name,
-            f"{share.num_late:,}",
-            f"{share.ns / 1e6:,.0f} ms",
-            f"{share.ns / total:.1%}",
-        ]
-        for share in found.shares
+        [WORDS[cause].name, f"{num_late:,}", f"{ns / 1e6:,.0f} ms", f"{ns / total:.1%}"]
+        for cause, num_late, ns in found.shares
     ]
     return ["", *text_table(["cause", "largest in", "time in late waits", "share"], rows)]
 
@@ -229,8 +208,7 @@ def _graphs(found: Explanation) -> list[str]:
     rows = [
         [
             each.kind,
-            f"{each.least_tokens:,}"
-            + f" to {each.most_tokens:,}" * (each.most_tokens > each.least_tokens),
+            " to ".join(f"{n:,}" for n in dict.fromkeys((each.least_tokens, each.most_tokens))),
             f"{each.num_steps:,}",
             f"{each.share:.1%}",
             f"{each.median_ms:.3g} ms",
@@ -290,18 +268,14 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
         "recording": file,
         "engine": found.info.name,
         **told(found.info, "model", "simulated"),
-        **told(found, "num_steps", "request_id"),
-        "itl": found.itl._asdict(),
-        "ttft": found.ttft._asdict(),
+        **told(found, "num_steps", "request_id", "itl", "ttft", "never_served", "graphs"),
         "served": {
             name: {RANKS[rank]: in_ms(ns) for rank, ns in spread.at_ns.items()}
             for name, spread in _clocks(found).items()
         },
         "prompt": _prompt_document(found),
-        "requests": found.affected._asdict(),
-        "never_served": found.never_served._asdict(),
-        "causes": [told(share) for share in found.shares],
-        "graphs": [told(each) for each in found.graphs],
+        "requests": plain(found.affected),
+        "causes": plain(found.shares),
         "late": [
             {
                 **told(each, "request_id", "client_id", "kind", "step", "cause"),

@@ -1,5 +1,6 @@
 """`stepscope export`: writes a recording in the format of another program."""
 
+from functools import partial
 from pathlib import Path
 
 from stepscope.recordings.check.strip import was_stripped
@@ -61,15 +62,8 @@ def export_file(
             if was_stripped(recording.metadata):
                 why = "they were removed from it"
             raise CommandFailed(f"--with-tokens: {file} holds none, {why}")
-        done = export(
-            recording,
-            path,
-            chosen,
-            steps,
-            table,
-            lambda share: progress(f"exporting to {chosen}", share),
-            with_tokens=with_tokens,
-        )
+        shown = partial(progress, f"exporting to {chosen}")
+        done = export(recording, path, chosen, steps, table, shown, with_tokens=with_tokens)
         note(recording.message)
     say(f"{path}: {done.num_written:,} {done.unit}, {file_size(path.stat().st_size)}")
     say(*done.notes)

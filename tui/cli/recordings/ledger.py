@@ -26,8 +26,6 @@ from stepscope.tui.cli.shared.output import (
 )
 from stepscope.tui.views import format as fmt
 
-_NAMED = 3  # requests to name behind another one in the queue
-
 
 def print_ledger(
     name: str, recording: Recording, last_s: float | None, is_cut: bool, limit: int, as_json: bool
@@ -77,50 +75,30 @@ def _lines(found: Ledger, limit: int) -> list[str]:
         ]
     if not found.publishes_requests:
         return [*lines, "the engine does not publish the requests of a step: nothing else is known"]
-    return [*lines, *_waiting(found, limit), *_admitted(found, limit), *_preemptions(found, limit)]
+    queue, admitted = found.waiting(), found.admitted()
+    return [
+        *lines,
+        *_waits(found, f"waiting by the end: {len(queue):,}, in their order", queue, limit),
+        *_waits(found, f"admitted: {found.num_admitted:,}; the longest waits", admitted, limit),
+        *_preemptions(found, limit),
+    ]
 
 
-def _waiting(found: Ledger, limit: int) -> list[str]:
-    queue = found.waiting()
-    if not queue:
-        return ["", "waiting by the end: none"]
-    rows = []
-    for place, wait in enumerate(queue[: limit or None]):
-        names = [request_name(each.request_id) for each in queue[place + 1 :]]
-        behind = ", ".join(names[:_NAMED]) or "none"
-        if len(names) > _NAMED:
-            behind += f" and {len(names) - _NAMED:,} more"
-        rows.append([*_begin_of(found, wait), _reasons(wait), behind])
-    heading = ["request", "since", "waits", "prompt", "for", "behind it"]
-    title = f"waiting by the end: {len(queue):,}, in the order of the queue"
-    return ["", title, *text_table(heading, rows, "<<>><<"), *_more(queue, rows)]
-
-
-def _admitted(found: Ledger, limit: int) -> list[str]:
-    waits = found.admitted()
-    if not waits:
-        return []
+def _waits(found: Ledger, title: str, waits: Sequence[QueueWait], limit: int) -> list[str]:
     rows = [
         [
-            *_begin_of(found, wait),
-            "it ended" if wait.step is None else f"{wait.step:,}",
+            request_name(wait.request_id) + (" (preempted)" if wait.was_preempted else ""),
+            clock_ms(_wall_ns(found, wait.since_ns)),
+            ms(wait.waited_ns(found.now_ns)),
+            f"{wait.num_prompt_tokens:,}",
+            "—" if wait.step is None else f"{wait.step:,}",
             f"{wait.num_behind:,}",
             _reasons(wait),
         ]
         for wait in waits[: limit or None]
     ]
     heading = ["request", "since", "waited", "prompt", "until step", "behind it", "for"]
-    title = f"admitted: {found.num_admitted:,}; the longest waits"
-    return ["", title, *text_table(heading, rows, "<<>>>><")]
-
-
-def _begin_of(found: Ledger, wait: QueueWait) -> list[str]:
-    return [
-        request_name(wait.request_id) + (" (preempted)" if wait.was_preempted else ""),
-        clock_ms(_wall_ns(found, wait.since_ns)),
-        ms(wait.waited_ns(found.now_ns)),
-        f"{wait.num_prompt_tokens:,}",
-    ]
+    return ["", title, *text_table(heading, rows, "<<>>>><"), *_more(waits, rows)] if rows else []
 
 
 def _preemptions(found: Ledger, limit: int) -> list[str]:
@@ -177,20 +155,14 @@ def _wall_ns(found: Ledger, time_ns: int | None) -> int | None:
 
 
 def _document(name: str, found: Ledger) -> dict[str, Any]:
-    tax, queue = found.tax(), found.waiting()
-    names = [wait.request_id for wait in queue]
+    tax = found.tax()
     return {
         "name": name,
         "publishes_requests": found.publishes_requests,
         "recompute_tax": {**told(tax), **told(tax, "token_share", "time_share")},
-        "waiting": [
-            {**_wait(found, wait), "behind": names[place + 1 :]} for place, wait in enumerate(queue)
-        ],
+        "waiting": [_wait(found, wait) for wait in found.waiting()],
         "num_admitted": found.num_admitted,
-        "longest_waits": [
-            {**_wait(found, wait), "step": wait.step, "num_behind": wait.num_behind}
-            for wait in found.admitted()
-        ],
+        "longest_waits": [_wait(found, wait) for wait in found.admitted()],
         "preemptions": [
             {**told(each), "wall_ns": _wall_ns(found, each.time_ns)} for each in found.preemptions
         ],
@@ -200,6 +172,7 @@ def _document(name: str, found: Ledger) -> dict[str, Any]:
 def _wait(found: Ledger, wait: QueueWait) -> dict[str, Any]:
     return {
         **told(wait, "request_id", "client_id", "num_prompt_tokens", "was_preempted"),
+        **told(wait, "step", "num_behind"),
         "since_wall_ns": _wall_ns(found, wait.since_ns),
         "waited_ms": in_ms(wait.waited_ns(found.now_ns)),
         "for_ms": {reason or "unknown": in_ms(ns) for reason, ns in wait.reasons.items()},

@@ -2,8 +2,8 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
-from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import Progress, note, session_text
+from stepscope.tui.session.live_source import LiveSource
 from stepscope.tui.settings.cli_errors import TOO_LITTLE_DATA, CommandFailed
 
 LIVE_S = 60.0  # how much of an engine's past to measure by default
@@ -74,7 +74,6 @@ def measure(
         seconds: None: the whole recording, or the last minute of an engine.
         for_comparison: whether to read what a comparison needs, a `Side`: all messages.
     """
-    check_seconds(seconds)
     if target is not None and is_metrics_url(target):
         address = MetricsAddress.parse(target)
         return _of_history(scraped(address, seconds or _METRICS_S, chosen_levels(flags)), target)
@@ -83,27 +82,21 @@ def measure(
         seconds = seconds or LIVE_S
         history = last_seconds(chosen, seconds, chosen_levels(flags))
         return _of_history(history, chosen.name, seconds)
-    with Recording(chosen) as recording:
-        slo = level_of(flags, recording)
-        first = None
+    name = target or ""
+    with Recording(chosen) as recording, Progress() as progress:
+        slo, first = level_of(flags, recording), None
         if seconds is not None:
             start = recording.find_time(recording.end_ns - round(seconds * 1e9))
             before = recording.step_before(start)
             first = None if before is None else before + 1
         if not for_comparison:
-            run = _file_run(recording, target or "", slo, first)
-            return MeasuredSession(target or "", slo, run.figures(), run, seconds)
-    side = side_of(chosen, target or "", slo, StepRange(first))
-    return MeasuredSession(target or "", slo, side.figures(), side, seconds)
-
-
-def _file_run(recording: Recording, name: str, slo: SLO, first: int | None) -> FileRun:
-    with Progress() as progress:
-        run = FileRun(recording, slo, first, lambda share: progress(f"reading {name}", share))
-    note(recording.message)
-    if not run.num_steps:
-        raise NothingMeasured(f"{name}: there is no step to measure")
-    return run
+            run = FileRun(recording, slo, first, lambda share: progress(f"reading {name}", share))
+            note(recording.message)
+            if not run.num_steps:
+                raise NothingMeasured(f"{name}: there is no step to measure")
+            return MeasuredSession(name, slo, run.figures(), run, seconds)
+    side = side_of(chosen, name, slo, StepRange(first))
+    return MeasuredSession(name, slo, side.figures(), side, seconds)
 
 
 def side_of(path: Path, name: str, slo: SLO, stretch: StepRange | None = None) -> Side:
@@ -156,20 +149,13 @@ def last_seconds(endpoint: Endpoint, seconds: float, levels: Levels) -> History:
         if not client.info().publishes:
             raise CommandFailed(f"{name} publishes nothing (--no-telemetry): it has no figures")
     source = Subscriber(endpoint, History(levels), past_s=seconds)
-    source.start()
-    try:
-        with Progress() as progress:
-            start_s = time.monotonic()
-            while source.status != "live":
-                waited_s = time.monotonic() - start_s
-                if waited_s > _JOIN_S:
-                    why = source.error or "no answer"
-                    raise CommandFailed(f"{name} did not send its last {seconds:g} s: {why}")
-                if waited_s > _PROMPT_S:
-                    progress(f"asking {name} for its last {seconds:g} s", None)
-                time.sleep(0.02)
-    finally:
-        source.stop()
+    with closing(_waiting(source, f"asking {name} for its last {seconds:g} s", None)) as looks:
+        for waited_s in looks:
+            if source.status == "live":
+                break
+            if waited_s > _JOIN_S:
+                why = source.error or "no answer"
+                raise CommandFailed(f"{name} did not send its last {seconds:g} s: {why}")
     note_own(levels, levels_said(source.history.info))
     return source.history
 
@@ -179,19 +165,28 @@ def scraped(address: MetricsAddress, seconds: float, levels: Levels) -> History:
     from stepscope.recordings.live.scraper import Scraper  # imports a parser
 
     source = Scraper(address, history := History(levels))
+    with closing(_waiting(source, f"reading the metrics of {address.name}", seconds)) as looks:
+        for waited_s in looks:
+            if source.error is not None or waited_s > seconds + _JOIN_S:
+                raise CommandFailed(f"{address.control}: {source.error or 'no answer'}")
+            if waited_s >= seconds and history.num_steps:
+                break
+    return history
+
+
+def _waiting(source: LiveSource, what: str, seconds: float | None) -> Generator[float, None, None]:
+    """Run a source; yield how long it runs, again and again, and show that it takes a while."""
+    start_s = time.monotonic()
     source.start()
     try:
         with Progress() as progress:
-            start_s = time.monotonic()
-            while (waited_s := time.monotonic() - start_s) < seconds or not history.num_steps:
-                if source.error is not None or waited_s > seconds + _JOIN_S:
-                    raise CommandFailed(f"{address.control}: {source.error or 'no answer'}")
+            while True:
+                yield (waited_s := time.monotonic() - start_s)
                 if waited_s > _PROMPT_S:
-                    progress(f"reading the metrics of {address.name}", min(1.0, waited_s / seconds))
-                time.sleep(0.05)
+                    progress(what, None if seconds is None else min(1.0, waited_s / seconds))
+                time.sleep(0.02)
     finally:
         source.stop()
-    return history
 
 
 def _first_of(history: History, seconds: float) -> int | None:

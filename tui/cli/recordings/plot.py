@@ -1,6 +1,7 @@
 """`stepscope plot`: draws a plot of a recording, for a report."""
 
 import time
+from functools import partial
 from typing import Any
 
 from stepscope.recordings.export.output import writing
@@ -42,17 +43,12 @@ def plot_file(
     labels. Needs 'stepscope[export]'. An existing file is replaced.
     """
     steps = step_range(first, last)
-    path = picture_path(output, (".svg", ".png", ".pdf"))
+    path = picture_path(output, ".svg", ".png", ".pdf")
     with Recording(find_recording(file)) as recording:
         slo = level_of(flags, recording)
         with Progress() as progress:
-            series = read_series(
-                recording,
-                steps,
-                slo,
-                num_columns(_INCHES[0]),
-                lambda share: progress(f"reading {file}", share),
-            )
+            what, columns = f"reading {file}", num_columns(_INCHES[0])
+            series = read_series(recording, steps, slo, columns, partial(progress, what))
         heading = recording.path.stem.encode(errors="replace").decode()
         details = _details(recording, series)
         note(recording.message)
@@ -69,13 +65,8 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
     # Only the knobs that differ from their defaults.
     defaults = {spec.name: spec.default for spec in info.knobs}
-    knobs = [
-        f"{name}={typed_text(value)}"
-        for name, value in series.knobs.items()
-        if defaults.get(name) != value
-    ]
-    about = (
-        f"{model_text(info)} on {info.name}, steps {series.first_step:,} to {series.last_step:,}, "
-        f"{span(series.duration_ns / 1e9)} from {begun}"
-    )
-    return [about, " ".join(knobs)] if knobs else [about]
+    set_ = {name: value for name, value in series.knobs.items() if defaults.get(name) != value}
+    steps = f"steps {series.first_step:,} to {series.last_step:,}"
+    about = f"{model_text(info)} on {info.name}, {steps}, {span(series.duration_ns / 1e9)} from"
+    knobs = " ".join(f"{name}={typed_text(value)}" for name, value in set_.items())
+    return [f"{about} {begun}", *([knobs] if knobs else [])]

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.importing import torch_trace
-from stepscope.tui.cli.shared.output import in_ms, note, say, text_table, told, write_json
+from stepscope.tui.cli.shared.output import in_ms, ms, note, say, text_table, told, write_json
 
 _KINDS_OF_STEPS: dict[str, Callable[[torch_trace.KernelTimes], bool]] = {
     "all": lambda each: True,
@@ -33,20 +33,15 @@ def print_profile(name: str, recording: Recording, file: str, limit: int, as_jso
     shown = [("slowest" if not n else "", [each]) for n, each in enumerate(slowest)]
     groups = [(kind, list(filter(of, match.steps))) for kind, of in _KINDS_OF_STEPS.items()]
     cells = [_row(kind, steps) for kind, steps in [*groups, *shown] if steps]
-    heading = [
-        "mean ms of a step",
-        "steps",
-        "step",
-        "requests",
-        *torch_trace.KERNEL_KINDS,
-        "host",
-        "took",
-    ]
+    heading = ["mean ms of a step", "steps", "step", "requests", *torch_trace.KERNEL_KINDS]
+    found, first, last = len(match.steps), match.steps[0].step, match.steps[-1].step
+    clock = "" if match.clock_ns is None else f"; wall clocks {ms(match.clock_ns)} apart"
     say(
         f"{name} beside {file}: {ran}, rank {trace.rank}",
-        *_matched(match),
+        f"{found:,} of {match.num_profiled:,} steps found by their batches: steps {first:,} to "
+        f"{last:,}{clock}",
         "",
-        *text_table(heading, cells),
+        *text_table([*heading, "host", "took"], cells),
         "",
         *text_table(["most time in", "ms", "of all", ""], list(_kernels(trace)), "<>><"),
         "",
@@ -54,28 +49,16 @@ def print_profile(name: str, recording: Recording, file: str, limit: int, as_jso
     )
 
 
-def _matched(match: torch_trace.ProfileMatch) -> list[str]:
-    first, last = match.steps[0].step, match.steps[-1].step
-    said = f"{len(match.steps):,} of {match.num_profiled:,} steps found by their batches"
-    clock = "" if match.clock_ns is None else f"; wall clocks {match.clock_ns / 1e6:,.1f} ms apart"
-    return [f"{said}: steps {first:,} to {last:,}{clock}"]
-
-
 def _row(kind: str, steps: Sequence[torch_trace.KernelTimes]) -> list[str]:
-    is_one = len(steps) == 1
-    _, num_prefill, _, num_decode = steps[0].profiled.batch
-    tokens = f"{num_prefill:,} prefill, {num_decode:,} decode"
-    times = [
-        *(fmean(each.profiled.kernel_ns[of] for each in steps) for of in torch_trace.KERNEL_KINDS)
-    ]
-    times += [fmean(each.host_ns for each in steps), fmean(each.ns for each in steps)]
-    return [
-        kind,
-        f"{len(steps):,}",
-        f"{steps[0].step:,}" if is_one else "",
-        tokens if is_one else "",
-        *(f"{ns / 1e6:,.2f}" for ns in times),
-    ]
+    of_one = ["", ""]
+    if len(steps) == 1:
+        _, num_prefill, _, num_decode = steps[0].profiled.batch
+        of_one = [f"{steps[0].step:,}", f"{num_prefill:,} prefill, {num_decode:,} decode"]
+    kinds = torch_trace.KERNEL_KINDS
+    times = [[*(each.profiled.kernel_ns[of] for of in kinds), each.host_ns, each.ns]
+             for each in steps]  # fmt: skip
+    means = (fmean(column) for column in zip(*times, strict=True))
+    return [kind, f"{len(steps):,}", *of_one, *(f"{ns / 1e6:,.2f}" for ns in means)]
 
 
 def _kernels(trace: torch_trace.TorchTrace) -> Iterator[list[str]]:
@@ -89,8 +72,7 @@ def _document(trace: torch_trace.TorchTrace, match: torch_trace.ProfileMatch) ->
     return {
         "device": trace.device or None,
         "rank": trace.rank,
-        "num_profiled": match.num_profiled,
-        "clock_ms": in_ms(match.clock_ns),
+        **told(match, "num_profiled", "clock_ns"),
         "steps": [
             {
                 **told(each, "step", "ns", "host_ns"),

@@ -1,6 +1,7 @@
 """`stepscope record`: records a session to files, or only the time around rules that fire."""
 
 import json
+import math
 import shlex
 import subprocess
 import threading
@@ -33,12 +34,11 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules
-from stepscope.tui.cli.shared.options import EngineName, Wait, check_seconds, command, option
+from stepscope.tui.cli.shared.options import EngineName, Wait, command, option, seconds_option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
-from stepscope.tui.settings.preferences import remember
 from stepscope.tui.settings.setting_values import milliseconds
 from stepscope.tui.views.format import file_size, plural
 
@@ -63,7 +63,7 @@ def record(
     endpoint: EngineName = None,
     *,
     output: str | None = option("FILE", "the file to write (MCAP)", "--output", "-o"),
-    seconds: float | None = option("NUMBER", "how long to record (default: until Ctrl-C)"),
+    seconds: float | None = seconds_option("how long to record (default: until Ctrl-C)"),
     past: float = option(
         "SECONDS",
         "begin with this much of the engine's past, as far as it keeps it",
@@ -108,18 +108,17 @@ def record(
     The file stores the service levels of these options, or else of [dashboard] in the config file.
     Commands that open the file judge breaches by them.
     """
-    check_seconds(seconds)
     if incidents is not None:
         if output is not None or rotate is not None or past:
             raise WrongUsage("--incidents: not with --output, --rotate or --past")
-        _engines(endpoint, wait)
-        chosen = choose(endpoint, "stepscope record {} --incidents DIR")
-        connect(chosen).close()
         kept = _series_limits("--keep", keep)
         if kept is not None and kept.num_bytes is None:
             raise WrongUsage(f"--keep: with --incidents a size such as 2GB, got {keep}")
         past_s, after_s = _seconds("--before", before), _seconds("--after", after)
         rules = chosen_rules(when or ()) or tuple(parse_rule(text) for text in DEFAULT_RULES)
+        _engines(endpoint, wait)
+        chosen = choose(endpoint, "stepscope record {} --incidents DIR")
+        connect(chosen).close()
         folder = IncidentFolder(Path(incidents), kept and kept.num_bytes)
         history = History(chosen_levels(flags), _MAX_STEPS, _MAX_BYTES)
         engine = Subscriber(chosen, history, past_s=past_s)
@@ -136,24 +135,22 @@ def record(
         raise WrongUsage(f"--rotate: expected {file_size(MIN_ROTATE_BYTES)} or more, got {rotate}")
     if limits is not None and (limits.age_s or MIN_ROTATE_S) < MIN_ROTATE_S:
         raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {rotate}")
-    if wait:
-        output_path(output, is_new=False)  # its folder is there, before a wait
+    output_path(output)  # its folder is there, before a wait
     engines = _engines(endpoint, wait)
     outputs = [output_path(each, is_new=limits is None) for each in _files(output, len(engines))]
     sources = [_source(each, past) for each in engines]
-    stop = StopSignals()
     # Catch signals before a file exists, so that none can leave it unfinished.
-    with stop:
+    with StopSignals() as stop, Progress() as progress:
         sessions: list[RecordedEngine] = []
         try:
             for source, path in zip(sources, outputs, strict=True):
                 target = path if limits is None else FileSeries(path, limits, kept)
                 sessions.append(RecordedEngine(source, target, levels))
-            with Progress() as progress:
-                watch_recordings(sessions, stop, seconds, limits is not None, progress)
+            watch_recordings(sessions, stop, seconds, progress)
         finally:
             for session in sessions:
-                session.stop()
+                session.source.stop()
+                session.recorder.stop()
     for problem in [session.report() for session in sessions]:
         if problem is not None:
             raise problem
@@ -174,41 +171,37 @@ def _files(file: str, num_engines: int) -> list[str]:
 
 
 class RecordedEngine:
+    """One engine and its recorder. A series of files waits for the next engine."""
+
     def __init__(self, source: LiveSource, target: Path | FileSeries, levels: Levels) -> None:
         self.source = source
         self.recorder = Recorder(source, target, levels)
         self.problem: CommandFailed | None = None  # why the recording ended too early, if it did
         self.is_over = self.is_joined = False
-        self.last_heard_s = self._last_live_s = time.monotonic()
+        self.heard_s = time.monotonic()
+        self._is_series = isinstance(target, FileSeries)
         self._num_steps = 0
         source.start()
 
-    def look(self, now_s: float, is_series: bool) -> None:
-        """Update `is_over` and `problem`. A series of files waits for the next engine."""
+    def look(self, now_s: float) -> None:
+        """Update `is_over` and `problem`."""
         source, recorder = self.source, self.recorder
         self.is_joined = self.is_joined or source.status == "live" or source.error is not None
         if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:
-            self._last_live_s, self._num_steps = now_s, recorder.num_steps
-        if source.status == "live":
-            self.last_heard_s = now_s
+            self.heard_s, self._num_steps = now_s, recorder.num_steps
         self.is_over = recorder.state != "recording" or recorder.error is not None
-        if is_series or self.is_over:
+        if self._is_series or self.is_over:
             return
-        self.is_over = source.history.state.state == "stopped"
-        if not self.is_over and now_s - self._last_live_s > _GONE_S:
-            self.is_over = True
+        is_gone = now_s - self.heard_s > _GONE_S
+        self.is_over = is_gone or source.history.state.state == "stopped"
+        if is_gone and source.history.state.state != "stopped":
             self.problem = CommandFailed(f"the engine no longer answers ({source.error})")
-
-    def stop(self) -> None:
-        self.source.stop()
-        self.recorder.stop()
 
     def report(self) -> CommandFailed | None:
         """Print what was recorded. Returns the error with which the command must end, if any."""
         recorder = self.recorder
         if recorder.state == "failed":
             return CommandFailed(recorder.error or f"{recorder.path} could not be written")
-        remember(recorder.path)
         lost = f"{self.source.history.num_lost} messages lost"
         what = f"{recorder.path}: " if recorder.num_files == 1 else f"{recorder.num_files} files, "
         last = "" if recorder.num_files == 1 else f", the last one {recorder.path}"
@@ -216,9 +209,8 @@ class RecordedEngine:
         if self.problem is not None:
             text = f"{self.problem}; {recorder.path} holds what came before"
             return type(self.problem)(text)
-        if recorder.error is not None:  # the engine restarted, which ended the recording
-            return CommandFailed(recorder.error)
-        return None
+        # An engine that restarted ends the recording.
+        return None if recorder.error is None else CommandFailed(recorder.error)
 
 
 def _source(address: Address, past_s: float) -> LiveSource:
@@ -231,38 +223,30 @@ def _source(address: Address, past_s: float) -> LiveSource:
 
 
 def watch_recordings(
-    sessions: Sequence[RecordedEngine],
-    stop: StopSignals,
-    seconds: float | None,
-    is_series: bool,
-    progress: Progress,
+    sessions: Sequence[RecordedEngine], stop: StopSignals, seconds: float | None, progress: Progress
 ) -> None:
     """Show progress until all recordings are over, `seconds` have passed, or a signal arrives."""
     start_s = time.monotonic()
     names = ", ".join(session.source.name for session in sessions)
+    recorders = [session.recorder for session in sessions]
     while not stop.wait(_TICK_S):
         now_s = time.monotonic()
         for session in sessions:
             if not session.is_over:
-                session.look(now_s, is_series)
+                session.look(now_s)
         if not all(session.is_joined for session in sessions):
             start_s = now_s  # `seconds` start once every engine has joined and sent its past
         elapsed_s = now_s - start_s
-        recorders = [session.recorder for session in sessions]
-        num_bytes = sum(recorder.num_bytes for recorder in recorders)
-        written = f"{sum(each.num_steps for each in recorders):,} steps, {file_size(num_bytes)}"
-        if is_series:
-            written += f", file {max(recorder.num_files for recorder in recorders)}"
+        size = file_size(sum(each.num_bytes for each in recorders))
+        detail = f"{elapsed_s:.0f} s, {sum(each.num_steps for each in recorders):,} steps, {size}"
+        if (number := max(each.num_files for each in recorders)) > 1:
+            detail += f", file {number}"
         what = "recording"
-        silent = [each for each in sessions if now_s - each.last_heard_s > _GONE_S]
-        if len(silent) == len(sessions):  # do not claim to record while no engine answers
-            what = "waiting for"
-            written += f"; {silent[0].source.error}"
+        if all(now_s - each.heard_s > _GONE_S for each in sessions):  # it records nothing then
+            what, detail = "waiting for", f"{detail}; {sessions[0].source.error}"
         share = None if seconds is None else min(1.0, elapsed_s / seconds)
-        progress(f"{what} {names}", share, f"{elapsed_s:.0f} s, {written}")
-        if all(session.is_over for session in sessions):
-            return
-        if seconds is not None and elapsed_s >= seconds:
+        progress(f"{what} {names}", share, detail)
+        if all(session.is_over for session in sessions) or elapsed_s >= (seconds or math.inf):
             return
     elapsed_s = time.monotonic() - start_s
     if seconds is not None and elapsed_s < seconds:
@@ -279,16 +263,13 @@ def _keep_incidents(
     reporter: "_Reporter",
     seconds: float | None,
 ) -> None:
-    start_s = time.monotonic()
     with StopSignals() as stop, Progress() as progress:
         source.start()
         try:
-            while not stop.wait(_LOOK_S):
+            for _ in stop.ticks(_LOOK_S, seconds):
                 reporter.report(keeper.look())
                 state = "an incident goes on" if keeper.is_open else "no incident now"
                 progress(f"watching {source.name}", None, f"{state}, {reporter.text}")
-                if seconds is not None and time.monotonic() - start_s >= seconds:
-                    break
             reporter.report(keeper.close())
         finally:
             source.stop()
@@ -329,21 +310,16 @@ class _Reporter:
     def report(self, kept: KeptIncident | None) -> None:
         if kept is None:
             return
-        self.error = kept.error
-        incident = kept.incident
-        where = kept.error if kept.path is None else str(kept.path)
-        say(f"{time.strftime('%H:%M:%S')} {where}: {incident.text}")
+        self.error, incident = kept.error, kept.incident
+        path = None if kept.path is None else str(kept.path)
+        say(f"{time.strftime('%H:%M:%S')} {path or kept.error}: {incident.text}")
         if incident.explanation:
             say(f"         {incident.explanation}")
-        if kept.path is not None:
-            self._num_kept += 1
-            remember(kept.path)
+        self._num_kept += path is not None
         if self._command is not None:
-            document = {"path": None if kept.path is None else str(kept.path), "error": kept.error}
-            document |= msgspec.to_builtins(incident)
-            thread = threading.Thread(
-                target=_run, args=([*self._command, str(kept.path or "")], json.dumps(document))
-            )
+            document = {"path": path, "error": kept.error, **msgspec.to_builtins(incident)}
+            call = [*self._command, path or ""], json.dumps(document)
+            thread = threading.Thread(target=_run, args=call)
             thread.start()
             self._running = [each for each in self._running if each.is_alive()] + [thread]
 

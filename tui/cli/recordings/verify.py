@@ -51,7 +51,7 @@ def verify_file(
     if repair or strip_tokens:
         if as_json:
             raise WrongUsage("--json: not with --repair or --strip-tokens, which check nothing")
-        repair_file(file, output, strip_tokens)
+        rewrite_file(file, output, strip_tokens)
         return DONE
     if output is not None:
         raise WrongUsage("--output: only with --repair or --strip-tokens")
@@ -104,7 +104,7 @@ def _lines(report: VerifyReport) -> Iterator[str]:
     yield f"{well}{so_far}" if report.is_good else "something is wrong"
 
 
-def repair_file(file: str, output: str | None = None, strip_tokens: bool = False) -> None:
+def rewrite_file(file: str, output: str | None, strip_tokens: bool) -> None:
     """Write a copy of a recording, repaired if it must be, or without prompts and outputs."""
     path = Path(file)
     part = path.with_name(path.name + PART_SUFFIX)
@@ -118,8 +118,7 @@ def repair_file(file: str, output: str | None = None, strip_tokens: bool = False
         if strip_tokens:
             target = chosen or default_output(path, "stripped")
             done = rewrite(path, target, shown("stripping"), without_tokens=True)
-            what = "without the prompts and outputs"
-            what = what if done.had_tokens else "it held none to remove"
+            what = "without the prompts and outputs" if done.had_tokens else "it held none"
             say(f"{target}: {done.num_messages:,} messages, {file_size(done.num_bytes)}, {what}")
             return
         wrong = what_is_wrong(path, shown("reading"))
@@ -128,20 +127,16 @@ def repair_file(file: str, output: str | None = None, strip_tokens: bool = False
             return
         target = chosen or default_output(path, "repaired")
         report = rewrite(path, target, shown("repairing"))
-    say(wrong.replace(REPAIR_HINT, ""), *summary(report, target))
-
-
-def summary(report: RewriteReport, target: Path) -> list[str]:
-    chunks = f"{report.num_whole:,} of {report.num_chunks:,} chunks whole"
-    if report.num_in_part:
-        chunks += f", {report.num_in_part:,} in part"
-    if report.num_lost:
-        chunks += f", {report.num_lost:,} lost"
-    lines = [f"kept: {_steps(report)}, {report.num_messages:,} messages; {chunks}"]
-    lines += [f"lost: {_loss(loss)}" for loss in report.losses]
+    chunks = f"of {report.num_chunks:,} chunks {report.num_whole:,} whole"
+    chunks += f", {report.num_in_part:,} in part, {report.num_lost:,} lost"
+    say(
+        wrong.replace(REPAIR_HINT, ""),
+        f"kept: {_steps(report)}, {report.num_messages:,} messages; {chunks}",
+        *(f"lost: {_loss(loss)}" for loss in report.losses),
+    )
     if report.num_lost_bytes:
-        lines.append(f"lost: {file_size(report.num_lost_bytes)} outside of any chunk")
-    return [*lines, f"{target}: {file_size(report.num_bytes)}"]
+        say(f"lost: {file_size(report.num_lost_bytes)} outside of any chunk")
+    say(f"{target}: {file_size(report.num_bytes)}")
 
 
 def _steps(report: VerifyReport | RewriteReport) -> str:

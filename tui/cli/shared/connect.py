@@ -85,7 +85,7 @@ def recording_or_engine(target: str | None, usage: str) -> Path | Endpoint:
     return choose(target, usage)
 
 
-def is_recording(target: str, *, engine_first: bool = False) -> bool:
+def is_recording(target: str) -> bool:
     """Whether a target is a file or a sample, not an engine; CommandFailed if neither."""
 
     def runs() -> bool:
@@ -95,8 +95,6 @@ def is_recording(target: str, *, engine_first: bool = False) -> bool:
         return False
     if target.endswith(RECORDING_SUFFIXES):
         return True
-    if engine_first and runs():
-        return False
     try:
         path = find_recording(target)
     except CommandFailed:
@@ -108,10 +106,10 @@ def is_recording(target: str, *, engine_first: bool = False) -> bool:
     return path.is_file()
 
 
-def is_recorded(target: str, *, engine_first: bool = False) -> bool:
+def is_recorded(target: str | None) -> bool:
     """Whether a target is a recording; False also if it is nothing, which `choose` reports."""
     try:
-        return is_recording(target, engine_first=engine_first)
+        return target is not None and is_recording(target)
     except CommandFailed:
         return False
 
@@ -210,7 +208,7 @@ def check_any(endpoints: Sequence[Address]) -> None:
     for endpoint in endpoints:
         Thread(target=ask, args=(endpoint,), name="hello", daemon=True).start()
     errors: list[tuple[str, Exception]] = []
-    while len(errors) < len(endpoints):
+    for _ in endpoints:
         name, error = answers.get()
         if error is None:
             return
@@ -229,30 +227,24 @@ def _failure(address: Address) -> Exception | None:
             check_metrics(address)
         elif isinstance(address, Endpoint):
             hello(address).close()
-    except EngineStarting:
-        return None  # good enough: its row, or the command, says that it is starting
     except Exception as error:  # noqa: BLE001 - on any error, the caller still needs an answer
-        return error
+        # That it is starting is good enough: its row, or the command, says so.
+        return None if isinstance(error, EngineStarting) else error
     return None
 
 
 def _may_come(error: Exception) -> bool:
     """Whether an engine may answer later where this error was raised now."""
-    if isinstance(error, KeyRefused | NoEngine):
-        return False
-    return isinstance(error, EngineUnreachable | NotThere)
+    is_there = isinstance(error, KeyRefused | NoEngine)
+    return not is_there and isinstance(error, EngineUnreachable | NotThere)
 
 
 def check_metrics(address: MetricsAddress) -> None:
     """Raise CommandFailed unless the address serves metrics that we can read."""
-    from stepscope.engine.adapters.metrics.fetch import (
-        FetchError,
-        NoResponseError,
-        reading_of,  # imports a parser
-    )
+    from stepscope.engine.adapters.metrics import fetch
 
     try:
-        reading_of(address)
-    except FetchError as error:
-        kind = NotThere if isinstance(error, NoResponseError) else CommandFailed
+        fetch.reading_of(address)
+    except fetch.FetchError as error:
+        kind = NotThere if isinstance(error, fetch.NoResponseError) else CommandFailed
         raise kind(str(error)) from error

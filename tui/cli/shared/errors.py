@@ -1,8 +1,7 @@
-"""Prints one line about an error, and what the encoding of the output lacks; ends on signals."""
+"""Prints one line about an error; ends on signals."""
 
-import codecs
 import errno
-import io
+import math
 import os
 import signal
 import sys
@@ -18,22 +17,6 @@ import typer
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.tui.settings.cli_errors import FAILED, WRONG_USAGE, CommandFailed
-
-
-def write_what_encodings_lack() -> None:
-    """Let output have an ASCII character for each glyph that its encoding lacks, `?` for others."""
-    codecs.register_error("glyphs", _in_ascii)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="glyphs")
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    from stepscope.tui.views.theme import TO_ASCII  # takes long to import
-
-    text = error.object[error.start : error.end].translate(TO_ASCII)
-    return text.encode("ascii", "replace").decode(), error.end
 
 
 def report(error: BaseException) -> int:
@@ -62,14 +45,19 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, ConfigError | RecordingError):
         is_asked_wrong = isinstance(error, WrongValue | NotInRecording)
         return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
-    if client is not None and isinstance(error, client.EngineUnreachable):
-        return FAILED, str(error)
-    if client is not None and isinstance(error, client.CommandRefused):
+    if client and isinstance(error, client.CommandRefused):
         return FAILED, f"the engine refused: {error}"
-    if output is not None and isinstance(error, output.MissingPackage):
+    if (client and isinstance(error, client.EngineUnreachable)) or (
+        output and isinstance(error, output.MissingPackage)
+    ):
         return FAILED, str(error)
     if isinstance(error, typer.TyperException):
-        return error.exit_code, _in_words(error) + _where_to_look(error)
+        # Like ours: no capital letter, no full stop.
+        said = error.format_message().removesuffix(".").replace(": Value error, ", ": ")
+        context = getattr(error, "ctx", None)
+        named = [word for word in sys.argv[1:2] if not word.startswith("-")]  # of its parser
+        command = context.command_path if context is not None else " ".join(["stepscope", *named])
+        return error.exit_code, f"{said[:1].lower()}{said[1:]} (see '{command} --help')"
     if isinstance(error, OSError) and error.filename is not None:
         return FAILED, f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -77,19 +65,6 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return FAILED, "the name of a file is not valid UTF-8: rename the file"
     return None
-
-
-def _in_words(error: typer.TyperException) -> str:
-    """Return typer's error message like ours: no capital letter, no full stop."""
-    said = error.format_message().removesuffix(".").replace(": Value error, ", ": ")
-    return said[:1].lower() + said[1:]
-
-
-def _where_to_look(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
-    named = [word for word in sys.argv[1:2] if not word.startswith("-")]  # an error of its parser
-    command = context.command_path if context is not None else " ".join(["stepscope", *named])
-    return f" (see '{command} --help')"
 
 
 class StopSignals:
@@ -108,6 +83,13 @@ class StopSignals:
         if self.received is None:
             time.sleep(seconds)
         return self.received is not None
+
+    def ticks(self, every_s: float, seconds: float | None) -> Iterator[float]:
+        """Yield the elapsed time again and again, until a signal or until `seconds` are over."""
+        start_s, elapsed_s = time.monotonic(), 0.0
+        while elapsed_s < (seconds or math.inf) and not self.wait(every_s):
+            elapsed_s = time.monotonic() - start_s
+            yield elapsed_s
 
     def __enter__(self) -> "StopSignals":
         self._before = [signal.signal(number, self._note) for number in self._numbers]

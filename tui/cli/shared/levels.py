@@ -27,10 +27,8 @@ def chosen_levels(flags: Mapping[str, Any]) -> service_levels.Levels:
 def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
     """Return the service levels by which to judge a recording, and say if they are not its own."""
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
-    chosen, said = (
-        own_levels(settings),
-        service_levels.levels_said(recording.info, recording.metadata),
-    )
+    chosen = own_levels(settings)
+    said = service_levels.levels_said(recording.info, recording.metadata)
     note_own(chosen, said)
     return service_levels.slo_of(chosen, said)
 
@@ -81,20 +79,16 @@ def limits_text(side: Run) -> str:
     A full step takes longer than others, so its share of the time in steps says more than that of
     the steps.
     """
-    names = {limit: spec.words for limit, spec in LIMIT_SPECS.items()}
-    if any(each.limit == "work" for each in advice(side)):
-        names["work"] += " (prompts were prefilled whole)"
-    figures = side.figures()
+    figures, of_time = side.figures(), _shares_of_time(side)
     of_steps = {limit: figures[f"limit_{limit}"] or 0.0 for limit in LIMITS}
-    of_time = _shares_of_time(side) or of_steps
+    shares = of_time or of_steps
     parts: list[str] = []
-    for limit in sorted(LIMITS, key=of_time.__getitem__, reverse=True):
-        if of_steps[limit] >= _SHOWN or of_time[limit] >= _SHOWN:
-            of = "" if parts else " of steps" if of_time is of_steps else " of the time in steps"
-            text = f"{names[limit]} {of_time[limit]:.0%}{of}"
-            if of_time is not of_steps:
-                text += f" ({of_steps[limit]:.0%}{'' if parts else ' of steps'})"
-            parts.append(text)
+    for limit in sorted(LIMITS, key=shares.__getitem__, reverse=True):
+        if max(of_steps[limit], shares[limit]) >= _SHOWN:
+            unit = "" if parts else " of the time in steps" if of_time else " of steps"
+            text = f"{LIMIT_SPECS[limit].words} {shares[limit]:.0%}{unit}"
+            unit = "" if parts else " of steps"
+            parts.append(text + (f" ({of_steps[limit]:.0%}{unit})" if of_time else ""))
     return ", ".join(parts) or "unknown"
 
 

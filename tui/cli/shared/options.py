@@ -7,18 +7,16 @@ and the environment variables.
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import typer
 from msgspec.structs import FieldInfo
-from typer.core import TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
 from stepscope.recordings.samples import SHOWS
-from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
+from stepscope.tui.settings.cli_errors import WRONG_USAGE
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
 
@@ -49,7 +47,8 @@ class CliCommand:
         self._fields = [field for section in sections for field in _fields(section)]
         self._defaults, self._names = defaults or {}, names or {}
         self._key_fields = _fields("key") if takes_key else []
-        self._rest = {"name": name, "epilog": _example(examples), **rest}
+        epilog = "\n  ".join(["\b\nExample:", *examples]) if examples else None
+        self._rest = {"name": name, "epilog": epilog, **rest}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         given = inspect.signature(self.body).bind_partial(*arguments, **named)
@@ -109,12 +108,9 @@ class CliCommand:
             parser=None,
         )
         kind: Any = bool if is_bool else str
-        return inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[kind | None, option],
-        )
+        annotation = Annotated[kind | None, option]
+        only_named = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(field.name, only_named, default=None, annotation=annotation)
 
 
 def _given(fields: Sequence[FieldInfo], named: dict[str, Any]) -> dict[str, Any]:
@@ -139,37 +135,17 @@ def _fields(section: str) -> list[FieldInfo]:
     return [each for each in found if get_origin(base_and_meta(each)[0]) is not dict]
 
 
-def _example(lines: Sequence[str]) -> str | None:
-    return "\b\nExample:\n" + "\n".join("  " + line for line in lines) if lines else None
-
-
 def command(*examples: str, **rest: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Return a decorator that makes a function a `CliCommand`, which says what `rest` may be."""
     return lambda body: CliCommand(body, examples, **rest)
 
 
-class CommandGroup(TyperGroup):
-    """A group of commands. An unknown one is an error that names the nearest, or how to begin."""
-
-    def resolve_command(self, context: Any, words: list[str]) -> Any:
-        if words and self.get_command(context, words[0]) is None:
-            path, near = context.command_path, get_close_matches(words[0], self.commands, 1, 0.5)
-            hint = f": did you mean '{path} {near[0]}'?" if near else ""
-            see = f"(see '{path} --help')"
-            raise WrongUsage(f"'{path}' has no command {words[0]!r}{hint} {see}")
-        return super().resolve_command(context, words)
-
-
 def command_group(name: str, help: str, *members: CliCommand) -> typer.Typer:
     """Return a command that has others; its name alone prints its help."""
     group = typer.Typer(
-        name=name,
-        cls=CommandGroup,
-        help=help,
-        add_completion=False,
-        rich_markup_mode=None,
+        name=name, help=help, add_completion=False, rich_markup_mode=None,
         context_settings={"max_content_width": 100},
-    )
+    )  # fmt: skip
     group.callback(invoke_without_command=True)(_help_alone)
     for each in members:
         each.add_to(group)
@@ -206,6 +182,10 @@ def option(metavar: str, help: str, *names: str, default: Any = None, **rest: An
     return typer.Option(default, *names, metavar=metavar, help=help, **rest)
 
 
+def seconds_option(help: str, default: Any = None) -> Any:
+    return option("NUMBER", help, default=default, min=0.001)
+
+
 def flag(help: str, *names: str, default: Any = False) -> Any:
     """Return an option without a value; `names` if it is not named after its parameter."""
     return typer.Option(default, *names, help=help)
@@ -213,51 +193,18 @@ def flag(help: str, *names: str, default: Any = False) -> Any:
 
 # Types of parameters that several commands have, each with a default of its own.
 _argument, _option, _flag = (partial(each, default=...) for each in (argument, option, flag))
-EngineName = Annotated[
-    str | None,
-    _argument(
-        "ENDPOINT",
-        "name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)",
-    ),
-]
-Like = Annotated[
-    str | None,
-    _option(
-        "ENGINE",
-        "begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, "
-        "of a version (vllm@0.20) and a class of GPU (vllm/b200)",
-    ),
-]
-As = Annotated[
-    str | None,
-    _option(
-        "NAME",
-        "your name in the audit, unproved unlike a key (default: [client] name, else "
-        "account, terminal and machine)",
-        "--as",
-    ),
-]
-Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
 _SAMPLES = f"a shipped sample ({', '.join(SHOWS)})"
+_ENGINE = "name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)"
+_LIKE = """begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, \
+of a version (vllm@0.20) and a class of GPU (vllm/b200)"""
+_TARGET = f"a recording, {_SAMPLES} or an engine (default: the only local engine)"
+_LAST = "only the last seconds (default: the whole recording, or a minute of an engine)"
+EngineName = Annotated[str | None, _argument("ENDPOINT", _ENGINE)]
+Like = Annotated[str | None, _option("ENGINE", _LIKE)]
+Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
 RecordingFile = Annotated[str, _argument("FILE", f"a recording, or {_SAMPLES}")]
 FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from", min=0)]
 LastStep = Annotated[int | None, _option("STEP", "the last step to take", "--until", min=0)]
-Target = Annotated[
-    str | None,
-    _argument(
-        "FILE|ENDPOINT", f"a recording, {_SAMPLES} or an engine (default: the only local engine)"
-    ),
-]
-LastSeconds = Annotated[
-    float | None,
-    _option(
-        "NUMBER", "only the last seconds (default: the whole recording, or a minute of an engine)"
-    ),
-]
+Target = Annotated[str | None, _argument("FILE|ENDPOINT", _TARGET)]
+LastSeconds = Annotated[float | None, seconds_option(_LAST, default=...)]
 AsJson = Annotated[bool, _flag("print everything as one JSON document", "--json")]
-
-
-def check_seconds(seconds: float | None) -> None:
-    """Raise WrongUsage if `--seconds` is given and not above 0."""
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise WrongUsage(f"--seconds: expected a number above 0, got {seconds:g}")

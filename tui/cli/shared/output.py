@@ -2,10 +2,7 @@
 
 import json
 import os
-import re
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed
-from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii, said_environment
+from stepscope.tui.settings.terminal import cannot_be_drawn_on
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
 
 
 @contextmanager
@@ -39,20 +35,10 @@ def writing_output() -> Iterator[None]:
 
 
 def say(*lines: str) -> None:
-    """Print and flush lines for a person. Raises CommandFailed if they cannot be written.
-
-    A terminal gets no line that is wider than it: the rest goes below, under the last column.
-    """
+    """Print and flush lines for a person. Raises CommandFailed if they cannot be written."""
     with writing_output():
-        width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
         for line in lines:
-            print("\n".join(_wrapped(line, width)) if width and len(line) > width else line)
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    last = max((gap.end() for gap in re.finditer("  +", line)), default=0)
-    indent = last if 0 < last <= width * 2 // 3 else 2
-    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+            print(line)
 
 
 def note(text: str | None, begin: str = "note: ") -> None:
@@ -149,9 +135,7 @@ class Progress:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._is_terminal = is_terminal and cannot_be_drawn_on(os.environ) is None
         self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
-        self._last_what = ""
-        self._last_line_s = float("-inf")
+        self._last: tuple[str, float] = "", float("-inf")  # the last line: of what, and when
 
     def __enter__(self) -> "Progress":
         return self
@@ -161,47 +145,41 @@ class Progress:
 
     def __call__(self, what: str, share: float | None, detail: str = "") -> None:
         """Show progress; `share` is 0 to 1, or None if the length of the work is unknown."""
+        shown = detail or ("" if share is None else f"{share:.0%}")
         if self._is_terminal:
-            self._draw(what, share, detail)
-        else:
-            self._print(what, share, detail)
+            self._draw(what, share, shown)
+            return
+        is_new, now_s = what != self._last[0], time.monotonic()
+        if sys.stderr is not None and (is_new or now_s - self._last[1] >= _LINE_INTERVAL_S):
+            self._last = what, now_s
+            shown = detail if is_new else shown
+            print(f"{what}: {shown}" if shown else what, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def _draw(self, what: str, share: float | None, detail: str) -> None:
-        if self._bar is None or self._task is None:
+    def _draw(self, what: str, share: float | None, shown: str) -> None:
+        if self._bar is None:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as RichProgress
 
-            has_blocks = only_ascii(said_environment()) is None
             self._bar = RichProgress(
                 TextColumn("{task.description}", markup=False),
-                *((BarColumn(bar_width=24),) if has_blocks else ()),
-                TextColumn("{task.fields[detail]}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[shown]}", markup=False),
                 console=Console(stderr=True, force_terminal=True),  # whatever FORCE_COLOR says
                 transient=True,
             )
-            self._task = self._bar.add_task("", total=None, detail="")
+            self._bar.add_task("", total=None, shown="")
             self._bar.start()
-        shown = detail or ("" if share is None else f"{share:.0%}")
+        total = None if share is None else 1.0
         self._bar.update(
-            self._task,
+            self._bar.task_ids[0],
             description=what,
-            total=None if share is None else 1.0,
+            total=total,
             completed=share or 0.0,
-            detail=shown,
+            shown=shown,
         )
-
-    def _print(self, what: str, share: float | None, detail: str) -> None:
-        now_s = time.monotonic()
-        is_new = what != self._last_what
-        is_due = now_s - self._last_line_s >= _LINE_INTERVAL_S
-        if (not is_new and not is_due) or sys.stderr is None:
-            return
-        self._last_what, self._last_line_s = what, now_s
-        shown = detail or ("" if share is None or is_new else f"{share:.0%}")
-        print(f"{what}: {shown}" if shown else what, file=sys.stderr, flush=True)

@@ -19,15 +19,15 @@ def find_recording(file: str, *, foreign: bool = True) -> Path:
     if not file:
         raise WrongUsage("FILE: expected the name of a recording, got ''")
     path = Path(file)
-    if path.is_dir() or path.with_name(path.name + PART_SUFFIX).exists() or path.exists():
-        if foreign and path.is_file() and path.suffix not in RECORDING_SUFFIXES:
+    if path.is_file() and path.suffix not in RECORDING_SUFFIXES:
+        if foreign:
             return _as_recording(path, path.stat().st_mtime_ns)
-        if not foreign and path.is_file() and path.suffix not in RECORDING_SUFFIXES:
-            from stepscope.recordings.importing.imported import foreign_session
+        from stepscope.recordings.importing.imported import foreign_session
 
-            if (session := foreign_session(path)) is not None:
-                kind = session.info.imported
-                raise CommandFailed(f"{file} is {kind}: only recordings can be verified")
+        if (session := foreign_session(path)) is not None:
+            kind = session.info.imported
+            raise CommandFailed(f"{file} is {kind}: only recordings can be verified")
+    if path.exists() or path.with_name(path.name + PART_SUFFIX).exists():
         return path  # `Recording` opens the unfinished file if there is no finished one
     if (sample := sample_named(file)) is not None:
         return sample
@@ -87,14 +87,12 @@ def output_path(text: str, option: str = "--output", *, is_new: bool = False) ->
     return path
 
 
-def picture_path(
-    output: str, suffixes: tuple[str, ...] = (".svg", ".txt"), option: str = "--output"
-) -> Path:
+def picture_path(output: str, *suffixes: str) -> Path:
     """Return the path to write to, after a check of its suffix and that it can be written."""
-    path = output_path(output, option)
+    path = output_path(output)
     if path.suffix.lower() not in suffixes:
         known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
-        raise WrongUsage(f"{option}: expected a name that ends in {known}, got {path}")
+        raise WrongUsage(f"--output: expected a name that ends in {known}, got {path}")
     return path
 
 

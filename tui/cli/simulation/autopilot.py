@@ -11,9 +11,8 @@ from stepscope.recordings.state.audit_text import typed_text
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, note_own
-from stepscope.tui.cli.shared.options import check_seconds
 from stepscope.tui.cli.shared.output import say, write_json_line
-from stepscope.tui.session.control.who import call_me, who
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import DONE, FAILED
 from stepscope.tui.views.format import plural
 
@@ -24,14 +23,11 @@ def hold(
     target: str | None,
     flags: Mapping[str, Any],
     seconds: float | None,
-    name: str | None,
     *,
     is_shadow: bool,
     as_json: bool,
 ) -> int:
     """Run the autopilot until a signal, then restore the knobs; exit code 1 if it ended itself."""
-    call_me(name)
-    check_seconds(seconds)
     levels = chosen_levels(flags)
     chosen = choose(target, "stepscope tune {} --hold")
     with connect(chosen) as client:
@@ -49,11 +45,11 @@ def hold(
         pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
         given_back: Mapping[str, KnobValue] = {}
         try:
-            while pilot.ended is None and not stop.wait(_TICK_S):
+            for _ in stop.ticks(_TICK_S, seconds):
                 if (moved := pilot.tick(time.monotonic())) is not None:
                     num_moves += 1
                     _print_move(chosen.name, moved, as_json)
-                if seconds is not None and time.monotonic() - begun_s >= seconds:
+                if pilot.ended is not None:
                     break
         finally:
             given_back = pilot.close()

@@ -24,7 +24,7 @@ from stepscope.engine.simulation.virtual.requests import (
     of_mix,
     of_trace,
 )
-from stepscope.engine.simulation.virtual.session import Routing, SimulatedSetup, run_cluster
+from stepscope.engine.simulation.virtual.session import SimulatedSetup, run_requests
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.file.reader import Recording
@@ -34,7 +34,7 @@ from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.setting_values import convert_flags, parse_levels, said
+from stepscope.tui.settings.setting_values import convert_flags, said
 
 MIX = "mix"
 DEFAULT_MODEL = "llama-3.1-8b"
@@ -71,16 +71,6 @@ class EngineOptions(NamedTuple):
     overlap: bool | None = None
 
 
-class RunOptions(NamedTuple):
-    """How to simulate: the number of runs and of engines, routing, and which requests."""
-
-    num_runs: int = 1
-    num_replicas: int = 1
-    routing: Routing = "round-robin"
-    time_scale: float = 1.0
-    limit: int | None = None
-
-
 def is_recording_name(source: str) -> bool:
     """Whether a source is a recording or a sample, by its name: not a mix, and not a trace."""
     path = Path(source)
@@ -88,10 +78,9 @@ def is_recording_name(source: str) -> bool:
 
 
 def open_source(
-    source: str, spec: WorkloadSpec, max_model_len: int, options: RunOptions
+    source: str, spec: WorkloadSpec, max_model_len: int, time_scale: float, limit: int | None
 ) -> SimulatedSource:
     """Open the requests that `source` names: `mix`, or a trace, a recording or a shipped sample."""
-    limit, time_scale = options.limit, options.time_scale
     if source == MIX:
         if spec.max_concurrency is not None:
             raise WrongUsage(
@@ -145,14 +134,15 @@ def choose_step_times(
 def open_work(
     source: str,
     engine: EngineOptions,
-    options: RunOptions,
     spec: WorkloadSpec,
     flags: Mapping[str, Any],
+    time_scale: float,
+    limit: int | None,
 ) -> tuple[SimulatedSource, SimulatedSetup]:
     chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
     num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
     longest = engine.max_model_len or min(_LONGEST, num_slots or _LONGEST)
-    work = open_source(source, spec, longest, options)
+    work = open_source(source, spec, longest, time_scale, limit)
     return work, setup_of(engine, chosen, convert_flags(Knobs, flags), work.text, work.recorded)
 
 
@@ -203,16 +193,12 @@ def run_once(
     model: DrawnStepTimes,
     requests: Iterable[SimulatedRequest],
     levels: Sequence[SLO],
-    options: RunOptions,
-    on_request: Callable[[int], bool] = lambda number: False,
+    on_request: Callable[[int], bool],
 ) -> RunFigures:
     """Simulate one run and return its figures. The steps are not kept."""
     figures = RunSums(levels)
-    replicas = [
-        Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
-        for _ in range(options.num_replicas)
-    ]
-    run_cluster(replicas, requests, routing=options.routing, on_request=on_request)
+    replica = Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
+    run_requests(replica, requests, on_request=on_request)
     return figures.result()
 
 
@@ -234,25 +220,18 @@ class Interval(NamedTuple):
         return shown if lowest == highest else f"{shown} ({lowest} to {highest})"
 
 
-def levels_of_options(slos: Sequence[str]) -> list[SLO]:
-    """Return the service levels of each `--slo`; raise WrongUsage if one is not valid."""
-    try:
-        return [parse_levels(each, SLO()) for each in slos]
-    except ValueError as error:
-        raise WrongUsage(f"--slo: {error}") from error
-
-
 def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
     """Return name -> median, lowest and highest value of each figure over the runs."""
     flats = [flat(run) for run in runs]
     for each, run in zip(flats, runs, strict=True):
         each |= {f"{kind}_max_ms": getattr(run, f"{kind}_ms").max for kind in _KINDS}
-    return {name: _interval([each[name] for each in flats]) for name in flats[0]}
-
-
-def _interval(values: Sequence[float | None]) -> Interval:
-    known = sorted(value for value in values if value is not None)
-    return Interval(statistics.median(known), known[0], known[-1]) if known else Interval()
+    found = {}
+    for name in flats[0]:
+        known = sorted(value for each in flats if (value := each[name]) is not None)
+        found[name] = (
+            Interval(statistics.median(known), known[0], known[-1]) if known else Interval()
+        )
+    return found
 
 
 def figure_lines(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:

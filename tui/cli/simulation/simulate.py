@@ -16,13 +16,13 @@ from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
-from stepscope.engine.simulation.virtual.session import SimulatedSession, run_cluster
-from stepscope.recordings.file.service_levels import levels_of
+from stepscope.engine.simulation.virtual.session import SimulatedSession, run_requests
+from stepscope.recordings.file.service_levels import levels_of, slo_of
 from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import variants_of
+from stepscope.tui.cli.shared.levels import chosen_levels
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
 from stepscope.tui.cli.shared.output import (
     Progress,
@@ -39,15 +39,13 @@ from stepscope.tui.cli.simulation.runs import (
     MIX,
     EngineOptions,
     Interval,
-    RunOptions,
     figure_lines,
     intervals,
     is_recording_name,
-    levels_of_options,
     open_work,
     run_once,
 )
-from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
+from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.views.format import file_size
 
@@ -69,7 +67,7 @@ _SHOWN = {
     "stepscope simulate session.mcap -o again.mcap",
     "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
     "stepscope simulate workload.json --steps | head",
-    sections=("knobs", "load"),
+    sections=("knobs", "load", "levels"),
     defaults=_DEFAULTS,
 )
 def simulate(
@@ -99,12 +97,6 @@ def simulate(
         "schedule each step while the one before it runs (default: as recorded; on with --like)",
     ),
     runs: int = option("INT", "runs, with seeds from --seed on", min=1, default=1),
-    replicas: int = option("INT", "engines side by side", min=1, default=1),
-    routing: Literal["round-robin", "least-loaded"] = option(
-        "round-robin|least-loaded",
-        "how requests are spread over the engines",
-        default="round-robin",
-    ),
     time_scale: float = option(
         "NUMBER", "multiply the arrivals' times: 0.5 doubles the load", default=1.0
     ),
@@ -117,9 +109,6 @@ def simulate(
     ),
     limit: int | None = option("INT", "take only so many requests from the start", min=1),
     output: str | None = option("FILE", "write the first run as a recording", "--output", "-o"),
-    slo: list[str] | None = option(
-        "LEVELS", "service levels to count goodput by ('ttft=500 itl=50'); may be given again"
-    ),
     as_json: AsJson = False,
     *,
     flags: dict[str, Any],
@@ -137,22 +126,25 @@ def simulate(
         gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len,
         None if overlap is None else overlap == "on",
     )  # fmt: skip
-    options = RunOptions(runs, replicas, routing, time_scale, limit)
     cases = dict(variants_of(sweep or ()))
     if prints_steps:
-        is_alone = not cases and output is None and runs == 1 and not as_json
-        print_steps(source, engine, flags, is_alone=is_alone)
+        if cases or output or runs > 1 or as_json or gpu or step_time:
+            raise WrongUsage(
+                "--steps: prints a line of JSON a step, which needs no step times; leave out "
+                "--json, --sweep, --runs, --output, --gpu and --step-time"
+            )
+        print_steps(source, engine, flags)
         return
     if source is not None and (source == _STDIN or source.endswith(".json")):
         raise WrongUsage(f"{source} counts in steps: --steps prints who would be in each")
-    if output is not None and (cases or replicas > 1):
-        raise WrongUsage("--output: a recording is of one engine; leave out --sweep and --replicas")
+    if output is not None and cases:
+        raise WrongUsage("--output: a recording is of one engine; leave out --sweep")
     if source is not None and gpu is None and step_time is None and is_recording_name(source):
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
-    levels = levels_of_options(slo or ()) or [SLO()]
+    levels = [slo_of(chosen_levels(flags), {})]
     path = None if output is None else output_path(output)
-    work, setup = open_work(source or MIX, engine, options, spec, flags)
+    work, setup = open_work(source or MIX, engine, spec, flags, time_scale, limit)
     seeds = range(spec.seed, spec.seed + runs)
     found: dict[str, list[RunFigures]] = {}
     num_extrapolated = 0
@@ -166,7 +158,7 @@ def simulate(
             for seed in seeds:
                 times = DrawnStepTimes(case.model, seed)
                 on_request = watch(f"simulating {name}" if name else f"simulating, seed {seed}")
-                run = run_once(case, times, work.requests(seed), levels, options, on_request)
+                run = run_once(case, times, work.requests(seed), levels, on_request)
                 if stop:
                     break
                 found.setdefault(name, []).append(run)
@@ -176,35 +168,31 @@ def simulate(
                 session = SimulatedSession(setup, spec.seed, sink)
                 sink.begin(session.snapshot())
                 on_request = watch(f"recording seed {spec.seed}")
-                run_cluster([session], work.requests(spec.seed), on_request=on_request)
+                run_requests(session, work.requests(spec.seed), on_request=on_request)
             written = f"{path} ({sink.num_steps:,} steps, {file_size(sink.num_bytes)})"
     if not found:
         raise Interrupted("interrupted before a run was done")
     if cases:
         _print_cases(found, as_json)
     elif as_json:
-        document = {
-            "simulated": setup.simulated,
-            "model": setup.model_name,
-            "work": work.text,
-            "knobs": setup.knobs.as_dict(),
-            **told(setup, "num_blocks", "block_size", "overlap"),
-            "levels": plain(levels),
-            "seeds": list(seeds[: len(found[""])]),
-            "runs": found[""],
-            "figures": plain(intervals(found[""])),
-        }
-        write_json(document)
+        write_json(
+            {
+                **told(setup, "simulated", "num_blocks", "block_size", "overlap"),
+                "model": setup.model_name,
+                "work": work.text,
+                "knobs": setup.knobs.as_dict(),
+                "levels": plain(levels),
+                "seeds": list(seeds[: len(found[""])]),
+                "runs": found[""],
+                "figures": plain(intervals(found[""])),
+            }
+        )
     else:
-        engines = "" if replicas == 1 else f", {replicas} engines"
-        say(f"{setup.simulated}{engines}: {work.text}", *figure_lines(found[""], levels))
+        say(f"{setup.simulated}: {work.text}", *figure_lines(found[""], levels))
         if source is None:
-            has_model = gpu is None or model is not None
-            default = "" if has_model else f", model {DEFAULT_MODEL} (--model)"
-            say(
-                f"chosen     a mix of {work.num_requests:,} requests (--num-requests, --rate; or a "
-                f"trace or a recording){default}"
-            )
+            default = f", model {DEFAULT_MODEL} (--model)" if gpu and model is None else ""
+            mix = f"a mix of {work.num_requests:,} requests (--num-requests, --rate; or a trace"
+            say(f"chosen     {mix} or a recording){default}")
         if num_extrapolated:
             say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
         if written:
@@ -234,13 +222,7 @@ def _shown(
 def _print_cases(found: Mapping[str, Sequence[RunFigures]], as_json: bool) -> None:
     figures = {name: intervals(runs) for name, runs in found.items()}
     if as_json:
-        is_one = all(len(runs) == 1 for runs in found.values())
-        write_json(
-            {
-                name: {key: each.median if is_one else each._asdict() for key, each in of.items()}
-                for name, of in figures.items()
-            }
-        )
+        write_json(plain(figures))
         return
     rows = [[name, *(_text(of[key]) for key in _SHOWN)] for name, of in figures.items()]
     say(*text_table(["with", *_SHOWN.values()], rows))
@@ -251,39 +233,21 @@ def _text(value: Interval) -> str:
     return value.text(",.0f" if is_whole else ",.1f")
 
 
-def print_steps(
-    file: str | None, engine: EngineOptions, flags: Mapping[str, Any], *, is_alone: bool
-) -> None:
+def print_steps(file: str | None, engine: EngineOptions, flags: Mapping[str, Any]) -> None:
     """Run the scheduler alone on a workload that counts in steps; print a JSON line a step."""
     if file is None:
         raise WrongUsage("--steps: name a workload that counts in steps (.json, or - for stdin)")
-    if not is_alone or engine.gpu is not None or engine.step_time is not None:
-        raise WrongUsage(
-            "--steps: prints a line of JSON a step, which needs no step times; leave out --json, "
-            "--sweep, --runs, --output, --gpu and --step-time"
-        )
     if Path(file).suffix != ".json" and (file == MIX or sample_named(file) is not None):
         raise WrongUsage(
             f"--steps: {file} counts in seconds, not in steps: -o FILE.mcap writes its steps"
         )
-    source = "standard input" if file == _STDIN else file
-    workload = parse_workload(_read(file), source, _overrides(engine, flags))
-    encoder = msgspec.json.Encoder()
-    with writing_output():
-        for line in ScheduleReplay(workload).lines():
-            sys.stdout.buffer.write(encoder.encode(line) + b"\n")
-
-
-def _overrides(engine: EngineOptions, flags: Mapping[str, Any]) -> dict[str, Any]:
     settings = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
     given = {name: value for name, value in settings.items() if value is not None}
     like = {} if engine.like is None else defaults_like(engine.like).knobs
-    return {**like, **convert_flags(ScheduleWorkload, {**flags, **given})}
-
-
-def _read(file: str) -> bytes:
-    if file != _STDIN:
-        return Path(file).read_bytes()
-    if sys.stdin is None:
-        raise CommandFailed("standard input is closed: give a file")
-    return sys.stdin.buffer.read()
+    own = {**like, **convert_flags(ScheduleWorkload, {**flags, **given})}
+    source = "standard input" if file == _STDIN else file
+    text = sys.stdin.buffer.read() if file == _STDIN else Path(file).read_bytes()
+    workload = parse_workload(text, source, own)
+    with writing_output():
+        for line in ScheduleReplay(workload).lines():
+            sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")

@@ -22,7 +22,7 @@ from stepscope.tui.cli.recordings.measured import recorded, side_of
 from stepscope.tui.cli.shared.connect import is_recorded
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import level_of
-from stepscope.tui.cli.shared.options import As, Target, command, flag, option
+from stepscope.tui.cli.shared.options import Target, command, flag, seconds_option
 from stepscope.tui.cli.shared.output import Progress, plain, say, text_table, told, write_json
 from stepscope.tui.cli.simulation.autopilot import hold
 from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
@@ -39,15 +39,14 @@ _SHOWN = (
     "stepscope tune session.mcap --slo-itl 50ms --slo-ttft 1s",
     "stepscope tune engine-0 --slo-itl 30ms --seconds 120",
     "stepscope tune freeze --bottleneck",
-    "stepscope tune engine-0 --hold --slo-itl 50ms --as night-shift",
+    "stepscope tune engine-0 --hold --slo-itl 50ms",
     sections=("levels",),
     takes_key=True,
 )
 def tune(
     target: Target = None,
     *,
-    seconds: float | None = option(
-        "NUMBER",
+    seconds: float | None = seconds_option(
         "of an engine: how much of its past to take, as far as it keeps it (default: 60); with "
         "--hold how long (default: until Ctrl-C)",
     ),
@@ -58,7 +57,6 @@ def tune(
         "--hold",
     ),
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
-    operator: As = None,
     as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
     flags: dict[str, Any],
 ) -> int:
@@ -77,9 +75,9 @@ def tune(
     if holds:
         if bottleneck or (target is not None and is_recorded(target)):
             raise WrongUsage("--hold: only of an engine that runs, and without --bottleneck")
-        return hold(target, flags, seconds, operator, is_shadow=shadow, as_json=as_json)
-    if shadow or operator is not None:
-        raise WrongUsage("--shadow and --as: only with --hold")
+        return hold(target, flags, seconds, is_shadow=shadow, as_json=as_json)
+    if shadow:
+        raise WrongUsage("--shadow: only with --hold")
     if seconds is not None and target is not None and is_recorded(target):
         raise WrongUsage("--seconds: only for an engine; a recording is taken whole")
     with (
@@ -128,17 +126,12 @@ def _report(found: Tuned, level: SLO) -> Iterator[str]:
     rows = []
     for each in found.candidates:
         figures = [each.forecast.figures.get(name) for _, name in _SHOWN]
-        rows.append(
-            [
-                f"{each.kept_share:.0%}",
-                *(
-                    f"{one.value:,.4g} ({one.low:,.4g} to {one.high:,.4g})" if one else "-"
-                    for one in figures
-                ),
-                f"{each.forecast.share_extrapolated:.0%}",
-                changes_text(each.changes) if each.changes else "as recorded, simulated",
-            ]
-        )
+        cells = [
+            f"{of.value:,.4g} ({of.low:,.4g} to {of.high:,.4g})" if of else "-" for of in figures
+        ]
+        text = changes_text(each.changes) if each.changes else "as recorded, simulated"
+        guessed = f"{each.forecast.share_extrapolated:.0%}"
+        rows.append([f"{each.kept_share:.0%}", *cells, guessed, text])
     heading = ["keep levels", *(label for label, _ in _SHOWN), "guessed", "with"]
     yield from text_table(heading, rows, ">>>>><")
     yield "guessed: the share of simulated steps that are unlike any in the recording"
@@ -160,17 +153,12 @@ def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
     if best.keeps:
         return f"best: stepscope set {changes_text(best.changes)}"
     load, share = found.load_per_s, found.load_share
-    if found.at_load.keeps:
-        why = (
-            f"{_late(best, level)} at {load:,.3g} requests/s; {share * load:,.3g} requests/s "
-            f"({share:.0%} of the load) would do"
-        )
-    else:
+    why = f"{_late(best, level)} at {load:,.3g} requests/s; {share * load:,.3g} requests/s "
+    why += f"({share:.0%} of the load) would do"
+    if not found.at_load.keeps:
         step_ms = basis.model.seconds[0] * 1e3
-        why = (
-            f"{_late(found.at_load, level)} even at {share:.0%} of the load, where a step takes "
-            f"{step_ms:,.3g} ms and more"
-        )
+        why = f"{_late(found.at_load, level)} even at {share:.0%} of the load, where a step takes "
+        why += f"{step_ms:,.3g} ms and more"
     knobs = changes_text(best.changes) if best.changes else "the recorded knobs, which are the best"
     kept = f"only {best.kept_share:.0%} of the requests keep them with {knobs}"
     return f"cannot be kept, because {why}; {limit} ({kept}; {KEPT_SHARE:.0%} must)"
@@ -194,19 +182,18 @@ def _late(each: Candidate, level: SLO) -> str:
 
 
 def _document(found: Tuned, level: SLO, verdict: str) -> dict[str, Any]:
-    def candidate(each: Candidate) -> dict[str, Any]:
-        return told(each, "changes", "keeps") | _case(each)
-
-    best = found.candidates[0]
-    loads = found.load_share * found.load_per_s if found.at_load.keeps else None
+    candidates = [told(each, "changes", "keeps") | _case(each) for each in found.candidates]
+    guess = found.promising
     return {
         "levels": level._asdict(),
-        "best": candidate(best) if best.keeps else None,
-        "promising": found.promising and candidate(found.promising),
+        "best": candidates[0] if found.candidates[0].keeps else None,
+        "promising": None if guess is None else candidates[found.candidates.index(guess)],
         "verdict": verdict,
         "load_per_s": found.load_per_s,
-        "load_that_keeps_per_s": loads,
-        "candidates": [candidate(each) for each in found.candidates],
+        "load_that_keeps_per_s": found.load_share * found.load_per_s
+        if found.at_load.keeps
+        else None,
+        "candidates": candidates,
     }
 
 
@@ -250,10 +237,7 @@ def _figures(found: Forecast) -> str:
 def _bottlenecks(found: Diagnosis) -> Iterator[str]:
     """Yield lines on the proved bottlenecks, in the order in which to remove them."""
     if found.kept_share >= KEPT_SHARE:
-        yield (
-            f"no bottleneck: {found.kept_share:.0%} of the requests keep the levels "
-            "(--slo-itl and --slo-ttft set others)"
-        )
+        yield f"no bottleneck: {found.kept_share:.0%} of the requests keep the levels"
         return
     evidence = {each.suspect.name: each.evidence for each in found.findings}
     for number, (suspect, trial) in enumerate(found.bottlenecks):
@@ -266,16 +250,10 @@ def _bottlenecks(found: Diagnosis) -> Iterator[str]:
     if not found.bottlenecks or found.bottlenecks[-1][1].kept_share < KEPT_SHARE:
         begin = "beyond that" if found.bottlenecks else "no setting is the bottleneck:"
         for limit, share in found.held.items():
-            yield (
-                f"{begin} {LIMIT_SPECS[limit].words} limited {share:.0%} of the recorded steps, "
-                "which no simulation lifts"
-            )
-        if found.held:
-            return
-        yield (
-            f"{begin} the machine is too slow for this load at these levels ('stepscope tune' "
-            "finds the load that would do)"
-        )
+            held = f"{LIMIT_SPECS[limit].words} limited {share:.0%} of the recorded steps"
+            yield f"{begin} {held}, which no simulation lifts"
+        if not found.held:
+            yield f"{begin} the machine is too slow for this load at these levels"
 
 
 def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:

@@ -3,40 +3,31 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
-from stepscope.recordings.simulation.what_if import (
-    NUM_RUNS,
-    Forecast,
-    ForecastStopped,
-    Predicted,
-    WhatIf,
-)  # fmt: skip
+from stepscope.recordings.simulation.what_if import NUM_RUNS, ForecastStopped, Predicted, WhatIf
 from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.errors import StopSignals
-from stepscope.tui.cli.shared.knob_words import Variant, variants_of
+from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
 from stepscope.tui.cli.shared.output import Progress, note, plain, say, text_table, told, write_json
 from stepscope.tui.cli.shared.paths import find_recording, output_path
-from stepscope.tui.cli.simulation.runs import levels_of_options
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views.format import three_digits
 
-_SHOWN = (
-    ("TTFT p50 ms", "ttft_p50_ms"), ("TTFT p95 ms", "ttft_p95_ms"), ("TTFT p99 ms", "ttft_p99_ms"),
-    ("ITL p50 ms", "itl_p50_ms"), ("ITL p95 ms", "itl_p95_ms"), ("ITL p99 ms", "itl_p99_ms"),
-    ("E2E p50 ms", "e2e_p50_ms"), ("E2E p95 ms", "e2e_p95_ms"), ("E2E p99 ms", "e2e_p99_ms"),
-    ("goodput /s", "goodput_0_per_s"),
-)  # fmt: skip
-_MAX_COLUMNS = 4  # cases to show as columns; more cases become rows
+_SHOWN = {
+    "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "TTFT p99 ms", "itl_p50_ms": "ITL p50 ms",
+    "itl_p99_ms": "ITL p99 ms", "e2e_p50_ms": "E2E p50 ms", "e2e_p99_ms": "E2E p99 ms",
+    "goodput_0_per_s": "goodput /s",
+}  # fmt: skip
 _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs/simulate.md)
 
 
@@ -45,6 +36,7 @@ _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs
     "stepscope what-if session.mcap max_num_seqs=8,16 batching=static",
     "stepscope what-if s.mcap max_num_batched_tokens=64..8192",
     "stepscope what-if s.mcap max_num_seqs=8 -o 8.mcap",
+    sections=("levels",),
 )
 def what_if(
     file: RecordingFile,
@@ -53,10 +45,6 @@ def what_if(
         "the knobs of one change; commas try several values of a knob, FIRST..LAST a range, evenly "
         "in ratio",
     ),
-    slo: list[str] | None = option(
-        "LEVELS",
-        "service levels to count goodput by ('ttft=500 itl=50'; default: those of the recording)",
-    ),
     output: str | None = option(
         "FILE",
         "of one variant: a simulated session as a recording (.mcap), and nothing else",
@@ -64,6 +52,8 @@ def what_if(
         "-o",
     ),
     as_json: AsJson = False,
+    *,
+    flags: dict[str, Any],
 ) -> None:
     """Say what a recorded session would have been with other knobs.
 
@@ -81,9 +71,14 @@ def what_if(
         raise WrongUsage("--output: a recording is of one variant; give one value of each knob")
     stop = StopSignals()
     with stop, Progress() as progress, Recording(path) as recording:
-        levels = levels_of_options(slo or ()) or [level_of({}, recording)]
+        levels = [level_of(flags, recording)]
         basis = basis_of(recording, levels, lambda share: progress(f"reading {file}", share))
-        _check(basis, variants)
+        for text, changes in variants:
+            try:
+                basis.setup.knobs.changed(changes, basis.setup.limits)
+            except ConfigError as error:
+                of = f"{text}, with the other knobs as recorded"
+                raise WrongUsage(f"{of}: {error}") from error
         cases = variants[0][0] if len(variants) == 1 else f"{len(variants)} variants"
         num_requests = len(basis.work.requests)
 
@@ -108,14 +103,6 @@ def what_if(
         say(*report(found, basis, levels))
 
 
-def _check(basis: WhatIfBasis, variants: Sequence[Variant]) -> None:
-    for text, changes in variants:
-        try:
-            basis.setup.knobs.changed(changes, basis.setup.limits)
-        except ConfigError as error:
-            raise WrongUsage(f"{text}, with the other knobs as recorded: {error}") from error
-
-
 def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
     yield basis.model.in_words()
     yield (
@@ -123,12 +110,10 @@ def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator
         f"should lie); the machine drifted by {found.drift:.1%} between windows"
     )
     yield ""
-    cases = [found.again, *found.variants]
-    table = _by_figure if len(cases) <= _MAX_COLUMNS else _by_case
-    lines = table(found, cases, _cell)
+    lines = _table(found, _cell)
     columns = shutil.get_terminal_size().columns
     if sys.stdout is not None and sys.stdout.isatty() and max(map(len, lines)) > columns:
-        lines = table(found, cases, lambda each: _number(each and each.value))
+        lines = _table(found, lambda each: _number(each and each.value))
         lines.append("a wider terminal, or a pipe, has the brackets too")
     yield from lines
     yield ""
@@ -137,49 +122,12 @@ def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator
     yield from _notes(found, basis)
 
 
-def _by_figure(found: WhatIf, cases: Sequence[Forecast], cell: "_Cell") -> list[str]:
-    heading = ["", "recorded", "simulated", *(case.text for case in found.variants)]
-    rows = [
-        [
-            label,
-            _number(found.recorded.get(name)),
-            *(cell(case.figures.get(name)) for case in cases),
-        ]
-        for label, name in _SHOWN
-    ]
-    return text_table(heading, rows)
-
-
-def _by_case(found: WhatIf, cases: Sequence[Forecast], cell: "_Cell") -> list[str]:
-    """Return a table with a row for each set of knobs. It leaves out the p95."""
-    shown = {name: label for label, name in _SHOWN if "p95" not in label}
-    rows = [["recorded", *(_number(found.recorded.get(name)) for name in shown)]]
-    best = {id(case) for case in best_of(cases)}
-    for case in cases:
+def _table(found: WhatIf, cell: Callable[[Predicted | None], str]) -> list[str]:
+    rows = [["recorded", *(_number(found.recorded.get(name)) for name in _SHOWN)]]
+    for case in (found.again, *found.variants):
         text = "simulated" if case is found.again else case.text
-        text += " *" if id(case) in best else ""
-        rows.append([text, *(cell(case.figures.get(name)) for name in shown)])
-    return [
-        *text_table(["", *shown.values()], rows),
-        "* on the frontier: no other row has both a lower TTFT p99 and a lower ITL p99",
-    ]
-
-
-def best_of(cases: Sequence[Forecast]) -> list[Forecast]:
-    """Return the cases of which no other is as low in p99 TTFT and p99 ITL, and lower in one."""
-    values = []
-    for case in cases:
-        ttft, itl = case.figures.get("ttft_p99_ms"), case.figures.get("itl_p99_ms")
-        if ttft is not None and itl is not None:
-            values.append((case, ttft.value, itl.value))
-    return [
-        case
-        for case, ttft, itl in values
-        if not any(
-            other_ttft <= ttft and other_itl <= itl and (other_ttft, other_itl) != (ttft, itl)
-            for _, other_ttft, other_itl in values
-        )
-    ]
+        rows.append([text, *(cell(case.figures.get(name)) for name in _SHOWN)])
+    return text_table(["", *_SHOWN.values()], rows)
 
 
 def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
@@ -209,9 +157,6 @@ def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
             f"note: of {work.num_hits} prefix hits {work.num_unknown_hits} are of unknown origin: "
             + ("simulated as if they shared one prefix" if is_all else "simulated as misses")
         )
-
-
-_Cell: TypeAlias = Callable[[Predicted | None], str]
 
 
 def _cell(predicted: Predicted | None) -> str:

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings.compare.side.points import PREEMPTED
 from stepscope.recordings.errors import RecordingError
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.session.compare_state import EVENTS
-from stepscope.tui.session.what_if import WhatIfRun
 from stepscope.tui.settings.action_table import Page
-from stepscope.tui.views.frame.compare_choices import WHAT_IF, Origin, file_origin, session_origin
+from stepscope.tui.views.frame.compare_choices import Origin, file_origin, session_origin
 from stepscope.tui.views.notices import Notices
 
 
@@ -109,9 +107,6 @@ class CompareHandlers:
         if choice.origins is not None:
             self.begin(*choice.origins)
             return
-        if choice.kind == WHAT_IF:
-            self._ask_what_if()
-            return
 
         def use(text: str) -> None:
             if text.strip():
@@ -120,15 +115,6 @@ class CompareHandlers:
 
         question = "compare with this recording:"
         self._screen.open_overlay(Prompt(self._screen.skin, question, check=_no_such_file), use)
-
-    def _ask_what_if(self) -> None:
-        def use(text: str) -> None:
-            if text.strip():
-                session = session_origin(self._session.source)
-                self.begin(session, WhatIfRun(session, text.strip()).origin)
-
-        question = "what if (KNOB=VALUE, more after a space):"
-        self._screen.open_overlay(Prompt(self._screen.skin, question, check=_no_such_knobs), use)
 
     def begin(self, a: Origin, b: Origin) -> None:
         """Start to compare these two runs; if one cannot be read, show a notice."""
@@ -139,16 +125,6 @@ class CompareHandlers:
 def _no_such_file(text: str) -> str | None:
     path = Path(text.strip()).expanduser()
     return None if not text.strip() or path.is_file() else f"there is no file {path}"
-
-
-def _no_such_knobs(text: str) -> str | None:
-    for part in text.split():
-        name, equals, value = part.partition("=")
-        if name not in Knobs.__struct_fields__:
-            return f"no knob is called {name!r}"
-        if not equals or not value:
-            return f"give a value: {name}=..."
-    return None
 
 
 @contextmanager

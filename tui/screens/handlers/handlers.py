@@ -110,7 +110,6 @@ class Handlers:
             "workload": self.opening.workload,
             "record": self.record,
             "screenshot": self.screenshot,
-            "export": self.opening.export,
             "keep_steps": self.opening.keep_steps,
             "mark": self.opening.mark,
             "tour_next": self._tour_next,

@@ -1,13 +1,9 @@
 """Opens the overlays above the main screen: prompts, editors, help, the palette."""
 
-import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.recordings import samples
-from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.source import NO_ENGINE, add_mark
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
@@ -24,37 +20,9 @@ from stepscope.tui.session.control.workload_text import (
     published_workload,
     workload_note,
 )
-from stepscope.tui.session.file_jobs import ExportOrder, typed_order
-from stepscope.tui.session.session import Session
 from stepscope.tui.session.what_if import KnobForecast
 from stepscope.tui.settings.setting_values import parse_levels
 from stepscope.tui.views.frame.lane_rows import lane_filter
-
-_EXPORT = (
-    "perfetto (ui.perfetto.dev), parquet or csv (a table: steps, rows or requests), jsonl (every "
-    "message) or mooncake (its workload); after it the steps: 100-200, or screen"
-)
-
-
-def recording_of(session: Session) -> Path | None:
-    """Return the replayed file, or the engine's current or last recording, or None."""
-    recording = getattr(session.source, "recording", None)
-    if recording is not None:
-        return Path(recording.path)
-    switch = session.record_switch
-    if switch is None or switch.path is None:
-        return None
-    # While recording, the steps are in the .part file. An older file may have the final name; it
-    # is replaced when the recording ends.
-    part = switch.path.with_name(switch.path.name + ".part")
-    return part if switch.active and part.exists() else switch.path
-
-
-def folder_for(path: Path) -> Path:
-    """Return the recording's folder; the current one if it is not writable or has samples."""
-    folder = path.absolute().parent
-    is_shipped = folder == Path(samples.__file__).absolute().parent
-    return Path.cwd() if is_shipped or not os.access(folder, os.W_OK) else folder
 
 
 class Opening:
@@ -99,46 +67,6 @@ class Opening:
         self._screen.open_overlay(
             Prompt(self._screen.skin, f"mark at step {step:,}, note:"), set_mark
         )
-
-    def export(self) -> None:
-        """Ask for format, table and steps, then export this session's recording to a file."""
-        session, say = self._session, self._notices.say
-        key = session.abilities.key
-        path = recording_of(session)
-        if session.exports.active is not None:
-            say(f"a file is being written; {key('back')} cancels it", "caution")
-            return
-        if path is None:
-            text = (
-                f"nothing is recorded yet: {key('record')} records, then {key('export')} exports "
-                f"it; {key('keep_steps')} keeps what is in memory"
-            )
-            say(text, "caution")
-            return
-        try:
-            folder = folder_for(path)
-        except OSError as error:
-            say(f"no export: {error}", "caution")
-            return
-        history = session.history
-        engine_id = None if history.info is None else history.info.engine_id
-        every = ExportOrder(path, folder, "perfetto", engine_id=engine_id)
-        frame = self._screen.frame if self._screen.history is history else None
-        columns = [each for each in (frame.columns if frame else ()) if each is not None]
-        shown = StepRange(columns[0].first, columns[-1].last) if columns else StepRange()
-
-        def parsed(text: str) -> ExportOrder:
-            return typed_order(text, every, shown)
-
-        def begin(text: str) -> None:
-            self._notices.dismiss()
-            session.exports.last = text
-            session.exports.begin(parsed(text))
-
-        question, note = "export as:", f"{_EXPORT}; the file goes to {folder}"
-        text, check = session.exports.last, _checked(parsed)
-        prompt = Prompt(self._screen.skin, question, text, check, note=note)
-        self._screen.open_overlay(prompt, begin)
 
     def keep_steps(self) -> None:
         """Write the steps in memory of the shown session to a recording."""

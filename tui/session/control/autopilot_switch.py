@@ -35,22 +35,14 @@ class AutopilotSwitch:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._news: deque[tuple[str, Tone]] = deque()
-        self._pilot: LivePilot | None = None
-        self._made: set[tuple[str, int]] = set()
 
     @property
     def is_on(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and not self._stopping.is_set()
 
-    @property
-    def made(self) -> set[tuple[str, int]]:
-        """(Engine id, knobs version) of all changes made, those that gave knobs back included."""
-        return self._made if self._pilot is None else self._made | self._pilot.made
-
     def start(self, itl_ms: float) -> None:
         """Start an autopilot that holds this ITL level, until `stop` or until it ends by itself."""
-        self._made = self.made
-        self._pilot, self._stopping = None, threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(itl_ms, self._stopping), name="autopilot", daemon=True
         )
@@ -79,7 +71,6 @@ class AutopilotSwitch:
         except (ConfigError, CommandRefused, EngineUnreachable) as error:
             self._news.append((f"no autopilot: {error}", "caution"))
             return
-        self._pilot = pilot
         try:
             while pilot.ended is None and not stopping.wait(_TICK_S):
                 if (moved := pilot.tick(time.monotonic())) is not None:

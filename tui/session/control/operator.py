@@ -1,13 +1,13 @@
 """`Operator`: sends the operator's changes to the engine, and shows the answers as notices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue, LeasedKnobs
+from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, LeasedKnobs
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.audit_text import changes_text, known_changes, value_text
 from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
@@ -88,30 +88,22 @@ class Operator:
         return not self._num_knobs_asked and newest <= state.knobs_version
 
     def _undo(self) -> None:
-        changes = known_changes(self._history.knob_changes, self._history.state.audit)
+        state = self._history.state
+        changes = known_changes(self._history.knob_changes, state.audit)
         engine_id = "" if self._history.info is None else self._history.info.engine_id
-        made = set() if self._autopilot is None else self._autopilot.made
-        own = [each for each in changes if (engine_id, each.version) in self._own]
-        since = own[-1].version if own else -1
-        moved = [c for c in changes if (engine_id, c.version) in made and c.version > since]
-        last = _as_one(moved)
-        if last is None and own:
-            last = own[-1]
+        last = next((c for c in reversed(changes) if (engine_id, c.version) in self._own), None)
         if last is None:
             said = "this dashboard has not changed a knob"
-            if moved:
-                said = "the autopilot of this dashboard has given the knobs back"
-            elif changes:
+            if changes:
                 other = "elsewhere " if changes[-1].who == self.who else ""
                 said += f"; the last one is {other}by {_change_text(changes[-1])}"
             self._notices.say(f"nothing to undo: {said}", "caution")
             return
-        for later in reversed(changes):
-            if later in moved or later.version <= last.version:
-                continue
-            if later.new.keys() & last.new.keys():
-                self._notices.say(f"not undone: changed since: {_change_text(later)}", "caution")
-                return
+        later = [c for c in changes if c.version > last.version and c.new.keys() & last.new.keys()]
+        # What was given back since, as by an autopilot, is as we left it.
+        if later and any(state.knobs.get(name) != value for name, value in last.new.items()):
+            self._notices.say(f"not undone: changed since: {_change_text(later[-1])}", "caution")
+            return
         back = {name: value for name, value in last.old.items() if name in last.new}
         is_redo = (engine_id, last.version) in self._undos
         now = changes[-1].version
@@ -168,7 +160,9 @@ class Operator:
             else:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
-                self._notices.say(_outcome_text(answer, self._has_requests), "good")
+                state = self._history.state
+                has_requests = state.num_running + state.num_waiting > 0
+                self._notices.say(_outcome_text(answer, has_requests), "good")
 
     def _conflict(self, answer: Answer) -> str | None:
         """Return whose knob change came before ours, if that is why it was refused."""
@@ -188,11 +182,6 @@ class Operator:
         again = f"; {self._key(answer.action)} again" if answer.action else ""
         return f"not changed: {last.who} set {what} meanwhile{again}"
 
-    @property
-    def _has_requests(self) -> bool:
-        state = self._history.state
-        return state.num_running + state.num_waiting > 0
-
     def _remember(self, command: commands.Command, version: int | None) -> None:
         """Remember our change for `undo`, by version: dashboards may share a name."""
         info = self._history.state.info
@@ -200,17 +189,6 @@ class Operator:
             return
         if version != command.expected_version:
             self._own.add((info.engine_id, version))
-
-
-def _as_one(changes: Sequence[KnobsChanged]) -> KnobsChanged | None:
-    """Several changes as one, of the knobs that are not as before them; None if all are."""
-    old: dict[str, KnobValue] = {}
-    new: dict[str, KnobValue] = {}
-    for change in changes:
-        old = change.old | old
-        new |= change.new
-    new = {name: value for name, value in new.items() if old.get(name) != value}
-    return msgspec.structs.replace(changes[-1], old=old, new=new) if new else None
 
 
 def _change_text(change: KnobsChanged) -> str:

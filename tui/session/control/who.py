@@ -7,7 +7,7 @@ import sys
 
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
-from stepscope.tui.settings.settings import MAX_NAME, ClientSettings, environment_name
+from stepscope.tui.settings.settings import ClientSettings
 
 
 def who() -> str:
@@ -23,15 +23,6 @@ def who() -> str:
     except WrongUsage:  # the config file became invalid while a dashboard is open: do without
         name = ""
     return f"{name} ({at})" if name else at
-
-
-def call_me(name: str | None) -> None:
-    """Set the operator's name here and in children; raise WrongUsage if it is empty or too long."""
-    if name is None:
-        return
-    if not 1 <= len(_printable(name)) <= MAX_NAME:
-        raise WrongUsage(f"--as: expected a name of 1 to {MAX_NAME} characters, got {name!r}")
-    os.environ[environment_name("client", "name")] = name
 
 
 def _printable(name: str) -> str:

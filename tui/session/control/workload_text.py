@@ -3,7 +3,7 @@
 Fields that are not typed keep their values, if the engine reports them.
 """
 
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args
 
 import msgspec
 
@@ -61,7 +61,7 @@ def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec |
         if not separator or name not in fields:
             raise ValueError(f"{word!r}: off or {EXAMPLE}; there are {', '.join(fields)}")
         values[name] = None if value == NO_VALUE else value
-        if value in ("on", "off") and _is_switch(fields[name]):
+        if value in ("on", "off") and get_args(fields[name])[:1] == (bool,):
             values[name] = value == "on"
     if not values:
         raise ValueError(f"write off, or {EXAMPLE}")
@@ -73,7 +73,3 @@ def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec |
         expected = wrong.message.partition(", got ")[0]
         given = values.get(wrong.field or "") or NO_VALUE
         raise ValueError(f"{wrong.field}: {expected}, got {given!r}") from error
-
-
-def _is_switch(annotation: object) -> bool:
-    return get_origin(annotation) is Annotated and get_args(annotation)[0] is bool

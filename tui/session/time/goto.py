@@ -5,8 +5,9 @@ A time difference such as `-2m` counts from the step at the cursor.
 """
 
 import re
-import time
 from collections.abc import Collection
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.recordings.history.history import History
@@ -56,14 +57,10 @@ def nothing(file: "ReplaySource | None", at: int, direction: int, kinds: Collect
 
 
 # The forms in which times are shown: 12:41, 12:41:58.3, Nov 15 12:41:58, Nov 15 2025 12:41:58.
-_TIME = re.compile(
-    r"(?:(?P<month>[a-z]{3}) (?P<date>\d{1,2})(?: (?P<year>\d{4}))? )?"
-    r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d+)?))?",
-    re.IGNORECASE,
-)
+_CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
+_DAY = timedelta(days=1)
 _STRETCH = re.compile(r"([+-])(\d{1,12}(?:\.\d+)?)(ms|s|m|min)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "min": 60}
-_HALF_DAY_NS = 12 * 3600 * 10**9
 
 
 class Wanted(NamedTuple):
@@ -85,9 +82,7 @@ def wanted(text: str, at: int | None, history: History, file: "ReplaySource | No
     sign = -1 if text.startswith("-") else 1
     if stretch:
         away_ns = [sign * round(float(stretch[2]) * _SECONDS[stretch[3]] * 1e9)]
-    elif (when := _TIME.fullmatch(text)) is not None:
-        away_ns = _away_ns(when, history.wall_ns(summary.tokens_ns))
-    else:
+    elif not (away_ns := _away_ns(text, history.wall_ns(summary.tokens_ns))):
         raise ValueError("not a step, a time or a distance in time")
     for ns in away_ns:
         step = _step_in_memory(history, summary.tokens_ns + ns)
@@ -99,8 +94,6 @@ def wanted(text: str, at: int | None, history: History, file: "ReplaySource | No
         return _clamped(file.extent[0] - 1 if sign < 0 else file.extent[1] + 1, history, file)
     if file is not None:
         start, end = (fmt.moment(wall_ns) for wall_ns in file.extent_ns)
-        if start.split(":")[0][:-3] == end.split(":")[0][:-3]:
-            end = end[-len("00:00:00") :]  # the same day: do not name it twice
         raise ValueError(f"not in the file, which is of {start} to {end}")
     step = history.step_at(summary.tokens_ns + away_ns[0])
     if step is None:
@@ -125,10 +118,10 @@ def _clamped(step: int, history: History, file: "ReplaySource | None") -> Wanted
 
 def _end_of_memory(history: History, *, is_oldest: bool) -> str:
     step = (history.first_step if is_oldest else history.last_step) or 0
+    which = "oldest step in memory" if is_oldest else "newest step"
     summary = history.summary(step)
     wall_ns = None if summary is None else history.wall_ns(summary.tokens_ns)
-    when = "" if wall_ns is None else f", of {fmt.moment(wall_ns)}"
-    return f"the {'oldest step in memory' if is_oldest else 'newest step'} is {step:,}{when}"
+    return f"the {which} is {step:,}" + ("" if wall_ns is None else f", of {fmt.moment(wall_ns)}")
 
 
 def _step_in_memory(history: History, time_ns: int) -> int | None:
@@ -141,28 +134,26 @@ def _step_in_memory(history: History, time_ns: int) -> int | None:
     return history.step_at(time_ns)
 
 
-def _away_ns(when: re.Match[str], wall_ns: int | None) -> list[int]:
-    """Return how far the typed time is from `wall_ns`, in ns, on each day, likeliest first."""
+def _away_ns(text: str, wall_ns: int | None) -> list[int]:
+    """Return how far a typed time is from `wall_ns`, likeliest first; none if it is no time."""
     if wall_ns is None:
         raise ValueError("the engine has not reported the time of day")
-    day = time.localtime(wall_ns // 10**9)
-    time_of_day = int(when["hour"]), int(when["minute"])
-    if time_of_day[0] > 23 or time_of_day[1] > 59 or float(when["second"] or 0) >= 60:
-        raise ValueError(f"{when[0]} is not a time of day")
-    part_ns = round(float(when["second"] or 0) * 1e9)
+    found = _moments(text, datetime.fromtimestamp(wall_ns // 10**9))
+    second_ns = 10**9
+    return [int(when.timestamp()) * second_ns + when.microsecond * 1000 - wall_ns for when in found]
 
-    def away_ns(year: int, month: int, date: int) -> int:
-        start_s = time.mktime((year, month, date, *time_of_day, 0, 0, 0, -1))
-        return round(start_s) * 10**9 + part_ns - wall_ns
 
-    if when["month"]:
-        if when["month"].title() not in fmt.MONTHS:
-            raise ValueError(f"unknown month {when['month']}: {', '.join(fmt.MONTHS)}")
-        named = fmt.MONTHS.index(when["month"].title()) + 1, int(when["date"])
-        years = [int(when["year"])] if when["year"] else [day.tm_year, day.tm_year - 1]
-        return sorted((away_ns(year, *named) for year in years), key=abs)
-    dates = (day.tm_mday, day.tm_mday - 1, day.tm_mday + 1)
-    found = [away_ns(day.tm_year, day.tm_mon, date) for date in dates]
-    if found[0] > _HALF_DAY_NS:
-        return [found[1], found[0]]  # it is after midnight: yesterday is likelier
-    return found
+def _moments(text: str, now: datetime) -> list[datetime]:
+    for clock in _CLOCKS:
+        with suppress(ValueError):
+            return [datetime.strptime(text, f"%b %d %Y {clock}")]
+        with suppress(ValueError):
+            this = datetime.strptime(f"{now.year} {text}", f"%Y %b %d {clock}")
+            both = this, this.replace(year=now.year - 1)
+            return sorted(both, key=lambda each: abs(each - now))
+        with suppress(ValueError):
+            today = datetime.combine(now, datetime.strptime(text, clock).time())
+            if today - now > _DAY / 2:  # it is after midnight: yesterday is likelier
+                return [today - _DAY, today]
+            return [today, today - _DAY, today + _DAY]
+    return []

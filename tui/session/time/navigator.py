@@ -61,18 +61,16 @@ class Navigator:
 
     def pause(self) -> None:
         replay, view = self._replay, self.view
-        if replay is None:
-            if view.live:
-                view.pause(self._history.last_step)
-            else:
-                self.follow()
-        elif view.live and replay.status == "playing":
+        if replay is None and view.live:
+            view.pause(self._history.last_step)
+        elif replay is not None and view.live and replay.status == "playing":
             replay.pause()
         else:
-            if replay.status == "ended" and replay.extent is not None:
+            if replay is not None and replay.status == "ended" and replay.extent is not None:
                 replay.seek(replay.extent[0])
             self.follow()
-            replay.play()
+            if replay is not None:
+                replay.play()
 
     def live(self) -> None:
         """Go to the newest step, in a replay of the file, and follow new ones."""
@@ -170,10 +168,7 @@ class Navigator:
             found |= set(self._replay.file_index.marks)
         marks = sorted((each.step, each.text) for each in found)
         if not marks or at is None:
-            is_done = self._replay is None or self._replay.file_index.is_done
-            text = f"no mark yet; {self._key('mark')} sets one"
-            if not is_done:
-                text = "no mark yet; the rest of the file is still looked through"
+            text = f"no mark yet{unsearched(self._replay)}; {self._key('mark')} sets one"
             self._notices.say_of_place(text, "caution")
             return
         is_newest = self.view.live and self._replay is None
@@ -196,11 +191,11 @@ class Navigator:
         end = min(last, at + _MAX_SEARCH) if direction > 0 else max(first, at - _MAX_SEARCH)
         for step in range(at + direction, end + direction, direction):
             record = self._history.record(step)
-            if record and any(row.request_id == request_id for row in record.batch or ()):
-                row = next(row for row in record.batch or () if row.request_id == request_id)
+            batch = (record.batch if record else None) or ()
+            row = next((row for row in batch if row.request_id == request_id), None)
+            if row is not None:
                 self.go(step)
-                what = Phase(row.phase).name.lower()
-                tokens = fmt.plural(row.num_tokens, "token")
+                what, tokens = Phase(row.phase).name.lower(), fmt.plural(row.num_tokens, "token")
                 self._notices.say_of_place(f"r{request_id}: {what} of {tokens}")
                 return
         self._notices.say_of_place(f"r{request_id} has no such step in memory", "caution")

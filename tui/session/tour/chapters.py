@@ -6,7 +6,7 @@ id.
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.engine.protocol.commands import SetKnobs, SetWorkload
+from stepscope.engine.protocol.commands import Command, SetKnobs, SetWorkload
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
 
@@ -20,7 +20,15 @@ class SendPrompt(NamedTuple):
     waits: bool = False  # whether the next act waits for the last token
 
 
-Act: TypeAlias = SetWorkload | SetKnobs | SendPrompt
+class TimedAct(NamedTuple):
+    """Act of the demo: a command, or a hint to show, `at_s` seconds after the first act."""
+
+    at_s: float
+    command: Command | None = None
+    hint: str = ""
+
+
+Act: TypeAlias = SetWorkload | SetKnobs | SendPrompt | TimedAct
 
 
 class Chapter(NamedTuple):

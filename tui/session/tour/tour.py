@@ -1,18 +1,10 @@
-"""`Tour`: where the person is in the guided tour, and what it shows; `Director`: what it does.
+"""`Tour`: where the person is in the guided tour, and what it shows; `Director`: what it does."""
 
-The chapter at which a person left the tour is saved: the next session begins there.
-"""
-
-import json
-import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
-
-import platformdirs
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import SetWorkload, Submit
@@ -20,21 +12,25 @@ from stepscope.engine.protocol.replies import Output, Submitted
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history.history import History
-from stepscope.tui.session.tour.chapters import CHAPTERS, Act, Chapter, SendPrompt
+from stepscope.tui.session.tour.chapters import CHAPTERS, Act, Chapter, SendPrompt, TimedAct
 from stepscope.tui.views.view import View
 
-_ANSWER_S = 120.0  # at most, to wait for the last token of a prompt
+_ANSWER_S = 120.0  # at most, to wait for an answer, or for the last token of a prompt
 _JOIN_S = 1.0  # to wait for the first requests of a workload
 _IDLE_S = 30.0
 
 
 class Director:
-    """Carries out lists of acts; a new list ends the one before."""
+    """Carries out lists of acts on a thread; a new list ends the one before.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    `goes_on`: called before each act; once it returns False, the rest of the list is left out.
+    """
+
+    def __init__(self, endpoint: Endpoint, goes_on: Callable[[], bool] = lambda: True) -> None:
         self._endpoint = endpoint
-        self._lists: queue.SimpleQueue[tuple[Act, ...] | None] = queue.SimpleQueue()
-        self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._goes_on = goes_on
+        self._lists: queue.SimpleQueue[Sequence[Act] | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ended: int | None = None
         self._thread = threading.Thread(target=self._run, name="tour", daemon=True)
 
@@ -46,21 +42,20 @@ class Director:
         self._lists.put(None)
         self._thread.join()
 
-    def do(self, acts: tuple[Act, ...]) -> None:
+    def do(self, acts: Sequence[Act]) -> None:
         self._ended = None
         self._lists.put(acts)
 
-    @property
     def ended(self) -> int | None:
         """Id of the request that an act waited for last, once all acts are done."""
         return self._ended
 
     def news(self) -> str | None:
-        """Return why an act failed; None if none has failed since the last call."""
-        return None if self._errors.empty() else self._errors.get()
+        """Return a hint, or why an act failed; None if there is none since the last call."""
+        return None if self._news.empty() else self._news.get()
 
     def _run(self) -> None:
-        with ControlClient(self._endpoint) as client:  # closing it ends its requests
+        with ControlClient(self._endpoint, _ANSWER_S) as client:  # closing it ends its requests
             while True:
                 try:
                     acts = self._lists.get(timeout=_IDLE_S)
@@ -72,31 +67,36 @@ class Director:
                 try:
                     self._do(client, acts)
                 except (CommandRefused, EngineUnreachable) as error:
-                    self._errors.put(f"the tour could not go on: {error}")
+                    self._news.put(f"what was planned could not go on: {error}")
 
-    def _do(self, client: ControlClient, acts: tuple[Act, ...]) -> None:
-        ended: int | None = None
+    def _do(self, client: ControlClient, acts: Sequence[Act]) -> None:
+        ended, start_s = None, time.monotonic()
         for act in acts:
-            if not self._lists.empty():
+            if isinstance(act, TimedAct):
+                self._rest(start_s + act.at_s)
+            if not self._lists.empty() or not self._goes_on():
                 return
             if isinstance(act, SendPrompt):
                 ended = self._send(client, act)
-                continue
-            client.ask(act)
-            if isinstance(act, SetWorkload):
-                self._rest(_JOIN_S)
+            elif isinstance(act, TimedAct):
+                if act.hint:
+                    self._news.put(act.hint)
+                if act.command is not None:
+                    client.ask(act.command)
+            else:
+                client.ask(act)
+                if isinstance(act, SetWorkload):
+                    self._rest(time.monotonic() + _JOIN_S)
         self._ended = ended
 
-    def _rest(self, seconds: float) -> None:
-        end_s = time.monotonic() + seconds
-        while self._lists.empty() and time.monotonic() < end_s:
+    def _rest(self, until_s: float) -> None:
+        while self._lists.empty() and time.monotonic() < until_s:
             time.sleep(0.05)
 
     def _send(self, client: ControlClient, prompt: SendPrompt) -> int | None:
         """Send a prompt; return its request's id if the act waits for its end, and it has ended."""
-        token_ids = [
-            (prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in range(prompt.num_tokens)
-        ]
+        numbers = range(prompt.num_tokens)
+        token_ids = [(prompt.seed * 7919 + n * n * 31 + n) % 199 + 1 for n in numbers]
         sampling = SamplingParams(max_tokens=prompt.max_tokens, ignore_eos=True)
         submitted = client.ask(
             Submit(
@@ -111,32 +111,6 @@ class Director:
             if isinstance(reply, Output) and reply.request_id == submitted.request_id:
                 return submitted.request_id
         return None
-
-
-log = logging.getLogger("stepscope.tui")
-
-
-def bookmark_path() -> Path:
-    return platformdirs.user_state_path("stepscope") / "tour.json"
-
-
-def bookmark(num_chapters: int) -> int:
-    """Return the saved chapter, counted from 0; 0 if none is saved."""
-    try:
-        chapter = int(json.loads(bookmark_path().read_text("utf-8"))["chapter"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return 0
-    return chapter if 0 <= chapter < num_chapters else 0
-
-
-def keep_bookmark(chapter: int) -> None:
-    """Save the chapter to begin with next time; an error is only logged."""
-    path = bookmark_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"chapter": chapter}), "utf-8")
-    except OSError as error:
-        log.warning("the place in the tour is not kept: %s", error)
 
 
 _PARTS = ("before", "question", "answer")
@@ -157,17 +131,18 @@ class TourPage(NamedTuple):
 
 
 class Tour:
-    """The position in the chapters: `do` carries out their acts, `keep` saves the chapter."""
+    """The position in the chapters.
+
+    Args:
+        do: carries out acts; a new call ends those of the one before.
+        ended: returns the id of the request that an act waited for last, once all are done.
+        first: the chapter to begin with, from 0.
+    """
 
     def __init__(
-        self,
-        do: Callable[[tuple[Act, ...]], None],
-        ended: Callable[[], int | None],
-        keep: Callable[[int], None],
-        first: int = 0,
+        self, do: Callable[[tuple[Act, ...]], None], ended: Callable[[], int | None], first: int = 0
     ) -> None:
         self._do = do
-        self._keep = keep
         self._ended = ended
         self._number = first
         self._part = 0
@@ -203,8 +178,7 @@ class Tour:
 
     def again(self) -> None:
         """Go to the beginning of this chapter; if already there, to the chapter before it."""
-        is_inside = self._part > 0
-        self._begin(self._number if is_inside else max(0, self._number - 1))
+        self._begin(self._number if self._part else max(0, self._number - 1))
 
     def look(self, view: View, history: History) -> None:
         """Before a picture: stop it where the last prompt ended, if the chapter wants that."""
@@ -221,4 +195,3 @@ class Tour:
 
     def _begin(self, number: int) -> None:
         self._number, self._part, self.held_step = number, 0, None
-        self._keep(number % len(CHAPTERS))

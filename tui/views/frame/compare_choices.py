@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -28,7 +28,6 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SIMULATED
-from stepscope.tui.settings.preferences import RecentFiles
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.compare_text import percent
 
@@ -42,12 +41,9 @@ class Origin(NamedTuple):
     history: History | None = None
     stretch: StepRange = StepRange()
     is_shown: bool = False
-    make_feed: Callable[[], Feed] | None = None  # for data that must first be made (a simulation)
 
     def feed(self) -> Feed:
         """Return a new reader of this run; raise RecordingError if the recording cannot be read."""
-        if self.make_feed is not None:
-            return self.make_feed()
         if self.history is not None:
             return HistoryFeed(self.history, self.name, self.slo, self.stretch)
         from stepscope.recordings.compare.side.recording_feed import RecordingFeed
@@ -60,11 +56,8 @@ class Origin(NamedTuple):
 MAX_SPLITS, MAX_FILES = 8, 12
 
 
-WHAT_IF = "what if"
-
-
 class CompareChoice(NamedTuple):
-    """An entry of the list and its runs; without them, first ask for knobs or a file."""
+    """An entry of the list and its runs; without them, first ask for a file."""
 
     kind: str
     name: str
@@ -81,8 +74,7 @@ def choices(
     found = [_split(session, each, known) for each in known if each.kind != "workload"][:MAX_SPLITS]
     own = None if session.path is None else session.path.absolute()
     shipped = sorted(Path(samples.__file__).parent.absolute().glob("*.mcap"))
-    recent = [path for path, _ in RecentFiles().files()]
-    files = {path: status for path, status in _recordings(recent, folders) if path not in shipped}
+    files = {path: status for path, status in _recordings(folders) if path not in shipped}
     newest = sorted(files, key=lambda path: -files[path].st_mtime)
     for path in [path for path in newest if path != own][:MAX_FILES]:
         status = files[path]
@@ -93,11 +85,7 @@ def choices(
     for path in [path for path in shipped if path != own]:
         both = session, file_origin(path, session)
         found.append(CompareChoice("sample", path.stem, "shipped with stepscope", both))
-    return [
-        *found,
-        CompareChoice(WHAT_IF, "other knobs …", "this session, simulated with them", None),
-        CompareChoice("file", "another file …", "type its name", None),
-    ]
+    return [*found, CompareChoice("file", "another file …", "type its name", None)]
 
 
 def session_origin(source: Source) -> Origin:
@@ -160,10 +148,8 @@ def _landmarks(source: Source, recorded: Iterable[Landmark]) -> list[Landmark]:
     return found
 
 
-def _recordings(
-    files: Iterable[Path], folders: Iterable[Path]
-) -> Iterator[tuple[Path, os.stat_result]]:
-    for path in (*files, *(path for folder in folders for path in folder.glob("*.mcap"))):
+def _recordings(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in (path for folder in folders for path in folder.glob("*.mcap")):
         with contextlib.suppress(OSError):  # the file may have been deleted meanwhile
             if path.is_file():
                 yield path.absolute(), path.stat()
