@@ -22,10 +22,9 @@ def screen_text(app: Dashboard) -> list[str]:
     return [strip.text for strip in app.main._compositor.render_strips()]
 
 
-@pytest.mark.parametrize("few_lanes", [False, True])
 @pytest.mark.parametrize("size", [*SIZES, *TINY])
-def test_the_views_share_the_screen_without_overlap(size: tuple[int, int], few_lanes: bool) -> None:
-    places = layout.plan(*size, few_lanes=few_lanes)
+def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> None:
+    places = layout.plan(*size)
     screen = Region(0, 0, *size)
     covered = 0
     for name, region in places.items():

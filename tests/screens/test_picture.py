@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.app.picture import screenshot, text
+from stepscope.tui.app.picture import text
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.screens.handlers.handlers import new_picture
 from tests.support.screens.screen_text import cells
@@ -127,7 +124,7 @@ def test_a_picture_that_cannot_be_drawn_gives_one_line_and_no_file(
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_pictures_taken_in_one_second_are_separate_files_and_never_partial(
+def test_pictures_taken_in_one_second_are_separate_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -135,26 +132,6 @@ def test_pictures_taken_in_one_second_are_separate_files_and_never_partial(
     assert [path.read_text() for path in paths] == ["number 0", "number 1", "number 2"]
     pattern = r"stepscope-gpu-7-5555-\d{8}-\d{6}(-\d)?\.svg"
     assert all(re.fullmatch(pattern, path.name) for path in paths)
-
-    class Full:
-        def __enter__(self) -> "Full":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        def write(self, text: str) -> None:
-            return
-
-    def full(path: Path, *arguments: Any, **options: Any) -> Full:
-        Path(path).touch(exist_ok=False)
-        return Full()
-
-    monkeypatch.setattr("builtins.open", full)
-    with pytest.raises(OSError, match="No space left"):
-        new_picture("more", "gpu-7:5555")
-    monkeypatch.undo()
-    assert len(list(tmp_path.iterdir())) == 3
 
 
 async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
@@ -186,21 +163,3 @@ async def test_a_picture_as_text_is_what_textual_composes_with_the_overlay_above
         await pilot.pause()
         rows = ["".join(run for run, _ in row).rstrip() for row in cells(app)]
         assert text(app).splitlines() == rows
-
-
-def test_a_screenshot_waits_for_background_computations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepscope.tui.views.frame.latency_windows._LONG_STEPS", 10)
-    source = ReplaySource(Recording(shipped()["chunked"]), History(SLO()), playing=False)
-    source.start()
-    try:
-        source.seek(400)
-        assert source.wait()
-        path = tmp_path / "latency.txt"
-        screenshot(source, source.history, path, (200, 60), page="latency")
-    finally:
-        source.stop()
-    lines = path.read_text("utf-8").splitlines()
-    row = next(line for line in lines if "▶ITL" in line)
-    assert len(re.findall(r"\d+\.\d%", row)) == 3, "three windows, each with its share"

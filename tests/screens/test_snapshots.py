@@ -274,6 +274,7 @@ async def _start_taken(world: World, keys: list[str], size: Size, look: Look) ->
 async def _start_drawn(app: StartApp, keys: list[str], size: Size, look: Look) -> list[Cells]:
     async with app.run_test(size=size) as pilot:
         app.set_skin(Skin(look.mode, look.is_ascii))
+        await until(lambda: app._finder is not None, "it looks for engines")
         await pilot.press(*keys)
         app.draw()
         await pilot.pause()

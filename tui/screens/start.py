@@ -24,7 +24,7 @@ from stepscope.tui.screens.textual_parts import bindings, keymap, use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
-from stepscope.tui.views.lines import Line, Lines, clean
+from stepscope.tui.views.lines import Line, Lines, clean, facts
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_page
 from stepscope.tui.views.pages.start_page import Entry, Section, StartChoice
@@ -88,9 +88,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         forget_empty_no_color()
         super().__init__()
         self.set_keymap(keymap(actions))
-        mode = (
-            theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
-        )
+        colours = self.console.color_system, self.no_color
+        mode = theme if any_terminal else colour_mode(theme, *colours)
         use_colours(self, mode)
         self.skin = Skin(mode, ascii_only)
         self.abilities = Abilities(actions=actions).written(ascii_only)
@@ -131,13 +130,10 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def sections(self) -> list[Section]:
         finder = self._finder
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
+        engines, files = ((), ()) if finder is None else (finder.engines(), finder.files())
         return [
-            start_page.engines_section(
-                () if finder is None else finder.engines(), self._configured, finder is None
-            ),
-            start_page.recordings_section(
-                () if finder is None else finder.files(), self._wall_clock()
-            ),
+            start_page.engines_section(engines, self._configured, finder is None),
+            start_page.recordings_section(files, self._wall_clock()),
             start_page.samples_section(shows, has_torch=self._has_torch),
             start_page.elsewhere_section(self.abilities.key("endpoint")),
         ]
@@ -159,27 +155,27 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         sections = self.sections()
         entries = start_page.entries_of(sections)
         chosen = self._number(entries)
+        if height < 6:  # no room for header, notice and footer
+            self._list.show(start_page.draw(sections, chosen, width, max(1, height)))
+            return
         said: list[Line] = []
         if height >= _LEAST_FOR_LINES and self._checking is None:
             said = self.notices.lines(width, _NOTICE_LINES)
-        rest = 2 + max(1, len(said)) if height >= 6 else 0  # header, notice and footer
-        gap = 1 if height >= _AIRY_ROWS else 0  # below the header
-        lines: list[Line] = [()] * gap
-        lines += start_page.draw(sections, chosen, width, max(1, height - rest - gap))
-        if rest:
-            standing: list[tuple[str, Tone]] = []
-            if self._checking is not None:
-                standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
-            notice = self.notices.line(standing, width)
-            if not notice and entries:
-                notice = ((f" {clean(entries[chosen].about, width - 1)}", "muted"),)
-            header: Line = (
-                (f" stepscope {version('stepscope')}", "strong"),
-                ("  every forward step of an LLM inference engine", "muted"),
-            )
-            keys = footer.draw(self.abilities, True, width, "start")
-            lines = [header, *lines, *(said or [notice]), *keys]
-        self._list.show(lines)
+        standing: list[tuple[str, Tone]] = []
+        if self._checking is not None:
+            standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
+        notice = self.notices.line(standing, width)
+        if not notice and entries:
+            notice = facts(f" {clean(entries[chosen].about, width - 1)}")
+        said = said or [notice]
+        what = "  every forward step of an LLM inference engine"
+        header: list[Line] = [
+            facts((f" stepscope {version('stepscope')}", "strong"), (what, "muted"))
+        ]
+        header += [()] if height >= _AIRY_ROWS else []
+        room = height - len(header) - len(said) - 1
+        keys = footer.draw(self.abilities, True, width, "start")
+        self._list.show([*header, *start_page.draw(sections, chosen, width, room), *said, *keys])
 
     def set_skin(self, skin: Skin) -> None:
         if skin.ascii_only != self.skin.ascii_only:
@@ -275,16 +271,14 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self._selected = choice
         if choice.kind == "ask":
             self._checking = None
-            self._prompt = Prompt(
-                self.skin, _QUESTION, check=start_page.what_is_wrong, submit=self._typed
-            )
+            check = start_page.what_is_wrong
+            self._prompt = Prompt(self.skin, _QUESTION, check=check, submit=self._typed)
             self.push_screen(self._prompt, self._prompt_closed)
         elif self._checking is None:
             self._checking = choice
             self.notices.dismiss()
-            threading.Thread(
-                target=self._check_choice, args=(choice,), name="start check", daemon=True
-            ).start()
+            check_it = partial(self._check_choice, choice)
+            threading.Thread(target=check_it, name="start check", daemon=True).start()
         self.draw()
 
     def _check_choice(self, choice: StartChoice) -> None:

@@ -11,7 +11,6 @@ from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.compare.side.side import Side
 from stepscope.tui.cli.shared.levels import advice_lines, limits_document, limits_text
 from stepscope.tui.cli.shared.output import text_table, told
-from stepscope.tui.views.frame import compare_choices as sides_text
 from stepscope.tui.views.frame import compare_text as words
 
 _OF_RUN = (
@@ -32,7 +31,7 @@ def lines(found: Comparison, sides: tuple[Side, Side]) -> list[str]:
 def _summary(found: Comparison) -> list[str]:
     names = found.names
     lines = [
-        f"{letter}  {name}: {sides_text.work_text(work)}"
+        f"{letter}  {name}: {words.work_text(work)}"
         for letter, name, work in zip("AB", names, found.works, strict=True)
     ]
     why = words.load(found)
@@ -51,10 +50,10 @@ def _summary(found: Comparison) -> list[str]:
         for number, phrase in enumerate(phrases):
             lines.append(f"{heading if not number else '':<9} {phrase}".rstrip())
     for kind in ("ITL", "TTFT"):
-        bound = sides_text.bound_of(found, kind)
-        for letter, side in (("A", "a"), ("B", "b")):
-            why = sides_text.causes_of(found, kind, "a" if side == "a" else "b")
-            lines.append(f"{kind + f' >{bound:g} ms':<14} {letter}: {why}")
+        bound = found.slo.itl_ms if kind == "ITL" else found.slo.ttft_ms
+        for side in words.SIDES:
+            why = words.causes_of(found, kind, side)
+            lines.append(f"{kind + f' >{bound:g} ms':<14} {side.upper()}: {why}")
     return lines
 
 

@@ -19,7 +19,6 @@ from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.screens.drawing.frame_maker import FrameMaker
-from stepscope.tui.screens.drawing.status import DrawnPicture
 from stepscope.tui.screens.textual_parts import use_colours
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
@@ -35,26 +34,6 @@ if TYPE_CHECKING:
     from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
 
 
-class Failures:
-    """Shows and logs errors; logs the same error only once, however often it happens."""
-
-    def __init__(self, notices: Notices) -> None:
-        self._notices = notices
-        self._logged: set[str] = set()
-
-    @contextmanager
-    def shown(self, what: str) -> Iterator[None]:
-        """Return a context manager that shows an exception as a notice that `what` failed."""
-        try:
-            yield
-        except Exception as error:
-            text = f"{what} failed, {see_log(error)}"
-            if text not in self._logged:
-                self._logged.add(text)
-                log.exception("%s failed", what)
-            self._notices.say(text, "caution")
-
-
 _PATIENCE_S = 0.1  # how long the picture stands still for the step that is being sought
 
 
@@ -68,19 +47,17 @@ class Seeking:
         draw: Callable[[], None],
         call_later: Callable[[Callable[[], None]], object],
     ) -> None:
-        self._draw = draw
-        self._call_later = call_later
-        self._replay = replay
-        self._clock = clock
+        self._draw, self._call_later = draw, call_later
+        self._replay, self._clock = replay, clock
         self._since_s: float | None = None  # when the seek began; None while there is none
 
     def has_begun(self) -> bool:
         """Whether the replay is seeking a step; if so, the screen is drawn once it is found."""
-        if self._since_s is None and self._replay is not None and self._seeks():
+        if self._since_s is None and self._replay is not None and self._replay.is_seeking:
             self._replay.on_found = self._found
-            if self._seeks():  # it may have found the step before we set the callback
+            if self._replay.is_seeking:  # it may have found the step before we set the callback
                 self._since_s = self._clock()
-        return self._since_s is not None and self._seeks()
+        return self._since_s is not None and self._replay is not None and self._replay.is_seeking
 
     @property
     def is_about_to_end(self) -> bool:
@@ -93,18 +70,16 @@ class Seeking:
             self._call_later(self._look)
 
     def _look(self) -> None:
-        if self._since_s is not None and not self._seeks():
+        if self._since_s is not None and not self.has_begun():
             self._since_s = None
             self._draw()
-
-    def _seeks(self) -> bool:
-        return self._replay is not None and self._replay.is_seeking
 
 
 log = logging.getLogger("stepscope.tui")
 
 DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
+_SLOW_S = 0.6  # between two drawings of the slow views, which are read rather than watched
 
 _T = TypeVar("_T")
 
@@ -127,7 +102,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.view = View()
         self.notices = Notices(session.clock)
         self.news: Callable[[], str | None] = lambda: None  # notices of the calling command
-        self.failures = Failures(self.notices)
+        self._logged: set[str] = set()  # errors, each of them once
         self.frame: Frame | None = None
         self.navigator = Navigator(
             self.view, session.history, session.source, self.notices, self._key
@@ -140,7 +115,9 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.frames = FrameMaker(session, self.view, self.canvas)
         self._timer: Timer | None = None
         self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
-        self._drawn = DrawnPicture(session.clock)
+        self._seen: object = None  # the state of the session when it was drawn last
+        self._all_drawn_s = 0.0
+        self._is_partial = False  # the slow views were left out
         self.is_shown = True  # False while the screen of another engine is shown
         self._failure: str | None = None
         self.by_action: Mapping[str, Callable[[], None]] = {}  # the handlers
@@ -194,14 +171,11 @@ class SessionScreen(Screen[None], inherit_bindings=False):
 
     def draw_if_changed(self) -> None:
         """Draw a frame if something has changed since the last one. The timer calls this."""
-        with self.failures.shown("the dashboard"):
-            self._look()
+        with self.shown_failures("the dashboard"):
+            if self.is_shown and not self._seeking.is_about_to_end:
+                self._look()
 
     def _look(self) -> None:
-        if not self.is_shown:
-            return
-        if self._seeking.is_about_to_end:
-            return
         session = self.session
         seen = status.seen(session, self.operator, self.view)
         self.operator.receive_answers()
@@ -215,15 +189,17 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             self.notices.say_later(said)
         self._look_at_alerts()
         self._show_notice()
-        is_busy = self.operator.pending or self.frames.is_busy or self.frames.is_behind
-        if is_busy or not self._drawn.is_like(seen):
-            is_moved = self.frame is None or self.frame.status != session.source.status
-            is_first = self.frame is not None and self.frame.last_step is None
-            is_moved |= is_first and self.history.last_step is not None
-            is_whole = self.view.page in ("fleet", "compare")
-            self.draw(everything=self._drawn.is_due or is_moved or is_whole)
-        else:
+        is_due = session.clock() - self._all_drawn_s >= _SLOW_S
+        # The slow views must show the last change too: after a partial frame, draw once more.
+        is_changed = seen != self._seen or (self._is_partial and is_due)
+        if not (self.operator.pending or self.frames.is_behind or is_changed):
             self.canvas.write()
+            return
+        shown = self.frame
+        is_moved = shown is None or shown.status != session.source.status
+        is_first = shown is not None and shown.last_step is None
+        is_moved |= is_first and self.history.last_step is not None
+        self.draw(everything=is_due or is_moved or self.view.page in ("fleet", "compare"))
 
     def _look_at_alerts(self) -> None:
         for change in self.session.alerts.news():
@@ -235,7 +211,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
     def draw(self, everything: bool = True) -> None:
         """Draw a frame now, with `everything` or at a stopped step also the slow views."""
         failed_before, self._failure = self._failure, None
-        self._drawn.note(status.seen(self.session, self.operator, self.view))
+        self._seen = status.seen(self.session, self.operator, self.view)
         try:
             self._draw(everything or not self.view.live)
         except Exception as error:  # any error: it is shown, and the next frame tries again
@@ -273,7 +249,9 @@ class SessionScreen(Screen[None], inherit_bindings=False):
                 frame = self.new_frame()
             # New latency figures: draw all, so that the header and the slow panels agree.
             everything |= shown is None or frame.latency is not shown.latency
-        self._drawn.note_views(everything)
+        self._is_partial = not everything
+        if everything:
+            self._all_drawn_s = self.session.clock()
         connection = status.connection(self.session, self.history, self.fps)
         pending = self.operator.pending
         canvas.draw(frame, connection, pending, self.following, everything)
@@ -300,6 +278,18 @@ class SessionScreen(Screen[None], inherit_bindings=False):
     def num_lanes(self) -> int:
         """Number of requests that could have a lane, including those without room on the screen."""
         return 0 if self.frame is None else self.frame.num_lanes
+
+    @contextmanager
+    def shown_failures(self, what: str) -> Iterator[None]:
+        """Inside this context, show an exception as a notice that `what` failed; log it once."""
+        try:
+            yield
+        except Exception as error:
+            text = f"{what} failed, {see_log(error)}"
+            if text not in self._logged:
+                self._logged.add(text)
+                log.exception("%s failed", what)
+            self.notices.say(text, "caution")
 
     def open_overlay(self, overlay: Screen[_T], use: Callable[[_T], None]) -> None:
         """Show an overlay above the screen. If it closes with a result, `use` gets that."""
@@ -332,7 +322,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             return
         self.session.switches.seen(None if self.view.page == "fleet" else self.session.source)
         if self.view.page in action.pages:
-            with self.failures.shown(action.label):
+            with self.shown_failures(action.label):
                 self.by_action[action_id]()
         else:
             self.notices.refuse(abilities.where_else(action, self.view.page))

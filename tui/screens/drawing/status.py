@@ -1,9 +1,5 @@
-"""The state of the source, recorder and dashboard, for the header and the notice line.
+"""The state of the source, recorder and dashboard, for the header and the notice line."""
 
-`DrawnPicture` tells by it whether the screen must be drawn again.
-"""
-
-from collections.abc import Callable
 from dataclasses import astuple
 
 from stepscope.recordings.fleets.fleet import LOOK_S
@@ -17,7 +13,6 @@ from stepscope.tui.views.panels import header
 from stepscope.tui.views.view import View
 
 _AGEING = ("stale", "down")  # the screen says how old the figures are
-_SLOW_S = 0.6  # between two drawings of the slow views, which are read rather than watched
 
 
 def standing(
@@ -43,10 +38,7 @@ def standing(
             lost = f"; {fmt.plural(number, 'earlier session')} not kept" if number else ""
             lines.append((f"{key} shows the session before the engine restarted{lost}", "text"))
         lines += [(text, "breach") for text in session.alerts.standing]
-    for error in errors:
-        if error is not None:
-            lines.append((error, "caution"))
-    return lines
+    return [*lines, *((error, "caution") for error in errors if error is not None)]
 
 
 def _source_error(session: Session) -> str | None:
@@ -100,33 +92,3 @@ def connection(session: Session, shown: History, fps: float) -> header.SourceSta
         shown is not session.history,
         None if replay is None else replay.extent_ns,
     )
-
-
-class DrawnPicture:
-    """Remembers from which data one screen was drawn last, and when."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seen: object = None  # the state of the session when it was drawn
-        self._all_drawn_s = 0.0
-        self._is_partial = False  # the slow views were left out
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to draw the views again that are not drawn in every frame."""
-        return self._clock() - self._all_drawn_s >= _SLOW_S
-
-    def is_like(self, seen: object) -> bool:
-        """Whether a frame of what was now `seen` would look like the last one."""
-        # The slow views must show the last change too: after a partial frame, draw once more.
-        return seen == self._seen and not (self._is_partial and self.is_due)
-
-    def note(self, seen: object) -> None:
-        """Store the state that the next frame is drawn from. Call this right before drawing."""
-        self._seen = seen
-
-    def note_views(self, everything: bool) -> None:
-        """Store whether the frame now drawn has all views (`everything`), or only the fast ones."""
-        self._is_partial = not everything
-        if everything:
-            self._all_drawn_s = self._clock()

@@ -3,8 +3,7 @@
 Keys that move in time elsewhere move the cursor of both runs here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,21 +11,21 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.recordings.compare.side.points import PREEMPTED
 from stepscope.recordings.errors import RecordingError
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
-from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.session.compare_state import EVENTS
 from stepscope.tui.session.what_if import WhatIfRun
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.compare_choices import WHAT_IF, Origin, file_origin, session_origin
-from stepscope.tui.views.notices import Notices
 
 
 class CompareHandlers:
-    """The handlers of the compare page of one screen; `show` opens a page."""
+    """The handlers of the compare page of one screen; `show` opens a page, `ask` a prompt."""
 
-    def __init__(self, screen: SessionScreen, show: Callable[[Page], None]) -> None:
+    def __init__(
+        self, screen: SessionScreen, show: Callable[[Page], None], ask: Callable[..., None]
+    ) -> None:
         self._screen = screen
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices
-        self._show = show
+        self._show, self._ask = show, ask
 
     def handlers(self) -> Mapping[str, Callable[[], None]]:
         """Return action id -> handler, for the actions that differ on the compare page."""
@@ -99,8 +98,8 @@ class CompareHandlers:
         """Open the screen of the run in focus (A or B) at a step or with a request selected."""
         state = self._session.compare
         if state.origins is not None:
-            with _errors_said(self._notices):
-                state.open(state.origins[0 if state.focus == "a" else 1], step, request_id)
+            side = state.origins[0 if state.focus == "a" else 1]
+            self._try(partial(state.open, side, step, request_id))
 
     def _begin_chosen(self) -> None:
         choice = self._session.compare.chooser.chosen
@@ -109,31 +108,28 @@ class CompareHandlers:
         if choice.origins is not None:
             self.begin(*choice.origins)
             return
+        session = session_origin(self._session.source)
+
+        def use(text: str) -> None:
+            if (text := text.strip()) and choice.kind == WHAT_IF:
+                self.begin(session, WhatIfRun(session, text).origin)
+            elif text:
+                self.begin(session, file_origin(Path(text).expanduser(), session))
+
         if choice.kind == WHAT_IF:
-            self._ask_what_if()
-            return
-
-        def use(text: str) -> None:
-            if text.strip():
-                session = session_origin(self._session.source)
-                self.begin(session, file_origin(Path(text.strip()).expanduser(), session))
-
-        question = "compare with this recording:"
-        self._screen.open_overlay(Prompt(self._screen.skin, question, check=_no_such_file), use)
-
-    def _ask_what_if(self) -> None:
-        def use(text: str) -> None:
-            if text.strip():
-                session = session_origin(self._session.source)
-                self.begin(session, WhatIfRun(session, text.strip()).origin)
-
-        question = "what if (KNOB=VALUE, more after a space):"
-        self._screen.open_overlay(Prompt(self._screen.skin, question, check=_no_such_knobs), use)
+            self._ask("what if (KNOB=VALUE, more after a space):", use, _no_such_knobs)
+        else:
+            self._ask("compare with this recording:", use, _no_such_file)
 
     def begin(self, a: Origin, b: Origin) -> None:
         """Start to compare these two runs; if one cannot be read, show a notice."""
-        with _errors_said(self._notices):
-            self._session.compare.begin(a, b)
+        self._try(partial(self._session.compare.begin, a, b))
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except (RecordingError, OSError) as error:
+            self._notices.say(str(error), "caution")
 
 
 def _no_such_file(text: str) -> str | None:
@@ -149,11 +145,3 @@ def _no_such_knobs(text: str) -> str | None:
         if not equals or not value:
             return f"give a value: {name}=..."
     return None
-
-
-@contextmanager
-def _errors_said(notices: Notices) -> Iterator[None]:
-    try:
-        yield
-    except (RecordingError, OSError) as error:
-        notices.say(str(error), "caution")

@@ -27,14 +27,13 @@ class FleetColumn(NamedTuple):
     key: ColumnKey
     short: str
     name: str
-    narrow: int
+    narrow: int  # widths in cells; 0 leaves it out
     wide: int
     draw: Callable[[EngineFigures], Run] | None  # None: state, or the load that is drawn apart
     figure: FleetFigure | None = None  # the figure that may stand out from the other engines
     is_right: bool = True
 
     def width(self, is_wide: bool) -> int:
-        """Its width in cells; 0 leaves it out."""
         return self.wide if is_wide else self.narrow
 
 
@@ -137,43 +136,38 @@ _ROOMY_SPARK = 24
 
 class PlacedColumn(NamedTuple):
     column: FleetColumn
-    x: int
     width: int
     name: str
 
 
 def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
-    """Return the columns that fit into `width` cells, with their positions.
+    """Return the columns that fit into `width` cells, from left to right.
 
     The load sparkline is the last column; it is left out if it would be too narrow. So is that of
     ranks if no engine has several.
     """
     is_wide = width >= 100
     left_out = "" if any(rank_sizes(each.info) != (1, 1) for each in page.engines) else "ranks"
-    kept = [column for column in COLUMNS if column.key not in ("load", left_out)]
-    kept = [column for column in kept if column.width(is_wide)]
-    spark = COLUMNS[-1]
+    kept = [each for each in COLUMNS if each.key not in ("load", left_out) and each.width(is_wide)]
+
+    def total() -> int:
+        return 1 + sum(column.width(is_wide) + 1 for column in kept)
+
     for key in _WIDE_ONLY:
-        if _sum(kept, is_wide) + _ROOMY_SPARK <= width:
+        if total() + _ROOMY_SPARK <= width:
             break
         kept = [column for column in kept if column.key != key]
-    while len(kept) > 1 and _sum(kept, is_wide) > width:
+    while len(kept) > 1 and total() > width:
         kept.pop()
-    found = []
-    x = 1
-    for column in kept:
-        room = column.width(is_wide)
-        found.append(PlacedColumn(column, x, room, column.name if is_wide else column.short))
-        x += room + 1
-    left = width - x
+    found = [
+        PlacedColumn(each, each.width(is_wide), each.name if is_wide else each.short)
+        for each in kept
+    ]
+    spark, left = COLUMNS[-1], width - total()
     if left >= _LEAST_SPARK:
         name = spark.name if left >= len(spark.name) else "load"
-        found.append(PlacedColumn(spark, x, left, name))
+        found.append(PlacedColumn(spark, left, name))
     return found
-
-
-def _sum(columns: Sequence[FleetColumn], is_wide: bool) -> int:
-    return 1 + sum(column.width(is_wide) + 1 for column in columns)
 
 
 def labels(names: Sequence[str], width: int) -> dict[str, str]:
@@ -230,19 +224,15 @@ def _level(value: int, top: int) -> str:
 
 
 def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
-    runs: list[Run] = [(" ", "muted")]
+    runs: list[Run] = []
     for place in places:
-        is_sorted = place.column.key == page.sort
-        name = place.name
+        is_sorted, name = place.column.key == page.sort, place.name[: place.width]
         if is_sorted:
-            arrow = "▲" if page.is_ascending else "▼"
-            name = name[: place.width - 1] + arrow
-        text = name[: place.width]
-        text = text.rjust(place.width) if place.column.is_right else text.ljust(place.width)
-        runs.append(spot("sort", place.column.key))
+            name = place.name[: place.width - 1] + ("▲" if page.is_ascending else "▼")
+        text = name.rjust(place.width) if place.column.is_right else name.ljust(place.width)
+        runs += [(" ", "muted"), spot("sort", place.column.key)]
         runs.append((text, "key" if is_sorted else "muted"))
-        runs.append((" ", "muted"))
-    return tuple(runs[:-1])
+    return tuple(runs)
 
 
 def row(
@@ -258,10 +248,8 @@ def row(
     for place in places:
         column = place.column
         if column.key == "load":
-            runs.append(
-                (spark(line.load, page.picture.num_looks, place.width, top), f"decode{mark}")
-            )
-            break
+            load = spark(line.load, page.picture.num_looks, place.width, top)
+            return (*runs, (load, f"decode{mark}"))
         text, style = column.draw(line.figures) if column.draw else state_text(line)
         if line.figures.status == "stale" and style in ("text", "good"):
             style = "muted"  # the figure is from before the engine fell silent

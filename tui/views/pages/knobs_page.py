@@ -13,115 +13,121 @@ from stepscope.recordings.state.audit_text import known_changes, shorter_who, va
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, room_of_last, table
-from stepscope.tui.views.lines import Line, clean, framed
+from stepscope.tui.views.lines import Line, clean, facts, framed, titled
 from stepscope.tui.views.pages import audit_rows
 from stepscope.tui.views.pages.audit_rows import EFFECT_S, Entry
-from stepscope.tui.views.panels.knob_panel import bounds_text
+from stepscope.tui.views.panels.knob_panel import bounds_text, specs_of
 
 _BOUNDS, _LAST, _HELP = " may be", "last changed", "what it does"
 
 
+class _Trail(NamedTuple):
+    """The audit trail at the cursor, newest first.
+
+    `ahead`: what comes after the cursor in a replayed file, with its step; the latest first.
+    """
+
+    ahead: list[tuple[int, Entry]]
+    entries: list[Entry]
+    changes: list[KnobsChanged]  # those among `entries`
+
+    @property
+    def number(self) -> int:
+        return len(self.ahead) + len(self.entries)
+
+    def row(self, frame: Frame, at: int, width: int) -> list[Cell]:
+        if at < len(self.ahead):
+            return audit_rows.coming(frame, *self.ahead[at], width)
+        entry = self.entries[at - len(self.ahead)]
+        if isinstance(entry, KnobsChanged):
+            return audit_rows.change(frame, entry, width)
+        return audit_rows.audited(frame, entry)
+
+
+def _trail(frame: Frame) -> _Trail:
+    state, cursor = frame.state, frame.cursor
+    known = known_changes(frame.history.knob_changes, state.audit, frame.changes_in_file)[::-1]
+    ahead: list[tuple[int, Entry]] = []
+    past = known
+    if cursor is not None and frame.is_replay:
+        other = [each for each in frame.audited_in_file if each.entry not in state.audit]
+        ahead = [(each.step, each.entry) for each in other if each.step > cursor]
+        ahead += [(each.effective_step, each) for each in known if each.effective_step > cursor]
+        ahead.sort(key=lambda each: -each[0])
+    if cursor is not None and (frame.is_replay or not frame.view.live):
+        past = [change for change in known if change.effective_step <= cursor]
+    others = [each for each in state.audit if each.code or each.command != SetKnobs.__name__]
+    return _Trail(ahead, sorted([*past, *others], key=lambda each: -each.time_ns), past)
+
+
 def targets(frame: Frame) -> list[Target]:
     """Return a target for each knob, then one for each line of the audit trail, newest first."""
-    knobs = [Target(knob=name) for name in _names(frame)]
-    known = _known(frame)
-    ahead = [Target(step=each.step) for each in _ahead(frame, known)]
-    trail = _trail(frame, _past(frame, known))
-    return [*knobs, *ahead, *(Target(step=_step(frame, entry)) for entry in trail)]
+    trail = _trail(frame)
+    steps: list[int | None] = [step for step, _ in trail.ahead]
+    for entry in trail.entries:  # of a refused one, the step before it
+        step = entry.effective_step
+        steps.append(frame.history.step_at(entry.time_ns) if step is None else step)
+    return [*(Target(knob=name) for name in _names(frame)), *(Target(step=each) for each in steps)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    names = _names(frame)
-    row = frame.view.row
-    specs = _specs(frame)
-    known = _known(frame)
-    past = _past(frame, known)
-    ahead, trail = _ahead(frame, known), _trail(frame, past)
-    entries = [*(each.entry for each in ahead), *trail]
-    log_height = max(5, min(len(entries) + 3, height * 2 // 5))
+    names, specs, trail, row = _names(frame), specs_of(frame), _trail(frame), frame.view.row
+    inner = width - 4
+    log_height = max(5, min(trail.number + 3, height * 2 // 5))
     helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
     if not helps and frame.limits:
         helps = "no setting stands out in the last minute; 'stepscope tune' simulates others"
-    advised = [
-        ((f" {clean(each, width - 4)}", "mark"),)
-        for each in _wrapped(f"what would help: {helps}" if helps else "", width)
-    ]
-    num_about = max([1, *(len(_wrapped(_about(each), width)) for each in specs.values())])
-    num_about += len(advised)
+    advised = textwrap.wrap(f"what would help: {helps}", inner) if helps else []
+    abouts = [textwrap.wrap(_about(each), inner) for each in specs.values()]
+    num_about = max([1, *map(len, abouts)]) + len(advised)
     body_height = max(4 + num_about, min(len(names) + 3 + num_about, height - log_height))
     shown = max(0, body_height - 3 - num_about)
-    title: Line = (
-        ("knobs" if shown >= len(names) else f"knobs ({shown} of {len(names)})", "title"),
-        (f"  version {frame.state.knobs_version}; * not the default" if names else "", "muted"),
-    )
-    keys = frame.key("inspect"), frame.key("undo")
-    said = "" if frame.is_replay else f"{keys[0]} changes one, {keys[1]} takes your last one back"
-    hint: Line = ((said, "muted"),)
-    chosen = row if row < len(names) else None
+    which = "" if shown >= len(names) else f" ({shown} of {len(names)})"
+    version = f"  version {frame.state.knobs_version}; * not the default" if names else ""
+    change, undo = frame.key("inspect"), frame.key("undo")
+    hint = "" if frame.is_replay else f"{change} changes one, {undo} takes your last one back"
     columns = _knob_columns(width)
     rooms = {each.name: each.width or room_of_last(columns, width - 2) for each in columns}
-    body = table(
-        columns,
-        [_knob(frame, name, specs.get(name), past, rooms) for name in names],
-        width - 2,
-        body_height - 2 - num_about,
-        chosen,
-    )
+    knobs = [_knob(frame, name, specs.get(name), trail.changes, rooms) for name in names]
+    chosen = row if row < len(names) else None
+    body = table(columns, knobs, width - 2, body_height - 2 - num_about, chosen)
     if not names:
-        body = [((" the engine does not report its knobs", "muted"),)]
-    selected = row - len(names) if row >= len(names) and entries else None
-    about = "" if chosen is None else _about(specs.get(names[chosen]))
-    if selected is not None:
-        at = min(selected, len(entries) - 1)
-        about = audit_rows.about(frame, entries[at], width - 4, is_ahead=at < len(ahead))
-    lines_about = [((f" {clean(each, width - 4)}", "muted"),) for each in _wrapped(about, width)]
-    body = [*body[: body_height - 2 - num_about], *advised, *lines_about][: body_height - 2]
-    lines = framed(body, width, body_height, title, hint)
-    rest = height - body_height
-
-    def listed(at: int) -> list[Cell]:
-        if at < len(ahead):
-            return audit_rows.coming(frame, *ahead[at], width - 2)
-        entry = trail[at - len(ahead)]
-        if isinstance(entry, KnobsChanged):
-            return audit_rows.change(frame, entry, width - 2)
-        return audit_rows.audited(frame, entry)
-
-    log = table(
-        audit_rows.columns(width - 2),
-        Rows(len(entries), listed),
-        width - 2,
-        rest - 2,
-        selected,
-        len(names),
-        max(0, len(ahead) - (rest - 3) // 3),
+        body = [facts(" the engine does not report its knobs")]
+    selected, about = None, ""
+    if chosen is not None:
+        about = _about(specs.get(names[chosen]))
+    elif trail.number:
+        selected = row - len(names)
+        entries = [*(entry for _, entry in trail.ahead), *trail.entries]
+        about = audit_rows.about(entries[min(selected, trail.number - 1)], inner)
+    body = body[: body_height - 2 - num_about]
+    body += [((f" {clean(each, inner)}", "mark"),) for each in advised]
+    body += [facts(f" {clean(each, inner)}") for each in textwrap.wrap(about, inner)]
+    lines = framed(
+        body[: body_height - 2], width, body_height, titled(f"knobs{which}", version), hint
     )
-    if not entries:
-        text = " no changes yet"
-        if not names:
-            text = " no knob changes reported either"
-        log = [((text, "muted"),)]
-    count = f" ({len(trail)})" if trail or names else ""
-    order = ", newest first"
+    rest, ahead = height - body_height, len(trail.ahead)
+    rows = Rows(trail.number, lambda at: trail.row(frame, at, width - 2))
+    first = max(0, ahead - (rest - 3) // 3)
+    log = table(
+        audit_rows.columns(width - 2), rows, width - 2, rest - 2, selected, len(names), first
+    )
+    if not trail.number:
+        log = [facts(" no changes yet" if names else " no knob changes reported either")]
+    number = len(trail.entries)
+    count, order = f" ({number})" if number or names else "", ", newest first"
     if frame.state.audit and frame.state.audit[0].number > 1:
-        count, order = f" ({len(trail)}; earlier: snapshot --audit)", ""
+        count, order = f" ({number}; earlier: snapshot --audit)", ""
     heading: Line = (
-        (f"audit{count}", "title"),
-        (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
-        (f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else "", "text"),
+        *titled(f"audit{count}", f"  ms before→after, {EFFECT_S:g} s each{order}"),
+        (f"; {ahead:,} ahead ({frame.key('next_event')})" if ahead else "", "text"),
         (_refused(frame), "caution"),
     )
-    hint = ((f"{frame.key('inspect')} goes there", "muted"),)
-    return [*lines, *framed(log, width, rest, heading, hint)]
+    return [*lines, *framed(log, width, rest, heading, f"{frame.key('inspect')} goes there")]
 
 
 def _names(frame: Frame) -> list[str]:
-    return list(dict.fromkeys([*_specs(frame), *frame.state.knobs]))
-
-
-def _specs(frame: Frame) -> Mapping[str, KnobSpec]:
-    info = frame.state.info
-    return {} if info is None else {spec.name: spec for spec in info.knobs}
+    return list(dict.fromkeys([*specs_of(frame), *frame.state.knobs]))
 
 
 def _knob_columns(width: int) -> tuple[Column, ...]:
@@ -133,9 +139,7 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
     )
     if width < 100:  # the text on the selected knob has its bounds
         return (*columns, Column(_LAST, 0))
-    bounds = Column(
-        _BOUNDS, 20 if width < 110 else 34 if width < 150 else 26 if width < 230 else 52
-    )
+    bounds = Column(_BOUNDS, 20 if width < 110 else 34 if width < 150 else 26)
     if width < 150:
         return (*columns, bounds, Column(_LAST, 0))
     return (*columns, bounds, Column(_LAST, 24), Column(_HELP, 0))
@@ -167,48 +171,20 @@ def _knob(
 
 def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> str:
     """Return when a knob was last changed, and by whom; empty if no change is known."""
-    for change in past:
-        if name in change.new:
-            when = fmt.clock(frame.history.wall_ns(change.time_ns))
-            step = f", from step {change.effective_step:,}"
-            who = f" by {shorter_who(change.who, 0)}"
-            full, short, minute = f"{when} by {change.who}", when + who, when[:-3] + who
-            return fmt.first_fitting((full + step, short + step, full, short, minute, when), room)
-    return ""
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width - 4)
+    change = next((each for each in past if name in each.new), None)
+    if change is None:
+        return ""
+    when, step = fmt.clock(frame.history.wall_ns(change.time_ns)), f"{change.effective_step:,}"
+    short = f"{when} by {shorter_who(change.who, 0)}"
+    minute = f"{when[:-3]} by {shorter_who(change.who, 0)}"
+    forms = (f"{when} by {change.who}, from step {step}", f"{when} by {change.who}", short, minute)
+    return fmt.first_fitting((*forms, when), room)
 
 
 def _about(spec: KnobSpec | None) -> str:
     if spec is None:
         return "the engine does not describe it"
     return f"{spec.name}: {spec.help} (default {value_text(spec.default)}; {bounds_text(spec)})"
-
-
-# The audit trail: changes of knobs with their effect, and all other commands
-
-
-class _Ahead(NamedTuple):
-    """An entry of the audit trail that comes after the cursor in a replayed file, and its step."""
-
-    step: int
-    entry: Entry
-
-
-def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
-    others = [
-        entry for entry in frame.state.audit if entry.code or entry.command != SetKnobs.__name__
-    ]
-    return sorted([*past, *others], key=lambda entry: -entry.time_ns)
-
-
-def _step(frame: Frame, entry: Entry) -> int | None:
-    """Return the step at which an entry took effect; of a refused one, the step before."""
-    if entry.effective_step is not None:
-        return entry.effective_step
-    return frame.history.step_at(entry.time_ns)
 
 
 def _refused(frame: Frame) -> str:
@@ -224,26 +200,3 @@ def _refused(frame: Frame) -> str:
     }
     refusals = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     return f"  refused: {refusals}"
-
-
-def _known(frame: Frame) -> list[KnobsChanged]:
-    changes = known_changes(frame.history.knob_changes, frame.state.audit, frame.changes_in_file)
-    return changes[::-1]
-
-
-def _past(frame: Frame, known: Sequence[KnobsChanged]) -> Sequence[KnobsChanged]:
-    cursor = frame.cursor
-    if cursor is None or (frame.view.live and not frame.is_replay):
-        return known
-    return [change for change in known if change.effective_step <= cursor]
-
-
-def _ahead(frame: Frame, known: Sequence[KnobsChanged]) -> list[_Ahead]:
-    """Return the entries of a replayed file that come after the cursor, the latest first."""
-    cursor = frame.cursor
-    if cursor is None or not frame.is_replay:
-        return []
-    other = [each for each in frame.audited_in_file if each.entry not in frame.state.audit]
-    both = [_Ahead(change.effective_step, change) for change in known]
-    both += [_Ahead(*each) for each in other]
-    return sorted([each for each in both if each.step > cursor], key=lambda each: -each.step)

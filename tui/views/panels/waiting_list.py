@@ -53,8 +53,8 @@ def draw(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[L
     # Remove the marks for clicks: only the batch rows of the step can be selected.
     lines = table(_COLUMNS, Rows(len(queue), row), width - 2, num_lines - 2, None)
     body = [tuple(run for run in line if run[0]) for line in lines]
-    title = (f"waiting ({len(queue)}), in the order of the queue", "title")
-    return framed(body, width, num_lines, (title,))
+    title = f"waiting ({len(queue)}), in the order of the queue"
+    return framed(body, width, num_lines, title)
 
 
 def _waiting(frame: Frame) -> list[RequestView]:
