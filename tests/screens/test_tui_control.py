@@ -37,7 +37,7 @@ from stepscope.tui.session.control.workload_text import (
 from stepscope.tui.session.record_switch import RecordSwitch
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import knobs_page
-from stepscope.tui.views.pages.audit_rows import effect_of
+from stepscope.tui.views.pages.knobs_page import effect_of
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate

@@ -43,9 +43,7 @@ _GRACE_S = 5.0  # a screen that has not ended by then waits for a terminal that 
 
 @contextmanager
 def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
-    """Inside this context, end the dashboard on SIGTERM or when the terminal goes away.
-
-    Further signals are ignored.
+    """Inside this context, end the dashboard on the first SIGTERM or when the terminal goes away.
 
     `close`: ends what `app` holds besides its screen (threads, recordings). Called at the end in
     any case.
@@ -127,8 +125,7 @@ def _hang_up() -> None:
 def _terminal_may_go() -> Iterator[None]:
     """Inside this context, Textual writes through a `_Terminal`, which survives a lost terminal.
 
-    Textual writes to `sys.__stderr__`, which is replaced here. If standard error is redirected to a
-    file, the terminal on standard output is taken.
+    Textual writes to `sys.__stderr__`. If that is a file, the terminal on standard output is taken.
     """
     before = sys.__stderr__
     files = [each for each in (before, sys.__stdout__) if each is not None]

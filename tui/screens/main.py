@@ -56,7 +56,6 @@ class Mouse:
             self._click_spot(name, x, y, is_double)
 
     def _click_spot(self, name: str, x: int, y: int, is_double: bool) -> None:
-        """Go to what was clicked; a double click on a panel opens the page about it."""
         view = self._view
         kind, value = spot_of(self._canvas.content(name, y), x) or ("", "")
         if kind == "row":

@@ -20,7 +20,7 @@ from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.textual_parts import bindings, keymap, use_colours
+from stepscope.tui.screens.textual_parts import bindings, keymap, palette, use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
@@ -115,11 +115,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def on_mount(self) -> None:
         self.set_skin(self.skin)
         self.set_interval(_TICK_S, self._tick)
-        self.call_after_refresh(self._begin_to_look)
-
-    def _begin_to_look(self) -> None:
-        self._finder = self._make_finder()
-        self._tick()
+        self.call_after_refresh(self._tick)
 
     def close(self) -> None:
         if self._finder is not None:
@@ -140,8 +136,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
 
     def _tick(self) -> None:
         try:
-            if self._finder is not None:
-                self._finder.look()
+            self._finder = self._finder or self._make_finder()
+            self._finder.look()
             self.receive_answers()
             self.draw()
         except Exception as error:  # the next tick tries again
@@ -165,7 +161,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if self._checking is not None:
             standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
         notice = self.notices.line(standing, width)
-        if not notice and entries:
+        if not notice:
             notice = facts(f" {clean(entries[chosen].about, width - 1)}")
         said = said or [notice]
         what = "  every forward step of an LLM inference engine"
@@ -185,15 +181,13 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def _number(self, entries: Sequence[Entry]) -> int:
-        """Return the index of the selected entry; 0 if it is no longer in the list."""
         numbers = (n for n, entry in enumerate(entries) if entry.choice == self._selected)
         return next(numbers, 0)
 
     def move(self, direction: int) -> None:
-        entries = start_page.entries_of(self.sections())
+        entries = self._entries
         number = self._number(entries) + direction
-        if entries:
-            self._selected = entries[max(0, min(len(entries) - 1, number))].choice
+        self._selected = entries[max(0, min(len(entries) - 1, number))].choice
         self.draw()
 
     # Keys
@@ -214,7 +208,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             "screen_forward": partial(self.move, _SCREEN),
             "oldest": partial(self.move, -_ALL),
             "live": partial(self.move, _ALL),
-            "inspect": self._choose_selected,
+            "inspect": lambda: self._open(self._number(self._entries)),
             "endpoint": partial(self.choose, StartChoice("ask")),
             "theme": self._other_theme,
             "glyphs": lambda: self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only)),
@@ -224,6 +218,15 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             "suspend": self.action_suspend_process,
             "quit": self.exit,
         }
+
+    @property
+    def _entries(self) -> list[Entry]:
+        return start_page.entries_of(self.sections())
+
+    def _open(self, number: int) -> None:
+        entries = self._entries
+        if number < len(entries):
+            self.choose(entries[number].choice)
 
     def _other_theme(self) -> None:
         if self.skin.mode in ("dark", "light"):
@@ -238,27 +241,19 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
 
     def _palette(self) -> None:
-        from stepscope.tui.screens.textual_parts import palette
-
         self.push_screen(palette(self.screen, self.abilities.on("start"), self.action_do))
 
     # Choosing
-
-    def _choose_selected(self) -> None:
-        entries = start_page.entries_of(self.sections())
-        if entries:
-            self.choose(entries[self._number(entries)].choice)
 
     def on_resize(self) -> None:
         self.call_later(self.draw)  # the application notes its new size after this handler
 
     def on_click(self, event: events.Click) -> None:
         kind, value = self._list.spot_at(event.x, event.y) or ("", "")
-        entries = start_page.entries_of(self.sections())
         if kind == "do":
             self.action_do(value)
-        elif kind == "row" and int(value) < len(entries):
-            self.choose(entries[int(value)].choice)
+        elif kind == "row":
+            self._open(int(value))
 
     def on_mouse_scroll_up(self) -> None:
         self.move(-1)
@@ -282,7 +277,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def _check_choice(self, choice: StartChoice) -> None:
-        """Runs on a thread of its own."""
         try:
             error = self._check(choice)
         except Exception as failure:  # our bug, but no reason to leave the list

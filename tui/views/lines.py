@@ -193,7 +193,6 @@ def _change(before: str, style: str, skin: Skin, colours: ColorSystem) -> str:
 
 
 def _codes(style: Style, colours: ColorSystem) -> tuple[str, str, str]:
-    """Return attributes, foreground and background as parameters of an SGR escape sequence."""
     wanted = (("1", style.bold), ("4", style.underline), ("7", style.reverse))
     foreground, background = (
         "" if colour is None else ";".join(colour.downgrade(colours).get_ansi_codes(is_foreground))

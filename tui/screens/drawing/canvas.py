@@ -238,7 +238,6 @@ class Canvas(Lines):
 
 
 def _wanted(size: Size) -> str:
-    """Return the notice that the screen is too small, in a form that fits whole."""
     has = f"{size.width}x{size.height}"
     texts = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20", "80x20")
     return next((text for text in texts if len(text) <= size.width), "!")

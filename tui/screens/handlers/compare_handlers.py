@@ -95,7 +95,6 @@ class CompareHandlers:
                 self._open(point.first, None)
 
     def _open(self, step: int | None, request_id: int | None) -> None:
-        """Open the screen of the run in focus (A or B) at a step or with a request selected."""
         state = self._session.compare
         if state.origins is not None:
             side = state.origins[0 if state.focus == "a" else 1]

@@ -70,7 +70,7 @@ def help_blocks(
 
 def glossary_blocks(width: int = 0) -> list[list[Line]]:
     words: list[Line] = [_heading("Words")]
-    for word, meaning in TERMS:
+    for word, meaning in TERMS.items():
         words += _entry(word, "key", meaning, width, _WORD_WIDTH)
     blocks = [words]
     for title, glyphs in GLYPHS.items():

@@ -31,6 +31,10 @@ _LIMIT_STYLES: dict[Limit | None, str] = {
     "paused": "limit_paused",
 }
 _LIMITS_HEIGHT = 9  # least height of a panel with a row for what limited each step
+_MARKS = (  # of several in a column, the first in this list is shown
+    ("is_lost", "?"), ("has_preemption", "✗"), ("has_knob_change", "◆"), ("has_mark", "▼"),
+    ("has_breach", "!"),
+)  # fmt: skip
 _STRETCH = 20  # columns from one time label to the next
 _AXIS_RUNS = re.compile(
     r"(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>![\d.,]+ m?s|!+)"
@@ -68,7 +72,6 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _bars(frame: Frame, scale: int, num_rows: int) -> list[str]:
-    """Return the rows of the bars of all columns, from the top."""
     bars = []
     before: int | None = None
     for column in frame.columns:
@@ -198,7 +201,6 @@ def _bar(
 
 
 def _axis(frame: Frame) -> str:
-    """Return the bottom line of the chart: ticks, and a glyph for the event in each column."""
     cells = ["─"] * len(frame.columns)
     _put_marks(cells, frame)
     put = _put_step_ticks if frame.view.axis == "step" else _put_time_ticks
@@ -219,16 +221,7 @@ def _put_marks(cells: list[str], frame: Frame) -> None:
             held = columns[x : x + 1 + len(took)]
             if len(held) > len(took) and all(_is_same_step(column, each) for each in held):
                 cells[x + 1 : x + 1 + len(took)] = took
-        if column.is_lost:
-            cells[x] = "?"
-        elif column.has_preemption:
-            cells[x] = "✗"
-        elif column.has_knob_change:
-            cells[x] = "◆"
-        elif column.has_mark:
-            cells[x] = "▼"
-        elif column.has_breach:
-            cells[x] = "!"
+        cells[x] = next((glyph for name, glyph in _MARKS if getattr(column, name)), cells[x])
 
 
 def _is_same_step(before: ChartColumn | None, column: ChartColumn | None) -> bool:
@@ -284,7 +277,6 @@ def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice
 
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
-    """Split a row into runs of one style; highlight the column of the cursor."""
     runs = [(match.group(), match.lastgroup or "text") for match in pattern.finditer(text)]
     return with_cursor(tuple(runs), frame.cursor_column)
 

@@ -222,7 +222,6 @@ def _waits(page: ComparePage, num_rows: int, slo_itl_ms: float) -> list[Line]:
 
 
 def _axis(page: ComparePage) -> Line:
-    """Return the line of the axis: ticks, each labelled with its offset from where runs align."""
     num = len(page.columns[0])
     cells = ["─"] * num
     for x in range(0, num - 8, 20):

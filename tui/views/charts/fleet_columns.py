@@ -4,7 +4,6 @@ A column has a width for narrow screens and one for wide screens.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 from stepscope.recordings.fleets.figures import EngineFigures
@@ -45,30 +44,19 @@ def state_text(line: EngineLine) -> Run:
     if figures.status == "starting":
         return "STARTING", "caution"
     if figures.status == "down":
-        return f"DOWN {_ago(line.status_s)}", "badge_down"
+        return f"DOWN {fmt.short_span(line.status_s)}", "badge_down"
     if figures.status == "stale":
-        return f"STALE {_ago(line.silent_s or line.status_s)}", "badge_paused"
+        return f"STALE {fmt.short_span(line.silent_s or line.status_s)}", "badge_paused"
     if figures.status in ("playing", "paused", "ended"):
         return "RECORDING", "mark"
     if figures.state in ("paused", "draining", "stopped"):
         return figures.state.upper(), "caution"
     if line.new_s is not None:
-        return f"LIVE new {_ago(line.new_s)}", "mark"
+        return f"LIVE new {fmt.short_span(line.new_s)}", "mark"
     role = None if figures.info is None else figures.info.role
     if role is not None:
         return f"LIVE {role}", "muted" if figures.state == "idle" else "good"
     return ("LIVE idle", "muted") if figures.state == "idle" else ("LIVE", "good")
-
-
-def _ago(seconds: float) -> str:
-    """Return a duration in at most five cells: 3.2s, 42s, 12:41, 3h."""
-    if seconds < 9.95:
-        return f"{seconds:.1f}s"
-    if seconds < 99.5:
-        return f"{seconds:.0f}s"
-    if seconds < 5999.5:
-        return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-    return f"{seconds / 3600:.0f}h"
 
 
 def _known(value: _Value | None, text: Callable[[_Value], str], style: str = "text") -> Run:
@@ -170,34 +158,6 @@ def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
     return found
 
 
-def labels(names: Sequence[str], width: int) -> dict[str, str]:
-    """Return name -> label of at most `width` cells.
-
-    Too long names first lose the ending that all of them share, then their common beginning:
-    similar engines differ in the middle (gpu-03.rack7:5555) or at the end (10.0.0.7:5556).
-    """
-    plain = {name: clean(name, max(len(name), 1)) for name in names}
-    if max((len(name) for name in names), default=0) <= width:
-        return plain
-    end = start = 0
-    if len(plain) > 1:
-        end, start = _common([name[::-1] for name in plain]), _common(list(plain))
-    found = {}
-    for name, label in plain.items():
-        if end and len(label) > width:
-            label = label[:-end] + "…"
-        if len(label) > width and start:
-            label = "…" + label[start:]
-        if len(label) > width:
-            label = "…" + label[len(label) - width + 1 :]
-        found[name] = label
-    return found
-
-
-def _common(names: Sequence[str]) -> int:
-    return sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
-
-
 def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
     """Return the requests in an engine over about two minutes, as a sparkline; a dot means none.
 
@@ -241,7 +201,6 @@ def row(
     """Return the line of one engine; ▲ or ▼ before a value that differs much from others."""
     mark = "+cursor" if is_selected else ""
     figures = page.standing_out.get(line.figures.name, frozenset())
-    names = [each.name for each in page.engines]
     top = max((each for other in page.lines for each in other.load if each is not None), default=0)
     selected = ("▶" if is_selected else " ", f"text{mark}")
     runs: list[Run] = [spot("engine", line.figures.name), selected]
@@ -254,7 +213,9 @@ def row(
         if line.figures.status == "stale" and style in ("text", "good"):
             style = "muted"  # the figure is from before the engine fell silent
         is_name = column.key == "engine"
-        text = labels(names, place.width)[text] if is_name else clean(text, place.width)
+        if is_name and len(text) > place.width:  # similar engines differ at the end
+            text = "…" + text[len(text) - place.width + 1 :]
+        text = clean(text, place.width)
         if column.figure is not None and column.figure in figures:
             style = style if style == "breach" else "caution"
             if len(text) < place.width:

@@ -72,7 +72,6 @@ def _glyphs(
 
 
 def _text(cells: bytes, glyphs: tuple[Mapping[int, str], ...], edges: list[int]) -> str:
-    """Return the cells of a lane as characters, where late ones begin or end at each edge."""
     raw = cells.decode("latin-1")
     spans = enumerate(pairwise((0, *edges, len(raw))))
     return "".join([raw[begin:end].translate(glyphs[i % 2]) for i, (begin, end) in spans])

@@ -58,7 +58,6 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _state(frame: Frame) -> Run:
-    """Return LIVE if the newest step is current, else why it is not."""
     if frame.is_replay or not frame.view.live:
         return "     ", "good"
     if frame.status in ("stale", "down"):

@@ -322,7 +322,6 @@ class FrameBuilder:
 
 
 def _column_of(columns: list[chart_columns.ChartColumn | None], step: int | None) -> int | None:
-    """Return the index of the last column that shows `step`; None if none does."""
     if step is None:
         return None
     for x in range(len(columns) - 1, -1, -1):

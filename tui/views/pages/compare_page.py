@@ -115,7 +115,6 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
-    """Return the panel above the charts: sentences on which run is better, and its figures."""
     room = height - (9 if height < 30 else 16)  # for the charts
     inner = width - 2
     with_parts = room >= _WITH_PARTS

@@ -102,7 +102,6 @@ def _up(page: FleetPage) -> list[Run]:
 
 
 def _fields(begin: Line, page: FleetPage) -> list[Field]:
-    """Return a beginning, and each figure summed over the engines that publish it, else a dash."""
 
     def total(name: str) -> str:
         values = [getattr(engine, name) for engine in page.engines]
@@ -147,7 +146,6 @@ def _cut(notes: Sequence[Line], room: int) -> list[Line]:
 
 
 def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
-    """Return the panel of requests that prefill on one engine and decode on another."""
     picture, inside = page.picture, width - 2
     body = life_lanes(picture.lives, picture.lives_ns, inside, height - 3)
     return framed([*body, _life_axis(inside)], width, height, "from prefill to decode", _LIVES_KEY)
@@ -166,7 +164,6 @@ def _events(page: FleetPage, width: int, height: int) -> list[Line]:
 
 
 def _notes(page: FleetPage, width: int) -> list[Line]:
-    """Return the lines of the notes, with what an operator should know first on top."""
     picture = page.picture
     lines: list[Line] = []
     for each in picture.lines:
@@ -267,7 +264,6 @@ def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int)
 
 
 def _life_axis(width: int) -> Line:
-    """Return the line below the lanes: seconds before now."""
     seconds, rest = divmod(max(0, width - _LIFE_LABEL - 1), _SECOND)
     ticks = "".join(f"┴-{second} s".ljust(_SECOND, "─") for second in range(seconds, 0, -1))
     return ((" " * (_LIFE_LABEL + 1), "text"), ("─" * rest + ticks, "muted"))

@@ -153,7 +153,6 @@ def _figure_line(frame: Frame) -> Line:
 
 
 def _trend(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return a panel of the used KV blocks over the steps up to the cursor, a column per step."""
     room = width - 2 - 8
     title = titled("in use", f"  blocks (last {room} steps)")
     cursor = -1 if frame.cursor is None else frame.cursor
@@ -179,7 +178,6 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _figures(frame: Frame) -> list[Line]:
-    """Return the lines: the pool, its groups, hits, what waits, and why prompts missed."""
     state, rates = frame.state, frame.rates
     kv, owner, refs, info = state.kv, state.block_owner, state.block_refs, state.info
     lines = [facts(_UNKNOWN)]
@@ -209,7 +207,6 @@ def _figures(frame: Frame) -> list[Line]:
 
 
 def _prompts(sums: Sums) -> list[Line]:
-    """Return lines on all prompts in memory: how much was hit, and why the rest was not."""
     queried, hit = sums.num_queried_tokens, sums.num_hit_tokens
     if not queried:
         return []

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.attribution.late_sweep import Breach, LateWait
+from stepscope.recordings.session.drafts import Speculation, SpeculationGroup
 from stepscope.recordings.state.series.latency import LatencyKind, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
@@ -26,7 +27,7 @@ from stepscope.tui.views.framed_panels import (
     table,
 )
 from stepscope.tui.views.lines import Line, Run, clean, facts, first_fitting, framed, spot, titled
-from stepscope.tui.views.panels import speculation_panel
+from stepscope.tui.views.theme import LEVELS
 
 MAX_BREACHES = 200
 NARROW = 100  # below this width no histogram beside the heat map
@@ -98,8 +99,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if (window_s := frame.window_s) is not None:
         hint = ((f"of the last minute {window_s:.0f} s are in memory", "caution"),)
     lines = framed(rows, width, len(rows) + 2, title, hint)
-    if frame.speculation is not None and height - len(lines) >= speculation_panel.HEIGHT + 8:
-        lines += speculation_panel.draw(frame.speculation, width)
+    if frame.speculation is not None and height - len(lines) >= _SPECULATION_HEIGHT + 8:
+        lines += _speculation(frame.speculation, width)
     left = height - len(lines)
     if left >= 14:
         lines += _charts(frame, width, min(16, left // 2))
@@ -135,7 +136,6 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _limited(frame: Frame) -> Line:
-    """Return what limited most steps of the last minute, and the time share of recompute."""
     shares = sorted(frame.limits.items(), key=lambda each: -each[1])[:_NUM_LIMITS]
     limits = ", ".join(
         f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares
@@ -159,7 +159,6 @@ def _goodput(frame: Frame) -> Line:
 
 
 def _figures(frame: Frame, width: int) -> list[Line]:
-    """Return the table of latencies: of as many time windows as fit, the last minute among them."""
     slo, reports = frame.history.slo, dict(frame.windows)
     if width < 7 + 2 * _BLOCK:
         reports.pop("10 s", None)
@@ -187,7 +186,6 @@ def _figures(frame: Frame, width: int) -> list[Line]:
 
 
 def _front_ends(frame: Frame) -> list[Line]:
-    """Return a line for each API server: how slow it was, by live and recent requests."""
     sums = FrontSums()
     sums.add(frame.state.requests.values())
     said: dict[str, list[str]] = {}
@@ -286,3 +284,63 @@ def _row(frame: Frame, breach: Breach, room: int) -> list[Cell]:
         (f"{fmt.milliseconds(breach.ns / 1e6)}!", "breach"),
         (clean(why, 300), "text"),
     ]
+
+
+# What drafts of speculative decoding did
+
+_SPECULATION_HEIGHT = 8
+_LABEL, _CELL = 20, 9
+_MIN_DRAFTS = 8  # of a request, before it is called the best or the worst
+
+
+def _speculation(found: Speculation, width: int) -> list[Line]:
+    groups = found.groups[-max(1, (width - 2 - _LABEL) // _CELL) :]
+    many = [each for each in found.requests.items() if each[1].drafted >= _MIN_DRAFTS]
+    many.sort(key=lambda each: -(each[1].share or 0))
+    by_request = ", ".join(
+        f"{request_name(request_id)} {count.share or 0:.0%} of {count.drafted:,}"
+        for request_id, count in many[:2] + many[2:][-2:]
+    )
+    atonce = [f"{g.low}" if g.low == g.high else f"{g.low}-{g.high}" for g in groups]
+    extra = ["—" if each.extra is None else f"+{each.extra:.0%}" for each in groups]
+    rows = [
+        _accepted(found),
+        facts(" by request ", by_request or "—"),
+        _spec_row(" requests at once", [(text, "muted") for text in atonce]),
+        _spec_row(
+            " tokens a step", [(f"{each.tokens_per_decode:.2f}", "multi") for each in groups]
+        ),
+        _spec_row(" time for drafts", [(text, "text") for text in extra]),
+        _spec_row(" tokens/s", [_gain(each) for each in groups]),
+    ]
+    most, said = found.pays_up_to, "does not pay"
+    if most is None:
+        said = "what it buys is not known"
+    elif most:
+        rest = ", the most seen" if most == found.groups[-1].high else ""
+        said = f"pays for up to {most} requests at once{rest}"
+    hint = "time for drafts: fitted on steps without prefills"
+    return framed(rows, width, _SPECULATION_HEIGHT, f"speculation  {said}", hint)
+
+
+def _accepted(found: Speculation) -> Line:
+    total = found.total
+    trend = [" " if each is None else LEVELS[min(7, int(each * 8))] for each in found.trend]
+    return facts(
+        " accepted ",
+        (f"{total.accepted:,} of {total.drafted:,} drafts ({total.share or 0:.0%})", "multi"),
+        "   by position ",
+        " ".join(f"{each.share or 0:.0%}" for each in found.positions) or "—",
+        "   over time ",
+        ("".join(trend), "multi"),
+    )
+
+
+def _spec_row(label: str, cells: list[Run]) -> Line:
+    return facts(f"{label:<{_LABEL}}", *((f"{text:>{_CELL}}", style) for text, style in cells))
+
+
+def _gain(group: SpeculationGroup) -> Run:
+    if group.gain is None:
+        return "—", "muted"
+    return f"×{group.gain:.2f}", "good" if group.gain >= 1 else "breach"

@@ -122,7 +122,6 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _absent(frame: Frame) -> list[str]:
-    """Return lines on a request not at the cursor: how it ended, the keys to its steps."""
     request_id = request_id_of(frame)
     if request_id is None:
         unknown = "the engine does not report single requests"
@@ -194,7 +193,6 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
 
 
 def _rank(ordered: Sequence[int], rank: int) -> float | None:
-    """Return a percentile of the values by the nearest-rank method, in ms; None without values."""
     if not ordered:
         return None
     return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
@@ -291,7 +289,6 @@ def draw_text(known: KnownText, last_step: float, width: int, height: int) -> li
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return a text as lines of at most `width` cells; its line breaks stay."""
     lines = []
     for paragraph in text.split("\n"):
         safe = clean(paragraph, len(paragraph))

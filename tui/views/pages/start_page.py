@@ -121,7 +121,7 @@ def _file(file: File, now_s: float) -> Entry:
         return Entry(choice, title, cells, about=f"{file.path}: {seen.incident}")
     length = steps = engine = "…"
     if seen is not None:
-        length = "-" if seen.duration_s is None else length_text(seen.duration_s)
+        length = "-" if seen.duration_s is None else fmt.short_span(seen.duration_s)
         steps = fmt.count(seen.num_steps)
         is_growing = file.path.suffix == PART_SUFFIX and now_s - file.written_s < _GROWING_S
         engine = f"{seen.engine}{', cut' if seen.is_cut and not is_growing else ''}"
@@ -161,14 +161,6 @@ def when_text(then_s: float, now_s: float) -> str:
     if abs(now_s - then_s) < 180 * 24 * 3600:
         return time.strftime("%b %d %H:%M", then)
     return time.strftime("%Y-%m-%d", then)
-
-
-def length_text(seconds: float) -> str:
-    """Return a duration in at most seven cells: 12.4s, 12m41s, 3h05m."""
-    if seconds < 99.5:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 def typed_choice(text: str) -> StartChoice:

@@ -62,7 +62,6 @@ def badge(frame: Frame, connection: SourceState) -> Run:
 
 
 def _when(frame: Frame, connection: SourceState) -> list[Field]:
-    """Return when the step at the cursor ran, and how far it is behind the newest step."""
     is_paused = not frame.view.live
     wall_ns = frame.wall_ns(frame.cursor)
     if frame.cursor is None or not (is_paused or (frame.is_replay and wall_ns is not None)):
@@ -80,7 +79,6 @@ def _when(frame: Frame, connection: SourceState) -> list[Field]:
 
 
 def _place(frame: Frame, connection: SourceState) -> str:
-    """Return the position of the cursor in a replayed file, and the length of the file."""
     wall_ns = frame.wall_ns(frame.cursor)
     if connection.file_ns is None or wall_ns is None:
         return ""
@@ -167,7 +165,6 @@ def _meanwhile(frame: Frame, connection: SourceState) -> str:
 
 
 def _rate(frame: Frame, connection: SourceState) -> str:
-    """Return the steps per second at the cursor; a dash if the engine is silent or paused."""
     silent = connection.status in ("stale", "down", "starting") or frame.state.state == "paused"
     if frame.view.live and silent:
         return "—"

@@ -41,7 +41,6 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 
 def _body(frame: Frame, num_rows: int, width: int) -> list[Line]:
-    """Return what the step cost, its prefills, and its events; what does not fit is counted."""
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
         return [missing(frame)]
@@ -153,7 +152,6 @@ def _kv(record: wire.StepRecord, bar_width: int, width: int) -> Line:
 
 
 def _waiting(record: wire.StepRecord, width: int) -> list[Line]:
-    """Return a line on how many requests wait and why, with as many reasons as fit."""
     if not record.num_waiting:
         return [facts(" none waiting")]
     fields = [Field(0, ((f" {record.num_waiting} wait", "text"),))]
@@ -188,7 +186,6 @@ def hold_up_lines(record: wire.StepRecord, width: int) -> list[Line]:
 
 
 def _prepared(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
-    """Return lines on what was prepared while the step before ran, and on what held it."""
     before = f"step {record.step - 1:,}"
     runs: list[Run] = [(" prepared ", "muted")]
     if record.hidden_ns is not None:

@@ -38,7 +38,6 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _groups(frame: Frame, bar_width: int) -> list[tuple[str, Line]]:
-    """Return the groups, each with the action that a click on it starts."""
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
     minute, ten = _cut(frame, LATENCY_WINDOW_S), _cut(frame, RATES_WINDOW_S)
     about = "≈" if frame.is_summed_up and not frame.imported else ""
@@ -102,7 +101,6 @@ def _seats(frame: Frame) -> int | None:
 
 
 def _knob(frame: Frame, name: str) -> int | None:
-    """Return the value that an int knob has for the next step; None if unknown."""
     value = frame.state.knobs.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 

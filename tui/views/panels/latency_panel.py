@@ -105,7 +105,6 @@ def _wall(frame: Frame, width: int) -> Line:
 
 
 def _goodput(frame: Frame) -> Line:
-    """Return the share of finished requests that kept all service levels, and their rate."""
     share, rate = frame.goodput.share, frame.goodput.per_s
     if share is None or rate is None:
         return ()
@@ -115,7 +114,6 @@ def _goodput(frame: Frame) -> Line:
 
 
 def _stalls(frame: Frame, width: int) -> list[Line]:
-    """Return a line on the last stall, and one on the longest in memory if that is another."""
     label = " last stall: "
     if frame.stall is None:
         said = "none above the ITL bound"
