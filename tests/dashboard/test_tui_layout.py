@@ -36,13 +36,6 @@ def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> No
     assert covered == screen.area
 
 
-@pytest.mark.parametrize("width", range(1, 260, 7))
-def test_every_terminal_size_has_a_layout(width: int) -> None:
-    for height in range(1, 90):
-        places = layout.plan(width, height)
-        assert all(region.width > 0 and region.height > 0 for region in places.values())
-
-
 @pytest.mark.parametrize("size", TINY)
 async def test_a_terminal_below_80x20_shows_a_notice(
     still_source: Callable[..., Any], size: tuple[int, int]

@@ -1,14 +1,12 @@
 """The screens beyond the main one show what the records say, and how keys lead to them."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from textual import events
 
 from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, Preempted
 from stepscope.recordings.attribution.causes import CAUSES, WORDS, Piece
@@ -126,17 +124,6 @@ def test_every_sign_in_a_steps_time_bar_is_explained_below_it(source: Any, width
     assert signs <= set(named)
     assert [named[sign][:3] for sign in "sl━"] == ["sch", "lau", "mod"]
     assert re.search(r"device (—|[\d.]+)", names)  # the last figure is not cut
-
-
-def test_the_step_inspector_separates_padding_from_tokens_of_requests(source: Any) -> None:
-    history = source.history
-    record = history.record(300)
-    padded = msgspec.structs.replace(record, step=NUM_STEPS, num_padded_tokens=77)
-    history.append(history.last_sequence + 1, padded)
-    page = drawn(history, "step")
-    spent = record.num_prefill_tokens + record.num_decode_tokens
-    assert "padding 77" in page
-    assert f"{spent + 77:,} of {record.token_budget:,}" in page
 
 
 def test_the_request_inspector_names_the_cause_of_each_late_token(source: Any) -> None:
@@ -348,14 +335,6 @@ def test_every_cause_has_a_glyph_of_its_own_also_in_ascii() -> None:
         assert all(Skin(mode).styles[style] is not None for _, style in CAUSE_GLYPHS.values())
 
 
-@pytest.mark.parametrize("page", BEYOND)
-async def test_every_screen_can_be_drawn_in_ascii_only(source: Any, page: Page) -> None:
-    app = dashboard(source, ascii_only=True)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press(key_of(page))
-        assert screen_text(app).isascii()
-
-
 # Known from elsewhere
 
 
@@ -442,29 +421,6 @@ async def test_the_session_before_an_engine_restart_can_be_viewed(source: Any) -
         await pilot.press("L", "1")
         assert "▐LIVE idle▌" in screen_text(app)
         assert "no step yet" in screen_text(app)
-
-
-def bursts() -> Iterator[list[str]]:
-    for number in ("1024", "66", "4321"):
-        yield ["B", *number, "enter"]
-
-
-@pytest.mark.parametrize("keys", list(bursts()))
-async def test_digits_typed_in_a_burst_go_to_the_number_prompt_not_to_screens(
-    source: Any, keys: list[str]
-) -> None:
-    app = dashboard(source, control_endpoint="ipc:///nobody/here")
-    asked: list[int] = []
-    async with app.run_test(size=(120, 40)) as pilot:
-        app.main.operator.set_knob = lambda change, said: asked.append(change.value)
-        for key in keys:
-            app.post_message(events.Key(key, key if len(key) == 1 else None))
-        for _ in range(50):
-            await pilot.pause(0.02)
-            if asked:
-                break
-        assert asked == [int("".join(keys[1:-1]))]
-        assert app.main.view.page == "live"
 
 
 def test_a_lane_shows_how_its_request_ended_even_after_the_state_forgot_the_request(

@@ -28,7 +28,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.frame.lane_rows import FilterError, lane_filter
 from stepscope.tui.views.lines import clean, fitted, framed
 from stepscope.tui.views.pages import step_page
-from stepscope.tui.views.panels import event_list, header, inspector, key_figures, knob_panel
+from stepscope.tui.views.panels import event_list, header, inspector, key_figures
 from stepscope.tui.views.theme import LIMIT_LETTERS
 from stepscope.tui.views.view import ZOOMS, View
 from tests.support.screens.screen_text import line_texts
@@ -519,15 +519,6 @@ def test_the_scrub_bar_says_live_only_for_a_live_picture(
     (line,) = scrub_bar.draw(frame, 120, 1, GUTTER)
     found = [(run.strip(), style) for run, style in line if run.strip() in states]
     assert found == ([] if said is None else [said])
-
-
-def test_the_knob_panel_shows_values_bounds_and_the_last_change(source: Any) -> None:
-    frame = frame_of(source)
-    lines = line_texts(knob_panel.draw(frame, 60, 14, "", editable=True))
-    budget = next(line for line in lines if "max_num_batched_tokens" in line)
-    assert "512" in budget
-    assert "1..8192" in budget
-    assert any("pending: none" in line and "by simulated" in line for line in lines)
 
 
 # Lines

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,50 +11,33 @@ import pytest
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.samples import shipped
 from stepscope.tui.app.picture import text
-from stepscope.tui.cli.__main__ import main
 from stepscope.tui.screens.handlers.handlers import new_picture
+from tests.support.done import Done
 from tests.support.screens.screen_text import cells
 from tests.support.screens.still_dashboard import dashboard
 
 
-@pytest.fixture
-def stepscope(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
-    """Runs `stepscope ARGUMENTS` in an empty folder; returns the exit code and the output."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-
-    def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["stepscope", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
-
-    return run
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
 
 
 def test_screenshot_draws_a_step_of_a_recording_in_every_format(
-    stepscope: Callable[..., tuple[int, str]],
+    stepscope: Callable[..., Done],
 ) -> None:
-    code, said = stepscope("screenshot", "freeze", "--at", "300", "-o", "a.txt")
+    code, *said = stepscope("screenshot", "freeze", "--at", "300", "-o", "a.txt")
     assert code == 0, said
-    assert "a.txt: step 300, 120x40" in said
+    assert "a.txt: step 300, 120x40" in "".join(said)
     lines = Path("a.txt").read_text("utf-8").splitlines()
     assert len(lines) == 40
     assert re.search(r"REPLAY PAUSED.*step 300 ", lines[0])
     assert "requests × steps" in "".join(lines)
 
     for name, theme in (("a", "dark"), ("light", "light")):
-        code, said = stepscope(
-            *("screenshot", "freeze", "--at", "300", "-o", f"{name}.svg"),
-            *("--theme", theme, "--size", "100x30"),
-        )
-        assert code == 0, said
+        options = ("--at", "300", "-o", f"{name}.svg", "--theme", theme, "--size", "100x30")
+        assert stepscope("screenshot", "freeze", *options).exit_code == 0
     document = Path("a.svg").read_text("utf-8")
     assert document.startswith("<svg ")
     assert "BUDGET" in document
@@ -65,7 +47,7 @@ def test_screenshot_draws_a_step_of_a_recording_in_every_format(
 
 
 def test_screenshot_can_draw_any_screen_and_any_request(
-    stepscope: Callable[..., tuple[int, str]],
+    stepscope: Callable[..., Done],
 ) -> None:
     for arguments, words in (
         (("--page", "kv"), "KV map by state"),
@@ -75,8 +57,8 @@ def test_screenshot_can_draw_any_screen_and_any_request(
         (("--zoom", "5"), "(1 col = 50 ms)"),  # the sample is about time, and opens on that axis
         (("--axis", "step"), "(1 col = 1 step)"),
     ):
-        code, said = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
-        assert code == 0, said
+        done = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
+        assert done.exit_code == 0, done.stderr
         assert words in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "freeze", "--page", "knobs", "-o", "b.txt")[0] == 0
     assert "what would help: set enable_chunked_prefill=true" in Path("b.txt").read_text("utf-8")
@@ -114,13 +96,13 @@ def test_screenshot_can_draw_any_screen_and_any_request(
     ],
 )
 def test_a_picture_that_cannot_be_drawn_gives_one_line_and_no_file(
-    stepscope: Callable[..., tuple[int, str]], arguments: tuple[str, ...], code: int, words: str
+    stepscope: Callable[..., Done], arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    ended, said = stepscope("screenshot", *arguments)
-    assert ended == code
-    assert said.startswith("stepscope: error: ")
-    assert said.count("\n") == 1
-    assert words in said
+    ended, said, error = stepscope("screenshot", *arguments)
+    assert (ended, said) == (code, "")
+    assert error.startswith("stepscope: error: ")
+    assert error.count("\n") == 1
+    assert words in error
     assert list(Path.cwd().iterdir()) == []
 
 

@@ -161,32 +161,6 @@ async def test_what_the_autopilot_of_a_dashboard_changed_is_its_own_and_one_chan
     app.close()
 
 
-async def test_undo_ends_a_running_autopilot_and_knows_what_one_gave_back(
-    source: Subscriber,
-) -> None:
-    app = dashboard(source)
-    changes = source.history
-    async with app.run_test(size=(160, 40)):
-        operator, info = app.main.operator, changes.info
-        assert info is not None
-        stopped: list[str] = []
-        pilot = SimpleNamespace(is_on=True, made=set(), stop=lambda: stopped.append("stopped"))
-        operator._autopilot = pilot
-        await press(app, "U")
-        assert stopped == ["stopped"]
-        pilot.is_on = False
-        with ControlClient(source.endpoint) as client:
-            for budget in (512, 2048):
-                ack = client.set_knobs({"max_num_batched_tokens": budget}, who=operator.who)
-                pilot.made.add((info.engine_id, ack.version))
-        await until(lambda: len(changes.knob_changes) == 2, "the moves are not seen")
-        await press(app, "U")
-        said = "nothing to undo: the autopilot of this dashboard has given the knobs back"
-        await until(lambda: said in main_text(app), "nothing is said")
-    assert len(changes.knob_changes) == 2
-    app.close()
-
-
 async def test_a_pause_key_pressed_after_another_client_paused_does_not_resume_the_engine(
     source: Subscriber,
 ) -> None:

@@ -25,6 +25,7 @@ from stepscope.tui.session.file_jobs import SUFFIXES, ExportOrder, FileJobs, fil
 from stepscope.tui.settings.actions import with_keys
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.screen_text import screen_text
+from tests.support.sessions.still_source import StillSource
 from tests.support.waiting import until
 
 AT = 300
@@ -146,19 +147,13 @@ def _same_by_command(folder: Path) -> list[str]:
     return [*arguments, "-o", f"{folder}/command.csv"]
 
 
-class Feed:
-    """A live source that delivers messages when the test asks; implements `Source`."""
+class Feed(StillSource):
+    """A live source that delivers messages when the test asks."""
 
-    is_live = True
     name = "feed"
-    status = "live"
-    error = None
 
     def __init__(self) -> None:
-        from stepscope.recordings.history.source import FrameTap
-
-        self.history = History(SLO())
-        self.tap = FrameTap()
+        super().__init__(History(SLO()))
         self._messages = iter(simulate(seed=3, num_steps=90))
         self.more(30)
 
@@ -166,12 +161,6 @@ class Feed:
         for _, (sequence, message) in zip(range(num_messages), self._messages, strict=False):
             self.history.append(sequence, message)
             self.tap.send(wire.TOPICS[type(message)], sequence, wire.encode(message))
-
-    def start(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
 
 
 async def test_a_live_dashboard_exports_current_and_finished_recordings(
