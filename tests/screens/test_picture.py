@@ -46,9 +46,7 @@ def test_screenshot_draws_a_step_of_a_recording_in_every_format(
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.svg", "a.txt", "light.svg"]
 
 
-def test_screenshot_can_draw_any_screen_and_any_request(
-    stepscope: Callable[..., Done],
-) -> None:
+def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Callable[..., Done]) -> None:
     for arguments, words in (
         (("--page", "kv"), "KV map by state"),
         (("--page", "latency", "--slo-itl", "70ms"), "ITL <70"),

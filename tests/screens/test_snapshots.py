@@ -230,8 +230,7 @@ async def _compare(world: World, app: Dashboard) -> None:
     comparer = app.main.session.compare.comparer
     assert comparer is not None
     await until(
-        lambda: not comparer.is_reading and comparer.comparison is not None,
-        "the comparison ends",
+        lambda: not comparer.is_reading and comparer.comparison is not None, "the comparison ends"
     )
 
 

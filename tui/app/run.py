@@ -212,7 +212,7 @@ def run_dashboard(
     if why_ascii is not None:
         key = app.session.abilities.key("glyphs")
         text = f"ASCII characters only: {why_ascii}; {key} or --no-ascii draws blocks anyway"
-        app.main.notices.say(text, "caution")
+        app.main.notices.warn(text)
     with (
         left_on_signals(app, app.close),
         logged_to_file(app.session.log_file),

@@ -96,7 +96,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.handlers = self._table()
         self.notices = Notices(clock)
         if notice is not None:
-            self.notices.say(notice, "caution")
+            self.notices.warn(notice)
         self._check = check
         self._make_finder = finder
         self._has_torch = has_torch
@@ -142,7 +142,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.draw()
         except Exception as error:  # the next tick tries again
             log.exception("looking for engines failed")
-            self.notices.say(f"looking failed, {see_log(error)}", "caution")
+            self.notices.warn(f"looking failed, {see_log(error)}")
 
     # Drawing
 
@@ -297,7 +297,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             elif self._prompt is not None:
                 self._prompt.refuse(error)
             else:
-                self.notices.say(error, "caution")
+                self.notices.warn(error)
                 self.draw()
 
     def _typed(self, text: str) -> None:

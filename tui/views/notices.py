@@ -43,6 +43,9 @@ class Notices:
         self._text, self._tone, self._until_s = text, tone, self._clock() + shown_s
         self._is_of_place = False
 
+    def warn(self, text: str) -> None:
+        self.say(text, "caution")
+
     def say_later(self, text: str, tone: Tone = "text") -> None:
         """Queue a notice, to be shown when the current one has had its time."""
         self._later.append((text, tone))
@@ -56,7 +59,7 @@ class Notices:
 
     def refuse(self, text: str) -> None:
         """Show briefly, on this page and step, why a key does nothing."""
-        self.say(text, "caution")
+        self.warn(text)
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 

@@ -255,7 +255,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             if text not in self._logged:
                 self._logged.add(text)
                 log.exception("%s failed", what)
-            self.notices.say(text, "caution")
+            self.notices.warn(text)
 
     def open_overlay(self, overlay: Screen[_T], use: Callable[[_T], None]) -> None:
         """Show an overlay above the screen. If it closes with a result, `use` gets that."""

@@ -60,7 +60,7 @@ class CompareHandlers:
         if not self._session.compare.event(direction, flags):
             what = "preemption" if flags == PREEMPTED else "event"
             where = "after" if direction > 0 else "before"
-            self._notices.say(f"no {what} {where} the cursor on either side", "caution")
+            self._notices.warn(f"no {what} {where} the cursor on either side")
 
     def _select(self, direction: int) -> None:
         state = self._session.compare
@@ -68,9 +68,7 @@ class CompareHandlers:
             state.select(direction)
         else:
             key = self._session.abilities.key("sort")
-            self._notices.say(
-                f"press {key} to align by request; then these keys choose a request", "caution"
-            )
+            self._notices.warn(f"press {key} to align by request; then these keys choose a request")
 
     def _back(self) -> None:
         self._notices.dismiss()
@@ -90,7 +88,7 @@ class CompareHandlers:
             page = None if self._screen.frame is None else self._screen.frame.compare
             point = None if page is None else page.points[0 if state.focus == "a" else 1]
             if point is None:
-                self._notices.say(f"{state.focus.upper()} has no step here", "caution")
+                self._notices.warn(f"{state.focus.upper()} has no step here")
             else:
                 self._open(point.first, None)
 
@@ -128,7 +126,7 @@ class CompareHandlers:
         try:
             act()
         except (RecordingError, OSError) as error:
-            self._notices.say(str(error), "caution")
+            self._notices.warn(str(error))
 
 
 def _no_such_file(text: str) -> str | None:

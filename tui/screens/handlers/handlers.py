@@ -149,9 +149,7 @@ class Handlers:
     def theme(self) -> None:
         mode = self._screen.skin.mode
         if mode not in ("dark", "light"):
-            self._notices.say(
-                "this terminal's own colours are used; there is no other theme", "caution"
-            )
+            self._notices.warn("this terminal's own colours are used; there is no other theme")
             return
         other: ThemeName = "light" if mode == "dark" else "dark"
         self._screen.set_skin(Skin(other, self._screen.skin.ascii_only))
@@ -207,12 +205,12 @@ class Handlers:
             self._notices.say(f"{who}recording ended: {switch.path}", "good")
             return
         if not switch.has_engine:
-            self._notices.say(f"{who}no engine answers, so nothing can be recorded", "caution")
+            self._notices.warn(f"{who}no engine answers, so nothing can be recorded")
             return
         try:
             path = switch.start()
         except RecordingError as error:
-            self._notices.say(f"{who}cannot record: {error}", "caution")
+            self._notices.warn(f"{who}cannot record: {error}")
         else:
             num_marks = len(source.history.marks)
             before = f" (without {fmt.plural(num_marks, 'earlier mark')})" if num_marks else ""
@@ -244,7 +242,7 @@ class Handlers:
         try:
             path = new_picture(svg(self._screen.app), shown)
         except (RecordingError, OSError) as error:
-            self._notices.say(f"no screenshot: {error}", "caution")
+            self._notices.warn(f"no screenshot: {error}")
         else:
             self._notices.say(f"screenshot: {path}", "good")
 

@@ -93,11 +93,11 @@ class Opening:
         key = self._session.abilities.key
         step = self._screen.frame.cursor if self._screen.frame is not None else None
         if step is None:
-            self._notices.say("there is no step to mark yet", "caution")
+            self._notices.warn("there is no step to mark yet")
             return
         if self._screen.history is not self._session.history:
             text = f"marks are for the running session; {key('live')} goes back to it"
-            self._notices.say(text, "caution")
+            self._notices.warn(text)
             return
 
         def set_mark(text: str) -> None:
@@ -109,23 +109,23 @@ class Opening:
 
     def export(self) -> None:
         """Ask for format, table and steps, then export this session's recording to a file."""
-        session, say = self._session, self._notices.say
+        session, warn = self._session, self._notices.warn
         key = session.abilities.key
         path = recording_of(session)
         if session.exports.active is not None:
-            say(f"a file is being written; {key('back')} cancels it", "caution")
+            warn(f"a file is being written; {key('back')} cancels it")
             return
         if path is None:
             text = (
                 f"nothing is recorded yet: {key('record')} records, then {key('export')} exports "
                 f"it; {key('keep_steps')} keeps what is in memory"
             )
-            say(text, "caution")
+            warn(text)
             return
         try:
             folder = folder_for(path)
         except OSError as error:
-            say(f"no export: {error}", "caution")
+            warn(f"no export: {error}")
             return
         history = session.history
         engine_id = None if history.info is None else history.info.engine_id
@@ -147,11 +147,11 @@ class Opening:
 
     def keep_steps(self) -> None:
         """Write the steps in memory of the shown session to a recording."""
-        session, say = self._session, self._notices.say
+        session, warn = self._session, self._notices.warn
         if session.exports.active is not None:
-            say(f"a file is being written; {session.abilities.key('back')} cancels it", "caution")
+            warn(f"a file is being written; {session.abilities.key('back')} cancels it")
         elif session.record_switch is None or not self._screen.history.num_steps:
-            say("there is no step in memory yet", "caution")
+            warn("there is no step in memory yet")
         else:
             self._notices.dismiss()
             session.exports.write_memory(self._screen.history, session.record_switch.new_path())
@@ -161,14 +161,14 @@ class Opening:
         """Whether an engine answers, so that it can be changed; if not, show a notice."""
         if self._session.source.status not in NO_ENGINE:
             return True
-        self._notices.say("no engine answers, so nothing can be changed", "caution")
+        self._notices.warn("no engine answers, so nothing can be changed")
         return False
 
     def budget(self) -> None:
         if self._operator.spec(BUDGET) is not None:
             self.edit_knob(BUDGET, is_alone=True)
         elif self._has_engine():
-            self._notices.say("this engine has no token budget to change", "caution")
+            self._notices.warn("this engine has no token budget to change")
 
     def edit_knob(self, name: str | None, *, is_alone: bool = False) -> None:
         """Open the knob editor; if `name` is given, with that knob selected, or it `is_alone`."""
@@ -176,7 +176,7 @@ class Opening:
             return
         state = self._session.history.state
         if state.info is None or not state.info.knobs:
-            self._notices.say("the engine has not reported its knobs yet", "caution")
+            self._notices.warn("the engine has not reported its knobs yet")
             return
 
         forecast = partial(KnobForecast, self._session.history)

@@ -75,7 +75,7 @@ class PageHandlers:
             return
         target = self.chosen()
         if target is None:
-            self._notices.say("no row is selected", "caution")
+            self._notices.warn("no row is selected")
         elif target.knob is not None:
             self.edit(target.knob)
         elif view.page in ("step", "kv"):
@@ -111,7 +111,7 @@ class PageHandlers:
             view.followed = None
             return
         if view.selected is None:
-            self._notices.say(f"select a request first ({lane_keys(key)})", "caution")
+            self._notices.warn(f"select a request first ({lane_keys(key)})")
             return
         view.followed = view.selected
         self._notices.say(

@@ -13,8 +13,8 @@ from stepscope.recordings.state.ranks import MATTERS, rank_sizes
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
+from stepscope.tui.views.framed_panels import sparkline
 from stepscope.tui.views.lines import Line, Run, clean, spot
-from stepscope.tui.views.theme import LEVELS
 
 UNKNOWN = "-"
 _Value = TypeVar("_Value")
@@ -158,31 +158,6 @@ def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
     return found
 
 
-def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
-    """Return the requests in an engine over about two minutes, as a sparkline; a dot means none.
-
-    A cell shows the most requests in its time slice; it is blank if none of them is known. Slices
-    begin at multiples of their length, so that cells do not change while time passes.
-    """
-    per_cell = max(1, round(NUM_LOADS / max(1, width)))  # samples that a cell stands for
-    end = len(load)
-    size = num_looks % per_cell or per_cell  # samples in the newest slice
-    cells: list[str] = []
-    while len(cells) < width:
-        known = [each for each in load[max(0, end - size) : max(0, end)] if each is not None]
-        cells.append(_level(max(known), top) if known else " ")
-        end, size = end - size, per_cell
-    return "".join(reversed(cells))
-
-
-def _level(value: int, top: int) -> str:
-    if value <= 0:
-        return "·"
-    # Never a full cell: those of two engines, one above the other, would merge into one block.
-    eighths = round(value / max(1, top) * (len(LEVELS) - 1))
-    return LEVELS[max(1, min(len(LEVELS) - 1, eighths)) - 1]
-
-
 def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
     runs: list[Run] = []
     for place in places:
@@ -207,8 +182,8 @@ def row(
     for place in places:
         column = place.column
         if column.key == "load":
-            load = spark(line.load, page.picture.num_looks, place.width, top)
-            return (*runs, (load, f"decode{mark}"))
+            load = (*[None] * (NUM_LOADS - len(line.load)), *line.load)
+            return (*runs, (sparkline(load, place.width, top), f"decode{mark}"))
         text, style = column.draw(line.figures) if column.draw else state_text(line)
         if line.figures.status == "stale" and style in ("text", "good"):
             style = "muted"  # the figure is from before the engine fell silent

@@ -8,6 +8,7 @@ from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import sparkline
 from stepscope.tui.views.lines import (
     Field,
     Line,
@@ -19,7 +20,6 @@ from stepscope.tui.views.lines import (
     spread,
     whole,
 )
-from stepscope.tui.views.panels.latency_panel import sparkline
 
 _OLD_S = 6.0  # what was judged is no longer news
 

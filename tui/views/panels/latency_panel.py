@@ -6,8 +6,8 @@ from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, OLD_S, Frame
+from stepscope.tui.views.framed_panels import sparkline
 from stepscope.tui.views.lines import Line, Run, facts, first_fitting, framed, length_of, spot
-from stepscope.tui.views.theme import LEVELS
 
 _GOOD_SHARE = 0.95  # least share of samples within the service level to be called good
 
@@ -73,20 +73,6 @@ def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Li
         good = values.within_slo >= _GOOD_SHARE
         line += [(f"<{bound:<5g}", "muted"), (f"{kept:>6} ", "good" if good else "breach")]
     return (*line, (sparkline(values.trend_ms, trend_width), "decode"))
-
-
-def sparkline(values: tuple[float | None, ...], width: int) -> str:
-    """Return a cell, never full, for the largest value of each slice, on the scale of all."""
-    num = min(width, len(values))
-    slices: list[float | None] = []
-    for x in range(max(0, num)):
-        part = values[x * len(values) // num : (x + 1) * len(values) // num]
-        slices.append(max((value for value in part if value is not None), default=None))
-    top = max((value for value in slices if value is not None), default=0.0)
-    return "".join(
-        " " if value is None or top <= 0 else LEVELS[min(6, int(value / top * 6.999))]
-        for value in slices
-    )
 
 
 def _wall(frame: Frame, width: int) -> Line:
