@@ -74,11 +74,10 @@ def test_a_wait_is_explained_in_whole_words_with_its_largest_cause_first(late: L
                 assert set(numbers(part)[1:]) <= told_in_full
 
 
-def test_all_large_causes_of_a_wait_are_named_before_the_largest_is_explained_in_full() -> None:
-    text = late_text.of_wait(LATE, 75)
-    assert text == "500.0 ms beside 4,096 prefill tokens of r12; 301.0 ms queued for a seat"
-    text = late_text.of_wait(LATE, 60)
-    assert text == "500.0 ms prefill r12 4096 tok; 301.0 ms queued for a seat"
+def test_causes_without_room_are_summed_up() -> None:
+    first, second = "500.0 ms prefill r12 4096 tok", "; 301.0 ms queued for a seat"
+    assert late_text.of_wait(LATE, 60) == first + second
+    assert late_text.of_wait(LATE, 50) == f"{first}; 400.0 ms in 4 more"
 
 
 @pytest.mark.parametrize("late", FULL_OF, ids=["shared", "preempted"])

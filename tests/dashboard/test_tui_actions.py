@@ -1,6 +1,7 @@
 """One table makes keys, footer, help and palette; `readonly` removes what changes the engine."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_ent
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.panels import footer
 from tests.house.generated_docs import key_table
+from tests.support.screens import still_dashboard
 from tests.support.screens.palette import offered_in_palette
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.waiting import until
@@ -20,11 +22,7 @@ from tests.support.waiting import until
 EVERYTHING = Abilities(has=frozenset({"engine", "recorder", "live", "files"}))
 
 
-def dashboard(source: Any, **options: Any) -> Dashboard:
-    options.setdefault("control_endpoint", "ipc:///nobody/here")
-    return Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
-    )
+dashboard = partial(still_dashboard.dashboard, control_endpoint="ipc:///nobody/here")
 
 
 def start_app() -> StartApp:
@@ -46,7 +44,7 @@ def test_actions_that_change_the_engine_or_write_a_file_have_upper_case_keys() -
             assert action.group == "act"
 
 
-async def test_every_action_has_a_handler(still_source: Callable[..., Any]) -> None:
+async def test_every_action_has_a_handler_and_its_keys(still_source: Callable[..., Any]) -> None:
     app = dashboard(still_source())
     async with app.run_test(size=(120, 40)):
         here = set(app.main.handlers.by_action)
@@ -54,11 +52,6 @@ async def test_every_action_has_a_handler(still_source: Callable[..., Any]) -> N
         assert here == {action.id for action in ACTIONS if not action.pages.isdisjoint(PAGES)}
         assert there == {action.id for action in ACTIONS if "start" in action.pages}
         assert here | there == set(BY_ID)
-
-
-async def test_every_action_has_a_binding(still_source: Callable[..., Any]) -> None:
-    app = dashboard(still_source())
-    async with app.run_test(size=(120, 40)):
         bound: dict[str, set[str]] = {}
         for key, binding in app.main._bindings:
             bound.setdefault(binding.id or "", set()).add(key)
@@ -66,16 +59,10 @@ async def test_every_action_has_a_binding(still_source: Callable[..., Any]) -> N
         assert bound == {action.id: set(action.keys) for action in of_screens}
 
 
-def test_the_help_page_lists_every_action_and_no_other() -> None:
-    text = "\n".join(line_texts(help_lines(EVERYTHING)))
-    for action in ACTIONS:
-        is_shown = EVERYTHING.allows(action) and "live" in action.pages
-        assert (action.help_on("live", is_replay=False) in text) == is_shown, action.id
-
-
 def test_the_documentation_lists_every_key() -> None:
     table = key_table()
     assert all(f"`{action.shown}`" in table for action in ACTIONS)
+    assert all(f"| `{action.id}` |" in table for action in ACTIONS)
 
 
 @pytest.mark.parametrize("width", [1, 40, 80, 120, 200])

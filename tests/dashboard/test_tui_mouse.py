@@ -1,5 +1,6 @@
 """Everything that looks like a row, a column or a key can be clicked, and the wheel scrolls."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,18 +9,15 @@ from textual import events
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.views.lines import spot_of
-from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
+from stepscope.tui.views.pages.page_views import targets
+from tests.support.screens import still_dashboard
 from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
 
 
-def dashboard(source: Any, **options: Any) -> Dashboard:
-    options.setdefault("control_endpoint", "ipc:///nobody/here")
-    return Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0, **options
-    )
+dashboard = partial(still_dashboard.dashboard, control_endpoint="ipc:///nobody/here")
 
 
 def place_of(app: Dashboard, view: str, kind: str, value: object) -> tuple[int, int]:
@@ -183,18 +181,6 @@ async def test_in_readonly_mode_the_mouse_opens_no_editor(source: Any) -> None:
         line = screen_text(app).splitlines()[2]
         await click(pilot, "figures", (line.index("BUDGET") + 2, 0))
         assert app.screen is app.main
-
-
-def test_a_clickable_area_adds_no_width_to_a_line_or_a_framed_box() -> None:
-    from stepscope.tui.views.lines import fitted, framed, length_of, spot
-
-    line = (spot("row", 3), ("abc", "text"))
-    assert length_of(line) == 3
-    for width in range(6):
-        assert length_of(fitted(line, width)) == width
-    box = framed([line], 10, 3, (("t", "title"),))
-    assert all(length_of(each) == 10 for each in box)
-    assert set(PAGE_VIEWS) >= set(ROWS)
 
 
 async def test_clicks_on_the_verdict_and_on_the_names_of_screens_lead_there(source: Any) -> None:

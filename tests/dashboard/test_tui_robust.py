@@ -3,10 +3,7 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,6 @@ from textual import events
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
@@ -30,50 +25,10 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import kv_page
 from stepscope.tui.views.view import View
 from tests.support import waiting
+from tests.support.engines.engine_process import EngineProcess
 from tests.support.screens.clicks import click
+from tests.support.screens.live_dashboard import press
 from tests.support.screens.screen_text import screen_text
-
-
-class EngineProcess:
-    """A simulated engine, always busy, that can be stopped, killed and started again."""
-
-    def __init__(self, address: str) -> None:
-        self.endpoint = Endpoint.parse(address)
-        self._program = [
-            sys.executable,
-            str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"),
-            address,
-        ]
-        self.process = subprocess.Popen(self._program)
-        self._client: ControlClient | None = None
-
-    def work(self) -> None:
-        deadline = time.monotonic() + 20
-        while not Path(self.endpoint.control.removeprefix("ipc://")).exists():
-            assert time.monotonic() < deadline, "the engine never listened"
-            time.sleep(0.02)
-        self._client = ControlClient(self.endpoint)
-        for number in range(40):
-            self._client.ask(
-                Submit(
-                    prompt_token_ids=[number] * 200,
-                    sampling=SamplingParams(max_tokens=800, ignore_eos=True),
-                    stream=False,
-                )
-            )
-
-    def send(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-    def restart(self) -> None:
-        self.process = subprocess.Popen(self._program)
 
 
 @pytest.fixture
@@ -88,12 +43,6 @@ async def until(app: Dashboard, words: str) -> None:
     await waiting.until(
         lambda: words in screen_text(app), lambda: f"{words!r}:\n{screen_text(app)[:500]}"
     )
-
-
-async def press(app: Dashboard, *keys: str) -> None:
-    for key in keys:
-        app.post_message(events.Key(key, key if len(key) == 1 else None))
-        await asyncio.sleep(0.03)
 
 
 @pytest.mark.slow
@@ -144,7 +93,7 @@ async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
 
             # Another engine takes its place and counts its steps from 0.
             before = source.history.last_step
-            engine.restart()
+            engine.start()
             await until(app, "▐LIVE idle▌")
             engine.work()
             while (source.history.last_step or 0) < 3:

@@ -87,17 +87,6 @@ def test_a_terminal_without_a_cursor_is_refused_in_one_line(
     assert screen.wait_for_exit() == 2
 
 
-def test_a_wrong_key_in_the_config_file_is_reported_in_one_line(
-    terminal: Callable[..., Any], tmp_path: Path
-) -> None:
-    config = tmp_path / "stepscope" / "config.toml"
-    config.parent.mkdir()
-    config.write_text("[keys]\nzoom_in = 'space'\n")
-    screen = terminal(*REPLAY, columns=300, XDG_CONFIG_HOME=str(tmp_path))
-    screen.wait_for(r"config.toml: \[keys\] zoom_in = 'space': space is the key of pause \(Pause\)")
-    assert screen.wait_for_exit() == 2
-
-
 @pytest.mark.parametrize(
     ("environment", "why"),
     [

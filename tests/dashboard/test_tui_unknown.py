@@ -9,7 +9,6 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
@@ -19,8 +18,7 @@ from stepscope.tui.views.lines import Line
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
 from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
 from stepscope.tui.views.view import View
-from tests.support.screens.screen_text import line_texts, main_text
-from tests.support.screens.still_dashboard import dashboard
+from tests.support.screens.screen_text import line_texts
 
 FIRST, NUM_STEPS = 100, 60
 BEYOND: list[Page] = [page for page in PAGE_VIEWS if page not in ("fleet", "compare")]
@@ -216,26 +214,3 @@ def test_a_request_first_seen_while_running_has_unknown_arrival_and_token_limit(
     for unknown in ("arrived —", "cached prompt —", "priority —", "TTFT —", "TPOT —"):
         assert unknown in drawn
     assert "/—" in drawn
-
-
-async def test_the_whole_dashboard_draws_a_minimal_engine() -> None:
-    class Attached:
-        is_live = True
-        name = "vllm"
-        status = "live"
-        error = None
-        history = session(set())
-        tap = FrameTap()
-
-    source: Any = Attached()
-    app = dashboard(source)
-    async with app.run_test(size=(200, 60)) as pilot:
-        for key in "123456":
-            await pilot.press(key, "left", "enter")
-            shown = main_text(app)
-            assert "failed" not in shown
-        await pilot.press("1", "L")
-        shown = main_text(app)
-        assert "PREEMPT —" in shown
-        assert "out — tok/s" in shown
-        assert "BUDGET —" in shown

@@ -172,7 +172,7 @@ def alert_figure_table() -> str:
 def glossary_tables() -> str:
     """The words on the screen, then the glyphs of each part of it."""
     lines = ["## Words", "", "| word | meaning |", "|---|---|"]
-    lines += [f"| {word} | {meaning} |" for word, meaning in TERMS]
+    lines += [f"| {word} | {meaning} |" for word, meaning in TERMS.items()]
     lines += ["", "## Glyphs"]
     for title, glyphs in GLYPHS.items():
         lines += ["", f"### {title}", "", "| glyph | meaning |", "|---|---|"]

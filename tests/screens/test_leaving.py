@@ -1,7 +1,6 @@
 """After a signal ends a screen, the terminal is restored and the recording can be read."""
 
 import os
-import re
 import select
 import signal
 import subprocess
@@ -113,16 +112,6 @@ def test_a_terminal_that_vanishes_ends_even_a_screen_that_draws_nothing(
             os.read(terminal, 65536)
         os.close(terminal)
         assert process.wait(15) == 128 + signal.SIGHUP
-
-
-def test_leaving_clears_the_screen_so_that_no_line_remains_in_the_shell(tmp_path: Path) -> None:
-    with in_a_session_of_its_own(tmp_path, "replay", "freeze") as (process, terminal):
-        read_until(terminal, b"REPLAY")
-        os.write(terminal, b"q")
-        written = read_until(terminal, b"\x1b[?1049l")
-        assert process.wait(15) == 0
-    before = written.partition(b"\x1b[?1049l")[0]
-    assert not re.sub(rb"\x1b\[[<>?]?[\d;]*[a-zA-Z]", b"", before.rpartition(b"\x1b[2J")[2])
 
 
 @contextmanager

@@ -1,14 +1,9 @@
 """The notice line: new notices stay readable, and standing problems are not lost."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.lines import Line
 from stepscope.tui.views.notices import _SHOWN_S, Notices, Tone
-from tests.support.screens.screen_text import main_text
 
 DOWN: tuple[str, Tone] = (
     "engine-0 is down: nobody answers at ipc:///run/user/0/stepscope/engine-0",
@@ -69,24 +64,6 @@ def test_unrequested_notices_wait_until_an_answer_could_be_read() -> None:
         assert text(notices.line([], 120)) == f" {said}"
         clock.now_s += _SHOWN_S
     assert notices.line([], 120) == ()
-
-
-async def test_demo_hints_do_not_replace_the_answer_to_a_knob_change(
-    still_source: Callable[..., Any],
-) -> None:
-    source, clock = still_source(20), Clock()
-    app = Dashboard(source, source.history, any_terminal=True, fps=10.0, clock=clock)
-    news = ["the load is yours from here on"]
-    async with app.run_test(size=(120, 40)):
-        app.main.news = lambda: news.pop() if news else None
-        app.main.notices.say("max_num_seqs 8→4 applied at step 7", "good")
-        app.main.draw_if_changed()
-        assert not news
-        assert "8→4 applied at step 7" in main_text(app)
-        clock.now_s += _SHOWN_S
-        app.main.draw_if_changed()
-        assert "the load is yours from here on" in main_text(app)
-    app.close()
 
 
 def test_a_long_notice_loses_what_stands_in_brackets_then_its_end() -> None:

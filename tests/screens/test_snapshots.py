@@ -27,11 +27,9 @@ from rich.style import Style
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.overview import Overview
 from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
@@ -40,8 +38,8 @@ from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.pages.start_page import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import Cells, cells
+from tests.support.sessions.still_source import StillSource, busy_messages
 from tests.support.waiting import until
 
 FOLDER = Path(__file__).parents[1] / "snapshots"
@@ -103,11 +101,8 @@ def file_of(screen: str, size: Size, look: Look) -> Path:
     return FOLDER / (f"{name}.txt" if look in (TEXT, COLOURS) else f"{name}-{look.name}.txt")
 
 
-class Still:
-    """A source that receives nothing more; implements `Source`."""
-
-    is_live = True
-    error: str | None = None
+class Still(StillSource):
+    """A source that receives nothing more; its recording lies in a folder."""
 
     def __init__(
         self,
@@ -116,22 +111,11 @@ class Still:
         folder: Path | None = None,
         **knobs: int,
     ) -> None:
+        super().__init__(History(BOUNDS))
         self.name = name
-        self.status: SourceStatus = "live"
-        self.history = History(BOUNDS)
-        self.tap = FrameTap()
         recorder = None if folder is None else Recorder(self, self.recording(folder))
-        for sequence, message in simulate(
-            seed=3,
-            num_steps=num_steps,
-            knobs=Knobs(**{"max_num_batched_tokens": 1024, "max_num_seqs": 32, **knobs}),
-            changes={NUM_STEPS - 60: {"max_num_batched_tokens": 512}},
-            workload=SimulatedWorkload(
-                rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
-            ),
-            cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
-            num_blocks=512,
-        ):
+        knobs = {"max_num_batched_tokens": 1024, "max_num_seqs": 32, **knobs}
+        for sequence, message in busy_messages(num_steps, NUM_STEPS - 60, Knobs(**knobs)):
             if isinstance(message, EngineInfo):
                 message = msgspec.structs.replace(message, engine_id=name, name=name)
             payload = wire.encode(message)
@@ -144,12 +128,6 @@ class Still:
     def recording(self, folder: Path) -> Path:
         return folder / f"{self.name}.mcap"
 
-    def start(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
-
 
 class World:
     """The contents of the pictures: sessions, and a frozen clock.
@@ -160,7 +138,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.busy = Still(folder=folder)
+        self.busy = Still("engine-0", folder=folder)
         history = self.busy.history
         marked = history.summary(300)
         assert marked is not None
@@ -252,8 +230,7 @@ async def _compare(world: World, app: Dashboard) -> None:
     comparer = app.main.session.compare.comparer
     assert comparer is not None
     await until(
-        lambda: not comparer.is_reading and comparer.comparison is not None,
-        "the comparison ends",
+        lambda: not comparer.is_reading and comparer.comparison is not None, "the comparison ends"
     )
 
 
@@ -274,6 +251,7 @@ async def _start_taken(world: World, keys: list[str], size: Size, look: Look) ->
 async def _start_drawn(app: StartApp, keys: list[str], size: Size, look: Look) -> list[Cells]:
     async with app.run_test(size=size) as pilot:
         app.set_skin(Skin(look.mode, look.is_ascii))
+        await until(lambda: app._finder is not None, "it looks for engines")
         await pilot.press(*keys)
         app.draw()
         await pilot.pause()

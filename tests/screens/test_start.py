@@ -22,6 +22,7 @@ from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.actions import remapped
+from stepscope.tui.views.format import short_span
 from stepscope.tui.views.pages import start_page
 from stepscope.tui.views.pages.start_page import File, StartChoice
 from tests.support.screens.palette import offered_in_palette
@@ -76,9 +77,7 @@ def test_all_local_engines_and_the_configured_fleet_are_offered() -> None:
 
 
 def test_times_and_durations_are_written_short() -> None:
-    assert start_page.length_text(3.84) == "3.8s"
-    assert start_page.length_text(761) == "12m41s"
-    assert start_page.length_text(11_100) == "3h05m"
+    assert [short_span(seconds) for seconds in (3.84, 761, 11_100)] == ["3.8s", "12m41s", "3h05m"]
     day = 24 * 3600
     assert start_page.when_text(NOW_S, NOW_S).startswith("today ")
     assert start_page.when_text(NOW_S - 400 * day, NOW_S).count("-") == 2

@@ -1,7 +1,6 @@
 """The dashboard in a real (pseudo-)terminal: raw key and mouse input, and what is drawn."""
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.reader import Recording
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.waiting import wait_for
 
 STEPSCOPE = (sys.executable, "-m", "stepscope.tui.cli")
 LEFT, PAGE_UP, ESCAPE, F1 = "\x1b[D", "\x1b[5~", "\x1b", "\x1bOP"
@@ -26,31 +23,12 @@ NAMED |= {f"bright{name}" for name in NAMED}
 @pytest.fixture
 def busy_engine(runtime_folder: Path) -> Iterator[str]:
     """The address of an overloaded simulated engine in a process of its own."""
-    address = f"{runtime_folder}/engine"
-    program = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
-    process = subprocess.Popen([sys.executable, str(program), address])
+    engine = EngineProcess(f"{runtime_folder}/engine")
     try:
-        with connected(Endpoint.parse(address)) as client:
-            for number in range(60):
-                client.ask(
-                    Submit(
-                        prompt_token_ids=[number] * 300,
-                        sampling=SamplingParams(max_tokens=700, ignore_eos=True),
-                        stream=False,
-                    )
-                )
-            yield address
+        engine.work()
+        yield f"{runtime_folder}/engine"
     finally:
-        process.kill()
-        process.wait()
-
-
-def connected(endpoint: Endpoint) -> ControlClient:
-    deadline = time.monotonic() + 20
-    while not Path(endpoint.control.removeprefix("ipc://")).exists():
-        assert time.monotonic() < deadline, "the engine never listened"
-        time.sleep(0.02)
-    return ControlClient(endpoint)
+        engine.kill()
 
 
 def shown_step(screen: Any) -> int:
@@ -74,7 +52,7 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     screen.send(LEFT + "h" + LEFT)
     screen.wait_for(rf"step {step - 3:,} ")
     screen.send(PAGE_UP)
-    until(lambda: shown_step(screen) < step - 50, "not a screen back")
+    wait_for(lambda: shown_step(screen) < step - 50, "not a screen back")
     screen.wait_for(r"PAUSED▌ .*\d\d:\d\d:\d\d\.\d, [\d.]+ m?s back \([\d,]+ steps\)")
 
     # A step, a request of it, and why its tokens took so long; Esc leads back.
@@ -91,7 +69,7 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     # Lanes: fewer of them, and more steps in a column.
     screen.send("/state:wait\r")
     screen.wait_for("filter: state:wait")
-    until(lambda: not re.search(r"r\d+ DEC", screen.text()), "lanes that decode are still shown")
+    wait_for(lambda: not re.search(r"r\d+ DEC", screen.text()), "lanes that decode are still shown")
     screen.send("/\x15\r")  # ^u empties the line
     screen.wait_for("filter: -")
     screen.send("x")
@@ -131,14 +109,14 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     screen.click(column, 39)
     screen.wait_for("This is the main screen")
     screen.send(ESCAPE)
-    until(lambda: "This is the main screen" not in screen.text(), "the help is still open")
+    wait_for(lambda: "This is the main screen" not in screen.text(), "the help is still open")
     scrubber = screen.row_of(r"\d\d:\d\d:\d\d ├")
     bar = screen.text().splitlines()[scrubber]
     screen.click(bar.index("├") + 3, scrubber)
     screen.wait_for(r"PAUSED▌ .* back")
     before = screen.text()
     screen.click(60, screen.row_of("requests × steps") + 3, button=65)
-    until(lambda: screen.text() != before, "the wheel did nothing")
+    wait_for(lambda: screen.text() != before, "the wheel did nothing")
 
     # Take a picture and quit.
     screen.send("S")
@@ -151,13 +129,6 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     with Recording(recorded) as recording:
         assert recording.message is None
         assert (recording.last_step or 0) > (recording.first_step or 0)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(

@@ -37,7 +37,7 @@ from stepscope.tui.session.control.workload_text import (
 from stepscope.tui.session.record_switch import RecordSwitch
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import knobs_page
-from stepscope.tui.views.pages.audit_rows import effect_of
+from stepscope.tui.views.pages.knobs_page import effect_of
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate
@@ -571,74 +571,23 @@ def changed(history: History, after_s: float, version: int = 1) -> KnobsChanged:
     return change
 
 
-def said(history: History, change: KnobsChanged, after_s: float) -> str:
-    return effect_of(history, change, change.time_ns + round(after_s * S)).missing
-
-
-def test_the_effect_of_a_knob_change_at_idle_says_that_nothing_ran(history: History) -> None:
+def test_a_knob_change_without_steps_around_it_has_no_known_effect(history: History) -> None:
     change = changed(history, 60)
-    assert said(history, change, 3) == "nothing ran before, nor since"
-    assert said(history, change, 30) == "nothing ran before, nor in the 10 s after"
-    later = changed(history, 64, version=2)
-    assert said(history, change, 30) == "nothing ran before, nor up to the next change"
-    assert said(history, later, 3) == "nothing ran after the change before, nor since"
+    before, after = effect_of(history, change, change.time_ns + 3 * S) or (None, None)
+    assert before is not None
+    assert after is not None
+    assert before.step.num_samples == after.step.num_samples == 0
+    (listed,) = [row for row in drawn(history, 120) if "anna " in row and "max_num_seqs 8→7" in row]
+    assert " unknown " in listed
+    assert effect_of(history, change_at(1, 1), S) is None  # older than memory
 
 
-def test_the_effect_of_a_knob_change_before_idle_says_that_nothing_ran_since(
-    history: History,
-) -> None:
-    change = changed(history, 0.5)
-    assert said(history, change, 3) == "nothing ran since"
-    assert effect_of(history, change, change.time_ns + 3 * S).figures[0][0] is not None
-
-
-def test_the_effect_of_a_knob_change_older_than_memory_says_so(history: History) -> None:
-    assert said(history, change_at(1, 1), 3) == "older than memory"
-    fresh = History()
-    fresh.begin(history.state_at(history.last_step or 0), 0)
-    change = change_at(fresh.state.time_ns + S, 1)
-    fresh.append(1, change)
-    assert said(fresh, change, 3) == "before not in memory, nothing ran since"
-
-
-def test_a_knob_change_before_the_first_step_does_not_count_as_older_than_memory(
-    history: History,
-) -> None:
-    now = history.snapshot()
-    assert now is not None
-    history = History()
-    history.reset(msgspec.structs.replace(now, step=-1, sequence=3, time_ns=90 * S, requests=[]))
-    change = change_at(95 * S, 1)
-    history.append(4, change)
-    assert said(history, change, 3) == "nothing ran before, nor since"
-
-
-def test_the_effect_distinguishes_steps_without_first_tokens_from_no_steps(
-    history: History,
-) -> None:
-    sequence, change = 0, None
-    steps = History()
-    for sequence, message in SESSION:
-        steps.append(sequence, message)
-        if steps.num_steps == 1 and change is None:
-            change = change_at(steps.state.time_ns, 1)
-    assert change is not None
-    steps.append(sequence + 1, change)
-    assert said(steps, change, 0.001) == "no second token before, nothing ran since"
-
-
-def test_the_knob_screen_says_in_list_and_detail_why_an_effect_has_no_figures(
-    history: History,
-) -> None:
-    changed(history, 60)
-    view = View(page="knobs")
-    view.row = 99  # the last line
-    lines = knobs_page.draw(FrameBuilder(history).build(view, 80, 20, 20), 120, 40)
-    rows = ["".join(text for text, _ in line) for line in lines]
-    (listed,) = [row for row in rows if "anna " in row and "max_num_seqs 8→7" in row]
-    assert "nothing ran before, nor since" in listed
-    assert "—→—" not in listed
-    assert any("max_num_seqs 8→7; nothing ran before, nor since" in row for row in rows)
+def test_the_effect_of_a_knob_change_ends_at_the_next_one(history: History) -> None:
+    first, second = changed(history, 0.5), changed(history, 2.0, version=2)
+    effect = effect_of(history, first, second.time_ns + 30 * S)
+    assert effect is not None
+    assert effect[0].itl.num_samples
+    assert effect[1].end_ns == second.time_ns
 
 
 def drawn(history: History, width: int) -> list[str]:

@@ -1,7 +1,5 @@
 """A replay is the same dashboard: it plays, pauses, steps and seeks in a file."""
 
-import re
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,8 +7,6 @@ from typing import Any
 
 import pytest
 from textual import events
-from textual._compositor import CompositorUpdate
-from textual.screen import Screen
 
 import stepscope.recordings.samples
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -107,59 +103,6 @@ async def test_any_step_of_the_file_can_be_reached_by_number_and_scrub_bar(
         await until(
             lambda: app.main.new_frame().cursor == source.recording.first_step, "not at the start"
         )
-
-
-class Written:
-    """The screen of a terminal that receives what a dashboard writes."""
-
-    def __init__(self, app: Dashboard, width: int, height: int) -> None:
-        self._app = app
-        self._cells = [[" "] * width for _ in range(height)]
-
-    def display(self, screen: Screen[object], update: object) -> None:
-        if isinstance(update, CompositorUpdate) and self._app.is_running:
-            x = y = 0
-            for told, text in _PIECES.findall(update.render_segments(self._app.console)):
-                if told.endswith("H"):
-                    y, x = (int(part) - 1 for part in told[2:-1].split(";"))
-                for cell in text:
-                    if cell == "\n":
-                        x, y = 0, y + 1
-                        continue
-                    self._cells[y][x] = cell
-                    x += 1
-
-    @property
-    def text(self) -> str:
-        return "\n".join("".join(row) for row in self._cells)
-
-
-_PIECES = re.compile("(\\x1b\\[[0-9;]*[A-Za-z])|([^\\x1b]+)")
-
-
-@pytest.mark.parametrize("waits_s", [0.0, 0.05, 0.3])
-async def test_the_prompt_line_has_disappeared_when_the_sought_step_is_shown(
-    source: ReplaySource, monkeypatch: pytest.MonkeyPatch, waits_s: float
-) -> None:
-    """Also if a slow seek shows the old picture once more."""
-    app = dashboard(source)
-    written = Written(app, 120, 40)
-    monkeypatch.setattr(app, "_display", written.display)
-    go_to = ReplaySource._go_to
-
-    def slowly(replay: ReplaySource, step: int) -> None:
-        time.sleep(waits_s)
-        go_to(replay, step)
-
-    monkeypatch.setattr(ReplaySource, "_go_to", slowly)
-    async with app.run_test(size=(120, 40)) as pilot:
-        for step in (250, 40, 333):
-            await pilot.press("g", *str(step))
-            await until(lambda step=step: f"{step}_" in written.text, "no prompt")
-            await pilot.press("enter")
-            await until(lambda step=step: f"step {step} " in written.text, "it is not shown")
-            await until(lambda: written.text == main_text(app), "the screen is not what it was")
-            assert "go to a step" not in written.text
 
 
 async def test_the_end_of_a_replay_is_announced_and_space_starts_again(

@@ -115,9 +115,8 @@ class Dashboard(App[None], inherit_bindings=False):
             clock,
             rules,
         )
-        mode = (
-            theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
-        )
+        colours = self.console.color_system, self.no_color
+        mode = theme if any_terminal else colour_mode(theme, *colours)
         use_colours(self, mode)
         session = self._sessions.make(source, history, control_endpoint, recorder)
         self.session = session
@@ -151,9 +150,8 @@ class Dashboard(App[None], inherit_bindings=False):
         screen.view.trail = ("fleet",) if page != "live" else ()
         if len(self._fleet_view.fleet) > 1:
             back = screen.session.abilities.key("back")
-            screen.notices.say(
-                f"{name}, one of {len(self._fleet_view.fleet)} engines; {back} goes back"
-            )
+            number = len(self._fleet_view.fleet)
+            screen.notices.say(f"{name}, one of {number} engines; {back} goes back")
         self._switch_to(screen)
 
     def _switch_to(self, screen: MainScreen) -> None:
@@ -245,13 +243,6 @@ class SideScreens:
         self._home: MainScreen | None = None
         self._opened: dict[Path, tuple[ReplaySource, MainScreen]] = {}
 
-    @property
-    def screens(self) -> list[MainScreen]:
-        return [screen for _, screen in self._opened.values()]
-
-    def is_side(self, screen: MainScreen) -> bool:
-        return any(each is screen for each in self.screens)
-
     def open(
         self, home: MainScreen, origin: Origin, step: int | None, request_id: int | None
     ) -> None:
@@ -274,7 +265,8 @@ class SideScreens:
         self._switch(screen)
 
     def go_home(self, screen: MainScreen, page: str) -> None:
-        if self.is_side(screen) and self._home is not None:
+        is_side = any(each is screen for _, each in self._opened.values())
+        if is_side and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)
             self._switch(self._home)
@@ -292,11 +284,8 @@ class SideScreens:
         source = ReplaySource(Recording(origin.path), History(origin.slo), playing=False)
         source.start()
         # Its own fleet, because it is not one of the watched engines.
-        sessions = replace(
-            self._sessions,
-            fleet_view=FleetView(Fleet([source], self._sessions.clock)),
-            readonly=True,
-        )
+        fleet_view = FleetView(Fleet([source], self._sessions.clock))
+        sessions = replace(self._sessions, fleet_view=fleet_view, readonly=True)
         screen = MainScreen(sessions.make(source, source.history, None), home.skin, home.fps)
         screen.view.sort, screen.view.axis = home.view.sort, home.view.axis
         home.app.install_screen(screen, f"side {len(self._opened)} {origin.name}")

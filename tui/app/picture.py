@@ -1,7 +1,6 @@
 """Pictures of the dashboard, made without a terminal: SVG or plain text, by file suffix.
 
-The `Dashboard` is the same as on a terminal. The picture is taken once all background computations
-are done.
+The `Dashboard` is the same as on a terminal.
 """
 
 import asyncio
@@ -24,7 +23,6 @@ from stepscope.tui.views.lines import Lines
 from stepscope.tui.views.theme import ThemeName
 from stepscope.tui.views.view import ZOOMS, Axis
 
-_SETTLED_S = 60.0  # long enough for a report over millions of steps
 _LOOK_S = 0.02
 
 
@@ -92,11 +90,7 @@ async def _picture(
             comparer = screen.session.compare.comparer
             while comparer is not None and comparer.is_reading:
                 await asyncio.sleep(_LOOK_S)
-            for _ in range(round(_SETTLED_S / _LOOK_S)):
-                screen.draw()
-                if not screen.frames.is_busy:
-                    break
-                await asyncio.sleep(_LOOK_S)
+            screen.draw()
             frame = screen.new_frame()
             if request_id is not None and request_id not in frame.state.requests:
                 known = sorted(frame.state.requests)

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Event, Thread
 from types import FrameType
 from typing import Any, TextIO, cast
@@ -36,15 +37,12 @@ from stepscope.tui.settings.terminal import (
 from stepscope.tui.views.frame.compare_choices import Origin
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
-_LEAVE, _CLEAR = "\x1b[?1049l", "\x1b[0m\x1b[2J"  # the alternate screen
 _GRACE_S = 5.0  # a screen that has not ended by then waits for a terminal that is gone
 
 
 @contextmanager
 def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
-    """Inside this context, end the dashboard on SIGTERM or when the terminal goes away.
-
-    Further signals are ignored.
+    """Inside this context, end the dashboard on the first SIGTERM or when the terminal goes away.
 
     `close`: ends what `app` holds besides its screen (threads, recordings). Called at the end in
     any case.
@@ -88,43 +86,30 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
 
 
 class _Terminal:
-    """Wraps the file that Textual's writer thread writes to.
+    """The file that Textual's writer thread writes to; it drops writes once the terminal is gone.
 
-    Drops writes once the terminal is gone.
-
-    An error would kill the writer thread: the log would show it as a fault of stepscope, and the
-    screen would wait for the thread for ever.
-
-    Before Textual leaves the alternate screen, this class clears that screen. Otherwise, if the
-    terminal grew meanwhile, tmux (3.3a) would show the last lines of the dashboard above those of
-    the shell.
+    An error would kill that thread, and the screen would wait for it for ever. A write that fails
+    ends the dashboard as SIGHUP does, which may come late or never.
     """
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
         self._is_gone = False
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._terminal, name)
+
     def write(self, text: str) -> None:
-        if not self._is_gone:
-            with self._noticed():
-                self._terminal.write(text.replace(_LEAVE, _CLEAR + _LEAVE))
+        self._try(partial(self._terminal.write, text))
 
     def flush(self) -> None:
-        if not self._is_gone:
-            with self._noticed():
-                self._terminal.flush()
+        self._try(self._terminal.flush)
 
-    def fileno(self) -> int:
-        return self._terminal.fileno()
-
-    def isatty(self) -> bool:
-        return self._terminal.isatty()
-
-    @contextmanager
-    def _noticed(self) -> Iterator[None]:
-        """Context for a write: if it fails, end as SIGHUP does, which may come late or never."""
+    def _try(self, act: Callable[[], object]) -> None:
+        if self._is_gone:
+            return
         try:
-            yield
+            act()
         except OSError:
             self._is_gone = True
             _hang_up()
@@ -139,13 +124,11 @@ def _hang_up() -> None:
 def _terminal_may_go() -> Iterator[None]:
     """Inside this context, Textual writes through a `_Terminal`, which survives a lost terminal.
 
-    Textual writes to `sys.__stderr__`, which is replaced here. If standard error is redirected to a
-    file, the terminal on standard output is taken.
+    Textual writes to `sys.__stderr__`. If that is a file, the terminal on standard output is taken.
     """
-    before, output = sys.__stderr__, sys.__stdout__
-    terminal = before
-    if output is not None and output.isatty() and not (before is not None and before.isatty()):
-        terminal = output
+    before = sys.__stderr__
+    files = [each for each in (before, sys.__stdout__) if each is not None]
+    terminal = next((each for each in files if each.isatty()), before)
     if terminal is not None:
         sys.__stderr__ = cast("Any", _Terminal(terminal))  # type: ignore[misc]
     try:
@@ -166,9 +149,8 @@ def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
         yield
         return
     ended, end = os.pipe()
-    watcher = Thread(
-        target=_watch, args=(terminals, ended, gone), name="terminal watch", daemon=True
-    )
+    watch = partial(_watch, terminals, ended, gone)
+    watcher = Thread(target=watch, name="terminal watch", daemon=True)
     watcher.start()
     try:
         yield
@@ -229,7 +211,7 @@ def run_dashboard(
     if why_ascii is not None:
         key = app.session.abilities.key("glyphs")
         text = f"ASCII characters only: {why_ascii}; {key} or --no-ascii draws blocks anyway"
-        app.main.notices.say(text, "caution")
+        app.main.notices.warn(text)
     with (
         left_on_signals(app, app.close),
         logged_to_file(app.session.log_file),

@@ -56,7 +56,6 @@ class Mouse:
             self._click_spot(name, x, y, is_double)
 
     def _click_spot(self, name: str, x: int, y: int, is_double: bool) -> None:
-        """Go to what was clicked; a double click on a panel opens the page about it."""
         view = self._view
         kind, value = spot_of(self._canvas.content(name, y), x) or ("", "")
         if kind == "row":
@@ -97,11 +96,8 @@ class Mouse:
 
     def scrub_to(self, x: int) -> None:
         """Move the cursor to the step at cell `x` of the scrub bar."""
-        step = (
-            None
-            if self._screen.frame is None
-            else scrub_bar.step_at(self._screen.frame, x, self._canvas.area.width)
-        )
+        frame = self._screen.frame
+        step = None if frame is None else scrub_bar.step_at(frame, x, self._canvas.area.width)
         if step is not None:
             self._navigator.go(step)
 
@@ -129,13 +125,13 @@ class MainScreen(SessionScreen, inherit_bindings=False):
         self._mouse = Mouse(self, self.handlers.pages)
 
     def on_click(self, event: events.Click) -> None:
-        with self.failures.shown("the click"):
+        with self.shown_failures("the click"):
             self._mouse.click(event)
         self.draw_next()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if event.button and self.canvas.at(event.x, event.y)[0] == "scrub":
-            with self.failures.shown("the scrub bar"):
+            with self.shown_failures("the scrub bar"):
                 self._mouse.scrub_to(event.x)
             self.draw_next()
 
@@ -148,6 +144,6 @@ class MainScreen(SessionScreen, inherit_bindings=False):
     def _scroll(self, direction: int, through_time: bool) -> None:
         if self.canvas.is_too_small:
             return
-        with self.failures.shown("the wheel"):
+        with self.shown_failures("the wheel"):
             self._mouse.scroll(direction, through_time)
         self.draw()

@@ -20,11 +20,11 @@ from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
 from stepscope.tui.screens.overlays.prompt import Prompt
-from stepscope.tui.screens.textual_parts import bindings, keymap, use_colours
+from stepscope.tui.screens.textual_parts import bindings, keymap, palette, use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
-from stepscope.tui.views.lines import Line, Lines, clean
+from stepscope.tui.views.lines import Line, Lines, clean, facts
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_page
 from stepscope.tui.views.pages.start_page import Entry, Section, StartChoice
@@ -88,16 +88,15 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         forget_empty_no_color()
         super().__init__()
         self.set_keymap(keymap(actions))
-        mode = (
-            theme if any_terminal else colour_mode(theme, self.console.color_system, self.no_color)
-        )
+        colours = self.console.color_system, self.no_color
+        mode = theme if any_terminal else colour_mode(theme, *colours)
         use_colours(self, mode)
         self.skin = Skin(mode, ascii_only)
         self.abilities = Abilities(actions=actions).written(ascii_only)
         self.handlers = self._table()
         self.notices = Notices(clock)
         if notice is not None:
-            self.notices.say(notice, "caution")
+            self.notices.warn(notice)
         self._check = check
         self._make_finder = finder
         self._has_torch = has_torch
@@ -116,11 +115,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def on_mount(self) -> None:
         self.set_skin(self.skin)
         self.set_interval(_TICK_S, self._tick)
-        self.call_after_refresh(self._begin_to_look)
-
-    def _begin_to_look(self) -> None:
-        self._finder = self._make_finder()
-        self._tick()
+        self.call_after_refresh(self._tick)
 
     def close(self) -> None:
         if self._finder is not None:
@@ -131,26 +126,23 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def sections(self) -> list[Section]:
         finder = self._finder
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
+        engines, files = ((), ()) if finder is None else (finder.engines(), finder.files())
         return [
-            start_page.engines_section(
-                () if finder is None else finder.engines(), self._configured, finder is None
-            ),
-            start_page.recordings_section(
-                () if finder is None else finder.files(), self._wall_clock()
-            ),
+            start_page.engines_section(engines, self._configured, finder is None),
+            start_page.recordings_section(files, self._wall_clock()),
             start_page.samples_section(shows, has_torch=self._has_torch),
             start_page.elsewhere_section(self.abilities.key("endpoint")),
         ]
 
     def _tick(self) -> None:
         try:
-            if self._finder is not None:
-                self._finder.look()
+            self._finder = self._finder or self._make_finder()
+            self._finder.look()
             self.receive_answers()
             self.draw()
         except Exception as error:  # the next tick tries again
             log.exception("looking for engines failed")
-            self.notices.say(f"looking failed, {see_log(error)}", "caution")
+            self.notices.warn(f"looking failed, {see_log(error)}")
 
     # Drawing
 
@@ -159,27 +151,27 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         sections = self.sections()
         entries = start_page.entries_of(sections)
         chosen = self._number(entries)
+        if height < 6:  # no room for header, notice and footer
+            self._list.show(start_page.draw(sections, chosen, width, max(1, height)))
+            return
         said: list[Line] = []
         if height >= _LEAST_FOR_LINES and self._checking is None:
             said = self.notices.lines(width, _NOTICE_LINES)
-        rest = 2 + max(1, len(said)) if height >= 6 else 0  # header, notice and footer
-        gap = 1 if height >= _AIRY_ROWS else 0  # below the header
-        lines: list[Line] = [()] * gap
-        lines += start_page.draw(sections, chosen, width, max(1, height - rest - gap))
-        if rest:
-            standing: list[tuple[str, Tone]] = []
-            if self._checking is not None:
-                standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
-            notice = self.notices.line(standing, width)
-            if not notice and entries:
-                notice = ((f" {clean(entries[chosen].about, width - 1)}", "muted"),)
-            header: Line = (
-                (f" stepscope {version('stepscope')}", "strong"),
-                ("  every forward step of an LLM inference engine", "muted"),
-            )
-            keys = footer.draw(self.abilities, True, width, "start")
-            lines = [header, *lines, *(said or [notice]), *keys]
-        self._list.show(lines)
+        standing: list[tuple[str, Tone]] = []
+        if self._checking is not None:
+            standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
+        notice = self.notices.line(standing, width)
+        if not notice:
+            notice = facts(f" {clean(entries[chosen].about, width - 1)}")
+        said = said or [notice]
+        what = "  every forward step of an LLM inference engine"
+        header: list[Line] = [
+            facts((f" stepscope {version('stepscope')}", "strong"), (what, "muted"))
+        ]
+        header += [()] if height >= _AIRY_ROWS else []
+        room = height - len(header) - len(said) - 1
+        keys = footer.draw(self.abilities, True, width, "start")
+        self._list.show([*header, *start_page.draw(sections, chosen, width, room), *said, *keys])
 
     def set_skin(self, skin: Skin) -> None:
         if skin.ascii_only != self.skin.ascii_only:
@@ -189,15 +181,13 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.draw()
 
     def _number(self, entries: Sequence[Entry]) -> int:
-        """Return the index of the selected entry; 0 if it is no longer in the list."""
         numbers = (n for n, entry in enumerate(entries) if entry.choice == self._selected)
         return next(numbers, 0)
 
     def move(self, direction: int) -> None:
-        entries = start_page.entries_of(self.sections())
+        entries = self._entries
         number = self._number(entries) + direction
-        if entries:
-            self._selected = entries[max(0, min(len(entries) - 1, number))].choice
+        self._selected = entries[max(0, min(len(entries) - 1, number))].choice
         self.draw()
 
     # Keys
@@ -218,7 +208,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             "screen_forward": partial(self.move, _SCREEN),
             "oldest": partial(self.move, -_ALL),
             "live": partial(self.move, _ALL),
-            "inspect": self._choose_selected,
+            "inspect": lambda: self._open(self._number(self._entries)),
             "endpoint": partial(self.choose, StartChoice("ask")),
             "theme": self._other_theme,
             "glyphs": lambda: self.set_skin(Skin(self.skin.mode, not self.skin.ascii_only)),
@@ -228,6 +218,15 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             "suspend": self.action_suspend_process,
             "quit": self.exit,
         }
+
+    @property
+    def _entries(self) -> list[Entry]:
+        return start_page.entries_of(self.sections())
+
+    def _open(self, number: int) -> None:
+        entries = self._entries
+        if number < len(entries):
+            self.choose(entries[number].choice)
 
     def _other_theme(self) -> None:
         if self.skin.mode in ("dark", "light"):
@@ -242,27 +241,19 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
 
     def _palette(self) -> None:
-        from stepscope.tui.screens.textual_parts import palette
-
         self.push_screen(palette(self.screen, self.abilities.on("start"), self.action_do))
 
     # Choosing
-
-    def _choose_selected(self) -> None:
-        entries = start_page.entries_of(self.sections())
-        if entries:
-            self.choose(entries[self._number(entries)].choice)
 
     def on_resize(self) -> None:
         self.call_later(self.draw)  # the application notes its new size after this handler
 
     def on_click(self, event: events.Click) -> None:
         kind, value = self._list.spot_at(event.x, event.y) or ("", "")
-        entries = start_page.entries_of(self.sections())
         if kind == "do":
             self.action_do(value)
-        elif kind == "row" and int(value) < len(entries):
-            self.choose(entries[int(value)].choice)
+        elif kind == "row":
+            self._open(int(value))
 
     def on_mouse_scroll_up(self) -> None:
         self.move(-1)
@@ -275,20 +266,17 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         self._selected = choice
         if choice.kind == "ask":
             self._checking = None
-            self._prompt = Prompt(
-                self.skin, _QUESTION, check=start_page.what_is_wrong, submit=self._typed
-            )
+            check = start_page.what_is_wrong
+            self._prompt = Prompt(self.skin, _QUESTION, check=check, submit=self._typed)
             self.push_screen(self._prompt, self._prompt_closed)
         elif self._checking is None:
             self._checking = choice
             self.notices.dismiss()
-            threading.Thread(
-                target=self._check_choice, args=(choice,), name="start check", daemon=True
-            ).start()
+            check_it = partial(self._check_choice, choice)
+            threading.Thread(target=check_it, name="start check", daemon=True).start()
         self.draw()
 
     def _check_choice(self, choice: StartChoice) -> None:
-        """Runs on a thread of its own."""
         try:
             error = self._check(choice)
         except Exception as failure:  # our bug, but no reason to leave the list
@@ -309,7 +297,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             elif self._prompt is not None:
                 self._prompt.refuse(error)
             else:
-                self.notices.say(error, "caution")
+                self.notices.warn(error)
                 self.draw()
 
     def _typed(self, text: str) -> None:

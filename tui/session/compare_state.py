@@ -20,9 +20,9 @@ from stepscope.tui.views.frame.compare_choices import (
     ComparePage,
     LandmarkSearch,
     Origin,
-    SideName,
     choices,
 )
+from stepscope.tui.views.frame.compare_text import SideName
 
 
 @dataclass(slots=True)

@@ -130,6 +130,14 @@ def span(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 
+def short_span(seconds: float) -> str:
+    """Return a duration in at most six cells: 3.2s, 42s, 12m41s, 3h05m."""
+    if seconds < 99.5:
+        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
 def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 

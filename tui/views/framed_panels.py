@@ -176,6 +176,23 @@ def _eighths(value: float | None, top: float, height: int) -> int:
     return max(1, round(min(1.0, value / top) * height * 8)) if top > 0 else 1
 
 
+def sparkline(values: Sequence[float | None], width: int, top: float = 0.0) -> str:
+    """Return a cell, never full, for the largest value of each slice; blank if none is known.
+
+    `top`: of the scale, if several share it; else the largest value is.
+    """
+    num = min(width, len(values))
+    slices: list[float | None] = []
+    for x in range(max(0, num)):
+        part = values[x * len(values) // num : (x + 1) * len(values) // num]
+        slices.append(max((value for value in part if value is not None), default=None))
+    top = top or max((value for value in slices if value is not None), default=0.0)
+    return "".join(
+        " " if value is None or top <= 0 else LEVELS[min(6, int(value / top * 6.999))]
+        for value in slices
+    )
+
+
 def pairs(entries: Sequence[tuple[str, str, str]], width: int) -> list[Line]:
     """Return lines of labels with their values, as many pairs in each line as fit."""
     lines: list[Line] = []

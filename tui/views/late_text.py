@@ -6,14 +6,13 @@ the prefix cache, what was hit, and why the rest was not.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stepscope.engine.protocol.wire import PrefixMisses, RequestView
 from stepscope.recordings.attribution.causes import Late, Piece
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 
-_LARGE = 0.1  # pieces with this share of a wait are all named before any gets its long form
 _BRACKETS = re.compile(r" \([^)]*\)")
 _STEP = re.compile(r"^step [\d,]+ (?!→)")
 _TOKENS = re.compile(r",? [\d,]+ tok( again)?(?= →)")
@@ -27,14 +26,18 @@ def of_piece(piece: Piece, room: int) -> str:
 def of_wait(late: Late, room: int) -> str:
     """Return the pieces of a wait in words, the longest first; those without room are summed up."""
     parts = late.shown_pieces
-    num_large = max(1, sum(piece.ns >= _LARGE * late.gap_ns for piece in parts))
-    texts = [[_ms(p.ns) + " " + form for form in _forms(p)] for p in parts]
-    for number in range(num_large, 0, -1):
-        for level in range(max(map(len, texts[:number]))):
-            large = [forms[min(level, len(forms) - 1)] for forms in texts[:number]]
-            if len("; ".join(large)) <= room:
-                return _filled(large, texts[number:], [piece.ns for piece in parts], room)
-    return fmt.first_fitting(_forms(parts[0]), room)
+    texts = [[f"{_ms(piece.ns)} {form}" for form in _forms(piece)] for piece in parts]
+    for level in range(max(map(len, texts))):
+        said = "; ".join(forms[min(level, len(forms) - 1)] for forms in texts)
+        if len(said) <= room:
+            return said
+    for number in range(len(parts) - 1, 0, -1):
+        said = "; ".join(forms[-1] for forms in texts[:number])
+        rest_ns = sum(piece.ns for piece in parts[number:])
+        left = f"; {_ms(rest_ns)} in {len(parts) - number} more"
+        if len(said) <= room:
+            return said + left if len(said + left) <= room else said
+    return fmt.first_fitting(texts[0], room)
 
 
 def of_stall(late: Late, room: int) -> str:
@@ -50,31 +53,13 @@ def _forms(piece: Piece) -> list[str]:
     """Return the cause of a piece in words, in several forms from the longest to the shortest."""
     forms = [piece.text]
     if piece.cause == "held_up":
-        forms.append(f"the machine or the engine was {piece.short}")
-        forms.append(piece.short)
+        forms += [f"the machine or the engine was {piece.short}", piece.short]
     forms.append(_BRACKETS.sub("", forms[-1]))
     if piece.cause == "prefill" and piece.request_id is not None:
         name = request_name(piece.request_id)
         forms.append(f"beside {piece.num_tokens:,} prefill tokens of {name}")
     forms.append(_BRACKETS.sub("", piece.short))
     return forms
-
-
-def _filled(large: Sequence[str], rest: Sequence[list[str]], ns: Sequence[int], room: int) -> str:
-    """Return the text of the large pieces, then as many of `rest` as there is room for."""
-    text = "; ".join(large)
-    for number, forms in enumerate(rest, len(large)):
-        left = _left(ns[number + 1 :])
-        form = next((f for f in forms if len(text) + 2 + len(f) + len(left) <= room), None)
-        if form is None:
-            left = _left(ns[number:])
-            return text + left if len(text) + len(left) <= room else text
-        text += f"; {form}"
-    return text
-
-
-def _left(ns: Sequence[int]) -> str:
-    return f"; {_ms(sum(ns))} in {len(ns)} more" if ns else ""
 
 
 def _ms(ns: int) -> str:
@@ -98,7 +83,6 @@ def misses_texts(
     if misses.num_evicted:
         half, twice = misses.num_more_hits_1_5x, misses.num_more_hits_2x
         larger = f"; a pool 1.5x as large would have hit {half:,} more, 2x {twice:,}"
-    said = [f"prompt of {view.num_prompt_tokens:,} tokens: {counts}{larger}"]
     why = []
     if misses.evicted_ns is not None and misses.evicted_by is not None:
         seconds = (misses.life_ns or 0) / 1e9
@@ -111,6 +95,5 @@ def misses_texts(
         block = f" (block {first // block_size + 1:,})" if block_size else ""
         other = request_name(misses.diverged_from)
         why.append(f"diverged from {other} at token {first + 1:,}{block}")
-    if why:
-        said.append("; ".join(why))
-    return said
+    said = f"prompt of {view.num_prompt_tokens:,} tokens: {counts}{larger}"
+    return [said, "; ".join(why)] if why else [said]

@@ -14,7 +14,7 @@ A run without text is a mark for the mouse: the cells right of it, up to an edge
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import cycle, groupby
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -193,7 +193,6 @@ def _change(before: str, style: str, skin: Skin, colours: ColorSystem) -> str:
 
 
 def _codes(style: Style, colours: ColorSystem) -> tuple[str, str, str]:
-    """Return attributes, foreground and background as parameters of an SGR escape sequence."""
     wanted = (("1", style.bold), ("4", style.underline), ("7", style.reverse))
     foreground, background = (
         "" if colour is None else ";".join(colour.downgrade(colours).get_ansi_codes(is_foreground))
@@ -262,6 +261,16 @@ def length_of(line: Iterable[Run]) -> int:
     return sum(len(text) for text, _ in line)
 
 
+def facts(*parts: str | Run) -> Line:
+    """Return a line of labels and values in turns; a part may bring a style of its own."""
+    styles = zip(parts, cycle(("muted", "text")), strict=False)
+    return tuple((part, style) if isinstance(part, str) else part for part, style in styles)
+
+
+def titled(title: str, about: str = "") -> Line:
+    return ((title, "title"), (about, "muted"))
+
+
 class Field(NamedTuple):
     """A part of a line, shown whole or not at all; the highest rank is left out first."""
 
@@ -291,26 +300,23 @@ def spread(left: Line, right: Line, width: int, fill: Run = (" ", "text")) -> Li
 
 
 def framed(
-    body: Sequence[Line], width: int, height: int, title: Line, legend: Line = ()
+    body: Sequence[Line], width: int, height: int, title: Line | str, legend: Line | str = ()
 ) -> list[Line]:
     """Return `body` in a rounded frame, with a title and, if it fits, a legend in the top edge."""
     if width < 4 or height < 3:
         return [fitted(line, width) for line in body[:height]]
+    title = titled(title) if isinstance(title, str) else title
+    legend = facts(legend) if isinstance(legend, str) else legend
     inner = width - 2
     head: Line = (("─ ", "frame"), *title, (" ", "frame"))
-    tail: Line = (*legend, (" ", "frame")) if length_of(legend) else ()
-    if length_of(head) + length_of(tail) + 2 > inner:
+    tail: Line = ((" ", "frame"), *legend, (" ", "frame")) if length_of(legend) else ()
+    if length_of(head) + length_of(tail) + 1 > inner:
         tail = ()
-    if tail:
-        tail = ((" ", "frame"), *tail)
-    lines: list[Line] = [
-        (("╭", "frame"), *spread(head, tail, inner, ("─", "frame")), ("╮", "frame"))
-    ]
-    for y in range(height - 2):
-        line = body[y] if y < len(body) else ()
-        lines.append((("│", "frame"), *fitted(line, inner), ("│", "frame")))
-    lines.append((("╰" + "─" * inner + "╯", "frame"),))
-    return lines
+    edge = spread(head, tail, inner, ("─", "frame"))
+    lines: list[Line] = [(("╭", "frame"), *edge, ("╮", "frame"))]
+    rows = [*body[: height - 2], *[()] * (height - 2 - len(body))]
+    lines += [(_EDGE, *fitted(line, inner), _EDGE) for line in rows]
+    return [*lines, (("╰" + "─" * inner + "╯", "frame"),)]
 
 
 def clean(text: str, width: int) -> str:

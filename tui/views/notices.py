@@ -20,7 +20,7 @@ _REFUSAL_SHOWN_S = 5.0
 _BETWEEN: Run = ("  │  ", "frame")
 _LEAST = 24  # cells kept for standing notices beside a new one
 _BRACKETS = re.compile(r" \([^)]*\)")
-_PATH = re.compile(r"(?<!\S)~?/\S+")
+_LONG_PATH = re.compile(r"(?<!\S)[~…]?/[^/\s]+/(\S+)")
 
 
 class Notices:
@@ -39,10 +39,12 @@ class Notices:
 
         Where it does not fit, what stands in brackets is left out, then its end.
         """
-        self._text, self._tone = text, tone
         shown_s = _ERROR_SHOWN_S if tone in ("breach", "caution") else _SHOWN_S
-        self._until_s = self._clock() + shown_s
+        self._text, self._tone, self._until_s = text, tone, self._clock() + shown_s
         self._is_of_place = False
+
+    def warn(self, text: str) -> None:
+        self.say(text, "caution")
 
     def say_later(self, text: str, tone: Tone = "text") -> None:
         """Queue a notice, to be shown when the current one has had its time."""
@@ -50,7 +52,7 @@ class Notices:
 
     def refuse(self, text: str) -> None:
         """Show briefly, on this page and step, why a key does nothing."""
-        self.say(text, "caution")
+        self.warn(text)
         self._until_s = self._clock() + _REFUSAL_SHOWN_S
         self._is_of_place = True
 
@@ -79,27 +81,20 @@ class Notices:
 
     def line(self, standing: list[tuple[str, Tone]], width: int) -> Line:
         """Return the current notice, with most of the room, then the `standing` ones."""
-        parts, new = list(standing), 0
-        if self._is_said():
-            parts.insert(0, (self._text, self._tone))
-            new = 1
-        if not parts:
-            return ()
-        room = width - 1 - (len(parts) - 1) * length_of((_BETWEEN,))
+        is_said = self._is_said()
+        room = width - 1 - (len(standing) + is_said - 1) * length_of((_BETWEEN,))
         lengths = [len(text) for text, _ in standing]
-        shares: list[int] = []
-        if new:
+        parts: list[Run] = []
+        if is_said:
             most = max(_LEAST, room - sum(min(length, _LEAST) for length in lengths))
             text = fmt.first_fitting((self._text, _BRACKETS.sub("", self._text)), most)
-            parts[0] = text, self._tone
-            shares = [min(len(text), most)]
-        shares += _shares(lengths, room - sum(shares))
-        line: Line = ((" ", "text"),)
-        for idx, ((text, tone), share) in enumerate(zip(parts, shares, strict=True)):
-            if idx:
-                line = (*line, _BETWEEN)
-            line = (*line, (clean(_with_short_paths(text, share), share), tone))
-        return line
+            parts.append((_shortened(text, most), self._tone))
+            room -= min(len(text), most)
+        shares = _shares(lengths, room)
+        for (text, tone), share in zip(standing, shares, strict=True):
+            parts.append((_shortened(text, share), tone))
+        line = [run for part in parts for run in (_BETWEEN, part)]
+        return ((" ", "text"), *line[1:]) if line else ()
 
     def _is_said(self) -> bool:
         """Whether a notice is shown now. If none is, this shows the next one of the queue."""
@@ -111,19 +106,11 @@ class Notices:
         return True
 
 
-def _with_short_paths(text: str, width: int) -> str:
-    """Cut folders from the front of paths if the text is too long: the end matters most."""
-    for path in _PATH.findall(text):
-        excess = len(text) - width
-        if excess <= 0:
-            break
-        folders = path.split("/")
-        if len(folders) < 3:
-            continue
-        while len(folders) > 2 and len(path) - len("/".join(["…", *folders[1:]])) < excess:
-            del folders[0]
-        text = text.replace(path, "/".join(["…", *folders[1:]]), 1)
-    return text
+def _shortened(text: str, width: int) -> str:
+    """Return a text that fits: its paths lose folders at the front, then it loses its end."""
+    while len(text) > width and (path := _LONG_PATH.search(text)):
+        text = text.replace(path[0], f"…/{path[1]}", 1)
+    return clean(text, width)
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:

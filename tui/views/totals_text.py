@@ -6,7 +6,7 @@ They tell what the totals are, what they leave out, and how to see more of the e
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Line
+from stepscope.tui.views.lines import Line, facts
 
 _MORE = {
     "vllm": (
@@ -52,16 +52,16 @@ def figures(record: StepRecord) -> list[Line]:
         return []
     load = (record.num_running, record.num_waiting) if totals.is_load_known else (None, None)
     seconds = (record.tokens_ns - record.schedule_start_ns) / 1e9
-    named: list[tuple[str, str]] = [
-        ("seconds summed up", f"{seconds:.2f}"),
-        ("forward steps", fmt.count(totals.num_steps)),
-        ("requests that run", fmt.count(load[0])),
-        ("requests that wait", fmt.count(load[1])),
-        ("KV cache used", fmt.percent(totals.kv_used)),
-        ("prompt tokens", fmt.count(totals.num_prompt_tokens)),
-        ("tokens found in the prefix cache", fmt.count(totals.num_cached_tokens)),
-        ("output tokens", fmt.count(totals.num_output_tokens)),
-        ("preemptions", fmt.count(totals.num_preempted)),
-        ("requests that finished", fmt.count(totals.num_finished)),
-    ]
-    return [((f" {name:<34}", "muted"), (f"{value:>9}", "text")) for name, value in named]
+    values = {
+        "seconds summed up": f"{seconds:.2f}",
+        "forward steps": fmt.count(totals.num_steps),
+        "requests that run": fmt.count(load[0]),
+        "requests that wait": fmt.count(load[1]),
+        "KV cache used": fmt.percent(totals.kv_used),
+        "prompt tokens": fmt.count(totals.num_prompt_tokens),
+        "tokens found in the prefix cache": fmt.count(totals.num_cached_tokens),
+        "output tokens": fmt.count(totals.num_output_tokens),
+        "preemptions": fmt.count(totals.num_preempted),
+        "requests that finished": fmt.count(totals.num_finished),
+    }
+    return [facts(f" {name:<34}", f"{value:>9}") for name, value in values.items()]

@@ -35,7 +35,6 @@ from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
-from stepscope.tui.views.frame import compare_choices as sides_text
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.frame.compare_choices import Origin, Split, split_origins
 
@@ -205,7 +204,7 @@ def _lines(found: Comparison, sides: tuple[Side, Side]) -> list[str]:
 def _summary(found: Comparison) -> list[str]:
     names = found.names
     lines = [
-        f"{letter}  {name}: {sides_text.work_text(work)}"
+        f"{letter}  {name}: {words.work_text(work)}"
         for letter, name, work in zip("AB", names, found.works, strict=True)
     ]
     why = words.load(found)
@@ -223,9 +222,9 @@ def _summary(found: Comparison) -> list[str]:
         for number, phrase in enumerate(phrases):
             lines.append(f"{heading if not number else '':<9} {phrase}".rstrip())
     for kind in ("ITL", "TTFT"):
-        bound = sides_text.bound_of(found, kind)
-        for side in sides_text.SIDES:
-            why = sides_text.causes_of(found, kind, side)
+        bound = found.slo.itl_ms if kind == "ITL" else found.slo.ttft_ms
+        for side in words.SIDES:
+            why = words.causes_of(found, kind, side)
             lines.append(f"{kind + f' >{bound:g} ms':<14} {side.upper()}: {why}")
     return lines
 

@@ -48,7 +48,6 @@ _VIEWS: Mapping[str, _View] = {
     "verdict": _View(header.verdict, is_fast=True),
     "figures": _View(key_figures.draw, is_fast=True),
     "chart": _View(budget_chart.draw, is_fast=True),
-    "itl": _View(lanes.itl_strip, is_fast=True),
     "lanes": _View(lanes.draw, is_fast=True),
     "kv": _View(kv_map.draw),
     "latency": _View(latency_panel.draw),
@@ -76,7 +75,6 @@ class Canvas(Lines):
         self._is_changed = True  # since the last `write`
         self._session = session
         self._label_width = 14
-        self._few_lanes = False
         self._small: list[Line] = []
         self._broken: dict[str, str] = {}  # views that failed when they were drawn last
         self._logged: set[str] = set()
@@ -94,8 +92,7 @@ class Canvas(Lines):
     def place(self, size: Size, page: Page) -> None:
         self.page = page
         strip = 0 if self._session.tour is None else footer.TOUR_HEIGHT
-        few = self._few_lanes
-        self.places = layout.plan(size.width, size.height, page, strip, few_lanes=few)
+        self.places = layout.plan(size.width, size.height, page, strip)
         self._broken.clear()
         self.area, self._is_changed = size, True
 
@@ -110,19 +107,10 @@ class Canvas(Lines):
         return lanes.MAX_LABEL if self.area.width >= layout.WIDE_WIDTH else self._label_width
 
     def fit(self, frame: Frame) -> bool:
-        """Make room for the names and lanes; return true if that changed the columns."""
-        before = self.label_width, self._few_lanes
+        """Make room for the names; return true if that changed the columns."""
+        before = self.label_width
         self._label_width = lanes.label_width(frame.lanes, self._label_width)
-        if "lanes" in self.places and self.area.width >= layout.WIDE_WIDTH:
-            spare = self.height_of("lanes") - frame.num_lanes
-            # It changes when it must, and back only with room to spare: the screen shall stand.
-            if self._few_lanes and spare < 0:
-                self._few_lanes = False
-            elif not self._few_lanes and spare >= layout.SPARE_ROWS + 2:
-                self._few_lanes = self.height_of("lanes") >= 2 * layout.SPARE_ROWS
-        if self._few_lanes != before[1]:
-            self.place(self.area, self.page)
-        return (self.label_width, self._few_lanes) != before
+        return self.label_width != before
 
     @property
     def num_columns(self) -> int:
@@ -142,15 +130,7 @@ class Canvas(Lines):
         """Draw a frame; `everything`: also the slow views, which need not change all the time."""
         width = self.area.width
         if self.is_too_small:
-            room = max(1, self.area.height - 2)
-            if self.page == "fleet":
-                said = fleet_page.small(frame, width, room)
-            elif self.page == "compare":
-                said = compare_page.small(frame, width, room)
-            else:
-                said = key_figures.draw(frame, width, 1, 0)
-            lines = [*said, ((_wanted(self.area), "caution"),)]
-            self._small = lines[-self.area.height :]
+            self._small = [((_wanted(self.area), "caution"),)]
             self._keep("too_small", self._small)
             return
         if self._session.tour is not None:
@@ -258,7 +238,6 @@ class Canvas(Lines):
 
 
 def _wanted(size: Size) -> str:
-    """Return the notice that the screen is too small, in a form that fits whole."""
     has = f"{size.width}x{size.height}"
     texts = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20", "80x20")
     return next((text for text in texts if len(text) <= size.width), "!")

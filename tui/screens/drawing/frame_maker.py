@@ -62,11 +62,6 @@ class FrameMaker:
         self._view.fit_time(num_cells, num_cells / (last + 1 - first), self._canvas.num_columns)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a background computation is under way whose result may change the next frame."""
-        return self._builder.is_busy
-
-    @property
     def is_behind(self) -> bool:
         """Whether a new frame would show newer figures or events, even if no new step has come."""
         return self._builder.is_behind
@@ -75,11 +70,11 @@ class FrameMaker:
         session, view, canvas = self._session, self._view, self._canvas
         num_events = max(8, canvas.height_of("events")) if "events" in canvas.places else 0
         num_lanes = canvas.height_of("lanes")
-        if self._replay is not None and view.axis == "step" and canvas.num_columns:
-            self._replay.show(canvas.num_columns * view.zoom)
-        if self._replay is not None and view.axis == "time" and canvas.num_columns:
-            self._fit_time(self._replay)
         if self._replay is not None:
+            if view.axis == "step" and canvas.num_columns:
+                self._replay.show(canvas.num_columns * view.zoom)
+            elif canvas.num_columns:
+                self._fit_time(self._replay)
             self._replay.look_at(view.cursor)
         frame = self._builder.build(view, canvas.num_columns, num_lanes, num_events)
         frame.status = session.source.status
@@ -89,9 +84,8 @@ class FrameMaker:
             frame.fleet = fleet_view.page(fleet_view.name_of(session.source), recorded)
             places = fleet_columns.placed(frame.fleet, canvas.area.width - 2)
             fleet_view.shown = tuple(place.column.key for place in places)
-        is_compare = view.page == "compare"
-        session.compare.watch(is_compare, session.source)
-        if is_compare:
+        session.compare.watch(view.page == "compare", session.source)
+        if view.page == "compare":
             frame.compare = session.compare.page(compare_page.chart_columns(canvas.area.width))
         if view.page != "live":
             _keep_row(view, frame)
@@ -108,10 +102,10 @@ def _keep_row(view: View, frame: Frame) -> None:
     if view.page == "step" and view.selected is not None:
         mine = (n for n, target in enumerate(rows) if target.request_id == view.selected)
         view.row = next(mine, view.row)
-    if view.page in _GROWING and view.entry is not None:
-        at: dict[object, int] = {target: row for row, target in enumerate(rows)}
-        if view.row >= len(rows) or rows[view.row] != view.entry:
-            view.row = at.get(view.entry, 0)
-        if view.entry not in at:
+    is_elsewhere = rows[view.row : view.row + 1] != [view.entry]
+    if view.page in _GROWING and view.entry is not None and is_elsewhere:
+        at = next((n for n, target in enumerate(rows) if target == view.entry), None)
+        view.row = at or 0
+        if at is None:
             view.entry = None  # it has left the list: select the newest until the next choice
     view.row = max(0, min(view.row, len(rows) - 1))

@@ -8,18 +8,18 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import astuple
+from typing import TypeVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.timer import Timer
 
+from stepscope.recordings.fleets.fleet import LOOK_S
 from stepscope.recordings.history.history import History
-from stepscope.tui.screens.drawing import status
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.screens.drawing.frame_maker import FrameMaker
-from stepscope.tui.screens.drawing.status import DrawnPicture
 from stepscope.tui.screens.textual_parts import use_colours
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
@@ -27,84 +27,16 @@ from stepscope.tui.session.time.navigator import Navigator, replay_of
 from stepscope.tui.settings.actions import BY_ID
 from stepscope.tui.settings.terminal import see_log
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.notices import Notices
+from stepscope.tui.views.notices import Notices, Tone
+from stepscope.tui.views.panels import header
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
-
-if TYPE_CHECKING:
-    from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
-
-
-class Failures:
-    """Shows and logs errors; logs the same error only once, however often it happens."""
-
-    def __init__(self, notices: Notices) -> None:
-        self._notices = notices
-        self._logged: set[str] = set()
-
-    @contextmanager
-    def shown(self, what: str) -> Iterator[None]:
-        """Return a context manager that shows an exception as a notice that `what` failed."""
-        try:
-            yield
-        except Exception as error:
-            text = f"{what} failed, {see_log(error)}"
-            if text not in self._logged:
-                self._logged.add(text)
-                log.exception("%s failed", what)
-            self._notices.say(text, "caution")
-
-
-_PATIENCE_S = 0.1  # how long the picture stands still for the step that is being sought
-
-
-class Seeking:
-    """Draws a screen, on its own thread, as soon as its replay has found the step that it seeks."""
-
-    def __init__(
-        self,
-        replay: "ReplaySource | None",
-        clock: Callable[[], float],
-        draw: Callable[[], None],
-        call_later: Callable[[Callable[[], None]], object],
-    ) -> None:
-        self._draw = draw
-        self._call_later = call_later
-        self._replay = replay
-        self._clock = clock
-        self._since_s: float | None = None  # when the seek began; None while there is none
-
-    def has_begun(self) -> bool:
-        """Whether the replay is seeking a step; if so, the screen is drawn once it is found."""
-        if self._since_s is None and self._replay is not None and self._seeks():
-            self._replay.on_found = self._found
-            if self._seeks():  # it may have found the step before we set the callback
-                self._since_s = self._clock()
-        return self._since_s is not None and self._seeks()
-
-    @property
-    def is_about_to_end(self) -> bool:
-        """Whether a seek has just begun: the old step would only delay the new one."""
-        return self._since_s is not None and self._clock() - self._since_s < _PATIENCE_S
-
-    def _found(self) -> None:
-        """Called on the replay's thread when the step is found; draws on the screen's thread."""
-        with contextlib.suppress(RuntimeError):  # the dashboard has just ended
-            self._call_later(self._look)
-
-    def _look(self) -> None:
-        if self._since_s is not None and not self._seeks():
-            self._since_s = None
-            self._draw()
-
-    def _seeks(self) -> bool:
-        return self._replay is not None and self._replay.is_seeking
-
 
 log = logging.getLogger("stepscope.tui")
 
 DEFAULT_FPS, SSH_FPS = 10.0, 5.0
 MIN_FPS, MAX_FPS = 1.0, 60.0
+_SLOW_S = 0.6  # between two drawings of the slow views, which are read rather than watched
 
 _T = TypeVar("_T")
 
@@ -127,7 +59,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.view = View()
         self.notices = Notices(session.clock)
         self.news: Callable[[], str | None] = lambda: None  # notices of the calling command
-        self.failures = Failures(self.notices)
+        self._logged: set[str] = set()  # errors, each of them once
         self.frame: Frame | None = None
         self.navigator = Navigator(
             self.view, session.history, session.source, self.notices, self._key
@@ -139,8 +71,9 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self._replay = replay_of(session.source)
         self.frames = FrameMaker(session, self.view, self.canvas)
         self._timer: Timer | None = None
-        self._seeking = Seeking(self._replay, session.clock, self.draw, self.call_later)
-        self._drawn = DrawnPicture(session.clock)
+        self._seen: object = None  # the state of the session when it was drawn last
+        self._all_drawn_s = 0.0
+        self._is_partial = False  # the slow views were left out
         self.is_shown = True  # False while the screen of another engine is shown
         self._failure: str | None = None
         self.by_action: Mapping[str, Callable[[], None]] = {}  # the handlers
@@ -194,16 +127,13 @@ class SessionScreen(Screen[None], inherit_bindings=False):
 
     def draw_if_changed(self) -> None:
         """Draw a frame if something has changed since the last one. The timer calls this."""
-        with self.failures.shown("the dashboard"):
-            self._look()
+        with self.shown_failures("the dashboard"):
+            if self.is_shown:
+                self._look()
 
     def _look(self) -> None:
-        if not self.is_shown:
-            return
-        if self._seeking.is_about_to_end:
-            return
         session = self.session
-        seen = status.seen(session, self.operator, self.view)
+        seen = _seen(session, self.operator, self.view)
         self.operator.receive_answers()
         pilot = None if session.autopilot is None else session.autopilot.news()
         for news in (session.exports.news(), pilot):
@@ -213,15 +143,17 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             self.notices.say_later(said)
         self._look_at_alerts()
         self._show_notice()
-        is_busy = self.operator.pending or self.frames.is_busy or self.frames.is_behind
-        if is_busy or not self._drawn.is_like(seen):
-            is_moved = self.frame is None or self.frame.status != session.source.status
-            is_first = self.frame is not None and self.frame.last_step is None
-            is_moved |= is_first and self.history.last_step is not None
-            is_whole = self.view.page in ("fleet", "compare")
-            self.draw(everything=self._drawn.is_due or is_moved or is_whole)
-        else:
+        is_due = session.clock() - self._all_drawn_s >= _SLOW_S
+        # The slow views must show the last change too: after a partial frame, draw once more.
+        is_changed = seen != self._seen or (self._is_partial and is_due)
+        if not (self.operator.pending or self.frames.is_behind or is_changed):
             self.canvas.write()
+            return
+        shown = self.frame
+        is_moved = shown is None or shown.status != session.source.status
+        is_first = shown is not None and shown.last_step is None
+        is_moved |= is_first and self.history.last_step is not None
+        self.draw(everything=is_due or is_moved or self.view.page in ("fleet", "compare"))
 
     def _look_at_alerts(self) -> None:
         for change in self.session.alerts.news():
@@ -233,7 +165,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
     def draw(self, everything: bool = True) -> None:
         """Draw a frame now, with `everything` or at a stopped step also the slow views."""
         failed_before, self._failure = self._failure, None
-        self._drawn.note(status.seen(self.session, self.operator, self.view))
+        self._seen = _seen(self.session, self.operator, self.view)
         try:
             self._draw(everything or not self.view.live)
         except Exception as error:  # any error: it is shown, and the next frame tries again
@@ -242,15 +174,24 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             self._failure = f"drawing failed, {see_log(error)}"
         self._show_notice()
         self.canvas.write()
-        self._seeking.has_begun()
+        self._is_seeking()
 
     def draw_next(self) -> None:
         """Draw a frame now; if a replay is seeking a step, draw once that step is found."""
-        if not self._seeking.has_begun():
+        if not self._is_seeking():
             self.draw()
-        elif not self._seeking.is_about_to_end:
-            self._show_notice()
-            self.canvas.write()
+
+    def _is_seeking(self) -> bool:
+        """Whether the replay is seeking a step; if so, the screen is drawn once it is found."""
+        if self._replay is None or not self._replay.is_seeking:
+            return False
+        self._replay.on_found = self._found
+        return self._replay.is_seeking  # it may have found the step before we set the callback
+
+    def _found(self) -> None:
+        """Called on the replay's thread when the step is found; draws on the screen's thread."""
+        with contextlib.suppress(RuntimeError):  # the dashboard has just ended
+            self.call_later(self.draw)
 
     def _draw(self, everything: bool) -> None:
         canvas = self.canvas
@@ -271,8 +212,10 @@ class SessionScreen(Screen[None], inherit_bindings=False):
                 frame = self.new_frame()
             # New latency figures: draw all, so that the header and the slow panels agree.
             everything |= shown is None or frame.latency is not shown.latency
-        self._drawn.note_views(everything)
-        connection = status.connection(self.session, self.history, self.fps)
+        self._is_partial = not everything
+        if everything:
+            self._all_drawn_s = self.session.clock()
+        connection = _connection(self.session, self.history, self.fps)
         pending = self.operator.pending
         canvas.draw(frame, connection, pending, self.following, everything)
         self._failure = canvas.failure
@@ -284,7 +227,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         return self.frame
 
     def _show_notice(self) -> None:
-        standing = status.standing(self.session, self.operator, self.view, self._failure)
+        standing = _standing(self.session, self.operator, self.view, self._failure)
         self.canvas.notice(self.notices.line(standing, self.size.width))
 
     @property
@@ -296,6 +239,18 @@ class SessionScreen(Screen[None], inherit_bindings=False):
     def num_lanes(self) -> int:
         """Number of requests that could have a lane, including those without room on the screen."""
         return 0 if self.frame is None else self.frame.num_lanes
+
+    @contextmanager
+    def shown_failures(self, what: str) -> Iterator[None]:
+        """Inside this context, show an exception as a notice that `what` failed; log it once."""
+        try:
+            yield
+        except Exception as error:
+            text = f"{what} failed, {see_log(error)}"
+            if text not in self._logged:
+                self._logged.add(text)
+                log.exception("%s failed", what)
+            self.notices.warn(text)
 
     def open_overlay(self, overlay: Screen[_T], use: Callable[[_T], None]) -> None:
         """Show an overlay above the screen. If it closes with a result, `use` gets that."""
@@ -328,7 +283,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             return
         self.session.switches.seen(None if self.view.page == "fleet" else self.session.source)
         if self.view.page in action.pages:
-            with self.failures.shown(action.label):
+            with self.shown_failures(action.label):
                 self.by_action[action_id]()
         else:
             self.notices.refuse(abilities.where_else(action, self.view.page))
@@ -341,3 +296,86 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             if key in action.keys and not abilities.allows(action):
                 self.notices.refuse(abilities.why_not(action))
                 self.draw()
+
+
+# What the screen says of source, recorder and dashboard
+
+_AGEING = ("stale", "down")  # the screen says how old the figures are
+
+
+def _standing(
+    session: Session, operator: Operator, view: View, failure: str | None
+) -> list[tuple[str, Tone]]:
+    """Return the notices that stay: commands without an answer, problems, why drawing failed."""
+    switch = session.record_switch
+    lines: list[tuple[str, Tone]] = []
+    if session.exports.active is not None:
+        key = session.abilities.key("back")
+        lines.append((f"{session.exports.active}, {key} cancels", "text"))
+    if operator.pending:
+        lines.append((f"asking: {operator.pending} …", "muted"))
+    errors = [failure, session.background_error]
+    if view.page == "fleet":
+        failed = session.switches.errors.items()
+        errors += [f"{session.fleet_view.name_of(source)}: {error}" for source, error in failed]
+    else:
+        errors += [_source_error(session), None if switch is None else switch.error]
+        previous = session.history.previous
+        if previous is not None and previous.num_steps and not session.history.num_steps:
+            key = session.abilities.key("previous_session")
+            lines.append((f"{key} shows the session before the engine restarted", "text"))
+        lines += [(text, "breach") for text in session.alerts.standing]
+    return [*lines, *((error, "caution") for error in errors if error is not None)]
+
+
+def _source_error(session: Session) -> str | None:
+    """Return the error of the source or None; if its engine is gone, with the key that helps."""
+    error, switch = session.source.error, session.record_switch
+    key = session.abilities.key("keep_steps")
+    if error is None or session.source.status != "down" or switch is None:
+        return error
+    if not key or not session.history.num_steps:
+        return error
+    # The file of a running recording lacks the steps from before it began.
+    which = ", also those from before the recording" if switch.active else ""
+    return f"{error}; {key} saves the steps in memory{which}"
+
+
+def _seen(session: Session, operator: Operator, view: View) -> object:
+    """Return a value that differs from the last one whenever the picture must be drawn again."""
+    switch, now_s = session.record_switch, session.clock()
+    has_clock = (switch is not None and switch.active) or session.source.status in _AGEING
+    replay = replay_of(session.source)
+    news: object = session.history.version
+    if view.page == "fleet":
+        news = round(now_s / LOOK_S)
+    elif view.page == "compare":
+        news = session.compare.key
+    return (
+        news,
+        astuple(view),
+        session.source.status,
+        session.source.error,
+        replay and (replay.file_index.num_events, replay.file_index.is_done),
+        session.background_error,
+        operator.pending,
+        round(now_s) if has_clock else round(now_s / 4),
+    )
+
+
+def _connection(session: Session, shown: History, fps: float) -> header.SourceState:
+    """Return what the header shows about source and recording; `shown`: on the screen."""
+    switch, replay = session.record_switch, replay_of(session.source)
+    recording = None
+    if switch is not None and switch.active:
+        recording = (switch.seconds, switch.num_bytes)
+    return header.SourceState(
+        session.title,
+        session.endpoint,
+        session.source.status,
+        fps,
+        None if replay is None else replay.speed,
+        recording,
+        shown is not session.history,
+        None if replay is None else replay.extent_ns,
+    )

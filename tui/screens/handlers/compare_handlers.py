@@ -3,28 +3,27 @@
 Keys that move in time elsewhere move the cursor of both runs here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from stepscope.recordings.compare.side.points import PREEMPTED
 from stepscope.recordings.errors import RecordingError
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
-from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.session.compare_state import EVENTS
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.compare_choices import Origin, file_origin, session_origin
-from stepscope.tui.views.notices import Notices
 
 
 class CompareHandlers:
-    """The handlers of the compare page of one screen; `show` opens a page."""
+    """The handlers of the compare page of one screen; `show` opens a page, `ask` a prompt."""
 
-    def __init__(self, screen: SessionScreen, show: Callable[[Page], None]) -> None:
+    def __init__(
+        self, screen: SessionScreen, show: Callable[[Page], None], ask: Callable[..., None]
+    ) -> None:
         self._screen = screen
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices
-        self._show = show
+        self._show, self._ask = show, ask
 
     def handlers(self) -> Mapping[str, Callable[[], None]]:
         """Return action id -> handler, for the actions that differ on the compare page."""
@@ -59,7 +58,7 @@ class CompareHandlers:
         if not self._session.compare.event(direction, flags):
             what = "preemption" if flags == PREEMPTED else "event"
             where = "after" if direction > 0 else "before"
-            self._notices.say(f"no {what} {where} the cursor on either side", "caution")
+            self._notices.warn(f"no {what} {where} the cursor on either side")
 
     def _select(self, direction: int) -> None:
         state = self._session.compare
@@ -67,9 +66,7 @@ class CompareHandlers:
             state.select(direction)
         else:
             key = self._session.abilities.key("sort")
-            self._notices.say(
-                f"press {key} to align by request; then these keys choose a request", "caution"
-            )
+            self._notices.warn(f"press {key} to align by request; then these keys choose a request")
 
     def _back(self) -> None:
         self._notices.dismiss()
@@ -89,16 +86,15 @@ class CompareHandlers:
             page = None if self._screen.frame is None else self._screen.frame.compare
             point = None if page is None else page.points[0 if state.focus == "a" else 1]
             if point is None:
-                self._notices.say(f"{state.focus.upper()} has no step here", "caution")
+                self._notices.warn(f"{state.focus.upper()} has no step here")
             else:
                 self._open(point.first, None)
 
     def _open(self, step: int | None, request_id: int | None) -> None:
-        """Open the screen of the run in focus (A or B) at a step or with a request selected."""
         state = self._session.compare
         if state.origins is not None:
-            with _errors_said(self._notices):
-                state.open(state.origins[0 if state.focus == "a" else 1], step, request_id)
+            side = state.origins[0 if state.focus == "a" else 1]
+            self._try(partial(state.open, side, step, request_id))
 
     def _begin_chosen(self) -> None:
         choice = self._session.compare.chooser.chosen
@@ -107,29 +103,25 @@ class CompareHandlers:
         if choice.origins is not None:
             self.begin(*choice.origins)
             return
+        session = session_origin(self._session.source)
 
         def use(text: str) -> None:
             if text.strip():
-                session = session_origin(self._session.source)
                 self.begin(session, file_origin(Path(text.strip()).expanduser(), session))
 
-        question = "compare with this recording:"
-        self._screen.open_overlay(Prompt(self._screen.skin, question, check=_no_such_file), use)
+        self._ask("compare with this recording:", use, _no_such_file)
 
     def begin(self, a: Origin, b: Origin) -> None:
         """Start to compare these two runs; if one cannot be read, show a notice."""
-        with _errors_said(self._notices):
-            self._session.compare.begin(a, b)
+        self._try(partial(self._session.compare.begin, a, b))
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except (RecordingError, OSError) as error:
+            self._notices.warn(str(error))
 
 
 def _no_such_file(text: str) -> str | None:
     path = Path(text.strip()).expanduser()
     return None if not text.strip() or path.is_file() else f"there is no file {path}"
-
-
-@contextmanager
-def _errors_said(notices: Notices) -> Iterator[None]:
-    try:
-        yield
-    except (RecordingError, OSError) as error:
-        notices.say(str(error), "caution")

@@ -13,7 +13,7 @@ from typing import Any
 from textual.app import App
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import access
+from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.mcap.format import default_name
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
@@ -37,22 +37,15 @@ class Handlers:
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices
         self.opening = Opening(screen, self.use_levels)
         self.pages = PageHandlers(screen, self.opening.edit_knob)
-        self._comparing = CompareHandlers(screen, self.pages.show)
-        self._worst = WorstStalls(
-            screen.navigator,
-            lambda: screen.history,
-            replay_of(screen.session.source),
-            screen.notices,
-            self._key,
-        )
+        self._comparing = CompareHandlers(screen, self.pages.show, self.opening.ask)
+        replay, key = replay_of(screen.session.source), screen.session.abilities.key
+        history = screen.navigator, lambda: screen.history
+        self._worst = WorstStalls(*history, replay, screen.notices, key)
         main = self._table()
         self.by_action = {action_id: partial(self._do, action_id, main) for action_id in main}
         self._of_comparison = self._comparing.handlers()
 
-    def _key(self, action_id: str) -> str:
-        return self._session.abilities.key(action_id)
-
-    def _do(self, action_id: str, main: Mapping[str, Callable[[], None]]) -> None:
+    def _do(self, action_id: str, main: Mapping[str, Callable[[], object]]) -> None:
         """Run an action. On the compare page, a handler made for that page goes first."""
         if action_id == "back" and self._session.exports.cancel():
             return
@@ -60,7 +53,7 @@ class Handlers:
         found = own if self._view.page == "compare" and action_id in own else main
         found[action_id]()
 
-    def _table(self) -> Mapping[str, Callable[[], None]]:
+    def _table(self) -> Mapping[str, Callable[[], object]]:
         screen, session, view = self._screen, self._session, self._view
         navigator, operator = screen.navigator, screen.operator
         return {
@@ -119,22 +112,12 @@ class Handlers:
             "theme": self.theme,
             "more_frames": partial(self.frames, 1),
             "fewer_frames": partial(self.frames, -1),
-            "redraw": self._redraw,
-            "suspend": self._suspend,
+            # The screen gets its application after it has been made.
+            "redraw": lambda: screen.app.screen.refresh(layout=True),
+            "suspend": lambda: screen.app.action_suspend_process(),  # noqa: PLW0108
             "back": self.pages.back,
-            "quit": self._quit,
+            "quit": lambda: screen.app.exit(None),
         }
-
-    # The screen gets its application after it has been made.
-
-    def _redraw(self) -> None:
-        self._screen.app.screen.refresh(layout=True)
-
-    def _suspend(self) -> None:
-        self._screen.app.action_suspend_process()
-
-    def _quit(self) -> None:
-        self._screen.app.exit()
 
     def _tour_next(self) -> None:
         """Go to the next part of the tour. At a question, open the page that shows the answer."""
@@ -165,9 +148,7 @@ class Handlers:
     def theme(self) -> None:
         mode = self._screen.skin.mode
         if mode not in ("dark", "light"):
-            self._notices.say(
-                "this terminal's own colours are used; there is no other theme", "caution"
-            )
+            self._notices.warn("this terminal's own colours are used; there is no other theme")
             return
         other: ThemeName = "light" if mode == "dark" else "dark"
         self._screen.set_skin(Skin(other, self._screen.skin.ascii_only))
@@ -183,10 +164,8 @@ class Handlers:
         # The levels of the demo or of a recording apply to nothing else, so they are not kept.
         for_now = "" if session.keeps("slo_ttft_ms") else ", for this session only"
         self._notices.say(f"service levels: {said(slo)}{for_now}", "good")
-        for history in {
-            session.history,
-            *(each.history for each in session.fleet_view.fleet.sources),
-        }:
+        others = {each.history for each in session.fleet_view.fleet.sources}
+        for history in {session.history, *others}:
             history.set_slo(slo)
         self._screen.frames.forget()
         session.prefer("slo_ttft_ms", slo.ttft_ms)
@@ -223,12 +202,12 @@ class Handlers:
             self._notices.say(f"{who}recording ended: {switch.path}", "good")
             return
         if not switch.has_engine:
-            self._notices.say(f"{who}no engine answers, so nothing can be recorded", "caution")
+            self._notices.warn(f"{who}no engine answers, so nothing can be recorded")
             return
         try:
             path = switch.start()
         except RecordingError as error:
-            self._notices.say(f"{who}cannot record: {error}", "caution")
+            self._notices.warn(f"{who}cannot record: {error}")
         else:
             num_marks = len(source.history.marks)
             before = f" (without {fmt.plural(num_marks, 'earlier mark')})" if num_marks else ""
@@ -259,8 +238,8 @@ class Handlers:
         shown = "engines" if self._view.page == "fleet" else self._session.source.name
         try:
             path = new_picture(svg(self._screen.app), shown)
-        except OSError as error:
-            self._notices.say(f"no screenshot: {error.filename}: {error.strerror}", "caution")
+        except (RecordingError, OSError) as error:
+            self._notices.warn(f"no screenshot: {error}")
         else:
             self._notices.say(f"screenshot: {path}", "good")
 
@@ -274,20 +253,10 @@ def svg(app: App[Any]) -> str:
 
 def new_picture(document: str, shown: str) -> Path:
     """Write an SVG document to a new private file, named after what is shown; return its path."""
-    folder = Path.cwd()
-    first = folder / default_name(shown, ".svg")
-    for number in count(1):
-        path = first if number == 1 else first.with_stem(f"{first.stem}-{number}")
-        try:
-            # closed below
-            stream = open(path, "x", encoding="utf-8", opener=access.private)  # noqa: SIM115
-        except FileExistsError:  # two pictures in one second get two names
-            continue
-        try:
-            with stream:
-                stream.write(document)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        return path
-    raise AssertionError("numbers end")
+    first = path = Path.cwd() / default_name(shown, ".svg")
+    numbers = count(2)
+    while path.exists():  # two pictures in one second get two names
+        path = first.with_stem(f"{first.stem}-{next(numbers)}")
+    with writing(path, replace=False, is_private=True) as stream:
+        stream.write(document.encode())
+    return path

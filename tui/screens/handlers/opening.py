@@ -11,7 +11,7 @@ from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.textual_parts import palette
-from stepscope.tui.session.control.engine_link import KnobChange, KnobsNow
+from stepscope.tui.session.control.engine_link import KnobsNow
 from stepscope.tui.session.control.operator import BUDGET
 from stepscope.tui.session.control.workload_text import (
     EXAMPLE,
@@ -34,10 +34,20 @@ class Opening:
         self._operator, self._notices = screen.operator, screen.notices
         self._use_levels = use_levels
 
+    def ask(
+        self,
+        question: str,
+        use: Callable[[str], None],
+        check: Callable[[str], str | None] | None = None,
+        text: str = "",
+        note: str = "",
+    ) -> None:
+        prompt = Prompt(self._screen.skin, question, text, check, note=note)
+        self._screen.open_overlay(prompt, use)
+
     def goto(self) -> None:
         question = "go to a step (1200), a time (12:41:58), or a distance (-30s):"
-        prompt = Prompt(self._screen.skin, question, check=self._navigator.check_target)
-        self._screen.open_overlay(prompt, self._navigator.goto)
+        self.ask(question, self._navigator.goto, self._navigator.check_target)
 
     def filter_(self) -> None:
         def use(text: str) -> None:
@@ -45,18 +55,17 @@ class Opening:
             self._view.first_lane = None
 
         question = "lanes (state:dec state:out id:12 text !regex, empty for all):"
-        now, check = self._view.filter, _checked(lane_filter)
-        self._screen.open_overlay(Prompt(self._screen.skin, question, now, check), use)
+        self.ask(question, use, _checked(lane_filter), self._view.filter)
 
     def mark(self) -> None:
         key = self._session.abilities.key
         step = self._screen.frame.cursor if self._screen.frame is not None else None
         if step is None:
-            self._notices.say("there is no step to mark yet", "caution")
+            self._notices.warn("there is no step to mark yet")
             return
         if self._screen.history is not self._session.history:
             text = f"marks are for the running session; {key('live')} goes back to it"
-            self._notices.say(text, "caution")
+            self._notices.warn(text)
             return
 
         def set_mark(text: str) -> None:
@@ -64,17 +73,15 @@ class Opening:
             said = f"mark at step {step:,}; {key('previous_mark')} goes back to it"
             self._notices.say(said, "good")
 
-        self._screen.open_overlay(
-            Prompt(self._screen.skin, f"mark at step {step:,}, note:"), set_mark
-        )
+        self.ask(f"mark at step {step:,}, note:", set_mark)
 
     def keep_steps(self) -> None:
         """Write the steps in memory of the shown session to a recording."""
-        session, say = self._session, self._notices.say
+        session, warn = self._session, self._notices.warn
         if session.exports.active is not None:
-            say(f"a file is being written; {session.abilities.key('back')} cancels it", "caution")
+            warn(f"a file is being written; {session.abilities.key('back')} cancels it")
         elif session.record_switch is None or not self._screen.history.num_steps:
-            say("there is no step in memory yet", "caution")
+            warn("there is no step in memory yet")
         else:
             self._notices.dismiss()
             session.exports.write_memory(self._screen.history, session.record_switch.new_path())
@@ -84,14 +91,14 @@ class Opening:
         """Whether an engine answers, so that it can be changed; if not, show a notice."""
         if self._session.source.status not in NO_ENGINE:
             return True
-        self._notices.say("no engine answers, so nothing can be changed", "caution")
+        self._notices.warn("no engine answers, so nothing can be changed")
         return False
 
     def budget(self) -> None:
         if self._operator.spec(BUDGET) is not None:
             self.edit_knob(BUDGET, is_alone=True)
         elif self._has_engine():
-            self._notices.say("this engine has no token budget to change", "caution")
+            self._notices.warn("this engine has no token budget to change")
 
     def edit_knob(self, name: str | None, *, is_alone: bool = False) -> None:
         """Open the knob editor; if `name` is given, with that knob selected, or it `is_alone`."""
@@ -99,15 +106,13 @@ class Opening:
             return
         state = self._session.history.state
         if state.info is None or not state.info.knobs:
-            self._notices.say("the engine has not reported its knobs yet", "caution")
+            self._notices.warn("the engine has not reported its knobs yet")
             return
-
-        def apply(change: KnobChange) -> None:
-            self._operator.set_knob(change, "budget" if is_alone else "knobs")
 
         forecast = partial(KnobForecast, self._session.history)
         editor = KnobEditor(self._screen.skin, self._knobs_now, name, forecast, is_alone)
-        self._screen.open_overlay(editor, apply)
+        said = "budget" if is_alone else "knobs"
+        self._screen.open_overlay(editor, lambda change: self._operator.set_knob(change, said))
 
     def _knobs_now(self) -> KnobsNow:
         now = self._session.history.state
@@ -127,22 +132,19 @@ class Opening:
         def use(text: str) -> None:
             self._operator.set_workload(parsed(text))
 
-        question, note = f"{OFF} or {EXAMPLE}:", workload_note(history.state)
-        prompt = Prompt(self._screen.skin, question, check=_checked(parsed), note=note)
-        self._screen.open_overlay(prompt, use)
+        note = workload_note(history.state)
+        self.ask(f"{OFF} or {EXAMPLE}:", use, _checked(parsed), note=note)
 
     def service_levels(self) -> None:
         """Ask for the service levels (TTFT and ITL bounds), and set them."""
         now = self._session.history.slo
 
-        def parsed(text: str) -> SLO:
-            return parse_levels(text, now)
-
         def use(text: str) -> None:
-            self._use_levels(parsed(text))
+            self._use_levels(parse_levels(text, now))
 
-        question, text = "service levels, in ms or 2s:", f"ttft={now.ttft_ms:g} itl={now.itl_ms:g}"
-        self._screen.open_overlay(Prompt(self._screen.skin, question, text, _checked(parsed)), use)
+        text = f"ttft={now.ttft_ms:g} itl={now.itl_ms:g}"
+        check = _checked(lambda text: parse_levels(text, now))
+        self.ask("service levels, in ms or 2s:", use, check, text)
 
     def help_(self) -> None:
         session = self._session

@@ -5,11 +5,9 @@ from collections.abc import Callable
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.session.time.navigator import lane_keys
 from stepscope.tui.settings.action_table import Page
-from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target
 from stepscope.tui.views.pages.page_views import targets
 from stepscope.tui.views.pages.request_page import request_id_of
-from stepscope.tui.views.panels import latency_panel
 
 _ROWS = 10  # how far the "screen" keys move in a list
 
@@ -77,7 +75,7 @@ class PageHandlers:
             return
         target = self.chosen()
         if target is None:
-            self._notices.say("no row is selected", "caution")
+            self._notices.warn("no row is selected")
         elif target.knob is not None:
             self.edit(target.knob)
         elif view.page in ("step", "kv"):
@@ -113,7 +111,7 @@ class PageHandlers:
             view.followed = None
             return
         if view.selected is None:
-            self._notices.say(f"select a request first ({lane_keys(key)})", "caution")
+            self._notices.warn(f"select a request first ({lane_keys(key)})")
             return
         view.followed = view.selected
         self._notices.say(
@@ -123,11 +121,12 @@ class PageHandlers:
         )
 
     def copy(self) -> None:
-        is_live = self._view.page == "live"
-        names = ("header", "figures") if is_live else ("page",)
-        text = "\n".join(line.rstrip() for line in self._screen.canvas.text_of(*names))
-        if is_live and self._screen.frame is not None:
-            text += _stalls(self._screen.frame)
+        is_live, canvas = self._view.page == "live", self._screen.canvas
+        wanted = (
+            ("header", "verdict", "figures", "latency", "latency_line") if is_live else ("page",)
+        )
+        names = (name for name in wanted if name in canvas.places)
+        text = "\n".join(line.rstrip() for line in canvas.text_of(*names))
         self._screen.app.copy_to_clipboard(text.strip())
         what = "the key figures" if is_live else "this screen"
         self._notices.say(f"{what} sent to the terminal's clipboard (if it takes OSC 52)", "good")
@@ -199,13 +198,3 @@ class PageHandlers:
             return
         self._view.selected = None
         self._view.first_lane = None
-
-
-def _stalls(frame: Frame) -> str:
-    text = "" if frame.stall is None else f"\nlast stall: {frame.stall.text}"
-    worst = latency_panel.other_worst(frame)
-    if worst is not None:
-        late = frame.history.wait(worst.step, worst.request_id)
-        why = f"step {worst.step:,} → {worst.kind} {worst.ns / 1e6:.0f} ms"
-        text += f"\nworst in memory: {why if late is None else late.text}"
-    return text

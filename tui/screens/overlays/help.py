@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from textual.geometry import Region
@@ -10,6 +11,7 @@ from stepscope.recordings.attribution.causes import WORDS
 from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.settings.action_table import GROUPS, Page, Place
 from stepscope.tui.settings.actions import Abilities
+from stepscope.tui.views import format as fmt
 from stepscope.tui.views.glossary import GLYPHS, TERMS
 from stepscope.tui.views.lines import Line, Run, clean, fitted, framed
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
@@ -68,7 +70,7 @@ def help_blocks(
 
 def glossary_blocks(width: int = 0) -> list[list[Line]]:
     words: list[Line] = [_heading("Words")]
-    for word, meaning in TERMS:
+    for word, meaning in TERMS.items():
         words += _entry(word, "key", meaning, width, _WORD_WIDTH)
     blocks = [words]
     for title, glyphs in GLYPHS.items():
@@ -144,12 +146,8 @@ class HelpPage(Overlay[None]):
         left = [blocks.pop(0)]
         while blocks and sum(len(block) + 1 for block in left) + len(blocks[0]) <= total // 2 + 4:
             left.append(blocks.pop(0))
-        columns = _joined(left), _joined(blocks)
-        height = max(len(column) for column in columns)
-        return [
-            (*fitted(columns[0][y] if y < len(columns[0]) else (), half), *right)
-            for y, right in enumerate([*columns[1], *[()] * (height - len(columns[1]))])
-        ]
+        columns = zip_longest(_joined(left), _joined(blocks), fillvalue=())
+        return [(*fitted(line, half), *other) for line, other in columns]
 
     def place(self, width: int, height: int) -> Region:
         box_width = min(width, _MAX_WIDTH)
@@ -162,12 +160,10 @@ class HelpPage(Overlay[None]):
         more = len(content) - self._first - (height - 2)
         below = f" {more} more lines below;" if more > 0 else ""
         name, other = ("glossary", "help") if self._is_glossary else ("help", "glossary")
-        turn = f"{_GLOSSARY_KEY} {other},"
-        hint = self.hint(f"{below} {turn} ↑/↓ PgUp/PgDn scroll, any other key closes")
-        if len(hint) > width - 16:
-            hint = self.hint(f"{below} {turn} ↑/↓ scroll")
-        legend: Line = ((hint, "muted"),)
-        return framed(content[self._first :], width, height, ((name, "title"),), legend)
+        turn = f"{below} {_GLOSSARY_KEY} {other}, ↑/↓"
+        forms = (f"{turn} PgUp/PgDn scroll, any other key closes", f"{turn} scroll")
+        hint = fmt.first_fitting([self.hint(form) for form in forms], width - 16)
+        return framed(content[self._first :], width, height, name, hint)
 
     def clicked(self, x: int, y: int) -> None:
         self.dismiss(None)
@@ -185,7 +181,4 @@ class HelpPage(Overlay[None]):
 
 
 def _joined(blocks: Sequence[list[Line]]) -> list[Line]:
-    lines: list[Line] = []
-    for block in blocks:
-        lines += [*block, ()]
-    return lines[:-1]
+    return [line for block in blocks for line in (*block, ())][:-1]

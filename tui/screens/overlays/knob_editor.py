@@ -67,10 +67,8 @@ class KnobEditor(Overlay[KnobChange]):
 
     def lines(self, width: int, height: int) -> list[Line]:
         first = self._first(height)
-        body = [
-            self._row(idx, width - 2)
-            for idx in range(first, min(len(self._specs), first + height - 4))
-        ]
+        shown = range(first, min(len(self._specs), first + height - 4))
+        body = [self._row(idx, width - 2) for idx in shown]
         spec = self._specs[self._at]
         wrong = self._wrong()
         about, style = f" {spec.help} (default {value_text(spec.default)})", "muted"
@@ -86,7 +84,7 @@ class KnobEditor(Overlay[KnobChange]):
             keys += "  w what if" if self._forecast is not None and self._draft else ""
         body.append(((self.hint(keys), "key"),))
         title = "knobs of the engine" if self._only is None else f"now {self._value_of(spec)}"
-        return framed(body, width, height, ((title, "title"),))
+        return framed(body, width, height, title)
 
     def _first(self, height: int) -> int:
         return max(0, self._at - (height - 6)) if height > 5 else self._at
@@ -104,18 +102,16 @@ class KnobEditor(Overlay[KnobChange]):
     def _row(self, idx: int, width: int) -> Line:
         spec = self._specs[idx]
         editing = idx == self._at and self._draft is not None
-        value = self._shown(spec) if editing else self._value_of(spec)
-        mark = "+cursor" if idx == self._at else ""
-        about = clean(bounds_text(spec), max(0, width - 49))
+        value = self._value_of(spec)
+        if editing:
+            value = f"◀ {self._draft} ▶" if _goes_round(spec) else f"{self._draft}_"
+        mark, sign = ("+cursor", "▶") if idx == self._at else ("", " ")
+        room = max(0, width - 49)
         return (
-            ("▶ " if idx == self._at else "  ", f"text{mark}"),
-            (f"{clean(spec.name, 30):<30} ", f"text{mark}"),
+            (f"{sign} {clean(spec.name, 30):<30} ", f"text{mark}"),
             (f"{value:>14} ", "badge_paused" if editing else f"strong{mark}"),
-            (f" {about:<{max(0, width - 49)}}", f"muted{mark}"),
+            (f" {clean(bounds_text(spec), room):<{room}}", f"muted{mark}"),
         )
-
-    def _shown(self, spec: KnobSpec) -> str:
-        return f"◀ {self._draft} ▶" if _goes_round(spec) else f"{self._draft}_"
 
     def _value_of(self, spec: KnobSpec) -> str:
         return value_text(self._now.values.get(spec.name))
@@ -155,16 +151,13 @@ class KnobEditor(Overlay[KnobChange]):
             return
         if key != "enter":
             self._drop_forecast()
-        if key == "enter" and not self._draft:
-            self._end_edit()
-        elif key == "enter":
-            if self._wrong() is not None:
-                return
-            if _goes_round(spec) and self._draft == self._value_of(spec):
+        if key == "enter":
+            is_same = _goes_round(spec) and self._draft == self._value_of(spec)
+            if not self._draft or is_same:
                 self._end_edit()
-                return
-            value, begun = parse_value(spec, self._draft), self._begun
-            self.dismiss(KnobChange(spec.name, value, begun.version, begun.engine_id))
+            elif self._wrong() is None:
+                value, begun = parse_value(spec, self._draft), self._begun
+                self.dismiss(KnobChange(spec.name, value, begun.version, begun.engine_id))
         elif _goes_round(spec):
             if key in ("left", "right", "up", "down", "space"):
                 self._turn(-1 if key in ("left", "up") else 1)

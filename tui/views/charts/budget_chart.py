@@ -32,6 +32,10 @@ _LIMIT_STYLES: dict[Limit | None, str] = {
     "paused": "limit_paused",
 }
 _LIMITS_HEIGHT = 9  # least height of a panel with a row for what limited each step
+_MARKS = (  # of several in a column, the first in this list is shown
+    ("is_lost", "?"), ("has_preemption", "✗"), ("has_knob_change", "◆"), ("has_mark", "▼"),
+    ("has_breach", "!"),
+)  # fmt: skip
 _STRETCH = 20  # columns from one time label to the next
 _AXIS_RUNS = re.compile(
     r"(?P<frame>[─┴]+)|(?P<mark>[◆▼]+)|(?P<preempted>✗+)|(?P<breach>![\d.,]+ m?s|!+)"
@@ -43,14 +47,41 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """Return the panel, `width` x `height` with its frame; labels in the `gutter` on its left."""
     has_limits = height >= _LIMITS_HEIGHT and not frame.is_summed_up
     num_rows = height - 4 - has_limits  # frame, decodes, axis
-    columns = frame.columns
-    scale = max((c.token_budget or 0 for c in columns if c is not None), default=0)
-    top_label = f"budget {_fitting(scale, gutter - 9)}" if scale else ""
-    scale = scale or max((c.num_prefill_tokens for c in columns if c is not None), default=0) or 1
-    top_label = top_label or f"most {_fitting(scale, gutter - 7)}"
+    columns = [each for each in frame.columns if each is not None]
+    budget, most = (
+        max(numbers, default=0)
+        for numbers in (
+            (c.token_budget or 0 for c in columns),
+            (c.num_prefill_tokens for c in columns),
+        )
+    )
+    scale, what = (budget, "budget") if budget else (most or 1, "most")
+    labels = [f"{what} {_fitting(scale, gutter - 3 - len(what))}", *[""] * (num_rows - 1)]
+    labels[-1] = "prefill tok" if num_rows > 1 else labels[-1]
+    if num_rows >= 4:
+        labels[num_rows // 2] = fmt.count(scale / 2)
+    bars = _bars(frame, scale, num_rows)
+    ceiling = (frame.state.info and frame.state.info.max_graph_tokens) or scale
+    row = num_rows + -ceiling * num_rows // scale  # 0, under the budget's label: none
+    if bars and row > 0:
+        labels[row] = f"graph {_fitting(ceiling, gutter - 8)}"
+        bars[row] = bars[row].replace(" ", "─")
+    rows = zip(labels, bars, strict=False)
+    decodes = "".join([_decode_cell(column) for column in frame.columns])
+    unit = "record" if frame.is_summed_up else "step"
+    axis = labelled(unit if frame.view.axis == "step" else "time", gutter, "┤")
+    body: list[Line] = [(*labelled(x, gutter), *_runs(cells, frame, _RUNS)) for x, cells in rows]
+    body.append((*labelled(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
+    if has_limits:
+        body.append((*labelled(_limit_at_cursor(frame, gutter - 2), gutter), *_limits(frame)))
+    body.append((*axis, *_runs(_axis(frame), frame, _AXIS_RUNS)))
+    return framed(body, width, height, _title(frame), _legend(frame))
+
+
+def _bars(frame: Frame, scale: int, num_rows: int) -> list[str]:
     bars = []
     before: int | None = None
-    for column in columns:
+    for column in frame.columns:
         if column is None or column.is_lost:
             bars.append(" " * num_rows)
             continue
@@ -60,22 +91,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         bar = _bar(column.num_prefill_tokens, padded, budget, is_change, scale, num_rows)
         bars.append(re.sub("[▓▁▂▃▄▅▆▇]", "▒", bar) if column.is_open else bar)
         before = budget
-    body: list[Line] = []
-    ceiling = (frame.state.info and frame.state.info.max_graph_tokens) or scale
-    ceiling_row = num_rows + -ceiling * num_rows // scale  # 0, under the budget's label: none
-    for row, cells in enumerate(zip(*bars, strict=True) if bars else ()):
-        label, text = _label(row, num_rows, scale) if row else top_label, "".join(cells)
-        if row == ceiling_row > 0:
-            label, text = f"graph {_fitting(ceiling, gutter - 8)}", text.replace(" ", "─")
-        body.append((*labelled(label, gutter), *_runs(text, frame, _RUNS)))
-    decodes = "".join([_decode_cell(column) for column in columns])
-    body.append((*labelled(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
-    if has_limits:
-        body.append((*labelled(_limit_at_cursor(frame, gutter - 2), gutter), *_limits(frame)))
-    unit = "record" if frame.is_summed_up else "step"
-    label = unit if frame.view.axis == "step" else "time"
-    body.append((*labelled(label, gutter, "┤"), *_runs(_axis(frame), frame, _AXIS_RUNS)))
-    return framed(body, width, height, _title(frame), _legend(frame))
+    return ["".join(cells) for cells in zip(*bars, strict=True)]
 
 
 def _decode_cell(column: ChartColumn | None) -> str:
@@ -103,8 +119,7 @@ def _limit_at_cursor(frame: Frame, room: int) -> str:
     summary = frame.summary
     if summary is None or summary.limit is None:
         return "limit"
-    limit = LIMITS[summary.limit]
-    name = "none" if limit == "work" else limit
+    name = "none" if (limit := LIMITS[summary.limit]) == "work" else limit
     return fmt.first_fitting((f"limit {name}", name, "limit"), room)
 
 
@@ -145,16 +160,13 @@ def _title(frame: Frame) -> Line:
         unit = f"1 col = {10 * zoom} ms"
     else:
         unit = f"1 col = {fmt.plural(zoom, 'step')}" + (", worst of them" if zoom > 1 else "")
-    name = "steps: token budget"
+    name, flying = "steps: token budget", frame.in_flight
     if frame.is_summed_up:
         name = "tokens in each second" if frame.imported is None else "tokens in each record"
         unit = unit.replace("step", "record")
-    knee: Line = () if frame.knee is None else ((f" · knee {frame.knee:,}", "text"),)
-    title: Line = ((name, "title"), *knee, (f" ({unit})", "muted"))
-    flying = frame.in_flight
-    if flying is None:
-        return title
-    return (*title, (f"  step {flying.step:,} still runs ", "caution"))
+    knee = "" if frame.knee is None else f" · knee {frame.knee:,}"
+    runs = "" if flying is None else f"  step {flying.step:,} still runs "
+    return ((name, "title"), (knee, "text"), (f" ({unit})", "muted"), (runs, "caution"))
 
 
 def labelled(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
@@ -165,12 +177,6 @@ def _fitting(number: int, room: int) -> str:
     """Return a number in full, or shortened (8.2k), never cut off: that reads as another."""
     whole = fmt.count(number)
     return whole if len(whole) <= room else fmt.short(number)
-
-
-def _label(row: int, num_rows: int, scale: int) -> str:
-    if row == num_rows // 2 and num_rows >= 4:
-        return fmt.count(scale / 2)
-    return "prefill tok" if row == num_rows - 1 else ""
 
 
 @lru_cache(maxsize=4096)
@@ -202,14 +208,10 @@ def _bar(
 
 
 def _axis(frame: Frame) -> str:
-    """Return the bottom line of the chart: ticks, and a glyph for the event in each column."""
-    columns = frame.columns
-    cells = ["─"] * len(columns)
+    cells = ["─"] * len(frame.columns)
     _put_marks(cells, frame)
-    if frame.view.axis == "step":
-        _put_step_ticks(cells, columns, frame.view.zoom)
-    else:
-        _put_time_ticks(cells, frame)
+    put = _put_step_ticks if frame.view.axis == "step" else _put_time_ticks
+    put(cells, frame)
     return "".join(cells)
 
 
@@ -226,16 +228,7 @@ def _put_marks(cells: list[str], frame: Frame) -> None:
             held = columns[x : x + 1 + len(took)]
             if len(held) > len(took) and all(_is_same_step(column, each) for each in held):
                 cells[x + 1 : x + 1 + len(took)] = took
-        if column.is_lost:
-            cells[x] = "?"
-        elif column.has_preemption:
-            cells[x] = "✗"
-        elif column.has_knob_change:
-            cells[x] = "◆"
-        elif column.has_mark:
-            cells[x] = "▼"
-        elif column.has_breach:
-            cells[x] = "!"
+        cells[x] = next((glyph for name, glyph in _MARKS if getattr(column, name)), cells[x])
 
 
 def _is_same_step(before: ChartColumn | None, column: ChartColumn | None) -> bool:
@@ -254,12 +247,10 @@ def _put_label(cells: list[str], x: int, label: str) -> bool:
     return is_free
 
 
-def _put_step_ticks(cells: list[str], columns: list[ChartColumn | None], zoom: int) -> None:
+def _put_step_ticks(cells: list[str], frame: Frame) -> None:
     """Write step numbers at round steps, or at the next step where there is room."""
-    interval = 20 * zoom
-    before = None
-    is_due = False
-    for x, column in enumerate(columns):
+    interval, before, is_due = 20 * frame.view.zoom, None, False
+    for x, column in enumerate(frame.columns):
         if column is None or column.is_open or column.last == before:
             continue
         before = column.last
@@ -293,7 +284,6 @@ def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice
 
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:
-    """Split a row into runs of one style; highlight the column of the cursor."""
     runs = [(match.group(), match.lastgroup or "text") for match in pattern.finditer(text)]
     return with_cursor(tuple(runs), frame.cursor_column)
 

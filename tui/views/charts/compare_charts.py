@@ -7,7 +7,9 @@ have the same scale.
 `matrix`, `others`: the figures of a comparison, each with both values and the better run.
 """
 
+import math
 from collections.abc import Sequence
+from itertools import chain
 
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import ComparedFigure, Verdict
@@ -20,7 +22,7 @@ from stepscope.tui.views.charts.budget_chart import labelled, with_cursor
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.framed_panels import column_chart
-from stepscope.tui.views.lines import Field, Line, Run, clean, fitted, joined, whole
+from stepscope.tui.views.lines import Field, Line, Run, clean, facts, fitted, joined, whole
 
 _LABEL = 7
 _BLOCK = 22  # cells of a percentile, with the vertical line before it
@@ -36,19 +38,12 @@ MARKS: dict[Verdict, tuple[str, str]] = {
     "differs": (" ", "muted"),
     "unknown": (" ", "muted"),
 }
-_ALIKE: Line = (
-    ("=", "muted"), (" alike ", "muted"), ("?", "muted"), (" not sure", "muted"),
+# What the marks behind each pair of values say.
+KEY: Line = (
+    ("A→B  ", "muted"), ("B", "good"), (" or ", "muted"), ("A", "caution"),
+    (" is better ", "muted"), ("=", "muted"), (" alike ", "muted"), ("?", "muted"),
+    (" not sure", "muted"),
 )  # fmt: skip
-
-
-def key(found: Comparison) -> Line:
-    """Return the legend of the marks behind each pair of values (better run, alike, not sure)."""
-    if found.different_work is not None and not found.better("a") + found.better("b"):
-        return (("A→B  ", "muted"), ("▼▲", "text"), (" lower, higher in B ", "muted"), *_ALIKE)
-    return (
-        ("A→B  ", "muted"),
-        ("B", "good"), (" or ", "muted"), ("A", "caution"), (" is better ", "muted"), *_ALIKE,
-    )  # fmt: skip
 
 
 def matrix(found: Comparison, width: int, *, with_parts: bool) -> list[Line]:
@@ -56,52 +51,40 @@ def matrix(found: Comparison, width: int, *, with_parts: bool) -> list[Line]:
 
     With parts, two lines below ITL are for gaps without a prefill beside them and with one.
     """
-    num = max(1, (width - _LABEL) // _BLOCK)
-    kept = set(_BY_NEED[:num])
-    ranks = [(rank, name) for rank, name in _RANKS.items() if rank in kept]
-    head: list[Run] = [(f"{'ms':>{_LABEL - 1}} ", "muted")]
-    for _, name in ranks:
-        head += [("│", "frame"), (f"{name:^{_BLOCK - 1}}", "muted")]
-    lines: list[Line] = [tuple(head)]
-    rows: list[tuple[str, list[ComparedFigure]]] = []
+    kept = _BY_NEED[: max(1, (width - _LABEL) // _BLOCK)]
+    ranks = {rank: name for rank, name in _RANKS.items() if rank in kept}
+    head = [(("│", "frame"), (f"{name:^{_BLOCK - 1}}", "muted")) for name in ranks.values()]
+    lines: list[Line] = [((f"{'ms':>{_LABEL - 1}} ", "muted"), *chain.from_iterable(head))]
     for kind, label in KINDS.items():
         if kind == "e2e" or kind in _SERVED.values():
             continue  # the sum of the others; the table has it
-        of_kind = [figure for figure in found.figures if figure.kind == kind]
-        rows.append((" " + label.removesuffix(" time"), of_kind))
+        rows: dict[str, str] = {kind: " " + label.removesuffix(" time")}
         if kind == "itl" and with_parts:
-            rows += [
-                (label, [figure for figure in found.figures if figure.kind == part])
-                for part, label in _PARTS.items()
-            ]
-        served = [figure for figure in found.figures if figure.kind == _SERVED.get(kind, "")]
-        if any(figure.a is not None or figure.b is not None for figure in served):
-            rows.append(("└served", served))
-    for label, of_row in rows:
-        figures = {figure.rank: figure for figure in of_row}
-        line: list[Run] = [(f"{label:<{_LABEL}}", "strong")]
-        for rank, _ in ranks:
-            line += [("│", "frame"), *_block(figures.get(rank))]
-        lines.append(tuple(line))
+            rows |= _PARTS
+        if kind in _SERVED:
+            rows[_SERVED[kind]] = "└served"
+        for row, name in rows.items():
+            figures = {figure.rank: figure for figure in found.figures if figure.kind == row}
+            if row in _SERVED.values() and all(f.a is f.b is None for f in figures.values()):
+                continue
+            blocks = [(("│", "frame"), *_block(figures.get(rank))) for rank in ranks]
+            lines.append(((f"{name:<{_LABEL}}", "strong"), *chain.from_iterable(blocks)))
     return lines
 
 
 def _block(figure: ComparedFigure | None) -> Line:
-    room = _BLOCK - 1
+    room, width = _BLOCK - 1, 13
     if figure is None:
         return ((" " * room, "text"),)
     mark, style = _mark(figure)
-    is_said = figure.verdict in ("a", "b")
-    shown = words.change(figure)
-    width = 13
-    is_clear = figure.verdict in ("a", "b", "differs") or words.is_large(figure)
-    has_factor = figure.rank is not None and is_clear
-    factor = words.times(figure) if has_factor else ""
-    return (
-        (f"{shown:>{width}} ", "strong" if is_said else "text"),
-        (mark, style),
-        (f"{factor:>{room - width - 2}}", style if is_said else "muted"),
-    )
+    is_said = figure.verdict in words.SIDES
+    factor = f"{'' if figure.rank is None else _factor(figure):>{room - width - 2}}"
+    shown = (f"{words.change(figure):>{width}} ", "strong" if is_said else "text")
+    return (shown, (mark, style), (factor, style if is_said else "muted"))
+
+
+def _factor(figure: ComparedFigure) -> str:
+    return words.times(figure) if figure.verdict in ("a", "b", "differs") else ""
 
 
 def _mark(figure: ComparedFigure) -> Run:
@@ -113,35 +96,22 @@ def _mark(figure: ComparedFigure) -> Run:
 def others(found: Comparison, width: int, height: int) -> list[Line]:
     """Return the figures that are not latencies, in as many columns as fit into `width`."""
     num = max(1, width // 38)
-    room = width // num
     # First those with a better run, last those without values in both runs.
     rank = {"a": 0, "b": 0, "unclear": 1, "differs": 1, "alike": 2, "unknown": 4}
     figures = [each for each in found.figures if each.kind is None]
     figures.sort(key=lambda f: rank[f.verdict] + (1 if not f.a and not f.b else 0))
-    figures = figures[: num * height]
-    lines: list[Line] = []
-    for first in range(0, len(figures), num):
-        line: list[Run] = []
-        for figure in figures[first : first + num]:
-            line += _entry(figure, room)
-        lines.append(tuple(line))
-    return lines
+    entries = [_entry(figure, width // num) for figure in figures[: num * height]]
+    rows = (entries[first : first + num] for first in range(0, len(entries), num))
+    return [tuple(chain.from_iterable(row)) for row in rows]
 
 
 def _entry(figure: ComparedFigure, room: int) -> Line:
     mark, style = _mark(figure)
-    is_said = figure.verdict in ("a", "b")
-    factor = words.times(figure) if figure.verdict in ("a", "b", "differs") else ""
-    tail = f" {mark}{factor:>6} "
-    label = clean(figure.label, 16)
-    shown = words.change(figure)
-    gap = room - len(label) - len(shown) - len(tail) - 1
-    return (
-        (f" {label}", "muted"),
-        (" " * max(1, gap), "muted"),
-        (shown, "strong" if is_said else "text"),
-        (tail, style),
-    )
+    tail, shown = f" {mark}{_factor(figure):>6} ", words.change(figure)
+    label = f" {clean(figure.label, 16)}"
+    gap = " " * max(1, room - len(label) - len(shown) - len(tail))
+    is_said = figure.verdict in words.SIDES
+    return facts(label + gap, (shown, "strong" if is_said else "text"), (tail, style))
 
 
 GUTTER = 11
@@ -170,10 +140,7 @@ def draw(page: ComparePage, slo_itl_ms: float, height: int) -> list[Line]:
         return []
     wait_rows = 0 if height < 10 else max(1, (height - 4) // 5)
     budget_rows = (height - 3 - (2 * wait_rows + 1 if wait_rows else 0)) // 2
-    lines = _budgets(page, budget_rows)
-    if wait_rows:
-        lines += _waits(page, wait_rows, slo_itl_ms)
-    return lines
+    return _budgets(page, budget_rows) + (_waits(page, wait_rows, slo_itl_ms) if wait_rows else [])
 
 
 def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
@@ -181,7 +148,7 @@ def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
     for number, letter in enumerate("AB"):
         columns, is_down = page.columns[number], letter == "B"
         scale, label = _budget_scale(columns)
-        tokens = [None if p is None else float(p.num_prefill_tokens) for p in columns]
+        tokens = [None if p is None else p.num_prefill_tokens for p in columns]
         styles = ["prefill"] * len(columns)
         bars = column_chart(tokens, num_rows, scale, styles, is_down=is_down, full="▓")
         happened = [_happened(point) for point in columns]
@@ -220,21 +187,20 @@ def _happened(point: StepPoint | None) -> _Cell:
 
 def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
     """Return the row of one request from arrival to end: its events, and where it waited."""
-    first_ns = run.ttft_ns
-    end_ns = None if run.end_ns is None else run.end_ns - run.arrival_ns
+    first_ns = math.inf if run.ttft_ns is None else run.ttft_ns
+    gone_ns = math.inf if run.end_ns is None else run.end_ns - run.arrival_ns
     cells: list[_Cell] = []
     for x, cell in enumerate(happened):
         start = page.start + x * page.width
-        if start + page.width <= 0 or (end_ns is not None and start > end_ns):
+        end = start + page.width
+        if end <= 0 or start > gone_ns:
             cells.append((" ", "text"))
-        elif end_ns is not None and start <= end_ns < start + page.width:
+        elif gone_ns < end:
             cells.append(("●", "finished"))
         elif cell[0] not in "━· ":
             cells.append(cell)
-        elif first_ns is None or start + page.width <= first_ns:
-            cells.append(("·", "idle"))
         else:
-            cells.append(("━", "decode"))
+            cells.append(("·", "idle") if end <= first_ns else ("━", "decode"))
     return cells
 
 
@@ -243,13 +209,10 @@ def _waits(page: ComparePage, num_rows: int, slo_itl_ms: float) -> list[Line]:
     scale = max(known, default=0) or 1
     label = fmt.with_ms(scale / 1000)
     lines: list[Line] = []
-    for number, letter in enumerate("AB"):
-        columns, is_down = page.columns[number], letter == "B"
-        waits = [
-            None if p is None or p.longest_us is None else float(p.longest_us) for p in columns
-        ]
-        late = [wait is not None and wait > slo_itl_ms * 1000 for wait in waits]
-        styles = ["breach" if each else "text" for each in late]
+    for letter, columns in zip("AB", page.columns, strict=True):
+        is_down = letter == "B"
+        waits = [None if p is None else p.longest_us for p in columns]
+        styles = ["breach" if (wait or 0) > slo_itl_ms * 1000 else "text" for wait in waits]
         bars = column_chart(waits, num_rows, scale, styles, is_down=is_down)
         labels = {num_rows - 1: f"{letter} waits"} if num_rows > 1 else {}
         lines += _rows(page, bars, labels | {0: label}, is_down)
@@ -259,7 +222,6 @@ def _waits(page: ComparePage, num_rows: int, slo_itl_ms: float) -> list[Line]:
 
 
 def _axis(page: ComparePage) -> Line:
-    """Return the line of the axis: ticks, each labelled with its offset from where runs align."""
     num = len(page.columns[0])
     cells = ["─"] * num
     for x in range(0, num - 8, 20):
@@ -287,37 +249,30 @@ def _row(page: ComparePage, label: str, cells: Line, edge: str = "│") -> Line:
 
 def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:
     """Return one line for each run: what its engine did in the steps at the cursor."""
-    return [
-        fitted(_cursor_line(page, letter, page.points[number], slo_itl_ms, width), width)
-        for number, letter in enumerate("AB")
-    ]
+    points = zip("AB", page.points, strict=True)
+    return [fitted(_cursor_line(page, *each, slo_itl_ms, width), width) for each in points]
 
 
 def _cursor_line(
     page: ComparePage, letter: str, point: StepPoint | None, slo_itl_ms: float, width: int
 ) -> Line:
     mark = "▶" if page.focus == letter.lower() else " "
-    at = offset_text(page, page.cursor)
-    head: Line = ((f"{mark}{letter} ", "strong"), (f"{at:>8} ", "muted"))
+    head = facts((f"{mark}{letter} ", "strong"), (f"{offset_text(page, page.cursor):>8} ", "muted"))
     if point is None:
         return (*head, ("no step here", "muted"))
-    steps = f"step {point.first:,}"
-    if point.last != point.first:
-        steps = f"steps {point.first:,}–{point.last:,}"
+    is_one = point.last == point.first
+    steps = f"step {point.first:,}" if is_one else f"steps {point.first:,}–{point.last:,}"
     wait_ms = None if point.longest_us is None else point.longest_us / 1000
     is_late = wait_ms is not None and wait_ms > slo_itl_ms
-    late = "!" if is_late else " "
-    most: Line = (("up to ", "muted"),) if point.last != point.first else ()
-    took = fmt.with_ms(point.duration_us / 1000)
+    waited: Run = (fmt.with_ms(wait_ms) + (" ", "!")[is_late], "breach" if is_late else "text")
     prefill = f"{point.num_prefill_tokens:,}/{fmt.count(point.token_budget)}"
-    waited: Run = (f"{fmt.with_ms(wait_ms)}{late}", "breach" if is_late else "text")
     fields = (
         Field(0, (*head, (f"{steps:<18} ", "text"))),
-        Field(5, most),
-        Field(1, ((f"{took:>8}", "strong"),)),
-        Field(3, (("  prefill ", "muted"), (prefill, "prefill"))),
-        Field(4, (("  decode ", "muted"), (f"{point.num_decode_tokens}", "decode"))),
-        Field(2, (("  wait ", "muted"), waited)),
-        Field(6, (("  queue ", "muted"), (fmt.count(point.num_waiting), "text"))),
+        Field(5, () if is_one else facts("up to ")),
+        Field(1, ((f"{fmt.with_ms(point.duration_us / 1000):>8}", "strong"),)),
+        Field(3, facts("  prefill ", (prefill, "prefill"))),
+        Field(4, facts("  decode ", (f"{point.num_decode_tokens}", "decode"))),
+        Field(2, facts("  wait ", waited)),
+        Field(6, facts("  queue ", fmt.count(point.num_waiting))),
     )
     return whole(fields, width)

@@ -4,7 +4,6 @@ A column has a width for narrow screens and one for wide screens.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 from stepscope.recordings.fleets.figures import EngineFigures
@@ -14,8 +13,8 @@ from stepscope.recordings.state.ranks import MATTERS, rank_sizes
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
+from stepscope.tui.views.framed_panels import sparkline
 from stepscope.tui.views.lines import Line, Run, clean, spot
-from stepscope.tui.views.theme import LEVELS
 
 UNKNOWN = "-"
 _Value = TypeVar("_Value")
@@ -27,14 +26,13 @@ class FleetColumn(NamedTuple):
     key: ColumnKey
     short: str
     name: str
-    narrow: int
+    narrow: int  # widths in cells; 0 leaves it out
     wide: int
     draw: Callable[[EngineFigures], Run] | None  # None: state, or the load that is drawn apart
     figure: FleetFigure | None = None  # the figure that may stand out from the other engines
     is_right: bool = True
 
     def width(self, is_wide: bool) -> int:
-        """Its width in cells; 0 leaves it out."""
         return self.wide if is_wide else self.narrow
 
 
@@ -46,30 +44,19 @@ def state_text(line: EngineLine) -> Run:
     if figures.status == "starting":
         return "STARTING", "caution"
     if figures.status == "down":
-        return f"DOWN {_ago(line.status_s)}", "badge_down"
+        return f"DOWN {fmt.short_span(line.status_s)}", "badge_down"
     if figures.status == "stale":
-        return f"STALE {_ago(line.silent_s or line.status_s)}", "badge_paused"
+        return f"STALE {fmt.short_span(line.silent_s or line.status_s)}", "badge_paused"
     if figures.status in ("playing", "paused", "ended"):
         return "RECORDING", "mark"
     if figures.state in ("paused", "draining", "stopped"):
         return figures.state.upper(), "caution"
     if line.new_s is not None:
-        return f"LIVE new {_ago(line.new_s)}", "mark"
+        return f"LIVE new {fmt.short_span(line.new_s)}", "mark"
     role = None if figures.info is None else figures.info.role
     if role is not None:
         return f"LIVE {role}", "muted" if figures.state == "idle" else "good"
     return ("LIVE idle", "muted") if figures.state == "idle" else ("LIVE", "good")
-
-
-def _ago(seconds: float) -> str:
-    """Return a duration in at most five cells: 3.2s, 42s, 12:41, 3h."""
-    if seconds < 9.95:
-        return f"{seconds:.1f}s"
-    if seconds < 99.5:
-        return f"{seconds:.0f}s"
-    if seconds < 5999.5:
-        return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-    return f"{seconds / 3600:.0f}h"
 
 
 def _known(value: _Value | None, text: Callable[[_Value], str], style: str = "text") -> Run:
@@ -137,112 +124,50 @@ _ROOMY_SPARK = 24
 
 class PlacedColumn(NamedTuple):
     column: FleetColumn
-    x: int
     width: int
     name: str
 
 
 def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
-    """Return the columns that fit into `width` cells, with their positions.
+    """Return the columns that fit into `width` cells, from left to right.
 
     The load sparkline is the last column; it is left out if it would be too narrow. So is that of
     ranks if no engine has several.
     """
     is_wide = width >= 100
     left_out = "" if any(rank_sizes(each.info) != (1, 1) for each in page.engines) else "ranks"
-    kept = [column for column in COLUMNS if column.key not in ("load", left_out)]
-    kept = [column for column in kept if column.width(is_wide)]
-    spark = COLUMNS[-1]
+    kept = [each for each in COLUMNS if each.key not in ("load", left_out) and each.width(is_wide)]
+
+    def total() -> int:
+        return 1 + sum(column.width(is_wide) + 1 for column in kept)
+
     for key in _WIDE_ONLY:
-        if _sum(kept, is_wide) + _ROOMY_SPARK <= width:
+        if total() + _ROOMY_SPARK <= width:
             break
         kept = [column for column in kept if column.key != key]
-    while len(kept) > 1 and _sum(kept, is_wide) > width:
+    while len(kept) > 1 and total() > width:
         kept.pop()
-    found = []
-    x = 1
-    for column in kept:
-        room = column.width(is_wide)
-        found.append(PlacedColumn(column, x, room, column.name if is_wide else column.short))
-        x += room + 1
-    left = width - x
+    found = [
+        PlacedColumn(each, each.width(is_wide), each.name if is_wide else each.short)
+        for each in kept
+    ]
+    spark, left = COLUMNS[-1], width - total()
     if left >= _LEAST_SPARK:
         name = spark.name if left >= len(spark.name) else "load"
-        found.append(PlacedColumn(spark, x, left, name))
+        found.append(PlacedColumn(spark, left, name))
     return found
-
-
-def _sum(columns: Sequence[FleetColumn], is_wide: bool) -> int:
-    return 1 + sum(column.width(is_wide) + 1 for column in columns)
-
-
-def labels(names: Sequence[str], width: int) -> dict[str, str]:
-    """Return name -> label of at most `width` cells.
-
-    Too long names first lose the ending that all of them share, then their common beginning:
-    similar engines differ in the middle (gpu-03.rack7:5555) or at the end (10.0.0.7:5556).
-    """
-    plain = {name: clean(name, max(len(name), 1)) for name in names}
-    if max((len(name) for name in names), default=0) <= width:
-        return plain
-    end = start = 0
-    if len(plain) > 1:
-        end, start = _common([name[::-1] for name in plain]), _common(list(plain))
-    found = {}
-    for name, label in plain.items():
-        if end and len(label) > width:
-            label = label[:-end] + "…"
-        if len(label) > width and start:
-            label = "…" + label[start:]
-        if len(label) > width:
-            label = "…" + label[len(label) - width + 1 :]
-        found[name] = label
-    return found
-
-
-def _common(names: Sequence[str]) -> int:
-    return sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
-
-
-def spark(load: Sequence[int | None], num_looks: int, width: int, top: int) -> str:
-    """Return the requests in an engine over about two minutes, as a sparkline; a dot means none.
-
-    A cell shows the most requests in its time slice; it is blank if none of them is known. Slices
-    begin at multiples of their length, so that cells do not change while time passes.
-    """
-    per_cell = max(1, round(NUM_LOADS / max(1, width)))  # samples that a cell stands for
-    end = len(load)
-    size = num_looks % per_cell or per_cell  # samples in the newest slice
-    cells: list[str] = []
-    while len(cells) < width:
-        known = [each for each in load[max(0, end - size) : max(0, end)] if each is not None]
-        cells.append(_level(max(known), top) if known else " ")
-        end, size = end - size, per_cell
-    return "".join(reversed(cells))
-
-
-def _level(value: int, top: int) -> str:
-    if value <= 0:
-        return "·"
-    # Never a full cell: those of two engines, one above the other, would merge into one block.
-    eighths = round(value / max(1, top) * (len(LEVELS) - 1))
-    return LEVELS[max(1, min(len(LEVELS) - 1, eighths)) - 1]
 
 
 def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
-    runs: list[Run] = [(" ", "muted")]
+    runs: list[Run] = []
     for place in places:
-        is_sorted = place.column.key == page.sort
-        name = place.name
+        is_sorted, name = place.column.key == page.sort, place.name[: place.width]
         if is_sorted:
-            arrow = "▲" if page.is_ascending else "▼"
-            name = name[: place.width - 1] + arrow
-        text = name[: place.width]
-        text = text.rjust(place.width) if place.column.is_right else text.ljust(place.width)
-        runs.append(spot("sort", place.column.key))
+            name = place.name[: place.width - 1] + ("▲" if page.is_ascending else "▼")
+        text = name.rjust(place.width) if place.column.is_right else name.ljust(place.width)
+        runs += [(" ", "muted"), spot("sort", place.column.key)]
         runs.append((text, "key" if is_sorted else "muted"))
-        runs.append((" ", "muted"))
-    return tuple(runs[:-1])
+    return tuple(runs)
 
 
 def row(
@@ -251,22 +176,21 @@ def row(
     """Return the line of one engine; ▲ or ▼ before a value that differs much from others."""
     mark = "+cursor" if is_selected else ""
     figures = page.standing_out.get(line.figures.name, frozenset())
-    names = [each.name for each in page.engines]
     top = max((each for other in page.lines for each in other.load if each is not None), default=0)
     selected = ("▶" if is_selected else " ", f"text{mark}")
     runs: list[Run] = [spot("engine", line.figures.name), selected]
     for place in places:
         column = place.column
         if column.key == "load":
-            runs.append(
-                (spark(line.load, page.picture.num_looks, place.width, top), f"decode{mark}")
-            )
-            break
+            load = (*[None] * (NUM_LOADS - len(line.load)), *line.load)
+            return (*runs, (sparkline(load, place.width, top), f"decode{mark}"))
         text, style = column.draw(line.figures) if column.draw else state_text(line)
         if line.figures.status == "stale" and style in ("text", "good"):
             style = "muted"  # the figure is from before the engine fell silent
         is_name = column.key == "engine"
-        text = labels(names, place.width)[text] if is_name else clean(text, place.width)
+        if is_name and len(text) > place.width:  # similar engines differ at the end
+            text = "…" + text[len(text) - place.width + 1 :]
+        text = clean(text, place.width)
         if column.figure is not None and column.figure in figures:
             style = style if style == "breach" else "caution"
             if len(text) < place.width:

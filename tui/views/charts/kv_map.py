@@ -3,51 +3,56 @@
 import re
 import string
 from array import array
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import pairwise, product, starmap
+from typing import TypeVar
 
-from stepscope.engine.protocol.wire import CACHED, EMPTY, EngineInfo, GroupCounts, KVGroup
+from stepscope.engine.protocol.wire import (
+    CACHED,
+    EMPTY,
+    EngineInfo,
+    GroupCounts,
+    KVGroup,
+    RequestView,
+)
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import beside
-from stepscope.tui.views.lines import Line, Run, clean, fitted, framed
+from stepscope.tui.views.lines import Line, clean, facts, first_fitting, fitted, framed, titled
 from stepscope.tui.views.theme import KV_CACHED, KV_EMPTY, KV_GLYPHS, KV_SHARED, KV_STYLES, KV_USED
 
 _GROUP_STYLES = ("kv_used", "decode", "prefill", "kv_shared")
 _NAMES = ("free", "cached", "used", "shared")
 _SHORT_DTYPES = {"float8_e4m3fn": "FP8", "bfloat16": "BF16"}
 _OWNERS_WIDTH = 26
-_MAX_SAMPLED = 16_384  # most blocks to look at; of more, evenly spaced ones
-_FEW = 3  # blocks in a cell, at most, for the lookup table
+MAX_SAMPLED = 16_384  # most blocks to look at; of more, evenly spaced ones
+_Blocks = TypeVar("_Blocks", "array[int]", bytearray)
+_SAME = re.compile(r"((.)\2*)")
+_STYLE_OF = dict(zip(KV_GLYPHS, KV_STYLES, strict=True))
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    inner = width - 4
+    inner, rows = width - 4, height - 3
     with_owners = inner >= 90
     map_width = inner - (_OWNERS_WIDTH if with_owners else 0)
-    rows = height - 3
     body = state_map(frame, map_width, rows)
     if with_owners:
         body = beside([fitted(line, map_width + 3) for line in body], _owners(frame, rows))
-    body = [((" ", "text"), *line) for line in body]
-    body.append(((" ", "text"), *key(frame, inner + 1)))
+    body = [((" ", "text"), *line) for line in [*body, key(frame, inner + 1)]]
     return framed(body, width, height, _title(frame, width - 6))
 
 
 def _title(frame: Frame, room: int) -> Line:
     """Return the title, with the step that the map is of: it is not drawn in every frame."""
-    info = frame.state.info
+    info, evictions = frame.state.info, frame.rates.evictions_per_s
     if info is None or info.num_blocks is None:
-        return (("KV map", "title"),)
-    size = size_of_pool(info)
-    evictions = frame.rates.evictions_per_s
+        return titled("KV map")
     lost = "" if evictions is None else f"  evict {evictions:.0f}/s"
     step = f"  as of step {frame.step:,}" if frame.step is not None and frame.view.live else ""
-    few = size.partition(" ×")[0].partition(" =")[0]
-    forms = (f"  {size}{lost}{step}", f"  {few}{lost}{step}", f"  {few}{step}", step)
-    said = next((form for form in forms if len(form) + 6 <= room), "")
-    return (("KV map", "title"), (said, "muted"))
+    few = f"  {info.num_blocks:,} blocks"
+    abouts = (f"  {size_of_pool(info)}{lost}{step}", f"{few}{lost}{step}", f"{few}{step}", step)
+    return first_fitting([titled("KV map", about) for about in abouts], room)
 
 
 def size_of_pool(info: EngineInfo) -> str:
@@ -63,19 +68,17 @@ def size_of_pool(info: EngineInfo) -> str:
 
 
 def key(frame: Frame, width: int) -> Line:
-    """Return the line below the map: shares of block states that fit, and what the glyphs mean."""
-    kv = frame.state.kv
-    figures = ""
-    if kv is not None:
-        total = max(1, kv.used + kv.cached + kv.empty)
-        figures = f"{kv.used / total:.0%} used  {kv.cached / total:.0%} cached   "
-    names = sum(len(_NAMES[state]) + 2 for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY))
-    while figures and len(figures) + names - 1 > width:
-        figures = figures.rstrip().rpartition("  ")[0] + "  " if "  " in figures.strip() else ""
-    runs: list[Run] = [(figures, "text")]
-    for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY):
-        runs += [(KV_GLYPHS[state], KV_STYLES[state]), (f"{_NAMES[state]} ", "muted")]
-    return tuple(runs)
+    """Return the line below the map: shares of block states if they fit, and their glyphs."""
+    kv, states = frame.state.kv, (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY)
+    glyphs = [((KV_GLYPHS[n], KV_STYLES[n]), (f"{_NAMES[n]} ", "muted")) for n in states]
+    names: Line = tuple(run for each in glyphs for run in each)
+    if kv is None:
+        return names
+    total = max(1, kv.used + kv.cached + kv.empty)
+    used, cached = f"{kv.used / total:.0%} used  ", f"{kv.cached / total:.0%} cached   "
+    return first_fitting(
+        [((f"{used}{cached}", "text"), *names), ((used, "text"), *names), names], width
+    )
 
 
 def state_map(frame: Frame, width: int, rows: int) -> list[Line]:
@@ -83,64 +86,41 @@ def state_map(frame: Frame, width: int, rows: int) -> list[Line]:
     if owner is None or refs is None or not len(owner):
         text = "the engine does not report its blocks"
         return [((text[:width], "muted"),), *((),) * (rows - 1)]
-    states = block_states(owner, refs)
-    num_cells = width * rows
-    cells = states if len(states) <= num_cells else merged(states, num_cells)
-    return [state_runs(cells[y * width : (y + 1) * width]) for y in range(rows)]
+    return map_of(block_states(owner, refs), width, rows, _STYLE_OF)
 
 
-def block_states(owner: "array[int]", refs: "array[int]") -> bytes:
-    """Return the state of each KV block; of very many blocks, only of evenly spaced ones."""
-    stride = -(-len(owner) // _MAX_SAMPLED)
-    if stride > 1:
-        owner, refs = owner[::stride], refs[::stride]
-    return bytes(
-        [
-            KV_EMPTY
-            if who == EMPTY
-            else KV_CACHED
-            if who == CACHED
-            else KV_SHARED
-            if count > 1
-            else KV_USED
-            for who, count in zip(owner, refs, strict=True)
-        ]
-    )
+def block_states(owner: "array[int]", refs: "array[int]") -> str:
+    """Return a glyph for each KV block; of very many blocks, only of evenly spaced ones."""
+    states = [
+        KV_EMPTY if who == EMPTY else KV_CACHED if who == CACHED else KV_USED + (count > 1)
+        for who, count in zip(sampled(owner), sampled(refs), strict=True)
+    ]
+    return "".join([KV_GLYPHS[state] for state in states])
 
 
-def merged(states: bytes, num_cells: int) -> bytes:
-    """Return the most frequent state of each group of neighbours; shared before used, and so on."""
-    most = _of_few if len(states) <= _FEW * num_cells else _of_many
-    return bytes([most(states[group]) for group in _groups(len(states), num_cells)])
+def sampled(blocks: _Blocks) -> _Blocks:
+    stride = -(-len(blocks) // MAX_SAMPLED)
+    return blocks[::stride] if stride > 1 else blocks
 
 
-@lru_cache(maxsize=4)
-def _groups(num_states: int, num_cells: int) -> list[slice]:
-    ends = [num_states * cell // max(1, num_cells) for cell in range(num_cells + 1)]
-    return list(starmap(slice, pairwise(ends)))
+def map_of(names: str, width: int, rows: int, styles: Mapping[str, str]) -> list[Line]:
+    """Return a map of one character for each block, merged so that all fit."""
+    cells = merged(names, width * rows)
+    lines = (cells[y * width : (y + 1) * width] for y in range(rows))
+    return [tuple((run, styles.get(one, "muted")) for run, one in _SAME.findall(x)) for x in lines]
 
 
-def _most(states: bytes) -> int:
-    return max(range(KV_SHARED, -1, -1), key=states.count)
+def merged(names: str, num_cells: int) -> str:
+    """Return the most frequent character of each group of neighbours; shared before used."""
+    if len(names) <= num_cells:
+        return names
+    ends = [len(names) * cell // max(1, num_cells) for cell in range(num_cells + 1)]
+    return "".join([_most(names[ends[n] : ends[n + 1]]) for n in range(num_cells)])
 
 
-_of_many = lru_cache(maxsize=8192)(_most)
-# A table lookup takes a third of the time, and there are few different small groups.
-_of_few = {
-    bytes(states): _most(bytes(states))
-    for size in range(_FEW + 1)
-    for states in product(range(KV_SHARED + 1), repeat=size)
-}.__getitem__
-
-
-_TO_GLYPHS = dict(enumerate(KV_GLYPHS))
-_STYLE_OF = dict(zip(KV_GLYPHS, KV_STYLES, strict=True))
-_SAME = re.compile(r"((.)\2*)")
-
-
-def state_runs(cells: bytes) -> Line:
-    text = cells.decode("latin-1").translate(_TO_GLYPHS)
-    return tuple([(run, _STYLE_OF[glyph]) for run, glyph in _SAME.findall(text)])
+@lru_cache(maxsize=8192)
+def _most(names: str) -> str:
+    return max(set(names), key=lambda name: (names.count(name), KV_GLYPHS.find(name), name))
 
 
 def _owners(frame: Frame, rows: int) -> list[Line]:
@@ -148,24 +128,24 @@ def _owners(frame: Frame, rows: int) -> list[Line]:
 
     Then the share of the pool that each group uses; with one group, the share of slots not filled.
     """
-    state = frame.state
-    holders = sorted(
-        (view for view in state.requests.values() if view.num_blocks),
-        key=lambda view: -view.num_blocks,
-    )
-    if not holders and state.kv is None:
+    holders = holders_of(frame)
+    if not holders and frame.state.kv is None:
         return [()] * rows
-    unfilled = fmt.percent(unfilled_share(frame))
-    last: list[Line] = [
-        ((f"{clean(group.kind, 17):<18}", "text"), (f"{share:>4.0%}", "muted"))
+    last = [
+        facts((f"{clean(group.kind, 17):<18}", "text"), (f"{share:>4.0%}", "muted"))
         for group, _, share in groups_of(frame)
-    ] or [(("unfilled ", "muted"), (unfilled, "text"), (" of slots", "muted"))]
-    lines: list[Line] = [(("holds most", "muted"),)]
+    ] or [facts("unfilled ", fmt.percent(unfilled_share(frame)), " of slots")]
+    lines = [facts("holds most")]
     for view in holders[: max(0, rows - 1 - len(last))]:
-        name = clean(request_name(view.request_id), 10)
-        lines.append(((f"{name:<10}", "text"), (f"{view.num_blocks:>6} blocks", "muted")))
+        name = f"{clean(request_name(view.request_id), 10):<10}"
+        lines.append(((name, "text"), (f"{view.num_blocks:>6} blocks", "muted")))
     lines += [()] * (rows - len(last) - len(lines))
     return [*lines, *last][:rows]
+
+
+def holders_of(frame: Frame) -> list[RequestView]:
+    views = (view for view in frame.state.requests.values() if view.num_blocks)
+    return sorted(views, key=lambda view: (-view.num_blocks, view.request_id))
 
 
 def groups_of(frame: Frame) -> list[tuple[KVGroup, GroupCounts, float]]:
@@ -183,13 +163,11 @@ def groups_of(frame: Frame) -> list[tuple[KVGroup, GroupCounts, float]]:
 
 def unfilled_share(frame: Frame) -> float | None:
     """Return the share of token slots in held blocks that no token fills; None if unknown."""
-    info = frame.state.info
-    holders = [view for view in frame.state.requests.values() if view.num_blocks]
+    info, holders = frame.state.info, holders_of(frame)
     if info is None or not info.block_size or not holders or info.kv_groups is not None:
         return None
     held = sum(view.num_blocks for view in holders) * info.block_size
-    filled = sum(view.num_computed_tokens for view in holders)
-    return max(0.0, 1 - filled / held)
+    return max(0.0, 1 - sum(view.num_computed_tokens for view in holders) / held)
 
 
 def group_letter(group: int, owner: int = 0) -> str:

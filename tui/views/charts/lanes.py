@@ -1,7 +1,4 @@
-"""The lanes: a line per request and a column per step show what each request did in each step.
-
-`itl_strip`: the longest gap between two tokens in each column of the budget chart.
-"""
+"""The lanes: a line per request and a column per step show what each request did in each step."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,11 +8,9 @@ from itertools import pairwise
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
-from stepscope.tui.views.charts.budget_chart import labelled, with_cursor
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import LaneRow
-from stepscope.tui.views.framed_panels import column_chart
-from stepscope.tui.views.lines import Line, Run, clean, framed
+from stepscope.tui.views.lines import Line, Run, clean, framed, titled
 from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
 from stepscope.tui.views.view import Axis
 
@@ -35,17 +30,15 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """Return the panel, `width` x `height` with its frame; names in the `gutter` on its left."""
     glyphs = _glyphs(frame.view.axis, frame.view.zoom > 1, frame.imported is not None)
     edges = _late_edges(frame)
-    body = [
-        (
-            *_label(row, gutter, row.request_id == frame.view.selected),
-            *_cells(_text(row.cells, glyphs, edges), frame.cursor_column),
-        )
-        for row in frame.lanes
-    ]
+    body: list[Line] = []
+    for row in frame.lanes:
+        label = _label(row, gutter, row.request_id == frame.view.selected)
+        body.append((*label, *_cells(_text(row.cells, glyphs, edges), frame.cursor_column)))
     if not body:
         said = totals_text.lines(frame) or [_empty(frame)]
         body = [((" " * gutter, "text"), (text, "muted")) for text in said]
-    title: Line = (("requests × steps", "title"), (_extent(frame), "muted"))
+    shown, total = len(frame.lanes), frame.num_lanes
+    title = titled("requests × steps", f" ({shown} of {total})" if shown < total else "")
     return framed(body, width, height, title, _legend(frame))
 
 
@@ -55,10 +48,7 @@ def _late_edges(frame: Frame) -> list[int]:
     On the time axis a late step is wide already: there only a step in which all stood still counts.
     """
     by_step = frame.view.axis == "step"
-    late = [
-        column is not None and (column.is_slow if by_step else column.is_wide)
-        for column in frame.columns
-    ]
+    late = [c is not None and (c.is_slow if by_step else c.is_wide) for c in frame.columns]
     return [x for x, (before, now) in enumerate(pairwise([False, *late])) if before != now]
 
 
@@ -82,7 +72,6 @@ def _glyphs(
 
 
 def _text(cells: bytes, glyphs: tuple[Mapping[int, str], ...], edges: list[int]) -> str:
-    """Return the cells of a lane as characters, where late ones begin or end at each edge."""
     raw = cells.decode("latin-1")
     spans = enumerate(pairwise((0, *edges, len(raw))))
     return "".join([raw[begin:end].translate(glyphs[i % 2]) for i, (begin, end) in spans])
@@ -111,12 +100,6 @@ def _empty(frame: Frame) -> str:
     if not frame.tells_requests:
         return "the engine does not report the requests of a step"
     return "no request in these steps"
-
-
-def _extent(frame: Frame) -> str:
-    """Return a text like " (12 of 80)": how many lanes are shown; empty if all are."""
-    shown, total = len(frame.lanes), frame.num_lanes
-    return f" ({shown} of {total})" if shown < total else ""
 
 
 def _legend(frame: Frame) -> Line:
@@ -177,26 +160,3 @@ def _cells(text: str, cursor_column: int | None) -> Line:
 
 def _split(text: str) -> Line:
     return tuple([(run, LANE_STYLES[run[0]]) for run in _RUNS.findall(text)])
-
-
-_MOST = 4.0  # times the bound: a longer gap fills its column
-_LEAST = 1.25
-
-
-def itl_strip(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    """Return the panel, `width` x `height` with its frame; labels in the `gutter` on its left."""
-    bound_ms, num_rows = frame.history.slo.itl_ms, height - 2
-    gaps_ms = [
-        None if column is None or column.max_itl_ns is None else column.max_itl_ns / 1e6
-        for column in frame.columns
-    ]
-    longest_ms = max((gap for gap in gaps_ms if gap is not None), default=0.0)
-    top_ms = min(_MOST * bound_ms, max(_LEAST * bound_ms, longest_ms))
-    styles = ["breach" if gap is not None and gap > bound_ms else "decode" for gap in gaps_ms]
-    body: list[Line] = []
-    at = num_rows - 1 - min(num_rows - 1, int(bound_ms / top_ms * num_rows))
-    for y, line in enumerate(column_chart(gaps_ms, num_rows, top_ms, styles, bound_ms)):
-        label = f"bound {bound_ms:g}" if y == at else fmt.with_ms(top_ms) if y == 0 else ""
-        body.append((*labelled(label, gutter), *with_cursor(line, frame.cursor_column)))
-    title: Line = (("ITL", "title"), (" ms, the longest gap in each column", "muted"))
-    return framed(body, width, height, title)

@@ -16,7 +16,7 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import pairs
-from stepscope.tui.views.lines import Line, Run, clean, framed, joined
+from stepscope.tui.views.lines import Line, clean, facts, framed, joined, titled
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
 GUTTER = 9  # cells before the line
@@ -30,11 +30,9 @@ def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height:
     begin_ns = pieces[0].start_ns
     end_ns = pieces[-1].start_ns + pieces[-1].ns
     room = max(10, width - GUTTER - 10)
-    line: Line = (
-        (f" {'life':<{GUTTER - 1}}", "muted"),
-        *_cells(pieces, begin_ns, end_ns, room),
-        (f" {fmt.with_ms((end_ns - begin_ns) / 1e6)}", "text"),
-    )
+    took = f" {fmt.with_ms((end_ns - begin_ns) / 1e6)}"
+    cells = _cells(pieces, begin_ns, end_ns, room)
+    line: Line = ((f" {'life':<{GUTTER - 1}}", "muted"), *cells, (took, "text"))
     totals: Counter[Cause] = Counter()
     for piece in pieces:
         totals[piece.cause] += piece.ns
@@ -47,24 +45,9 @@ def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height:
         )
         for cause, ns in totals.most_common()
     ]
-    spent = [_coloured(each) for each in pairs(entries, width - GUTTER)]
-    shown = [((" " * GUTTER, "text"), *each) for each in spent[: max(0, height - 1)]]
-    if shown:
-        shown[0] = ((f" {'went to':<{GUTTER - 1}}", "muted"), *shown[0][1:])
-    return [line, *shown]
-
-
-def _coloured(line: Line) -> Line:
-    """Give the glyph before the name of each cause its own style."""
-    styles = dict(CAUSE_GLYPHS.values())
-    runs: list[Run] = []
-    for text, style in line:
-        glyph = text[1:2]
-        if style == "muted" and glyph in styles:
-            runs += [(" ", "text"), (glyph, styles[glyph]), (text[2:], "muted")]
-        else:
-            runs.append((text, style))
-    return tuple(runs)
+    spent = pairs(entries, width - GUTTER)[: max(0, height - 1)]
+    heads = [f" {'went to':<{GUTTER - 1}}", *[" " * GUTTER] * len(spent)]
+    return [line, *(((head, "muted"), *each) for head, each in zip(heads, spent, strict=False))]
 
 
 def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
@@ -111,21 +94,16 @@ def wait_height(late: Late | None, room: int) -> int:
 def draw_wait(late: Late, width: int, height: int) -> list[Line]:
     """Return the panel with its frame; its last line sums up the pieces that do not fit."""
     room = height - 2
-    pieces = late.pieces if len(late.pieces) <= room else late.pieces[: room - 1]
-    body = [_line(late, number, width - 2) for number in range(len(pieces))]
-    if len(pieces) < len(late.pieces):
-        rest = sum(piece.ns for piece in late.pieces[len(pieces) :])
-        number_left = len(late.pieces) - len(pieces)
-        body.append(((f" {rest / 1e6:>10,.1f} ms in {number_left} more", "muted"),))
+    num = len(late.pieces) if len(late.pieces) <= room else room - 1
+    body = [_line(late, number, width - 2) for number in range(num)]
+    if rest := late.pieces[num:]:
+        body.append(facts(f" {sum(each.ns for each in rest) / 1e6:>10,.1f} ms in {len(rest)} more"))
     what = "first token" if not late.token_idx else f"token #{late.token_idx + 1}"
-    title: Line = (
-        (f"{what} of {request_name(late.request_id)}: {late.gap_ns / 1e6:,.1f} ms", "title"),
-        ("  in order of time", "muted"),
-    )
+    title = f"{what} of {request_name(late.request_id)}: {late.gap_ns / 1e6:,.1f} ms"
     hint: Line = ()
     if late.is_excused:
         hint = (("‖ the operator's pause, which breaks no service level", "mark"),)
-    return framed(body, width, height, title, hint)
+    return framed(body, width, height, titled(title, "  in order of time"), hint)
 
 
 def _line(late: Late, number: int, width: int) -> Line:

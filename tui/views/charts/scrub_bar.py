@@ -9,7 +9,7 @@ from stepscope.tui.views.lines import Line, Run
 
 _MARKS = {"preempt": "✗", "knobs": "◆", "mark": "▼", "gap": "?"}
 _RANK = " ✗?◆▼"  # of several glyphs in a cell, the last in this order is shown
-_STYLES = {"✗": "preempted", "◆": "mark", "▼": "mark", "?": "caution"}
+_STYLES = {"█": "strong", "✗": "preempted", "◆": "mark", "▼": "mark", "?": "caution"}
 _LEFT = len(" 00:00:00 ├")
 _RIGHT = len("┤ 00:00:00 STALE 100,000 steps in memory")
 
@@ -44,26 +44,20 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         x, glyph = place(event.step), _MARKS[event.kind]
         if bar[x] == "─" or _RANK.index(glyph) > _RANK.index(bar[x]):
             bar[x] = glyph
-    start, end = _ends(frame, first, last)
-    runs: list[Run] = [(f" {start:>8} ", "muted"), ("├", "frame")]
-    at = place(last if frame.cursor is None else frame.cursor)
-    for x, glyph in enumerate(bar):
-        if x == at:
-            runs.append(("█", "strong"))
-        else:
-            runs.append((glyph, _STYLES.get(glyph, "frame")))
+    bar[place(last if frame.cursor is None else frame.cursor)] = "█"
+    times = [frame.wall_ns(step) for step in (first, last)]
+    start, end = fmt.count(first), fmt.count(last)
+    if None not in times:
+        start, end = (fmt.clock(wall_ns) for wall_ns in times)
     unit = "record" if frame.is_summed_up else "step"
-    runs += [
-        ("┤", "frame"),
-        (f" {end:<8} ", "muted"),
-        _state(frame),
-        (f"{fmt.plural(frame.history.num_steps, unit)} in memory", "muted"),
-    ]
-    return [tuple(runs)]
+    memory = f"{fmt.plural(frame.history.num_steps, unit)} in memory"
+    marks = ((glyph, _STYLES.get(glyph, "frame")) for glyph in bar)
+    left: Line = ((f" {start:>8} ", "muted"), ("├", "frame"))
+    right: Line = (("┤", "frame"), (f" {end:<8} ", "muted"), _state(frame), (memory, "muted"))
+    return [(*left, *marks, *right)]
 
 
 def _state(frame: Frame) -> Run:
-    """Return LIVE if the newest step is current, else why it is not."""
     if frame.is_replay or not frame.view.live:
         return "     ", "good"
     if frame.status in ("stale", "down"):
@@ -75,11 +69,3 @@ def _nothing(frame: Frame) -> str:
     if frame.extent is None and frame.step is not None and frame.state.state == "idle":
         return f"idle since step {fmt.count(frame.step)}; 'stepscope load' sends requests"
     return "no step in memory yet"
-
-
-def _ends(frame: Frame, first: int, last: int) -> tuple[str, str]:
-    times = [frame.wall_ns(step) for step in (first, last)]
-    start, end = (None if wall_ns is None else fmt.clock(wall_ns) for wall_ns in times)
-    if start is None or end is None:
-        return fmt.count(first), fmt.count(last)
-    return start, end

@@ -40,7 +40,6 @@ class ChartColumn(NamedTuple):
     is_pending: bool = False  # its last step has not produced its tokens yet: a later column does
     longest_ns: int = 0  # of its steps
     usual_ns: int = 0  # the median of them
-    max_itl_ns: int | None = None  # the longest gap between two tokens that ended in it
     is_wide: bool = False  # it took far longer than the others on the screen
     num_padded_tokens: int = 0
     is_open: bool = False  # a step in flight, which has no record yet
@@ -74,23 +73,18 @@ class ChartColumns:
         self._forget_outdated()
         right = last_step if view.right is None else max(first_step, min(last_step, view.right))
         if view.axis == "step":
-            ranges = self._by_step(first_step, last_step, right, view.zoom, width)
-            columns = [
-                None if steps is None else self._merge(*steps, last_step) for steps in ranges
-            ]
-            return _widened(columns)
+            return _widened(self._by_step(first_step, last_step, right, view.zoom, width))
         return _told(self._by_time(first_step, last_step, right, view.zoom, width))
 
     def _by_step(
         self, first_step: int, last_step: int, right: int, zoom: int, width: int
-    ) -> list[tuple[int, int] | None]:
-        ranges: list[tuple[int, int] | None] = []
-        last_column = right // zoom
-        for column in range(last_column - width + 1, last_column + 1):
+    ) -> list[ChartColumn | None]:
+        columns: list[ChartColumn | None] = []
+        for column in range(right // zoom - width + 1, right // zoom + 1):
             first = max(first_step, column * zoom)
             last = min(last_step, column * zoom + zoom - 1)
-            ranges.append((first, last) if first <= last else None)
-        return ranges
+            columns.append(self._merge(first, last, last_step) if first <= last else None)
+        return columns
 
     def _by_time(
         self, first_step: int, last_step: int, right: int, zoom: int, width: int
@@ -139,25 +133,15 @@ class ChartColumns:
         if span is None:
             return ChartColumn(first, last, None, 0, 0, None, is_lost=True)
         bound_ns = self._history.slo.itl_ms * 1e6
+        is_slow = not self._history.state.is_summed_up and span.longest_ns > bound_ns
         return ChartColumn(
-            first,
-            last,
-            span.start_ns,
-            span.max_prefill_tokens,
-            span.max_decode_tokens,
-            span.token_budget,
-            span.has_preemption,
-            span.has_knob_change,
-            span.has_mark,
-            (span.max_itl_ns or 0) > bound_ns,
-            not self._history.state.is_summed_up and span.longest_ns > bound_ns,
-            is_lost=False,
-            num_padded_tokens=span.max_padded_tokens,
-            limit=span.limit,
-            longest_ns=span.longest_ns,
-            usual_ns=span.usual_ns,
-            max_itl_ns=span.max_itl_ns,
-        )
+            *(first, last, span.start_ns),
+            *(span.max_prefill_tokens, span.max_decode_tokens, span.token_budget),
+            *(span.has_preemption, span.has_knob_change, span.has_mark),
+            *((span.max_itl_ns or 0) > bound_ns, is_slow),
+            longest_ns=span.longest_ns, usual_ns=span.usual_ns,
+            num_padded_tokens=span.max_padded_tokens, limit=span.limit,
+        )  # fmt: skip
 
     def _forget_outdated(self) -> None:
         info = self._history.info

@@ -6,30 +6,30 @@ A side is one of the runs, A or B.
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.recordings.compare.comparison import Comparison, SettingDifference
+from stepscope.recordings.attribution.causes import WORDS
+from stepscope.recordings.compare.comparison import Comparison, SettingDifference, SideWork
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import COMPARED_KINDS, PARTS, ComparedFigure, Verdict
 from stepscope.recordings.figures.table import RANKS
 from stepscope.recordings.state.audit_text import value_text
+from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 
+SideName: TypeAlias = Literal["a", "b"]
+SIDES: tuple[SideName, ...] = ("a", "b")
 VERDICTS: dict[Verdict, str] = {
     "a": "A better",
     "b": "B better",
-    "alike": "alike",  # `NO_DIFFERENCE`, if that may be chance
+    "alike": "alike",
     "unclear": "may be chance",
     "differs": "",
     "unknown": "not published",
 }
-TOO_FEW = "too few to be sure"
-NO_DIFFERENCE = "no difference seen"
-_NARROW = 1.1  # an interval within this factor shows that two values are alike
 NOTHING = "nothing for sure"
 NONE_LOWER = "in no latency"
-_LARGE = 1.5  # from this factor on, an unclear difference is called "too few", not chance
 SAME_SETTINGS = "no difference found"
 _TOLD = ("itl", "ttft", "tpot")  # step times only explain these
 
@@ -59,9 +59,7 @@ def ratio(figure: ComparedFigure) -> str:
     found = figure.ratio
     if found is None:
         return "—"
-    if found >= 99.5 or (found and found < 0.0095):
-        return f"{found:.3g}x"
-    return f"{found:.2f}x"
+    return f"{found:.3g}x" if found >= 99.5 or 0 < found < 0.0095 else f"{found:.2f}x"
 
 
 def times(figure: ComparedFigure) -> str:
@@ -79,14 +77,10 @@ def between(figure: ComparedFigure) -> str:
     """Return the confidence interval of B / A; empty if it is unknown."""
     if figure.interval is None:
         return ""
-    low, high = figure.interval
-    if low and high < math.inf:
-        return f"{_number(low)}-{_number(high)}x"
-    return f"> {_number(low)}x" if low else f"< {_number(high)}x" if high < math.inf else ""
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+    low, high = (f"{end:.2f}" if end >= 0.1 else f"{end:.2g}" for end in figure.interval)
+    if figure.interval[1] < math.inf:
+        return f"{low}-{high}x" if figure.interval[0] else f"< {high}x"
+    return f"> {low}x" if figure.interval[0] else ""
 
 
 def verdict(figure: ComparedFigure) -> str:
@@ -94,22 +88,7 @@ def verdict(figure: ComparedFigure) -> str:
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
-    if figure.verdict == "alike" and figure.interval is not None:
-        low, high = figure.interval
-        if low < 1 / _NARROW or high > _NARROW:
-            return NO_DIFFERENCE
-    return TOO_FEW if is_large(figure) else VERDICTS[figure.verdict]
-
-
-def is_large(figure: ComparedFigure) -> bool:
-    """Whether an unclear difference is so large that longer runs might confirm it."""
-    if figure.verdict != "unclear":
-        return False
-    factor = figure.factor or 0.0
-    if figure.unit == "share" and figure.a is not None and figure.b is not None:
-        missing = sorted((1 - figure.a, 1 - figure.b))  # 98 % and 86 %: 7 times as many were late
-        factor = max(factor, missing[1] / missing[0] if missing[0] > 0 else math.inf)
-    return factor >= _LARGE
+    return VERDICTS[figure.verdict]
 
 
 def change(figure: ComparedFigure) -> str:
@@ -141,10 +120,9 @@ def load(found: Comparison) -> str | None:
 
 def headline(found: Comparison) -> str:
     """Return the result in one sentence: the largest difference on each side that is better."""
-    sides: tuple[Literal["a", "b"], ...] = ("b", "a")
     won = {
         side: re.sub(r", at \w+ [^)]*|(?<=\)), .*", "", outcome(found, side)[1][0])
-        for side in sides
+        for side in SIDES
         if found.names_winner(side) and found.better(side)
     }
     if len(won) == 2:
@@ -155,38 +133,19 @@ def headline(found: Comparison) -> str:
     return "neither is better for sure" if is_known else "not to be judged: the work differs"
 
 
-def outcome(found: Comparison, side: Literal["a", "b"]) -> tuple[str, list[str]]:
+def outcome(found: Comparison, side: SideName) -> tuple[str, list[str]]:
     """Return a heading ("A better", or of unlike work "A lower") and phrases on the figures."""
     letter = side.upper()
     if found.names_winner(side):
-        sure, perhaps = _phrases(found.better(side)), _perhaps(found, side)
-        if perhaps and not sure:
-            sure = [f"{NOTHING}; perhaps {', '.join(perhaps)}: {TOO_FEW}"]
+        sure = _phrases(found.better(side))
         return f"{letter} better", sure or [NOTHING]
-    lower = [
-        figure
-        for figure in found.figures
-        if figure.kind is not None
-        and figure.rank is not None
-        and figure.verdict == "differs"
-        and figure.a is not None
-        and figure.b is not None
-        and (figure.a < figure.b) == (side == "a")
-    ]
+    ranked = [f for f in found.figures if None not in (f.kind, f.rank) and f.verdict == "differs"]
+    lower = [f for f in ranked if f.a is not None and f.b is not None and _is_lower(f, side)]
     return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
 
 
-def _perhaps(found: Comparison, side: Literal["a", "b"]) -> list[str]:
-    return _phrases(
-        [
-            figure
-            for figure in found.figures
-            if is_large(figure)
-            and figure.a is not None
-            and figure.b is not None
-            and (figure.a < figure.b) == ((figure.better == "lower") == (side == "a"))
-        ]
-    )
+def _is_lower(figure: ComparedFigure, side: SideName) -> bool:
+    return ((figure.a or 0) < (figure.b or 0)) == (side == "a")
 
 
 def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
@@ -195,10 +154,9 @@ def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
     for kind in (*_TOLD, *PARTS):
         of_kind = [figure for figure in figures if figure.kind == kind]
         if of_kind:
-            parts = [_part(figure) for figure in _outstanding(of_kind)]
+            parts = ", ".join(_part(figure) for figure in _outstanding(of_kind))
             weight = max(min(figure.weight, 10) for figure in of_kind)
-            text = f"{COMPARED_KINDS[kind]} {', '.join(parts)}"
-            phrases.append((kind in PARTS, -weight, text))
+            phrases.append((kind in PARTS, -weight, f"{COMPARED_KINDS[kind]} {parts}"))
     for figure in figures:
         if figure.kind is None:
             text = f"{figure.label} {change(figure)}{_times(figure)}"
@@ -208,13 +166,11 @@ def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
 
 def _outstanding(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
     """Return the three percentiles of one kind that differ most, not p90, nor equal ones."""
-    kept: list[ComparedFigure] = []
+    kept: dict[object, ComparedFigure] = {}
     for figure in sorted(figures, key=lambda each: -each.weight):
-        if figure.rank != 90 and not any(
-            (figure.a, figure.b) == (other.a, other.b) for other in kept
-        ):
-            kept.append(figure)
-    return kept[:3]
+        if figure.rank != 90:
+            kept.setdefault((figure.a, figure.b), figure)
+    return list(kept.values())[:3]
 
 
 def _part(figure: ComparedFigure) -> str:
@@ -227,38 +183,25 @@ def _part(figure: ComparedFigure) -> str:
 def _times(figure: ComparedFigure) -> str:
     text = times(figure)
     least = figure.least_factor
-    if text and least is not None and figure.verdict in ("a", "b"):
+    if text and least is not None and figure.verdict in SIDES:
         text += f", at least {factor_text(least)}"
     return f" ({text})" if text else ""
 
 
 def unclear(found: Comparison) -> list[str]:
-    """Return a phrase for each figure whose difference may be chance."""
-    judges = found.different_work is None  # with different work, longer runs would not decide it
+    """Return a phrase for each kind of figure whose difference may be chance."""
     phrases = []
     for kind, label in COMPARED_KINDS.items():
         figures = [f for f in found.figures if f.kind == kind and f.verdict == "unclear"]
         figures = [f for f in figures if f.rank != 90]  # p95 stands for it
         if figures:
-            ranks = ", ".join(_unsure(f, judges) for f in figures)
+            ranks = ("within SLO" if f.rank is None else RANKS[f.rank] for f in figures)
             a, b = figures[0].num_a, figures[0].num_b
             number = f"{a:,}" if a == b else f"{a:,} and {b:,}"
-            notes = [f"of {number}"] if found.load.is_same else []
-            notes += [TOO_FEW] if judges and any(is_large(f) for f in figures) else []
-            phrases.append(f"{label} {ranks}" + (f" ({', '.join(notes)})" if notes else ""))
+            of = f" (of {number})" if found.load.is_same else ""
+            phrases.append(f"{label} {', '.join(ranks)}{of}")
     others = [f.label for f in found.figures if f.kind is None and f.verdict == "unclear"]
     return phrases + others
-
-
-def _unsure(figure: ComparedFigure, has_values: bool) -> str:
-    if has_values and is_large(figure):
-        return _part(figure)
-    return "within SLO" if figure.rank is None else RANKS[figure.rank]
-
-
-def values_text(values: Iterable[KnobValue]) -> str:
-    """Return all values that a setting had during a run, in order of time."""
-    return "→".join(value_text(each) for each in values)
 
 
 def reach(found: Comparison) -> list[str]:
@@ -270,4 +213,60 @@ def reach(found: Comparison) -> list[str]:
 
 
 def setting_text(setting: SettingDifference) -> str:
-    return f"{setting.name} {values_text(setting.a)} | {values_text(setting.b)}"
+    """Return the values of a setting in both runs, each in order of time: `name 8→4 | 8`."""
+
+    def values(each: Iterable[KnobValue]) -> str:
+        return "→".join(map(value_text, each))
+
+    return f"{setting.name} {values(setting.a)} | {values(setting.b)}"
+
+
+# How much work, and why late tokens were late
+
+
+def sizes(found: Comparison, width: int) -> str:
+    """Return the number of requests and the duration of both runs; empty if there is no room."""
+    a, b = (
+        f"{letter}{'' if work.simulated is None else f' {SIMULATED},'} "
+        f"{_requests(work)} in {fmt.span(work.seconds)}"
+        for letter, work in zip("AB", found.works, strict=True)
+    )
+    num_a, num_b = (fmt.count(work.num_requests) for work in found.works)
+    return fmt.first_fitting((f"{a}, {b}", f"A {num_a}, B {num_b} requests", ""), width)
+
+
+def work_text(work: SideWork) -> str:
+    how = "" if work.simulated is None else f"{SIMULATED}, "
+    unit = "records" if work.sums_up else "steps"
+    tokens = f"{fmt.count(work.num_in_tokens)} tokens in, {fmt.count(work.num_out_tokens)} out"
+    steps = f"{work.num_steps:,} {unit} in {fmt.span(work.seconds)}"
+    return f"{how}{steps}, {_requests(work)}, {tokens}"
+
+
+def _requests(work: SideWork) -> str:
+    if work.num_requests is None:
+        return "— requests"
+    before = work.num_requests - (work.num_arrived or work.num_requests)
+    from_before = f" ({before:,} from before)" if before > 0 else ""
+    return fmt.plural(work.num_requests, "request") + from_before
+
+
+def causes_of(found: Comparison, kind: str, side: SideName, limit: int = 3) -> str:
+    """Return a line on a run's late tokens: how many, the total wait, `limit` main causes."""
+    shares = [
+        (share.cause, *((share.a_ns, share.num_a) if side == "a" else (share.b_ns, share.num_b)))
+        for share in found.causes
+        if share.kind == kind
+    ]
+    total_ns, number = sum(ns for _, ns, _ in shares), sum(num for *_, num in shares)
+    if not number or not total_ns:
+        within = found.figure(f"{kind.lower()}_within_slo")
+        known = within.a if side == "a" else within.b
+        return "unknown" if known is None else "none" if known == 1 else "of unknown cause"
+    parts = [
+        f"{WORDS[cause].name} {percent(ns / total_ns)}"
+        for cause, ns, _ in sorted(shares, key=lambda share: -share[1])[:limit]
+        if ns >= total_ns / 100
+    ]
+    late = f"{number:,} late, {total_ns / 1e9:,.1f} s of waiting"
+    return f"{late}: {', '.join(parts)}" if parts else late

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.compare.side.advice import RecentRun, advice
@@ -12,8 +12,8 @@ from stepscope.recordings.history.windows import Rates
 from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
-from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.session import SessionState
+from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame import chart_columns
 from stepscope.tui.views.frame.frame import (
     LATENCY_WINDOW_S,
@@ -23,25 +23,16 @@ from stepscope.tui.views.frame.frame import (
     Frame,
 )
 from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
-from stepscope.tui.views.frame.latency_windows import LatencyWindows
 from stepscope.tui.views.view import View
 
 if TYPE_CHECKING:
     from stepscope.recordings.replay.file_index import FileIndex  # with mcap, only when needed
 
-_EVENTS_S = 0.5  # between two updates of the events in a live picture
 _REFRESH_S = 1.0  # between two updates of figures that cost much, or are read rather than watched
 _MOST_REFRESH_S = 5.0  # of figures that cost very much
 _KNEE_SHARE = 4_000  # a knee that took t seconds is found again after 4,000 t: it hardly changes
 _LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
 _ASKING = ("knobs", "latency", "kv")  # pages with figures of their own
-
-
-class _Cached(NamedTuple):
-    """When a cached part of a frame was computed (`of`), and when it may be computed again."""
-
-    of: object
-    due_s: float
 
 
 class _Lag:
@@ -102,34 +93,22 @@ class FrameBuilder:
         self._cpu_clock = cpu_clock or (time.thread_time if is_real else clock)
         self._keys = keys or {}
         self._columns = chart_columns.ChartColumns(history)
-        self._windows = LatencyWindows(history, clock)
         self._figures: Mapping[str, Any] = {}
         self._figures_ns = 0  # engine time of the step that they are up to
         self._figures_mode: object = None
         self._figures_at: int | None = None
         self._figures_due_s = 0.0
-        self._figures_taken: _Cached | None = None
-        self._events_taken: _Cached | None = None
+        self._figures_of: object = None  # the frame that they were computed for
         self._built_of: object = None  # the last frame
         self._heard = (history.version, clock())  # the newest message, and since when it is that
         self._lag = _Lag(clock)
         self._knee: tuple[object, int | None, float] = (None, None, 0.0)  # of what, it, next time
-        self._recent: tuple[object, list[SessionEvent]] | None = None
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a background computation is under way whose result may change the next frame."""
-        return self._windows.is_busy
-
-    @property
     def is_behind(self) -> bool:
-        """Whether the last frame showed outdated figures or events that are due again now."""
-        now_s = self._clock()
-        return any(
-            taken is not None and taken.of != self._built_of and now_s >= taken.due_s
-            for taken in (self._figures_taken, self._events_taken)
-        )
+        """Whether the last frame showed outdated figures that are due again now."""
+        return self._figures_of != self._built_of and self._clock() >= self._figures_due_s
 
     def build(self, view: View, num_columns: int, num_lanes: int, num_events: int) -> Frame:
         """Return the current frame, and move the cursor to a step still in memory."""
@@ -156,10 +135,7 @@ class FrameBuilder:
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         if state.in_flight is not None and view.live:
             columns, lanes = self._with_open_step(view, columns, lanes, state.in_flight, state)
-        windows = {}
-        if view.page == "latency":
-            windows = self._windows.reports(None if view.live else state.time_ns)
-        figures = self._paced(view, cursor, state, windows.get("60 s"))
+        figures = self._paced(view, cursor, state, num_events)
         return Frame(
             history=history,
             view=view,
@@ -176,14 +152,12 @@ class FrameBuilder:
             figures_age_s=max(0, state.time_ns - self._figures_ns) / 1e9,
             age_s=self._age_s(),
             behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
-            events=self._events(view, num_events),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
             audited_in_file=() if self._in_file is None else self._in_file.audited,
             extent=self._recorded
             or (None if first_step is None or last_step is None else (first_step, last_step)),
             is_replay=self._recorded is not None,
-            windows=windows,
             keys=self._keys,
         )
 
@@ -196,42 +170,27 @@ class FrameBuilder:
     # Figures that are read rather than watched
 
     def _paced(
-        self, view: View, cursor: int | None, state: SessionState, minute: LatencyReport | None
+        self, view: View, cursor: int | None, state: SessionState, num_events: int
     ) -> Mapping[str, Any]:
         """Return the fields of a frame that change slowly; compute them again after a second.
 
         If computing takes long, because a minute has very many samples, more time passes between
         two computations. Processor time counts, not time: a busy machine must not age the figures.
-
-        `minute`: the report of the last minute, if it has already been made.
         """
         history = self._history
-        info = history.info
-        # While earlier steps are being loaded, a report of the last minute would be incomplete.
-        window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
+        engine_id = None if history.info is None else history.info.engine_id
+        page = view.page if view.page in _ASKING else None
         reach = None if view.live else history.first_step
-        engine_id, page = None if info is None else info.engine_id, view.page
-        mode = (view.live, engine_id, history.is_short, reach, page if page in _ASKING else None)
+        shown = page, num_events, len(history.marks)
+        mode = (view.live, engine_id, history.is_short, reach, shown)
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
         if not self._figures or self._figures_mode != mode or is_due or is_elsewhere:
             spent_s = -self._cpu_clock()
             end_ns = None if view.live else state.time_ns
-            minute = minute or history.windows.latency(end_ns, window_s)
-            self._figures = {
-                "latency": minute,
-                "rates": self._rates(end_ns),
-                "goodput": history.windows.goodput(end_ns, window_s),
-                "limits": history.windows.limits(end_ns, window_s),
-                "stall": history.last_stall(cursor),
-                "worst": history.windows.stalls(),
-                "waiting_trend": self._waiting_trend(cursor, state),
-                "verdict": verdict_at(history, state, cursor, minute),
-                "output_trend": history.windows.output_trend(end_ns, OUTPUT_TREND_S),
-                "advice": advice(RecentRun(history, state)) if page == "knobs" else (),
-                "speculation": history.speculation(end_ns, window_s) if page == "latency" else None,
-                "prompts": history.windows.sums(end_ns, None) if page == "kv" else None,
+            self._figures = self._computed(page, cursor, state, end_ns) | {
+                "events": self._events(view, num_events) if num_events else [],
                 "knee": self._knee_at(view, cursor),
             }
             self._figures_ns = state.time_ns
@@ -239,8 +198,34 @@ class FrameBuilder:
             spent_s, now_s = spent_s + self._cpu_clock(), self._clock()
             pause_s = min(_MOST_REFRESH_S, max(_REFRESH_S, 50 * spent_s))
             self._figures_due_s = now_s + (pause_s if view.live else now_s - start_s)
-            self._figures_taken = _Cached(self._built_of, self._figures_due_s)
+            self._figures_of = self._built_of
         return self._figures
+
+    def _computed(
+        self, page: Page | None, cursor: int | None, state: SessionState, end_ns: int | None
+    ) -> dict[str, Any]:
+        history, windows = self._history, self._history.windows
+        # While earlier steps are being loaded, a report of the last minute would be incomplete.
+        window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
+        minute = windows.latency(end_ns, window_s)
+        reports = {}
+        if page == "latency" and not history.is_short:
+            reports = {"10 s": windows.latency(end_ns, 10.0), "60 s": minute}
+        return {
+            "latency": minute,
+            "windows": reports,
+            "rates": self._rates(end_ns),
+            "goodput": windows.goodput(end_ns, window_s),
+            "limits": windows.limits(end_ns, window_s),
+            "stall": history.last_stall(cursor),
+            "worst": windows.stalls(),
+            "waiting_trend": self._waiting_trend(cursor, state),
+            "verdict": verdict_at(history, state, cursor, minute),
+            "output_trend": windows.output_trend(end_ns, OUTPUT_TREND_S),
+            "advice": advice(RecentRun(history, state)) if page == "knobs" else (),
+            "speculation": history.speculation(end_ns, window_s) if page == "latency" else None,
+            "prompts": windows.sums(end_ns, None) if page == "kv" else None,
+        }
 
     def _rates(self, end_ns: int | None) -> Rates:
         """Return the rates over ten seconds; unknown while steps of them are loaded."""
@@ -273,31 +258,14 @@ class FrameBuilder:
 
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
         """Return the last events up to the cursor; rare kinds have places of their own."""
-        second = round(self._clock() / _EVENTS_S) if view.live else 0
-        marks, first_step = len(self._history.marks), self._history.first_step
-        # In a replay, earlier steps may have been loaded meanwhile.
-        reach = None if view.live else first_step
-        when: object = (view.cursor, second, num_events, marks, reach)
-        if self._recent is not None and self._recent[0] == when:
-            return self._recent[1]
         found: list[SessionEvent] = []
         share = num_events // 4
-        for kinds, reserved in (
-            (NOTABLE - {"slo"}, 2 * share),
-            (frozenset({"slo"}), share),
-            (frozenset({"finish"}), 0),
-        ):
-            limit = num_events - len(found) - reserved
-            if limit <= 0:
-                continue
-            if "slo" in kinds:
-                found += self._late(view.cursor, limit)
-            else:
-                found += self._history.events(view.cursor, limit, kinds)
-        found.sort(key=lambda event: event.step)
-        self._recent = (when, found)
-        self._events_taken = _Cached(self._built_of, self._clock() + _EVENTS_S)
-        return found
+        notable, finished = NOTABLE - {"slo"}, frozenset({"finish"})
+        found += self._history.events(view.cursor, num_events - 2 * share, notable)
+        found += self._late(view.cursor, num_events - len(found) - share)
+        if len(found) < num_events:
+            found += self._history.events(view.cursor, num_events - len(found), finished)
+        return sorted(found, key=lambda event: event.step)
 
     def _late(self, cursor: int | None, limit: int) -> list[SessionEvent]:
         """Return late ITLs in up to half the places: all first tokens may be late."""
@@ -333,18 +301,11 @@ class FrameBuilder:
             num = chart_columns.cells_of(took_ns, chart_columns.usual_ns(columns), width // 8)
         is_slow = took_ns > self._history.slo.itl_ms * 1e6
         column = chart_columns.ChartColumn(
-            step.step,
-            step.step,
-            step.since_ns,
-            step.num_prefill_tokens,
-            step.num_decodes,
-            step.token_budget,
-            has_breach=is_slow,
-            is_slow=is_slow,
-            is_open=True,
-            longest_ns=took_ns,
-            is_wide=is_slow and num > 1,
-        )
+            *(step.step, step.step, step.since_ns),
+            *(step.num_prefill_tokens, step.num_decodes, step.token_budget),
+            has_breach=is_slow, is_slow=is_slow, is_open=True,
+            longest_ns=took_ns, is_wide=is_slow and num > 1,
+        )  # fmt: skip
         prefilling = {part.request_id for part in step.prefills}
         shifted = []
         for lane in lanes:
@@ -361,7 +322,6 @@ class FrameBuilder:
 
 
 def _column_of(columns: list[chart_columns.ChartColumn | None], step: int | None) -> int | None:
-    """Return the index of the last column that shows `step`; None if none does."""
     if step is None:
         return None
     for x in range(len(columns) - 1, -1, -1):

@@ -138,6 +138,7 @@ def _merger(columns: list[ChartColumn | None], first: int, last: int) -> Callabl
     return merged
 
 
+_QUEUED = {"waiting": "WAIT", "preempted": "OUT"}
 _ENDED = frozenset({"END", "ABRT", ""})
 _RANK = {"OUT": 0, "PRE": 1, "DEC": 2, "WAIT": 3, "END": 4, "ABRT": 4, "": 5}
 
@@ -152,7 +153,8 @@ def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: 
     elif view.sort == "latest":
         ordered = request_ids[::-1]
     elif view.sort == "blocks":
-        ordered = sorted(request_ids, key=lambda each: -_num_blocks(requests.get(each)))
+        blocks = {each: view.num_blocks for each, view in requests.items()}
+        ordered = sorted(request_ids, key=lambda each: -blocks.get(each, 0))
     else:
         groups = _grouped(request_ids, requests)
         ordered = [each for group in groups for each in group]
@@ -164,15 +166,12 @@ def _choose(request_ids: list[int], view: View, state: SessionState, num_lanes: 
         return ordered[:num_lanes]
     # Too many: first drop those that have ended, then the end of the queue, then the oldest.
     running, waiting, to_come = groups
-    kept: tuple[list[int], list[int]] = ([], [])
-    for group, left in zip((running, to_come), kept, strict=True):
-        for each in group:
-            if surplus > 0 and lane_status(requests.get(each)) in _ENDED:
-                surplus -= 1
-            else:
-                left.append(each)
+    ended = [e for e in (*running, *to_come) if lane_status(requests.get(e)) in _ENDED][:surplus]
+    dropped = set(ended)
+    surplus -= len(ended)
     cut = min(surplus, max(0, len(waiting) - max(2, num_lanes // 5)))
-    return [*kept[0], *waiting[: len(waiting) - cut], *kept[1]][max(0, surplus - cut) :]
+    kept = (*running, *waiting[: len(waiting) - cut], *to_come)
+    return [each for each in kept if each not in dropped][surplus - cut :]
 
 
 def _grouped(
@@ -181,16 +180,10 @@ def _grouped(
     """Split requests into three lists: running or ended, waiting, and arriving after the cursor."""
     newest = next((each for each in reversed(request_ids) if each in requests), None)
     known = len(request_ids) if newest is None else bisect_right(request_ids, newest)
-    running: list[int] = []
-    waiting: list[int] = []
-    for each in request_ids[:known]:
-        view = requests.get(each)
-        (waiting if view is not None and view.status == "waiting" else running).append(each)
+    waits = {each for each, view in requests.items() if view.status == "waiting"}
+    running = [each for each in request_ids[:known] if each not in waits]
+    waiting = [each for each in request_ids[:known] if each in waits]
     return running, waiting, request_ids[known:]
-
-
-def _num_blocks(view: RequestView | None) -> int:
-    return 0 if view is None else view.num_blocks
 
 
 def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int) -> LaneRow:
@@ -200,27 +193,19 @@ def _lane_row(lane: LaneName, view: RequestView | None, cells: bytes, past: int)
         status = "END"
     elif view is None and Cell.ABORTED in cells[:past]:
         status = "ABRT"
-    return LaneRow(
-        lane.request_id,
-        request_name(lane.request_id),
-        lane.client_id,
-        status,
-        None if view is None else (view.num_computed_tokens or view.num_prompt_tokens),
-        cells,
-    )
+    context = None if view is None else (view.num_computed_tokens or view.num_prompt_tokens)
+    name = request_name(lane.request_id)
+    return LaneRow(lane.request_id, name, lane.client_id, status, context, cells)
 
 
 def lane_status(view: RequestView | None) -> str:
     """Return what a request does at the cursor, in at most four letters."""
     if view is None:
         return ""
-    if view.status == "waiting":
-        return "WAIT"
-    if view.status == "preempted":
-        return "OUT"
     if view.status == "finished":
         return "ABRT" if view.finish_reason == "abort" else "END"
-    return "PRE" if view.num_computed_tokens < view.num_prompt_tokens else "DEC"
+    running = "PRE" if view.num_computed_tokens < view.num_prompt_tokens else "DEC"
+    return _QUEUED.get(view.status, running)
 
 
 class FilterError(ValueError):

@@ -8,12 +8,21 @@ from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import compare_charts
-from stepscope.tui.views.frame import compare_choices as sides
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Target, bar, beside, table
-from stepscope.tui.views.lines import Line, Run, clean, fitted, framed, length_of, spread
+from stepscope.tui.views.lines import (
+    Line,
+    Run,
+    clean,
+    facts,
+    fitted,
+    framed,
+    length_of,
+    spread,
+    titled,
+)
 
 _TABLE_WIDTH = 68  # of the table of requests, if the charts are beside it
 _BESIDE = 140
@@ -62,38 +71,25 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
     page = frame.compare
     line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
-        names, of = _short_names(*page.names)
-        room = max(8, (width - 62) // 2)
+        # Parts of one session are named after what divides them.
+        found = reaches(*page.names)
+        names, of = (page.names, "") if found is None else (("before", "after"), found[0])
         for letter, name in zip("AB", names, strict=True):
-            line += [(f"  {letter} ", "strong"), (clean(name, room), "text")]
+            line += [(f"  {letter} ", "strong"), (clean(name, max(8, (width - 62) // 2)), "text")]
         line += [(f"  {clean(of, max(8, width - 76))}", "mark")] if of else []
-        line += [("  by ", "muted"), (page.align, "text")]
+        line += facts("  by ", page.align)
         if page.is_reading:
-            shares = [1.0 if share is None else share for share in page.shares]
-            line.append((f"  reading {min(shares):.0%}", "caution"))
+            share = min(1.0 if share is None else share for share in page.shares)
+            line.append((f"  reading {share:.0%}", "caution"))
         elif page.was_cancelled:
             line.append(("  reading was stopped", "caution"))
-    return [spread(tuple(line), ((f"{fps:g}fps ", "muted"),), width)]
-
-
-def _short_names(a: str, b: str) -> tuple[tuple[str, str], str]:
-    """Return short names of both runs, and what divides them if they are parts of one session."""
-    found = reaches(a, b)
-    return ((a, b), "") if found is None else (("before", "after"), found[0])
-
-
-def small(frame: Frame, width: int, height: int) -> list[Line]:
-    page = frame.compare
-    if page is None or page.comparison is None:
-        nothing: Line = ((" nothing to compare yet", "muted"),)
-        return [nothing][:height]
-    return _sentences(page.comparison, width, height)[:height]
+    return [spread(tuple(line), facts(f"{fps:g}fps "), width)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
     page = frame.compare
     if page is None:
-        return framed([], width, height, (("compare", "title"),))
+        return framed([], width, height, "compare")
     if page.choices is not None:
         return _chooser(frame, page, width, height)
     if page.comparison is None:
@@ -119,37 +115,27 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
-    """Return the panel above the charts: sentences on which run is better, and its figures."""
     room = height - (9 if height < 30 else 16)  # for the charts
     inner = width - 2
     with_parts = room >= _WITH_PARTS
     figures = compare_charts.matrix(found, inner, with_parts=with_parts)
     room -= 2 + len(figures)
-    num_others = 4 if inner >= 114 else 6
-    if with_parts and height < _ROOMY:
-        num_others -= 2
+    num_others = (4 if inner >= 114 else 6) - 2 * (with_parts and height < _ROOMY)
     num_others = max(0, min(num_others, room - 8))
     sentences = _sentences(found, inner, room - num_others)
-    others = compare_charts.others(found, inner, num_others) if num_others else []
-    title: Line = (("which is better", "title"),)
-    key = compare_charts.key(found)
-    size = sides.sizes(found, width - 8 - len("which is better") - length_of(key))
-    if size:
-        title = (*title, (f"  {size}", "muted"))
-    elif size := sides.sizes(found, width - 6 - length_of(key)):
-        title = ((size, "title"),)
-    body = [*sentences, *figures, *others]
+    body = [*sentences, *figures, *compare_charts.others(found, inner, num_others)]
+    key = compare_charts.KEY
+    title = "which is better"
+    size = words.sizes(found, width - 8 - len(title) - length_of(key))
     idle = [letter for letter, work in zip("AB", found.works, strict=True) if not work.num_steps]
-    notes = [f"{letter} has no step yet" for letter in idle] + page.notes
-    notes_text = "; ".join(notes)
-    if notes_text:
-        title = (*title, (f"  ! {clean(notes_text, max(10, inner - 75))}", "caution"))
-    return framed(body, width, len(body) + 2, title, key)
+    notes = "; ".join([*(f"{letter} has no step yet" for letter in idle), *page.notes])
+    said = f"  ! {clean(notes, max(10, inner - 75))}" if notes else ""
+    heading = (*titled(title, f"  {size}" if size else ""), (said, "caution"))
+    return framed(body, width, len(body) + 2, heading, key)
 
 
 def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     """Return lines of sentences, the most important first. A text that does not fit ends in "…"."""
-    settings = [words.setting_text(each) for each in found.settings]
     lines: list[Line] = []
     headline = words.headline(found) if room > _LEAST_ROOM else ""
     if headline:
@@ -160,25 +146,22 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     if why is not None and all(work.num_steps for work in found.works):
         is_other = found.different_work is not None
         head, style = ("! work", "caution") if is_other else ("work", "mark")
-        most = 2 if room >= 5 else 1
-        lines += _block(head, style, [why], width, most + is_other)
-    (head_b, in_b), (head_a, in_a) = words.outcome(found, "b"), words.outcome(found, "a")
-    blocks: list[tuple[str, str, list[str]]] = [
-        (head_b, "good" if found.names_winner("b") else "text", in_b),
-        (head_a, "caution" if found.names_winner("a") else "text", in_a),
-        ("set", "mark", [*words.reach(found), *(settings or [words.SAME_SETTINGS])]),
-    ]
+        lines += _block(head, style, [why], width, (2 if room >= 5 else 1) + is_other)
+    settings = [words.setting_text(each) for each in found.settings] or [words.SAME_SETTINGS]
+    blocks: list[tuple[str, str, list[str]]] = [("set", "mark", [*words.reach(found), *settings])]
+    for side, style in zip(words.SIDES, ("caution", "good"), strict=True):
+        head, phrases = words.outcome(found, side)
+        blocks.insert(0, (head, style if found.names_winner(side) else "text", phrases))
     # What the first sentence says is not said again.
     blocks = [each for each in blocks if not headline.endswith(": " + "; ".join(each[2]))]
     for number, (head, style, phrases) in enumerate(blocks):
         left = room - len(lines) - (len(blocks) - number - 1)
         lines += _block(head, style, phrases, width, max(1, min(3, left)))
     if room - len(lines) >= 2:
-        late = [sides.late(found, side, width - _HEAD - 1) for side in sides.SIDES]
-        both = f"A {late[0]}; B {late[1]}"
-        heads = {"late A": late[0], "late B": late[1]}
-        for head, text in ({"late": both} if len(both) < width - _HEAD else heads).items():
-            lines += _block(head, "text", [text], width, 1)
+        for side in words.SIDES:
+            itl, ttft = (words.causes_of(found, kind, side, 1) for kind in ("ITL", "TTFT"))
+            late = f"ITL: {itl} │ TTFT: {ttft}".replace(" of waiting", "")
+            lines += _block(f"late {side.upper()}", "text", [late], width, 1)
     unclear = words.unclear(found)
     if unclear and len(lines) < room:
         lines += _block("not sure", "muted", unclear, width, min(3, room - len(lines)))
@@ -186,20 +169,16 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
 
 
 def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int) -> list[Line]:
-    wrapped = _wrapped(phrases, width - _HEAD - 1, most)
+    room = max(20, width - _HEAD - 1)
+    wrapped = textwrap.wrap(clean("; ".join(phrases), 4000), room) or [""]
+    wrapped[most - 1 :] = (
+        [clean(" ".join(wrapped[most - 1 :]), room)] if wrapped[most - 1 :] else []
+    )
+    heads = [head, *[""] * len(wrapped)]
     return [
-        ((f" {head if not number else '':<{_HEAD - 1}}", style), (text, "text"))
-        for number, text in enumerate(wrapped)
+        ((f" {head:<{_HEAD - 1}}", style), (text, "text"))
+        for head, text in zip(heads, wrapped, strict=False)
     ]
-
-
-def _wrapped(phrases: Sequence[str], width: int, num_lines: int) -> list[str]:
-    text = "; ".join(phrases)
-    lines = textwrap.wrap(clean(text, 4000), max(20, width)) or [""]
-    if len(lines) > num_lines:
-        rest = " ".join(lines[num_lines - 1 :])
-        lines = [*lines[: num_lines - 1], clean(rest, max(1, width))]
-    return lines
 
 
 # Step against step
@@ -209,17 +188,14 @@ def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Li
     slo_ms = page.comparison.slo.itl_ms if page.comparison is not None else 0.0
     cursor = compare_charts.cursor_lines(page, slo_ms, width - 2)
     if height < 4:
-        return framed(cursor, width, height, (("at the cursor", "title"),))
+        return framed(cursor, width, height, "at the cursor")
     charts = compare_charts.draw(page, slo_ms, height - 2 - len(cursor))
     what = {"time": "time", "step": "steps"}.get(page.align)
     if what is None:
         what = f"request {page.pair.name}" if page.pair is not None else "no request in both"
     unit = fmt.plural(page.width, "step") if page.align == "step" else fmt.with_ms(page.width / 1e6)
-    title: Line = (
-        ("A above, B below", "title"),
-        (f"  aligned by {clean(what, 30)} ({frame.key('sort')}: other)", "muted"),
-        (f"  1 col = {unit}", "muted"),
-    )
+    about = f"  aligned by {clean(what, 30)} ({frame.key('sort')}: other)  1 col = {unit}"
+    title = titled("A above, B below", about)
     return framed([*charts, *cursor], width, height, title, compare_charts.LEGEND)
 
 
@@ -232,32 +208,18 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
             change = pair.ttft_change_ns
         style = "muted" if not change else "good" if change < 0 else "caution"
         prompt = f"{pair.a.num_prompt_tokens:,}" + ("" if pair.has_same_prompt else "!")
-        rows.append(
-            [
-                (pair.name, "strong"),
-                (prompt, "muted"),
-                *((_ms(ns), "text") for ns in (pair.a.ttft_ns, pair.b.ttft_ns)),
-                *((_ms(ns), "text") for ns in (pair.a.worst_itl_ns, pair.b.worst_itl_ns)),
-                ("—" if change is None else f"{change / 1e6:+,.1f}", style),
-            ]
-        )
+        both = (pair.a.ttft_ns, pair.b.ttft_ns, pair.a.worst_itl_ns, pair.b.worst_itl_ns)
+        ms = (fmt.milliseconds(None if ns is None else ns / 1e6) for ns in both)
+        moved = "—" if change is None else f"{change / 1e6:+,.1f}"
+        cells: list[Cell] = [(pair.name, "strong"), (prompt, "muted")]
+        rows.append([*cells, *((each, "text") for each in ms), (moved, style)])
     selected = page.selected if page.align == "request" and rows else None
     body = table(_REQUESTS, rows, width - 2, height - 2, selected)
     if not rows:
-        text = "no request is in both"
-        if found.is_one_session:
-            text = "no request spans both parts"
-        body = [((f" {clean(text, width - 3)}", "muted"),)]
-    number = f"{len(matched.pairs):,}"
-    title: Line = (
-        ("requests in both", "title"),
-        (f" ({number}, by {matched.by}); ms, largest gap first", "muted"),
-    )
-    return framed(body, width, height, title)
-
-
-def _ms(ns: int | None) -> str:
-    return fmt.milliseconds(None if ns is None else ns / 1e6)
+        which = "spans both parts" if found.is_one_session else "is in both"
+        body = [facts(f" no request {which}")]
+    about = f" ({len(matched.pairs):,}, by {matched.by}); ms, largest gap first"
+    return framed(body, width, height, titled("requests in both", about))
 
 
 # Before there is anything
@@ -265,15 +227,19 @@ def _ms(ns: int | None) -> str:
 
 def _waiting(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
     body: list[Line] = [()]
-    for letter, name, share in zip("AB", page.names, page.shares, strict=True):
-        line: list[Run] = [(f"  {letter} ", "strong"), (f"{clean(name, 30):<31}", "text")]
-        line += [*bar(1.0 if share is None else share, max(10, width - 60), "decode")]
-        line.append((f" {1.0 if share is None else share:4.0%} read", "muted"))
-        body.append(tuple(line))
+    for letter, name, known in zip("AB", page.names, page.shares, strict=True):
+        share = 1.0 if known is None else known
+        begin: Line = ((f"  {letter} ", "strong"), (f"{clean(name, 30):<31}", "text"))
+        line = (
+            *begin,
+            *bar(share, max(10, width - 60), "decode"),
+            (f" {share:4.0%} read", "muted"),
+        )
+        body.append(line)
     notes = page.notes or ["waiting for the first step of both sides"]
     body += [(), *(((f"  {clean(note, width - 6)}", "caution"),) for note in notes)]
-    body.append(((f"  {frame.key('back')} stops reading", "muted"),))
-    return framed(body, width, height, (("compare", "title"),))
+    body.append(facts(f"  {frame.key('back')} stops reading"))
+    return framed(body, width, height, "compare")
 
 
 def _chooser(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
@@ -281,15 +247,10 @@ def _chooser(frame: Frame, page: ComparePage, width: int, height: int) -> list[L
         [(choice.kind, "mark"), (choice.name, "strong"), (choice.detail, "muted")]
         for choice in page.choices or ()
     ]
-    body = table(_CHOICES, rows, width - 2, height - 3, page.selected)
-    session = frame.history.info
+    session, key = frame.history.info, frame.key
     name = "this session" if session is None else clean(session.name, 30)
-    title: Line = (("compare", "title"), (f"  {name} is A; what is B?", "muted"))
-    key = frame.key
-    hint: Line = (
-        (f"{key('lane_up')} {key('lane_down')} choose, {key('inspect')} compares", "muted"),
-    )
-    lines: list[Line] = [fitted(((
-        " Marks and knob changes divide this session: A and B each end at the next change.", "muted"
-    ),), width - 2), *body]  # fmt: skip
-    return framed(lines, width, height, title, hint)
+    hint = f"{key('lane_up')} {key('lane_down')} choose, {key('inspect')} compares"
+    said = " Marks and knob changes divide this session: A and B each end at the next change."
+    lines = [fitted(facts(said), width - 2)]
+    lines += table(_CHOICES, rows, width - 2, height - 3, page.selected)
+    return framed(lines, width, height, titled("compare", f"  {name} is A; what is B?"), hint)

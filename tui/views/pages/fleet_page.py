@@ -6,9 +6,8 @@ out.
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import FleetPicture
 from stepscope.recordings.fleets.imbalance import Imbalance
 from stepscope.recordings.fleets.whole_lives import WholeLife
@@ -23,21 +22,23 @@ from stepscope.tui.views.lines import (
     Line,
     Run,
     clean,
+    facts,
     fitted,
     framed,
     joined,
     length_of,
     spread,
+    titled,
     whole,
 )
 
 _LEAST_ROWS = 3  # least rows of the table
 _NUM_DIFFERENCES = 6
 _HOW_TO_ADD: tuple[Line, ...] = (
-    ((" to watch several engines side by side:", "muted"),),
-    (("   stepscope top engine-0 engine-1 tcp://10.0.0.7:5555", "text"),),
-    ((" or in the config file, for 'stepscope top' alone:", "muted"),),
-    (('   [fleet] engines = ["engine-0", "tcp://10.0.0.7:5555"]', "text"),),
+    facts(" to watch several engines side by side:"),
+    facts("", "   stepscope top engine-0 engine-1 tcp://10.0.0.7:5555"),
+    facts(" or in the config file, for 'stepscope top' alone:"),
+    facts("", '   [fleet] engines = ["engine-0", "tcp://10.0.0.7:5555"]'),
 )
 
 
@@ -52,47 +53,33 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if page is None or width < 4 or height < 3:
         return [fitted((), width)] * height
     notes = _notes(page, width - 2)
-    table_height = _table_height(page, height, len(notes))
     key = frame.key
     legend = (
         f"{key('inspect')} opens one; {key('step_back')}/{key('step_forward')} orders by another "
         f"column, {key('reverse')} reverses it"
     )
-    lines = _table(page, width, table_height, ((legend, "muted"),))
+    lines = _table(page, width, _table_height(page, height, len(notes)), legend)
     left = height - len(lines)
     if left >= 3:
         notes_height = min(left, len(notes) + 2)
-        title: Line = (("what stands out", "title"),)
-        lines += framed(_cut(notes, notes_height - 2), width, notes_height, title)
-        left = height - len(lines)
-    num_events = len(page.picture.events)
+        lines += framed(_cut(notes, notes_height - 2), width, notes_height, "what stands out")
+    left, num_events = height - len(lines), len(page.picture.events)
     if left >= 4 and num_events:
         lines += _events(page, width, min(left, num_events + 2))
-        left = height - len(lines)
+    left = height - len(lines)
     if page.picture.lives and left >= 4:
         lines += _lives(page, width, left)
-    lines += [fitted((), width)] * (height - len(lines))
-    return lines
+    return lines + [fitted((), width)] * (height - len(lines))
 
 
 def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
     """Return the header lines: how many engines are up, and sums over all of them."""
-    right: Line = ((f"{fps:g}fps ", "muted"),)
-    page = frame.fleet
+    right, page = facts(f"{fps:g}fps "), frame.fleet
     if page is None:
         return [spread((), right, width)]
     left: Line = ((f" {clean(title, 24)} ", "strong"), ("▐FLEET▌", "badge_live"), (" ", "text"))
     room = width - length_of(right) - 1
     return [spread(whole(_fields((*left, *_up(page)), page), room), right, width)]
-
-
-def small(frame: Frame, width: int, height: int) -> list[Line]:
-    """Return lines for a screen without room for a table: how many are up, and what stands out."""
-    page = frame.fleet
-    if page is None:
-        return []
-    first = whole(_fields(((" ", "text"), *_up(page)), page), width)
-    return [first, *_notes(page, width)][:height]
 
 
 # Pieces
@@ -115,31 +102,22 @@ def _up(page: FleetPage) -> list[Run]:
 
 
 def _fields(begin: Line, page: FleetPage) -> list[Field]:
-    """Return a beginning, and each figure summed over the engines that publish it, else a dash."""
-    engines = page.engines
-    running = _sum(engines, lambda e: e.num_running)
-    seats = _sum(engines, lambda e: e.num_seats)
-    room = "" if seats is None or running is None else f"/{fmt.short(seats)}"
+
+    def total(name: str) -> str:
+        values = [getattr(engine, name) for engine in page.engines]
+        known = [value for value in values if value is not None]
+        return fmt.short(sum(known)) if known else "-"
+
+    running, seats = total("num_running"), total("num_seats")
     values = (
-        (" run", f"{_or_dash(running)}{room}"),
-        ("wait", _or_dash(_sum(engines, lambda e: e.num_waiting))),
-        ("out", f"{_or_dash(_sum(engines, lambda e: e.output_tokens_per_s))} tok/s"),
-        ("preempt", f"{_or_dash(_sum(engines, lambda e: e.num_preempted))}/m"),
-        ("gap", _or_dash(_sum(engines, lambda e: e.num_lost))),
+        (" run", running if "-" in (running, seats) else f"{running}/{seats}"),
+        ("wait", total("num_waiting")),
+        ("out", f"{total('output_tokens_per_s')} tok/s"),
+        ("preempt", f"{total('num_preempted')}/m"),
+        ("gap", total("num_lost")),
     )
-    sums: list[Line] = [((f"  {label} ", "muted"), (value, "text")) for label, value in values]
-    return [Field(0, begin), *(Field(rank, line) for rank, line in enumerate(sums, 1))]
-
-
-def _sum(
-    engines: Sequence[EngineFigures], value: Callable[[EngineFigures], float | None]
-) -> float | None:
-    known = [number for engine in engines if (number := value(engine)) is not None]
-    return sum(known) if known else None
-
-
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else fmt.short(value)
+    sums = (Field(n, facts(f"  {label} ", value)) for n, (label, value) in enumerate(values, 1))
+    return [Field(0, begin), *sums]
 
 
 def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
@@ -149,55 +127,43 @@ def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
     return min(height, max(min(wanted, height - least_notes), min(wanted, _LEAST_ROWS + 3)))
 
 
-def _table(page: FleetPage, width: int, height: int, legend: Line) -> list[Line]:
-    places = placed(page, width - 2)
-    room = height - 3
-    first = first_shown(len(page.lines), room, page.selected)
+def _table(page: FleetPage, width: int, height: int, legend: str) -> list[Line]:
+    places, room, number = placed(page, width - 2), height - 3, len(page.lines)
+    first = first_shown(number, room, page.selected)
     body = [heading(places, page)]
-    for number in range(first, min(len(page.lines), first + room)):
-        is_selected = number == page.selected
-        line = row(places, page.lines[number], page, is_selected)
+    for at in range(first, min(number, first + room)):
+        line = row(places, page.lines[at], page, at == page.selected)
         body.append(fitted(line, width - 2))
-    hidden = len(page.lines) - max(0, room)
-    title: Line = (("engines", "title"),)
-    if hidden > 0:
-        title = (*title, (f"  {first + 1}-{first + room} of {len(page.lines)}", "muted"))
-    return framed(body, width, height, title, legend)
+    which = f"  {first + 1}-{first + room} of {number}" if number > room else ""
+    return framed(body, width, height, titled("engines", which), legend)
 
 
 def _cut(notes: Sequence[Line], room: int) -> list[Line]:
     if len(notes) <= room:
         return list(notes)
-    more: Line = ((f" … {len(notes) - room + 1} more lines; a taller window shows them", "muted"),)
+    more = facts(f" … {len(notes) - room + 1} more lines; a taller window shows them")
     return [*notes[: max(0, room - 1)], more]
 
 
 def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
-    """Return the panel of requests that prefill on one engine and decode on another."""
     picture, inside = page.picture, width - 2
     body = life_lanes(picture.lives, picture.lives_ns, inside, height - 3)
-    title: Line = (("from prefill to decode", "title"),)
-    return framed([*body, _life_axis(inside)], width, height, title, _LIVES_KEY)
+    return framed([*body, _life_axis(inside)], width, height, "from prefill to decode", _LIVES_KEY)
 
 
 def _events(page: FleetPage, width: int, height: int) -> list[Line]:
     body: list[Line] = []
     for event in reversed(page.picture.events[-(height - 2) :]):
-        body.append(
-            (
-                (f" {fmt.clock(round(event.wall_s * 1e9))} ", "muted"),
-                (f"{clean(event.name, 30)} ", "strong"),
-                (clean(event.text, width), "text" if event.is_good else "caution"),
-            )
-        )
-    return framed(body, width, min(height, len(body) + 2), (("what happened", "title"),))
+        when, style = fmt.clock(round(event.wall_s * 1e9)), "text" if event.is_good else "caution"
+        name = (f"{clean(event.name, 30)} ", "strong")
+        body.append(facts(f" {when} ", name, (clean(event.text, width), style)))
+    return framed(body, width, min(height, len(body) + 2), "what happened")
 
 
 # The notes: errors, engines whose figures stand out, settings that differ
 
 
 def _notes(page: FleetPage, width: int) -> list[Line]:
-    """Return the lines of the notes, with what an operator should know first on top."""
     picture = page.picture
     lines: list[Line] = []
     for each in picture.lines:
@@ -207,9 +173,9 @@ def _notes(page: FleetPage, width: int) -> list[Line]:
             begin: Line = ((" ", "text"), (f"{figures.name} {text}", style), ("  ", "text"))
             error = figures.error or "nothing received from it yet"
             lines += _wrapped(begin, clean(error, 300), "text", width)
-        is_alone = info is not None and info.role == "prefill" and info.decode_engine is None
         # Of an attached one, which engine goes on is decided for each request.
-        if is_alone and info is not None and info.engine is None and figures.is_up:
+        is_ours = info is not None and info.engine is None and info.role == "prefill"
+        if is_ours and info is not None and info.decode_engine is None and figures.is_up:
             begin = ((" ", "text"), (f"▲ {figures.name}", "caution"), ("  ", "text"))
             text = "has no decode engine: it runs the decodes itself until one is there"
             lines += _wrapped(begin, text, "text", width)
@@ -220,22 +186,22 @@ def _notes(page: FleetPage, width: int) -> list[Line]:
         lines += _wrapped(((" ", "text"),), _all_well(page), style, width)
     if len(picture.lines) < 2:
         lines += _HOW_TO_ADD
-    for number, text in enumerate(picture.differences[:_NUM_DIFFERENCES]):
-        label = " other settings  " if not number else " " * 21
-        lines += _wrapped(((label, "muted"),), clean(text, 300), "text", width)
+    labels = [" other settings  ", *[" " * 21] * _NUM_DIFFERENCES]
+    for label, text in zip(labels, picture.differences[:_NUM_DIFFERENCES], strict=False):
+        lines += _wrapped(facts(label), clean(text, 300), "text", width)
     hidden = len(picture.differences) - _NUM_DIFFERENCES
     if hidden > 0:
-        lines.append(((f"{' ' * 21}and {fmt.plural(hidden, 'more setting')}", "muted"),))
+        lines.append(facts(f"{' ' * 21}and {fmt.plural(hidden, 'more setting')}"))
     return lines
 
 
 def _imbalance(picture: FleetPicture, each: Imbalance, width: int) -> list[Line]:
     sign, style = ("▼", "good") if each.has_room else ("▲", "caution")
     seconds = picture.now_s - each.since_s
-    lasted = fmt.duration(seconds).split(".")[0]
-    since = f" for {lasted}"
+    since = f" for {fmt.duration(seconds).split('.')[0]}"
     if width >= 98:
-        since = f" since {fmt.clock(round((picture.wall_s - seconds) * 1e9))} ({lasted})"
+        begun = fmt.clock(round((picture.wall_s - seconds) * 1e9))
+        since = f" since {begun} ({since.removeprefix(' for ')})"
     begin: Line = ((f" {sign} {each.name}", style), (f"{since}  ", "muted"))
     return _wrapped(begin, "; ".join(each.texts), "text", width)
 
@@ -260,12 +226,9 @@ def _wrapped(begin: Line, text: str, style: str, width: int) -> list[Line]:
     used = length_of(begin)
     indent = used if used <= width // 2 else 4
     first, *rest = textwrap.wrap(
-        text,
-        max(width, used + 8),
-        initial_indent=" " * used,
-        subsequent_indent=" " * indent,
+        text, max(width, used + 8), initial_indent=" " * used, subsequent_indent=" " * indent,
         break_on_hyphens=False,
-    )
+    )  # fmt: skip
     return [(*begin, (first[used:], style)), *(((each, style),) for each in rest)]
 
 
@@ -292,16 +255,15 @@ def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int)
     begin_ns = (now_ns // _CELL_NS - cells) * _CELL_NS  # whole cells, which do not flicker
     shown = [life for life in lives if life.end_ns is None or life.end_ns > begin_ns][-height:]
     engines = {name for life in shown for name in (life.prefill, life.decode) if name is not None}
-    return [
-        fitted(
-            (*_life_label(life, len(engines)), *_life_lane(life, begin_ns, now_ns, cells)), width
-        )
-        for life in shown
-    ]
+    lines = []
+    for life in shown:
+        times = (begin_ns + place * _CELL_NS for place in range(cells))
+        lane = joined(_life_cell(life, start_ns, now_ns) for start_ns in times)
+        lines.append(fitted((*_life_label(life, len(engines)), *lane), width))
+    return lines
 
 
 def _life_axis(width: int) -> Line:
-    """Return the line below the lanes: seconds before now."""
     seconds, rest = divmod(max(0, width - _LIFE_LABEL - 1), _SECOND)
     ticks = "".join(f"┴-{second} s".ljust(_SECOND, "─") for second in range(seconds, 0, -1))
     return ((" " * (_LIFE_LABEL + 1), "text"), ("─" * rest + ticks, "muted"))
@@ -315,10 +277,6 @@ def _life_label(life: WholeLife, num_engines: int) -> Line:
         names += f"→{request_name(life.decode_id)}"
     room = _LIFE_LABEL - len(names) - 3
     return ((f" {names} ", "text"), (f"{clean(who, room):<{room}}  ", "muted"))
-
-
-def _life_lane(life: WholeLife, begin_ns: int, now_ns: int, cells: int) -> Line:
-    return joined(_life_cell(life, begin_ns + place * _CELL_NS, now_ns) for place in range(cells))
 
 
 def _life_cell(life: WholeLife, start_ns: int, now_ns: int) -> Run:

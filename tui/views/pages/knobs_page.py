@@ -5,123 +5,144 @@ The table shows each knob's value, its bounds, and who changed it last.
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.commands import SetKnobs
-from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec
-from stepscope.recordings.state.audit_text import known_changes, shorter_who, value_text
+from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec
+from stepscope.recordings.history.history import History
+from stepscope.recordings.state.audit_text import (
+    change_text,
+    changes_text,
+    known_changes,
+    shorter_who,
+    value_text,
+    who_text,
+)
+from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, room_of_last, table
-from stepscope.tui.views.lines import Line, clean, framed
-from stepscope.tui.views.pages import audit_rows
-from stepscope.tui.views.pages.audit_rows import EFFECT_S, Entry
-from stepscope.tui.views.panels.knob_panel import bounds_text
+from stepscope.tui.views.lines import Line, clean, facts, framed, titled
+from stepscope.tui.views.panels.knob_panel import bounds_text, specs_of
 
+Entry: TypeAlias = KnobsChanged | Audited
+
+EFFECT_S = 10.0  # seconds before and after a change, less if another change is nearer
+_WHO_WIDTH = 12
+_BEFORE_CHANGE = 1 + 10 + 9 + _WHO_WIDTH + 1  # cells left of the change, with blanks between
+_FIGURE_WIDTH = 12
+_LEAST, _MOST = 32, 90  # least and most cells of the change
+# Which figures to show if there is little room, most important first: the longest wait shows what
+# p99 does not. The p50 of ITL says least, because most steps are the same before and after.
+_FIGURES = (("itl", "max"), ("itl", "p99"), ("ttft", "p99"), ("ttft", "p50"), ("itl", "p50"))
 _BOUNDS, _LAST, _HELP = " may be", "last changed", "what it does"
+
+
+class _Trail(NamedTuple):
+    """The audit trail at the cursor, newest first.
+
+    `ahead`: what comes after the cursor in a replayed file, with its step; the latest first.
+    """
+
+    ahead: list[tuple[int, Entry]]
+    entries: list[Entry]
+    changes: list[KnobsChanged]  # those among `entries`
+
+    @property
+    def number(self) -> int:
+        return len(self.ahead) + len(self.entries)
+
+    def row(self, frame: Frame, at: int, width: int) -> list[Cell]:
+        if at < len(self.ahead):
+            return _coming(frame, *self.ahead[at], width)
+        entry = self.entries[at - len(self.ahead)]
+        if isinstance(entry, KnobsChanged):
+            return _changed(frame, entry, width)
+        return _audited(frame, entry)
+
+
+def _trail(frame: Frame) -> _Trail:
+    state, cursor = frame.state, frame.cursor
+    known = known_changes(frame.history.knob_changes, state.audit, frame.changes_in_file)[::-1]
+    ahead: list[tuple[int, Entry]] = []
+    past = known
+    if cursor is not None and frame.is_replay:
+        other = [each for each in frame.audited_in_file if each.entry not in state.audit]
+        ahead = [(each.step, each.entry) for each in other if each.step > cursor]
+        ahead += [(each.effective_step, each) for each in known if each.effective_step > cursor]
+        ahead.sort(key=lambda each: -each[0])
+    if cursor is not None and (frame.is_replay or not frame.view.live):
+        past = [change for change in known if change.effective_step <= cursor]
+    others = [each for each in state.audit if each.code or each.command != SetKnobs.__name__]
+    return _Trail(ahead, sorted([*past, *others], key=lambda each: -each.time_ns), past)
 
 
 def targets(frame: Frame) -> list[Target]:
     """Return a target for each knob, then one for each line of the audit trail, newest first."""
-    knobs = [Target(knob=name) for name in _names(frame)]
-    known = _known(frame)
-    ahead = [Target(step=each.step) for each in _ahead(frame, known)]
-    trail = _trail(frame, _past(frame, known))
-    return [*knobs, *ahead, *(Target(step=_step(frame, entry)) for entry in trail)]
+    trail = _trail(frame)
+    steps: list[int | None] = [step for step, _ in trail.ahead]
+    for entry in trail.entries:  # of a refused one, the step before it
+        step = entry.effective_step
+        steps.append(frame.history.step_at(entry.time_ns) if step is None else step)
+    return [*(Target(knob=name) for name in _names(frame)), *(Target(step=each) for each in steps)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    names = _names(frame)
-    row = frame.view.row
-    specs = _specs(frame)
-    known = _known(frame)
-    past = _past(frame, known)
-    ahead, trail = _ahead(frame, known), _trail(frame, past)
-    entries = [*(each.entry for each in ahead), *trail]
-    log_height = max(5, min(len(entries) + 3, height * 2 // 5))
+    names, specs, trail, row = _names(frame), specs_of(frame), _trail(frame), frame.view.row
+    inner = width - 4
+    log_height = max(5, min(trail.number + 3, height * 2 // 5))
     helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
     if not helps and frame.limits:
         helps = "no setting stands out in the last minute; 'stepscope tune' simulates others"
-    advised = [
-        ((f" {clean(each, width - 4)}", "mark"),)
-        for each in _wrapped(f"what would help: {helps}" if helps else "", width)
-    ]
-    num_about = max([1, *(len(_wrapped(_about(each), width)) for each in specs.values())])
-    num_about += len(advised)
+    advised = textwrap.wrap(f"what would help: {helps}", inner) if helps else []
+    abouts = [textwrap.wrap(_about(each), inner) for each in specs.values()]
+    num_about = max([1, *map(len, abouts)]) + len(advised)
     body_height = max(4 + num_about, min(len(names) + 3 + num_about, height - log_height))
     shown = max(0, body_height - 3 - num_about)
-    title: Line = (
-        ("knobs" if shown >= len(names) else f"knobs ({shown} of {len(names)})", "title"),
-        (f"  version {frame.state.knobs_version}; * not the default" if names else "", "muted"),
-    )
-    keys = frame.key("inspect"), frame.key("undo")
-    said = "" if frame.is_replay else f"{keys[0]} changes one, {keys[1]} takes your last one back"
-    hint: Line = ((said, "muted"),)
-    chosen = row if row < len(names) else None
+    which = "" if shown >= len(names) else f" ({shown} of {len(names)})"
+    version = f"  version {frame.state.knobs_version}; * not the default" if names else ""
+    change, undo = frame.key("inspect"), frame.key("undo")
+    hint = "" if frame.is_replay else f"{change} changes one, {undo} takes your last one back"
     columns = _knob_columns(width)
     rooms = {each.name: each.width or room_of_last(columns, width - 2) for each in columns}
-    body = table(
-        columns,
-        [_knob(frame, name, specs.get(name), past, rooms) for name in names],
-        width - 2,
-        body_height - 2 - num_about,
-        chosen,
-    )
+    knobs = [_knob(frame, name, specs.get(name), trail.changes, rooms) for name in names]
+    chosen = row if row < len(names) else None
+    body = table(columns, knobs, width - 2, body_height - 2 - num_about, chosen)
     if not names:
-        body = [((" the engine does not report its knobs", "muted"),)]
-    selected = row - len(names) if row >= len(names) and entries else None
-    about = "" if chosen is None else _about(specs.get(names[chosen]))
-    if selected is not None:
-        at = min(selected, len(entries) - 1)
-        about = audit_rows.about(frame, entries[at], width - 4, is_ahead=at < len(ahead))
-    lines_about = [((f" {clean(each, width - 4)}", "muted"),) for each in _wrapped(about, width)]
-    body = [*body[: body_height - 2 - num_about], *advised, *lines_about][: body_height - 2]
-    lines = framed(body, width, body_height, title, hint)
-    rest = height - body_height
-
-    def listed(at: int) -> list[Cell]:
-        if at < len(ahead):
-            return audit_rows.coming(frame, *ahead[at], width - 2)
-        entry = trail[at - len(ahead)]
-        if isinstance(entry, KnobsChanged):
-            return audit_rows.change(frame, entry, width - 2)
-        return audit_rows.audited(frame, entry)
-
-    log = table(
-        audit_rows.columns(width - 2),
-        Rows(len(entries), listed),
-        width - 2,
-        rest - 2,
-        selected,
-        len(names),
-        max(0, len(ahead) - (rest - 3) // 3),
+        body = [facts(" the engine does not report its knobs")]
+    selected, about = None, ""
+    if chosen is not None:
+        about = _about(specs.get(names[chosen]))
+    elif trail.number:
+        selected = row - len(names)
+        entries = [*(entry for _, entry in trail.ahead), *trail.entries]
+        about = _about_entry(entries[min(selected, trail.number - 1)], inner)
+    body = body[: body_height - 2 - num_about]
+    body += [((f" {clean(each, inner)}", "mark"),) for each in advised]
+    body += [facts(f" {clean(each, inner)}") for each in textwrap.wrap(about, inner)]
+    lines = framed(
+        body[: body_height - 2], width, body_height, titled(f"knobs{which}", version), hint
     )
-    if not entries:
-        text = " no changes yet"
-        if not names:
-            text = " no knob changes reported either"
-        log = [((text, "muted"),)]
-    count = f" ({len(trail)})" if trail or names else ""
-    order = ", newest first"
+    rest, ahead = height - body_height, len(trail.ahead)
+    rows = Rows(trail.number, lambda at: trail.row(frame, at, width - 2))
+    first = max(0, ahead - (rest - 3) // 3)
+    log = table(_audit_columns(width - 2), rows, width - 2, rest - 2, selected, len(names), first)
+    if not trail.number:
+        log = [facts(" no changes yet" if names else " no knob changes reported either")]
+    number = len(trail.entries)
+    count, order = f" ({number})" if number or names else "", ", newest first"
     if frame.state.audit and frame.state.audit[0].number > 1:
-        count, order = f" ({len(trail)}; earlier: snapshot --audit)", ""
+        count, order = f" ({number}; earlier: snapshot --audit)", ""
     heading: Line = (
-        (f"audit{count}", "title"),
-        (f"  ms before→after, {EFFECT_S:g} s each{order}", "muted"),
-        (f"; {len(ahead):,} ahead ({frame.key('next_event')})" if ahead else "", "text"),
+        *titled(f"audit{count}", f"  ms before→after, {EFFECT_S:g} s each{order}"),
+        (f"; {ahead:,} ahead ({frame.key('next_event')})" if ahead else "", "text"),
         (_refused(frame), "caution"),
     )
-    hint = ((f"{frame.key('inspect')} goes there", "muted"),)
-    return [*lines, *framed(log, width, rest, heading, hint)]
+    return [*lines, *framed(log, width, rest, heading, f"{frame.key('inspect')} goes there")]
 
 
 def _names(frame: Frame) -> list[str]:
-    return list(dict.fromkeys([*_specs(frame), *frame.state.knobs]))
-
-
-def _specs(frame: Frame) -> Mapping[str, KnobSpec]:
-    info = frame.state.info
-    return {} if info is None else {spec.name: spec for spec in info.knobs}
+    return list(dict.fromkeys([*specs_of(frame), *frame.state.knobs]))
 
 
 def _knob_columns(width: int) -> tuple[Column, ...]:
@@ -133,9 +154,7 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
     )
     if width < 100:  # the text on the selected knob has its bounds
         return (*columns, Column(_LAST, 0))
-    bounds = Column(
-        _BOUNDS, 20 if width < 110 else 34 if width < 150 else 26 if width < 230 else 52
-    )
+    bounds = Column(_BOUNDS, 20 if width < 110 else 34 if width < 150 else 26)
     if width < 150:
         return (*columns, bounds, Column(_LAST, 0))
     return (*columns, bounds, Column(_LAST, 24), Column(_HELP, 0))
@@ -166,19 +185,14 @@ def _knob(
 
 
 def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> str:
-    """Return when a knob was last changed, and by whom; empty if no change is known."""
-    for change in past:
-        if name in change.new:
-            when = fmt.clock(frame.history.wall_ns(change.time_ns))
-            step = f", from step {change.effective_step:,}"
-            who = f" by {shorter_who(change.who, 0)}"
-            full, short, minute = f"{when} by {change.who}", when + who, when[:-3] + who
-            return fmt.first_fitting((full + step, short + step, full, short, minute, when), room)
-    return ""
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width - 4)
+    change = next((each for each in past if name in each.new), None)
+    if change is None:
+        return ""
+    when, step = fmt.clock(frame.history.wall_ns(change.time_ns)), f"{change.effective_step:,}"
+    short = f"{when} by {shorter_who(change.who, 0)}"
+    minute = f"{when[:-3]} by {shorter_who(change.who, 0)}"
+    forms = (f"{when} by {change.who}, from step {step}", f"{when} by {change.who}", short, minute)
+    return fmt.first_fitting((*forms, when), room)
 
 
 def _about(spec: KnobSpec | None) -> str:
@@ -187,32 +201,7 @@ def _about(spec: KnobSpec | None) -> str:
     return f"{spec.name}: {spec.help} (default {value_text(spec.default)}; {bounds_text(spec)})"
 
 
-# The audit trail: changes of knobs with their effect, and all other commands
-
-
-class _Ahead(NamedTuple):
-    """An entry of the audit trail that comes after the cursor in a replayed file, and its step."""
-
-    step: int
-    entry: Entry
-
-
-def _trail(frame: Frame, past: Sequence[KnobsChanged]) -> list[Entry]:
-    others = [
-        entry for entry in frame.state.audit if entry.code or entry.command != SetKnobs.__name__
-    ]
-    return sorted([*past, *others], key=lambda entry: -entry.time_ns)
-
-
-def _step(frame: Frame, entry: Entry) -> int | None:
-    """Return the step at which an entry took effect; of a refused one, the step before."""
-    if entry.effective_step is not None:
-        return entry.effective_step
-    return frame.history.step_at(entry.time_ns)
-
-
 def _refused(frame: Frame) -> str:
-    """Return how many commands the control socket refused, by reason; empty if that is unknown."""
     control = frame.state.control
     if control is None:
         return ""
@@ -226,24 +215,95 @@ def _refused(frame: Frame) -> str:
     return f"  refused: {refusals}"
 
 
-def _known(frame: Frame) -> list[KnobsChanged]:
-    changes = known_changes(frame.history.knob_changes, frame.state.audit, frame.changes_in_file)
-    return changes[::-1]
+# The rows of the audit trail
 
 
-def _past(frame: Frame, known: Sequence[KnobsChanged]) -> Sequence[KnobsChanged]:
-    cursor = frame.cursor
-    if cursor is None or (frame.view.live and not frame.is_replay):
-        return known
-    return [change for change in known if change.effective_step <= cursor]
+def _shown_figures(width: int) -> list[tuple[str, str]]:
+    """Return the figures that a table of this width has room for, ITL first, the longest last."""
+    room = (width - _BEFORE_CHANGE - _LEAST) // (_FIGURE_WIDTH + 1)
+    return sorted(_FIGURES[: max(1, room)], key=lambda each: (each[0], each[1] == "max", each[1]))
 
 
-def _ahead(frame: Frame, known: Sequence[KnobsChanged]) -> list[_Ahead]:
-    """Return the entries of a replayed file that come after the cursor, the latest first."""
-    cursor = frame.cursor
-    if cursor is None or not frame.is_replay:
-        return []
-    other = [each for each in frame.audited_in_file if each.entry not in frame.state.audit]
-    both = [_Ahead(change.effective_step, change) for change in known]
-    both += [_Ahead(*each) for each in other]
-    return sorted([each for each in both if each.step > cursor], key=lambda each: -each.step)
+def _change_width(width: int) -> int:
+    figures = len(_shown_figures(width)) * (_FIGURE_WIDTH + 1)
+    return max(20, min(_MOST, width - _BEFORE_CHANGE - figures - 1))
+
+
+def _audit_columns(width: int) -> tuple[Column, ...]:
+    names = (f"{kind.upper()} {rank}" for kind, rank in _shown_figures(width))
+    return (
+        Column("step", 9, True),
+        Column("at", 8),
+        Column("by", _WHO_WIDTH),
+        Column("change", _change_width(width)),
+        *(Column(name, _FIGURE_WIDTH, True) for name in names),
+    )
+
+
+def _changed(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
+    """Return the row of a knob change, with latencies before and after it (`!`: late)."""
+    what = changes_text(entry.old, entry.new, _change_width(width))
+    cells, slo = _audit_row(frame, f"{entry.effective_step:,}", entry, what), frame.history.slo
+    effect = effect_of(frame.history, entry, frame.state.time_ns)
+    if effect is None or all(not report.step.num_samples for report in effect):
+        return [*cells, ("unknown", "muted")]
+    for kind, rank in _shown_figures(width):
+        before, after = (getattr(getattr(report, kind), f"{rank}_ms") for report in effect)
+        late = after is not None and after > (slo.itl_ms if kind == "itl" else slo.ttft_ms)
+        text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}{'!' if late else ' '}"
+        cells.append((text, "breach" if late else "text"))
+    return cells
+
+
+def _audited(frame: Frame, entry: Audited) -> list[Cell]:
+    step = "refused" if entry.code else f"{entry.effective_step or 0:,}"
+    return _audit_row(frame, step, entry, change_text(entry))
+
+
+def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
+    """Return the row of a command after the cursor in a replayed file, without effect yet."""
+    what = "ahead: "
+    if isinstance(entry, KnobsChanged):
+        what += changes_text(entry.old, entry.new, width - _BEFORE_CHANGE - len(what))
+    else:
+        what += change_text(entry)
+    return [(text, "muted") for text, _ in _audit_row(frame, f"{step:,}", entry, what)]
+
+
+def _audit_row(frame: Frame, step: str, entry: Entry, what: str) -> list[Cell]:
+    is_change = isinstance(entry, KnobsChanged)
+    style = "caution" if isinstance(entry, Audited) and entry.code else "text"
+    who = entry.who if isinstance(entry, KnobsChanged) else who_text(entry)
+    return [
+        (step, style),
+        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
+        (clean(shorter_who(who, _WHO_WIDTH), _WHO_WIDTH), "text"),
+        (what, "mark" if is_change else style),
+    ]
+
+
+def _about_entry(entry: Entry, width: int) -> str:
+    """Return who did what, in full if that fits."""
+    if not isinstance(entry, KnobsChanged):
+        text = change_text(entry)
+        return fmt.first_fitting((f"{who_text(entry)}: {text}", text), width)
+    full = changes_text(entry.old, entry.new)
+    short = changes_text(entry.old, entry.new, width)
+    return fmt.first_fitting((f"{entry.who}: {full}", full, short), width)
+
+
+def effect_of(
+    history: History, change: KnobsChanged, now_ns: int
+) -> tuple[LatencyReport, LatencyReport] | None:
+    """Return latencies before and after a change, up to `now_ns`; None if memory lacks it."""
+    changes = history.knob_changes
+    if change not in changes:
+        return None
+    at, width_ns = changes.index(change), round(EFFECT_S * 1e9)
+    earlier_ns = changes[at - 1].time_ns if at else 0
+    later_ns = changes[at + 1].time_ns if at + 1 < len(changes) else now_ns
+    begin_ns = max(change.time_ns - width_ns, earlier_ns)
+    end_ns = min(change.time_ns + width_ns, later_ns, now_ns)
+    before = history.windows.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
+    after = history.windows.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
+    return before, after

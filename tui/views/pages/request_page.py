@@ -28,9 +28,13 @@ from stepscope.tui.views.framed_panels import (
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, clean, framed, joined, length_of
+from stepscope.tui.views.lines import Line, clean, facts, first_fitting, framed, joined, titled
 
 MEDIANS = 2.0  # if no wait breaks the service level, list those longer than so many medians
+MIN_HEIGHT = 4  # of the panel with the text
+_PROMPT_SHARE = 3  # the prompt gets a third of its lines if the output needs the rest
+_STATUS = {"WAIT": "waiting", "PRE": "prefilling", "DEC": "decoding", "OUT": "preempted"}
+_STRIP_KEY: Line = (("!", "breach"), (" late ", "muted"), ("‖", "mark"), (" paused", "muted"))
 _COLUMNS = (
     Column("token", 6, True),
     Column("step", 8, True),
@@ -52,12 +56,11 @@ class _Waits(NamedTuple):
 
 def request_id_of(frame: Frame) -> int | None:
     """Return the request to show: selected, followed, longest waiting, else the oldest."""
-    view, requests = frame.view, frame.state.requests
+    view, requests, summary = frame.view, frame.state.requests, frame.summary
     if view.selected is not None:
         return view.selected
     if view.followed is not None:
         return view.followed
-    summary = frame.summary
     if summary is not None and summary.max_itl_request_id in requests:
         return summary.max_itl_request_id
     return min(requests, default=None)
@@ -65,90 +68,70 @@ def request_id_of(frame: Frame) -> int | None:
 
 def targets(frame: Frame) -> list[Target]:
     found = _view(frame)
-    if found is None:
-        return []
-    waits = _waits(frame, found)
-    return [Target(late.step, late.request_id) for late in waits.late]
+    late = [] if found is None else _waits(frame, found).late
+    return [Target(each.step, each.request_id) for each in late]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
-    request_id = request_id_of(frame)
     view = _view(frame)
-    if request_id is None or view is None:
-        said = ["no request yet"]
-        if not frame.tells_requests:
-            said = ["the engine does not report single requests"]
-        if request_id is not None:
-            said = _absent(frame, request_id)
-        body: list[Line] = [((f" {text}", "muted"),) for text in said]
-        return framed(body, width, height, (("request", "title"),))
-    waits = _waits(frame, view)
-    name = request_name(request_id)
-    title: Line = (
-        (f"request {name}", "title"),
-        (f"  {clean(view.client_id, 24)}  {_status(view)}", "muted"),
-    )
-    facts = _facts(frame, view, waits, width - 2)
-    info = frame.state.info
-    said = late_text.misses_texts(
+    if view is None:
+        return framed([facts(f" {text}") for text in _absent(frame)], width, height, "request")
+    waits, info = _waits(frame, view), frame.state.info
+    status = _STATUS.get(lane_status(view)) or f"ended: {view.finish_reason or 'reason unknown'}"
+    title = f"request {request_name(view.request_id)}"
+    misses = late_text.misses_texts(
         view,
         None if info is None else info.block_size,
         lambda ns: fmt.clock(frame.history.wall_ns(ns)),
     )
-    facts += [((f" {fmt.whole_words(text, width - 4)}", "muted"),) for text in said]
-    body = [*facts, *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1)]
-    lines = framed(body, width, len(body) + 2, title)
+    body = [
+        *_facts(frame, view, waits, width - 2),
+        *(facts(f" {fmt.whole_words(text, width - 4)}") for text in misses),
+        *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1),
+    ]
+    about = f"  {clean(view.client_id, 24)}  {status}"
+    lines = framed(body, width, len(body) + 2, titled(title, about))
     texts = None if waits.life is None else waits.life.text
     text_height = height_of_text(texts, height)
     if texts is not None and text_height:
         cursor = math.inf if frame.cursor is None else frame.cursor
         lines += draw_text(texts, cursor, width, text_height)
-    strip_height = 0
     if height >= 20:
         # A short list of late tokens leaves more room for the chart of all tokens.
         spare = height - len(lines) - len(waits.late) - 12
         strip_height = min(max(11, min(spare, 20)), (height - len(lines)) // 2)
-    if strip_height >= 4:
-        lines += _strip(frame, waits, width, strip_height)
+        if strip_height >= 4:
+            lines += _strip(frame, waits, width, strip_height)
     rest = height - len(lines)
     selected = frame.view.row if waits.late else None
-    chosen = waits.late[min(selected, len(waits.late) - 1)] if selected is not None else None
+    chosen = None if selected is None else waits.late[min(selected, len(waits.late) - 1)]
     pieces_height = life_line.wait_height(chosen, rest)
     rest -= pieces_height
     rows = [_row(frame, late, width) for late in waits.late]
-    listed: list[Line] = table(_COLUMNS, rows, width - 2, rest - 2, selected)
-    if not rows:
-        listed = [((" no token of it was late", "good"),)]
-    heading = _heading(len(rows), waits.bound_text, width - 6)
-    lines += framed(
-        listed, width, rest, heading, ((f"{frame.key('inspect')} goes to the step", "muted"),)
+    listed: list[Line] = [((" no token of it was late", "good"),)]
+    if rows:
+        listed = table(_COLUMNS, rows, width - 2, rest - 2, selected)
+    forms = [f"  longer than {waits.bound_text}, newest first", "  newest first"]
+    heading = first_fitting(
+        [titled(f"late tokens ({len(rows)})", each) for each in forms], width - 6
     )
+    lines += framed(listed, width, rest, heading, f"{frame.key('inspect')} goes to the step")
     if chosen is not None and pieces_height:
         lines += life_line.draw_wait(chosen, width, pieces_height)
     return lines
 
 
-def _absent(frame: Frame, request_id: int) -> list[str]:
-    """Return lines on a request not at the cursor: how it ended, the keys to its steps."""
+def _absent(frame: Frame) -> list[str]:
+    request_id = request_id_of(frame)
+    if request_id is None:
+        unknown = "the engine does not report single requests"
+        return ["no request yet" if frame.tells_requests else unknown]
     ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
     if ended is None:
-        keys = f"{frame.key('step_back')}/{frame.key('step_forward')}"
-        return [
-            f"{request_name(request_id)} does not exist at this step: {keys} go to another step"
-        ]
+        keys = f"{frame.key('step_back')}/{frame.key('step_forward')} go to another step"
+        return [f"{request_name(request_id)} does not exist at this step: {keys}"]
     when = f"{fmt.clock(frame.history.wall_ns(ended.time_ns))}, step {ended.step:,}"
-    key = frame.key("previous_of_request")
-    return [ended.text, f"it ended at {when}; its last step: {key}"]
-
-
-def _heading(num_late: int, bound_text: str, room: int) -> Line:
-    title: Line = ((f"late tokens ({num_late})", "title"),)
-    bounds = [f"  longer than {bound_text}"]
-    bounds += [f"  longer than {bound_text.split(';')[0]}", ""]
-    for text in (f"{bounds[0]}, newest first", *bounds):
-        if length_of(title) + len(text) <= room:
-            return (*title, (text, "muted"))
-    return title
+    return [ended.text, f"it ended at {when}; its last step: {frame.key('previous_of_request')}"]
 
 
 def _view(frame: Frame) -> RequestView | None:
@@ -163,10 +146,10 @@ def _waits(frame: Frame, view: RequestView) -> _Waits:
     every = tuple(late for late in (() if life is None else life.waits) if late.step <= cursor)
     late = [each for each in every if each.gap_ns > _bound_ns(frame, each)]
     text = f"{slo.itl_ms:g} ms (first token {slo.ttft_ms:g} ms)"
-    gaps = [each.gap_ns for each in every if each.token_idx]
+    gaps = [each for each in every if each.token_idx]
     if not late and gaps:
-        median_ns = statistics.median(gaps)
-        late = [each for each in every if each.token_idx and each.gap_ns > MEDIANS * median_ns]
+        median_ns = statistics.median(each.gap_ns for each in gaps)
+        late = [each for each in gaps if each.gap_ns > MEDIANS * median_ns]
         if late:
             text = f"twice its median of {median_ns / 1e6:.1f} ms; none broke {slo.itl_ms:g} ms"
     return _Waits(life, every, late[::-1], text)
@@ -177,27 +160,20 @@ def _bound_ns(frame: Frame, late: Late) -> float:
     return (slo.itl_ms if late.token_idx else slo.ttft_ms) * 1e6
 
 
-def _status(view: RequestView) -> str:
-    names = {"WAIT": "waiting", "PRE": "prefilling", "DEC": "decoding", "OUT": "preempted"}
-    status = names.get(lane_status(view))
-    return status or f"ended: {view.finish_reason or 'reason unknown'}"
-
-
 def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[Line]:
     gaps = sorted(each.gap_ns - each.paused_ns for each in waits.all if each.token_idx)
-    slo = frame.history.slo
+    slo, known = frame.history.slo, not view.is_partial
     first = None
-    if view.first_token_ns is not None and not view.is_partial:
+    if view.first_token_ns is not None and known:
         first = next((each for each in waits.all if not each.token_idx), None)
     ttft_ms = None if first is None else (first.gap_ns - first.paused_ns) / 1e6
     tpot_ms = sum(gaps) / len(gaps) / 1e6 if gaps else None
     p50, p99, worst = (_rank(gaps, rank) for rank in (50, 99, 100))
-    known = not view.is_partial
-    hit = view.num_cached_tokens
+    arrived = fmt.clock(frame.history.wall_ns(view.arrival_ns))
     entries = [
-        ("arrived", fmt.clock(frame.history.wall_ns(view.arrival_ns)) if known else "—", "text"),
+        ("arrived", arrived if known else "—", "text"),
         ("prompt", fmt.count(view.num_prompt_tokens), "text"),
-        ("cached prompt", fmt.count(hit) if known else "—", "cached"),
+        ("cached prompt", fmt.count(view.num_cached_tokens) if known else "—", "cached"),
         ("output", f"{view.num_output_tokens:,}/{view.max_tokens if known else '—'}", "text"),
         ("in cache", f"{view.num_computed_tokens:,} tok", "text"),
         ("blocks", fmt.count(view.num_blocks), "text"),
@@ -217,7 +193,6 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
 
 
 def _rank(ordered: Sequence[int], rank: int) -> float | None:
-    """Return a percentile of the values by the nearest-rank method, in ms; None without values."""
     if not ordered:
         return None
     return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
@@ -234,48 +209,41 @@ def _late(value: float | None, bound: float | None) -> tuple[str, str]:
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     """Return a chart with a bar per token, or the longest wait of several: how long it waited."""
     gaps = [each for each in waits.all if each.token_idx]
-    title: Line = (("gaps between tokens", "title"),)
+    title = "gaps between tokens"
     if not gaps:
-        text = "none yet: a gap needs two tokens"
-        return framed([((f" {text}", "muted"),)], width, height, title)
+        return framed([facts(" none yet: a gap needs two tokens")], width, height, title)
     room = width - 2 - life_line.GUTTER - 1
     bound_ms = frame.history.slo.itl_ms
     stride = max(1, -(-len(gaps) // room))
     chunks = [gaps[at : at + stride] for at in range(0, len(gaps), stride)]
     values = [max(each.gap_ns for each in chunk) / 1e6 for chunk in chunks]
     served = [max(each.gap_ns - each.paused_ns for each in chunk) / 1e6 for chunk in chunks]
-    top = max([bound_ms * 1.15, *served], default=bound_ms)
-    styles = ["breach" if value > bound_ms else "decode" for value in served]
-    for at, (value, net) in enumerate(zip(values, served, strict=True)):
-        if value - net > bound_ms >= net:
-            styles[at] = "mark"
+    top = max(bound_ms * 1.15, *served)
+    styles = [
+        "breach" if net > bound_ms else "mark" if value > bound_ms else "decode"
+        for value, net in zip(values, served, strict=True)
+    ]
     chart_height = height - 3
-    chart = column_chart(values, chart_height, top, styles, bound_ms)
     at_bound = max(0, min(chart_height - 1, int(bound_ms / top * chart_height)))
-    body: list[Line] = []
-    for y, line in enumerate(chart):
-        label = fmt.milliseconds(top) if y == 0 else ""
-        if chart_height - 1 - y == at_bound:
-            label = f"<{bound_ms:g}"
-        body.append(((f"{label:>{life_line.GUTTER - 2}} ", "muted"), ("│", "frame"), *line))
+    labels = [fmt.milliseconds(top), *[""] * (chart_height - 1)]
+    labels[chart_height - 1 - at_bound] = f"<{bound_ms:g}"
+    chart = column_chart(values, chart_height, top, styles, bound_ms)
+    body: list[Line] = [
+        ((f"{label:>{life_line.GUTTER - 2}} ", "muted"), ("│", "frame"), *line)
+        for label, line in zip(labels, chart, strict=True)
+    ]
     glyphs = {"breach": ("!", "breach"), "mark": ("‖", "mark"), "decode": ("─", "frame")}
     marks = joined(glyphs[style] for style in styles)
     body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *marks))
     unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
-    title = (*title, (f"  ms ({unit})", "muted"))
-    legend: Line = (("!", "breach"), (" late ", "muted"), ("‖", "mark"), (" paused", "muted"))
-    return framed(body, width, height, title, legend)
+    return framed(body, width, height, titled(title, f"  ms ({unit})"), _STRIP_KEY)
 
 
 def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
-    net_ns = late.gap_ns - late.paused_ns
-    is_breach = net_ns > _bound_ns(frame, late)
-    main = by_cause(late.pieces)
-    share = max(main.values(), default=0) / max(1, late.gap_ns)
-    glyph = {"preempted": "✗", "paused": "‖"}.get(late.cause, "")
-    sign = f"{glyph} " if glyph else ""
-    room = room_of_last(_COLUMNS, width - 2) - len(sign)
-    why = late_text.of_wait(late, room)
+    is_breach = late.gap_ns - late.paused_ns > _bound_ns(frame, late)
+    share = max(by_cause(late.pieces).values(), default=0) / max(1, late.gap_ns)
+    sign = {"preempted": "✗ ", "paused": "‖ "}.get(late.cause, "")
+    why = late_text.of_wait(late, room_of_last(_COLUMNS, width - 2) - len(sign))
     return [
         ("first" if not late.token_idx else f"#{late.token_idx + 1}", "strong"),
         (f"{late.step:,}", "text"),
@@ -286,8 +254,7 @@ def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
     ]
 
 
-MIN_HEIGHT = 4
-_PROMPT_SHARE = 3  # the prompt gets a third of the lines if the output needs the rest
+# What the request asked, and what it got
 
 
 def height_of_text(known: KnownText | None, height: int) -> int:
@@ -300,40 +267,28 @@ def height_of_text(known: KnownText | None, height: int) -> int:
 def draw_text(known: KnownText, last_step: float, width: int, height: int) -> list[Line]:
     """Return the panel: the end of the prompt, and the end of the output as of step `last_step`."""
     room = height - 2
-    prompt = _prompt(known)
+    prompt = "(not in memory: it arrived too early)"
+    if known.prompt_text is not None:
+        prompt = known.prompt_text
+    elif known.prompt_token_ids is not None:
+        prompt = " ".join(map(str, known.prompt_token_ids))
     output = known.output_text(last_step)
-    if not output:
+    if not output and any(said.text is None for said in known.said):
         ids = [each for said in known.said if said.step <= last_step for each in said.token_ids]
-        output = _numbers(ids) if any(said.text is None for said in known.said) else ""
+        output = " ".join(map(str, ids))
     output_lines = _wrapped(output, width - 4) if output else []
     num_prompt = max(1, room // _PROMPT_SHARE, room - len(output_lines))
-    prompt_lines = _wrapped(prompt, width - 4)
-    shown = [(line, "muted", "◂ ") for line in _tail(prompt_lines, num_prompt)]
-    num_left = room - len(shown)
-    shown += [(line, "text", "▸ ") for line in _tail(output_lines, num_left)]
+    prompt_lines = _tail(_wrapped(prompt, width - 4), num_prompt)
+    output_lines = _tail(output_lines, room - len(prompt_lines))
     body: list[Line] = []
-    before = ""
-    for text, style, mark in shown:
-        body.append(((mark if mark != before else "  ", style), (text, style)))
-        before = mark
-    title: Line = (("text", "title"), ("  ◂ prompt  ▸ output, up to the cursor", "muted"))
+    for mark, style, shown in (("◂ ", "muted", prompt_lines), ("▸ ", "text", output_lines)):
+        for number, line in enumerate(shown):
+            body.append(((mark if not number else "  ", style), (line, style)))
+    title = titled("text", "  ◂ prompt  ▸ output, up to the cursor")
     return framed(body, width, height, title)
 
 
-def _prompt(known: KnownText) -> str:
-    if known.prompt_text is not None:
-        return known.prompt_text
-    if known.prompt_token_ids is None:
-        return "(not in memory: it arrived too early)"
-    return _numbers(known.prompt_token_ids)
-
-
-def _numbers(token_ids: "tuple[int, ...] | list[int]") -> str:
-    return " ".join(map(str, token_ids))
-
-
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return a text as lines of at most `width` cells; its line breaks stay."""
     lines = []
     for paragraph in text.split("\n"):
         safe = clean(paragraph, len(paragraph))

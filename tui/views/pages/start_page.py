@@ -18,6 +18,21 @@ if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
 Kind: TypeAlias = Literal["engines", "file", "tour", "demo", "ask"]
 
 MAX_RECORDINGS = 12
+_ENGINE_COLUMNS = (
+    Column("state", 14),
+    Column("running", 9, True),
+    Column("waiting", 8, True),
+    Column("steps/s", 8, True),
+    Column("model", 0),
+)
+_FILE_COLUMNS = (
+    Column("when", 12),
+    Column("length", 7, True),
+    Column("steps", 10, True),
+    Column("size", 7, True),
+    Column("engine", 16),
+    Column("folder", 0),
+)
 _GROWING_S = 10.0  # a file changed this recently still grows: a writer adds to it once a second
 
 
@@ -57,30 +72,14 @@ def engines_section(
     entries = [_engine(address, line) for address, line in lines]
     if len(lines) > 1:
         choice = StartChoice("engines", tuple(address for address, _ in lines))
-        entries.append(
-            Entry(
-                choice,
-                "both of them" if len(lines) == 2 else f"all {len(lines)} of them",
-                (("side by side", "muted"),),
-            )
-        )
+        entries.append(Entry(choice, f"all {len(lines)} of them", (("side by side", "muted"),)))
     if configured:
         about = f"[fleet] of the config file: {', '.join(configured)}"
-        entries.append(
-            Entry(StartChoice("engines", tuple(configured)), "your fleet", ((about, "muted"),))
-        )
-    return Section(
-        "engines on this machine",
-        (
-            Column("state", 14),
-            Column("running", 9, True),
-            Column("waiting", 8, True),
-            Column("steps/s", 8, True),
-            Column("model", 0),
-        ),
-        tuple(entries),
-        "looking …" if is_looking else "none runs here; 'stepscope serve --model demo' starts one",
-    )
+        choice = StartChoice("engines", tuple(configured))
+        entries.append(Entry(choice, "your fleet", ((about, "muted"),)))
+    none = "none runs here; 'stepscope serve --model demo' starts one"
+    otherwise = "looking …" if is_looking else none
+    return Section("engines on this machine", _ENGINE_COLUMNS, tuple(entries), otherwise)
 
 
 def _engine(address: str, line: "EngineLine") -> Entry:
@@ -94,30 +93,18 @@ def _engine(address: str, line: "EngineLine") -> Entry:
     if figures.info is not None and figures.info.totals_every_s is not None:
         model = f"{model}, totals of {figures.info.engine}'s /metrics"
         about = f"{address}; {' '.join(totals_text.more(figures.info.engine))}"
+    if figures.status == "starting":
+        about = figures.error or address
     style = "caution" if style.startswith("badge") else style
-    return Entry(
-        StartChoice("engines", (address,)),
-        figures.name,
-        ((state, style), running, waiting, steps, (model, "muted")),
-        about=(figures.error or address) if figures.status == "starting" else about,
-    )
+    cells = ((state, style), running, waiting, steps, (model, "muted"))
+    return Entry(StartChoice("engines", (address,)), figures.name, cells, about=about)
 
 
 def recordings_section(files: Sequence[File], now_s: float) -> Section:
     """Return the section of recordings, in the order of `files`."""
-    return Section(
-        "recordings",
-        (
-            Column("when", 12),
-            Column("length", 7, True),
-            Column("steps", 10, True),
-            Column("size", 7, True),
-            Column("engine", 16),
-            Column("folder", 0),
-        ),
-        tuple(_file(file, now_s) for file in files[:MAX_RECORDINGS]),
-        "none here yet; R in the dashboard or 'stepscope record -o session.mcap' makes one",
-    )
+    entries = tuple(_file(file, now_s) for file in files[:MAX_RECORDINGS])
+    none = "none here yet; R in the dashboard or 'stepscope record -o session.mcap' makes one"
+    return Section("recordings", _FILE_COLUMNS, entries, none)
 
 
 def _file(file: File, now_s: float) -> Entry:
@@ -134,24 +121,15 @@ def _file(file: File, now_s: float) -> Entry:
         return Entry(choice, title, cells, about=f"{file.path}: {seen.incident}")
     length = steps = engine = "…"
     if seen is not None:
-        length = "-" if seen.duration_s is None else length_text(seen.duration_s)
+        length = "-" if seen.duration_s is None else fmt.short_span(seen.duration_s)
         steps = fmt.count(seen.num_steps)
         is_growing = file.path.suffix == PART_SUFFIX and now_s - file.written_s < _GROWING_S
         engine = f"{seen.engine}{', cut' if seen.is_cut and not is_growing else ''}"
         steps += "+" if is_growing else ""
-    return Entry(
-        choice,
-        title,
-        (
-            (when, "muted"),
-            (length, "text"),
-            (steps, "text"),
-            (size, "text"),
-            (engine, "caution" if ", cut" in engine else "text"),
-            (folder, "muted"),
-        ),
-        about=str(file.path),
-    )
+    texts = ((length, "text"), (steps, "text"), (size, "text"))
+    named = (engine, "caution" if ", cut" in engine else "text")
+    rest = (*texts, named, (folder, "muted"))
+    return Entry(choice, title, ((when, "muted"), *rest), about=str(file.path))
 
 
 def samples_section(samples: Sequence[tuple[str, str]], *, has_torch: bool) -> Section:
@@ -183,14 +161,6 @@ def when_text(then_s: float, now_s: float) -> str:
     if abs(now_s - then_s) < 180 * 24 * 3600:
         return time.strftime("%b %d %H:%M", then)
     return time.strftime("%Y-%m-%d", then)
-
-
-def length_text(seconds: float) -> str:
-    """Return a duration in at most seven cells: 12.4s, 12m41s, 3h05m."""
-    if seconds < 99.5:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 def typed_choice(text: str) -> StartChoice:

@@ -4,14 +4,13 @@
 """
 
 import textwrap
-from collections.abc import Sequence
 
 from stepscope.tui.settings.action_table import Page, Place
 from stepscope.tui.settings.actions import Abilities, footer_entries
-from stepscope.tui.views.lines import Line, Run, click, fitted, length_of, spread
+from stepscope.tui.views.lines import Line, Run, click, fitted, length_of, spread, titled
 
-_ALWAYS = frozenset({"help", "quit"})
-_LAST = _ALWAYS | {"palette"}
+_ALWAYS = frozenset({"help", "quit"})  # at the end
+_FOR_PALETTE = 100  # least width to name the palette beside them
 _TABS: dict[Page, str] = {
     "live": "Live",
     "step": "Step",
@@ -22,7 +21,6 @@ _TABS: dict[Page, str] = {
     "compare": "Compare",
     "fleet": "Fleet",
 }
-_FIRST = 4  # the palette is left out if fewer other entries than this would fit
 
 
 def draw(abilities: Abilities, live: bool, width: int, page: Place = "live") -> list[Line]:
@@ -31,13 +29,13 @@ def draw(abilities: Abilities, live: bool, width: int, page: Place = "live") -> 
     for action_id, keys, label in footer_entries(abilities, page):
         label = _label(abilities, action_id, label, live, page)
         entries[action_id] = click(action_id, (f" {keys} ", "key"), (f"{label} ", "muted"))
-    others = [line for action_id, line in entries.items() if action_id not in _LAST]
-    shown: list[Line] = []
-    for kept in (_LAST, _ALWAYS):
-        last = [line for action_id, line in entries.items() if action_id in kept]
-        shown = _fitting(others, width - sum(map(length_of, last)))
-        if len(shown) >= min(_FIRST, len(others)):
-            break
+    kept = _ALWAYS if width < _FOR_PALETTE else _ALWAYS | {"palette"}
+    last = [line for action_id, line in entries.items() if action_id in kept]
+    shown, room = [], width - sum(map(length_of, last))
+    for action_id, line in entries.items():
+        if action_id not in kept:
+            room -= length_of(line)
+            shown += [line] if room >= 0 else []
     return [tuple(run for line in (*shown, *last) for run in line)]
 
 
@@ -53,16 +51,6 @@ def tabs(abilities: Abilities, page: Page) -> Line:
         else:
             line += click(action.id, (f" {action.key} ", "key"), (f"{name} ", "muted"))
     return tuple(line)
-
-
-def _fitting(lines: Sequence[Line], room: int) -> list[Line]:
-    shown = []
-    for line in lines:
-        room -= length_of(line)
-        if room < 0:
-            break
-        shown.append(line)
-    return shown
 
 
 def _label(abilities: Abilities, action_id: str, label: str, live: bool, page: Place) -> str:
@@ -87,12 +75,10 @@ def tour_strip(
     is_held: bool,
 ) -> list[Line]:
     """Return the strip, `TOUR_HEIGHT` lines: chapter, text, and pairs of a key and what it does."""
-    left: Line = ((f" {title} ", "title"), (f" {_PARTS.get(part, '')}", "muted"))
+    left = titled(f" {title} ", f" {_PARTS.get(part, '')}")
     if is_held and part == "question":
         left = (*left, (": ", "muted"), ("picture held", "caution"))
     right = tuple(run for key, what in keys for run in ((f" {key} ", "key"), (f"{what} ", "muted")))
-    lines = [spread(left, right, width)]
-    texts = textwrap.wrap(text, width - 2)
     style = "mark" if part == "question" else "text"
-    lines += [fitted(((f" {each}", style),), width) for each in texts[: TOUR_HEIGHT - 1]]
-    return [*lines, *[fitted((), width)] * (TOUR_HEIGHT - len(lines))]
+    texts = [*textwrap.wrap(text, width - 2), *[""] * TOUR_HEIGHT][: TOUR_HEIGHT - 1]
+    return [spread(left, right, width), *(fitted(((f" {x}", style),), width) for x in texts)]

@@ -8,8 +8,20 @@ from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Field, Line, Run, clean, click, length_of, spread, whole
-from stepscope.tui.views.panels.latency_panel import sparkline
+from stepscope.tui.views.framed_panels import sparkline
+from stepscope.tui.views.lines import (
+    Field,
+    Line,
+    Run,
+    clean,
+    click,
+    facts,
+    length_of,
+    spread,
+    whole,
+)
+
+_OLD_S = 6.0  # what was judged is no longer news
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,138 +61,115 @@ def badge(frame: Frame, connection: SourceState) -> Run:
     return f"▐REPLAY {connection.speed or 1:g}x▌", "badge_replay"
 
 
-def _when(frame: Frame, connection: SourceState) -> list[tuple[int, Line]]:
-    """Return when the step at the cursor ran, and how far it is behind the newest step."""
+def _when(frame: Frame, connection: SourceState) -> list[Field]:
     is_paused = not frame.view.live
-    if frame.cursor is None or not (is_paused or frame.is_replay):
-        return []
     wall_ns = frame.wall_ns(frame.cursor)
-    if wall_ns is None and not is_paused:
+    if frame.cursor is None or not (is_paused or (frame.is_replay and wall_ns is not None)):
         return []
     moment = fmt.moment(wall_ns, with_tenths=connection.status != "playing" or is_paused)
-    shown: list[tuple[int, Line]] = [(0, ((f" {moment}", "strong"),))]
+    shown = [Field(0, ((f" {moment}", "strong"),))]
     newest = None if frame.last_step is None else frame.history.summary(frame.last_step)
     if frame.is_replay or newest is None or frame.summary is None:
         return shown
-    behind = newest.step - frame.summary.step
-    if behind:
+    if behind := newest.step - frame.summary.step:
         back_s = (newest.tokens_ns - frame.summary.tokens_ns) / 1e9
-        shown.append((1, ((f", {fmt.span(back_s)} back", "text"),)))
-        shown.append((3, ((f" ({fmt.plural(behind, 'step')})", "muted"),)))
+        shown.append(Field(1, ((f", {fmt.span(back_s)} back", "text"),)))
+        shown.append(Field(3, facts(f" ({fmt.plural(behind, 'step')})")))
     return shown
 
 
-def _place(frame: Frame, connection: SourceState) -> str | None:
-    """Return the position of the cursor in a replayed file, and the length of the file."""
+def _place(frame: Frame, connection: SourceState) -> str:
     wall_ns = frame.wall_ns(frame.cursor)
     if connection.file_ns is None or wall_ns is None:
-        return None
+        return ""
     begin_ns, end_ns = connection.file_ns
     length_s = (end_ns - begin_ns) / 1e9
-    return f"{_minutes(min(max((wall_ns - begin_ns) / 1e9, 0), length_s))} of {_minutes(length_s)}"
+    at_s = min(max((wall_ns - begin_ns) / 1e9, 0), length_s)
+    return f" {_minutes(at_s)} of {_minutes(length_s)} "
 
 
 def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
-    info = frame.state.info
-    parts: list[tuple[int, Line]] = [
-        (1, ((f" {clean(connection.title, 24)} ", "strong"),)),
-        (0, click("pause", badge(frame, connection))),
+    info, state, lost = frame.state.info, frame.state.state, frame.history.num_lost
+    now = badge(frame, connection)
+    when = _when(frame, connection)
+    rate = f"  {_rate(frame, connection)} steps/s"
+    fields = [
+        Field(1, ((f" {clean(connection.title, 24)} ", "strong"),)),
+        Field(0, click("pause", now)),
+        *([] if frame.is_replay else when),
     ]
-    if not frame.is_replay:
-        parts += _when(frame, connection)
-    state = frame.state.state
-    is_said = f"engine {state}" in badge(frame, connection)[0]
-    if (meanwhile := _meanwhile(frame, connection)) is not None:
-        parts.append((0, ((f" engine {meanwhile} by now ", "caution"),)))
-    elif state in ("paused", "draining", "stopped") and not is_said:
-        parts.append((0, ((f" engine {state} ", "caution"),)))
-    if (place := _place(frame, connection)) is not None:
-        parts.append((1, ((f" {place} ", "text"),)))
-    if frame.is_replay:
-        parts += _when(frame, connection)
+    if meanwhile := _meanwhile(frame, connection):
+        fields.append(Field(0, ((f" engine {meanwhile} by now ", "caution"),)))
+    elif state in ("paused", "draining", "stopped") and f"engine {state}" not in now[0]:
+        fields.append(Field(0, ((f" engine {state} ", "caution"),)))
+    fields.append(Field(1, ((_place(frame, connection), "text"),)))
+    fields += when if frame.is_replay else []
     if frame.state.leased is not None:
-        parts.append((0, ((" AUTOPILOT ", "mark"),)))
-    if info is not None and info.simulated is not None:
-        parts.append((0, ((f" {SIMULATED} ", "caution"),)))
-    if info is not None and (role := _role(info)) is not None:
-        parts.append((0, (role,)))
-    if info is not None and info.with_tokens:
-        parts.append((0, ((" with tokens ", "caution"),)))
+        fields.append(Field(0, ((" AUTOPILOT ", "mark"),)))
     if info is not None:
-        parts.append((2, ((f" {clean(info.model, 40)}", "text"),)))
-    parts.append((4, ((f"  {clean(connection.endpoint, 40)}", "muted"),)))
-    parts.append((0, _step(frame)))
-    parts.append((2, ((f"  {_rate(frame, connection)} steps/s", "text"),)))
-    parts += _output(frame)
-    lost = frame.history.num_lost
-    parts.append((3, (("  gap ", "muted"), (f"{lost:,}", "caution" if lost else "text"))))
+        if info.simulated is not None:
+            fields.append(Field(0, ((f" {SIMULATED} ", "caution"),)))
+        fields.append(Field(0, (_role(info),)))
+        if info.with_tokens:
+            fields.append(Field(0, ((" with tokens ", "caution"),)))
+        fields.append(Field(2, ((f" {clean(info.model, 40)}", "text"),)))
+    fields += [
+        Field(4, facts(f"  {clean(connection.endpoint, 40)}")),
+        Field(0, _step(frame)),
+        Field(2, ((rate, "text"),)),
+        Field(4, _output(frame)),
+        Field(3, facts("  gap ", (f"{lost:,}", "caution" if lost else "text"))),
+    ]
     if connection.recording is not None:
         seconds, num_bytes = connection.recording
         is_fed = connection.status in ("live", "stale")
         clock: Run = (_minutes(seconds), "text") if is_fed else ("waits", "caution")
-        parts.append((1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
-    right: Line = ((f"{connection.fps:g}fps ", "muted"),)
-    fields = [Field(rank, line) for rank, line in parts]
+        fields.append(Field(1, (("  ● REC ", "mark"), clock, (f" {fmt.size(num_bytes)}", "text"))))
+    right = facts(f"{connection.fps:g}fps ")
     return [spread(whole(fields, width - length_of(right) - 1), right, width)]
 
 
-def _role(info: EngineInfo) -> Run | None:
-    """Return the role of an engine that does only prefill or only decode; else None."""
+def _role(info: EngineInfo) -> Run:
+    """Return the role of an engine that does only prefill or only decode; else nothing."""
     if info.role == "prefill" and info.engine is not None:
         return " prefill ", "prefill"
     if info.role == "prefill" and info.decode_engine is None:
         return " prefill, NO DECODE ENGINE: runs the decodes itself ", "caution"
     if info.role == "prefill":
         return f" prefill → {clean(info.decode_engine or '', 24)} ", "prefill"
-    return None if info.role is None else (f" {clean(info.role, 24)} ", "decode")
+    return ("", "text") if info.role is None else (f" {clean(info.role, 24)} ", "decode")
 
 
 def _step(frame: Frame) -> Line:
     """Return the number of the step at the cursor, or of the step in flight if that takes long."""
-    flying = frame.in_flight
+    flying, last = frame.in_flight, frame.state.in_flight
     if flying is not None:
         text = f"  STEP {flying.step:,} IN FLIGHT {seconds_of(flying):,.1f} s"
         return ((text, "caution"), (f": {work_text(flying)}", "text"))
     unit = "  record " if frame.is_summed_up else "  step "
-    number: Line = ((unit, "muted"), (fmt.count(frame.step), "strong"))
-    last = frame.state.in_flight
+    number = facts(unit, (fmt.count(frame.step), "strong"))
     if last is None or not frame.is_silent:
         return number
     text = f"  silent since {seconds_of(last):,.1f} s into step {last.step:,}"
     return (*number, (text, "caution"))
 
 
-def _meanwhile(frame: Frame, connection: SourceState) -> str | None:
-    """Return why the engine does not run now, while the picture shows an earlier step, or None."""
+def _meanwhile(frame: Frame, connection: SourceState) -> str:
+    """Return why the engine does not run now, while the picture shows an earlier step."""
     if frame.view.live or frame.is_replay or connection.is_previous:
-        return None
+        return ""
     if connection.status in ("stale", "down", "starting"):
         return connection.status
     now, then = frame.history.state.state, frame.state.state
-    return "paused" if now == "paused" and then != "paused" else None
+    return "paused" if now == "paused" and then != "paused" else ""
 
 
 def _rate(frame: Frame, connection: SourceState) -> str:
-    """Return the steps per second at the cursor; a dash if the engine is silent or paused."""
     silent = connection.status in ("stale", "down", "starting") or frame.state.state == "paused"
     if frame.view.live and silent:
         return "—"
-    if frame.is_summed_up:
-        return _steps_in_record(frame)
-    return f"{frame.rates.steps_per_s or 0:.1f}"
-
-
-def _output(frame: Frame) -> list[tuple[int, Line]]:
-    rate = frame.rates.output_tokens_per_s
-    if rate is None or frame.is_past:
-        return []
-    said: Line = (("  out ", "muted"), (f"{fmt.count(round(rate))} tok/s", "text"))
-    trend = sparkline(frame.output_trend, len(frame.output_trend))
-    return [(4, (*said, (f" {trend}", "decode")))]
-
-
-def _steps_in_record(frame: Frame) -> str:
-    """Return the steps per second that the engine itself counted, from the record at the cursor."""
+    if not frame.is_summed_up:
+        return f"{frame.rates.steps_per_s or 0:.1f}"
     summary, totals = frame.summary, frame.state.totals
     if summary is None or totals is None or totals.num_steps is None:
         return "—"
@@ -188,16 +177,21 @@ def _steps_in_record(frame: Frame) -> str:
     return f"{totals.num_steps / seconds:.1f}" if seconds > 0 else "—"
 
 
+def _output(frame: Frame) -> Line:
+    rate = frame.rates.output_tokens_per_s
+    if rate is None or frame.is_past:
+        return ()
+    trend = sparkline(frame.output_trend, len(frame.output_trend))
+    return facts("  out ", f"{fmt.count(round(rate))} tok/s", (f" {trend}", "decode"))
+
+
 def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
 
 
-_OLD_S = 6.0  # what was judged is no longer news
-
-
 def verdict(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if frame.view.live and frame.status in ("starting", "connecting"):
-        return [((" waiting for the engine", "muted"),)]
+        return [facts(" waiting for the engine")]
     if frame.is_silent:
         what = "has stopped" if frame.state.state == "stopped" else "does not answer"
         said = f" the engine {what}: the figures are {fmt.span(frame.age_s)} old"
@@ -211,6 +205,5 @@ def verdict(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     said, room = f" {verdict.text}", max(1, width - len(hint))
     if len(said) > room:  # how often it was comes last
         said = said.rpartition("; ")[0] or said
-    text = clean(said, room)
-    line: Line = ((text, verdict.tone), (hint, "muted"))
+    line: Line = ((clean(said, room), verdict.tone), (hint, "muted"))
     return [click(verdict.look, *line) if verdict.look else line]

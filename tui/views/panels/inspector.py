@@ -1,192 +1,163 @@
-"""The step inspector: a panel on what the step at the cursor did, batch row by batch row."""
+"""What the step at the cursor did and cost: a panel, and lines that the step's page has, too."""
 
 from collections import Counter
-from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.causes import hold_up_text
 from stepscope.recordings.attribution.queue import beneficiaries
+from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
 from stepscope.recordings.state.series.events import request_event
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import bar, cells_by_share
 from stepscope.tui.views.lines import (
     Field,
     Line,
     Run,
     clean,
+    facts,
     first_fitting,
     framed,
     length_of,
+    titled,
     whole,
 )
 from stepscope.tui.views.panels.event_list import ICONS
 
 _MAX_TEXT = 48
 _NO_STATE = SessionState()  # the texts of most events need none
+_PARTS = (("s", "schedule", "cached"), ("l", "launch", "muted"), ("━", "model", "decode"))
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    step = "—" if frame.cursor is None else fmt.count(frame.cursor)
     unit = "record" if frame.is_summed_up else "step"
-    title: Line = ((f"{unit} {step}", "title"), (" (follows cursor)", "muted"))
-    return framed(body(frame, height - 2, width - 2), width, height, title)
+    title = titled(f"{unit} {fmt.count(frame.cursor)}", " (follows cursor)")
+    return framed(_body(frame, height - 2, width - 2), width, height, title)
 
 
-def body(frame: Frame, num_rows: int, width: int) -> list[Line]:
-    """Return the lines inside the frame; what does not fit is counted in a last line."""
+def _body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     record, summary = frame.record, frame.summary
     if record is None or summary is None:
-        lost: Line = ((" the record of this step was lost", "muted"),)
-        return [] if frame.cursor is None else [lost]
+        return [missing(frame)]
     if record.totals is not None and frame.is_summed_up:
-        return totals_text.figures(record)[:num_rows]
-    head: list[Line] = [_spent(record), _decodes(record)]
-    tail: list[Line] = [
-        _cached(record),
-        *_idle(record),
-        *waiting_lines(record, width),
-        _blocks(record),
-    ]
-    tail += [times_line(record, width), *rank_lines(record, frame.history.info, width)]
-    tail += hold_up_lines(record, width)
-    is_special = record.held_prefills or record.num_wasted_tokens or record.token_limit is not None
-    if is_special or record.hidden_ns is not None:
-        tail += prepared_lines(record, overlap=True)
+        return totals_text.figures(record)
     prefills = [row for row in record.batch or () if row.phase != wire.Phase.DECODE]
     prefills.sort(key=lambda row: -row.num_tokens)
-    room = max(1, num_rows - len(head) - len(tail))
-    shown = prefills if len(prefills) <= room else prefills[: room - 1]
-    rows = [_prefill(row, frame) for row in shown]
-    if record.batch is None and record.num_prefill_tokens:
-        rows = [_equals("prefill (requests not reported)", record.num_prefill_tokens, "prefill")]
-    if len(shown) < len(prefills):
-        rest = prefills[len(shown) :]
-        tokens = sum(row.num_tokens for row in rest)
-        rows.append(_equals(f"prefill of {len(rest)} more", tokens, "prefill"))
-    lines = [*head, *rows, *tail]
-    return [*lines, *_events(record, num_rows - len(lines))]
+    lines = [*costs(frame, record, summary, width), *(_prefill(row, frame) for row in prefills)]
+    lines += event_lines(record)
+    if len(lines) > num_rows:
+        lines[num_rows - 1 :] = [facts(f" and {len(lines) - num_rows + 1} more lines")]
+    return lines
 
 
-def _equals(text: str, value: int | None, style: str = "text") -> Line:
-    return ((f" {text:<37}", style), ("= ", "muted"), (f"{fmt.count(value):>6}", "text"))
-
-
-def _spent(record: wire.StepRecord) -> Line:
-    spent = record.num_prefill_tokens + record.num_decode_tokens
-    took_ms = (record.tokens_ns - record.schedule_start_ns) / 1e6
-    budget = fmt.count(record.token_budget)
-    return (
-        (f" {fmt.milliseconds(took_ms)} ms", "strong"),
-        ("   budget ", "muted"),
-        (f"{spent:,}/{budget}", "text"),
-        ("   seats ", "muted"),
-        (f"{record.num_running}/{fmt.count(record.max_num_seqs)}", "text"),
-    )
-
-
-def _decodes(record: wire.StepRecord) -> Line:
-    rows = [row for row in record.batch or () if row.phase == wire.Phase.DECODE]
-    text = f"decode {fmt.plural(len(rows), 'request')} × 1 token"
-    if record.drafts:
-        num_drafts = sum(draft.num_drafted for draft in record.drafts)
-        text += f" + {fmt.plural(num_drafts, 'draft')}"
-    if record.batch is None:
-        text = "decode (requests not reported)"
-    return _equals(text, record.num_decode_tokens, "decode")
+def missing(frame: Frame) -> Line:
+    return facts(" no step yet" if frame.cursor is None else " the record of this step was lost")
 
 
 def _prefill(row: wire.BatchRow, frame: Frame) -> Line:
     what = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
     view = frame.state.requests.get(row.request_id)
-    text = f"{what} {request_name(row.request_id)} {row.start:,}→{row.start + row.num_tokens:,}"
-    if view is not None and view.num_prompt_tokens:
-        text += f"/{view.num_prompt_tokens:,}"
-    if row.flags & wire.RowFlag.FIRST_TOKEN:
-        text += " done"
-    return _equals(text, row.num_tokens, "prefill")
+    of = f"/{view.num_prompt_tokens:,}" if view is not None and view.num_prompt_tokens else ""
+    end = f"{row.start:,}→{row.start + row.num_tokens:,}{of}"
+    return ((f" {what} {request_name(row.request_id)} {end}", "prefill"),)
 
 
-def _cached(record: wire.StepRecord) -> Line:
-    cached = None
-    if record.batch is not None:
-        cached = sum(row.num_hit_tokens for row in record.batch)
-    return _equals("cached (skipped, not spent)", cached, "cached")
-
-
-def _idle(record: wire.StepRecord) -> list[Line]:
-    if record.token_budget is None:
-        return []
+def costs(frame: Frame, record: wire.StepRecord, summary: StepSummary, width: int) -> list[Line]:
+    """Return lines on the time, budget, seats and KV blocks that a step took, and what held it."""
     padded = record.num_padded_tokens or 0
-    spent = record.num_prefill_tokens + record.num_decode_tokens + padded
-    padding = [_equals("padding (for no request)", padded, "caution")] if padded else []
-    return [*padding, _equals("idle budget", record.token_budget - spent, "muted")]
-
-
-def waiting_lines(record: wire.StepRecord, width: int) -> list[Line]:
-    """Return lines on how many requests wait and why, with as many reasons as fit."""
-    if not record.num_waiting:
-        return [((" none waiting", "muted"),)]
-    reasons = (record.waiting_reasons or {}).items()
-    fields = [Field(0, ((f" {record.num_waiting} wait", "text"),))]
-    for number, (reason, n) in enumerate(reasons):
-        fields.append(Field(1 + number, ((f"{', ' if number else ': '}{n} {reason}", "muted"),)))
-    return [whole(fields, width)]
-
-
-def _blocks(record: wire.StepRecord) -> Line:
-    taken = freed = preempted = None
-    if record.moves or record.kv is not None:
-        taken = sum(move.owner >= 0 for move in record.moves)
-        freed = sum(move.owner in (wire.CACHED, wire.EMPTY) for move in record.moves)
-    if record.events or record.batch is not None:
-        preempted = sum(isinstance(event, wire.Preempted) for event in record.events)
-    return (
-        (" blocks taken ", "muted"),
-        (fmt.count(taken), "text"),
-        ("  freed ", "muted"),
-        (fmt.count(freed), "text"),
-        ("  preempted ", "muted"),
-        (fmt.count(preempted), "caution" if preempted else "text"),
+    spent, budget = (
+        record.num_prefill_tokens + record.num_decode_tokens + padded,
+        record.token_budget,
     )
+    seats, most = record.num_running, record.max_num_seqs
+    bar_width, info = max(4, min(24, width - 44)), frame.history.info
+    used = bar(spent / budget if budget else None, bar_width, "prefill")
+    taken = bar(seats / most if most else None, bar_width, "decode")
+    return [
+        _timing(record, width),
+        _times(record, width),
+        *rank_lines(record, info, width),
+        *hold_up_lines(record, width),
+        (*facts(" budget  ", (f"{spent:>7,} of {fmt.count(budget):<7}", "strong")), *used),
+        _spent(record, summary, width),
+        *draft_lines(record),
+        (*facts(" seats   ", (f"{seats:>7,} of {fmt.count(most):<7}", "strong")), *taken),
+        _kv(record, bar_width, width),
+        *_waiting(record, width),
+        *_prepared(record, None if info is None else info.overlap),
+    ]
 
 
-PARTS = (("s", "schedule", "cached"), ("l", "launch", "muted"), ("━", "model", "decode"))
+def _timing(record: wire.StepRecord, width: int) -> Line:
+    """Return the step's time, and a bar of what it was spent on, as the host saw it."""
+    took_ms = max(1, record.tokens_ns - record.schedule_start_ns) / 1e6
+    room, known = max(8, width - 16), [ns for ns in _parts_ns(record) if ns is not None]
+    took: Run = (f" {fmt.milliseconds(took_ms):>6} ms ", "strong")
+    if len(known) < len(_PARTS):
+        return (took, ("━" * room, "decode"))
+    parts = zip(_PARTS, cells_by_share(known, room), strict=True)
+    return (took, *((glyph * cells, style) for (glyph, _, style), cells in parts))
 
 
-def parts_ns(record: wire.StepRecord) -> list[int | None]:
-    """Return how long a step was scheduled, launched, and run on the device as the host saw it."""
+def _parts_ns(record: wire.StepRecord) -> list[int | None]:
     at_ns = (record.schedule_start_ns, record.schedule_end_ns, record.launch_ns, record.tokens_ns)
     return [None if a is None or b is None else b - a for a, b in pairwise(at_ns)]
 
 
-def times_line(record: wire.StepRecord, width: int, *, with_glyphs: bool = False) -> Line:
-    """Return a line on how long each part of a step took, in ms; closer together in little room.
+def _times(record: wire.StepRecord, width: int) -> Line:
+    """Return how many ms each part of a step took: the legend of the bar, if all are known."""
+    known = _parts_ns(record)
+    forms: list[Line] = []
+    for gap, most in (("  ", 8), (" ", 3)):
+        line: list[Run] = []
+        for (glyph, name, style), ns in zip(_PARTS, known, strict=True):
+            line += [(gap if line else " ", "muted")]
+            line += [(f"{glyph} ", style)] if None not in known else []
+            line += facts(f"{name[:most]} ", fmt.milliseconds(None if ns is None else ns / 1e6))
+        device_ms = None if record.device_ns is None else record.device_ns / 1e6
+        forms.append((*line, *facts(f"{gap}device ", fmt.milliseconds(device_ms))))
+    return first_fitting(forms, width)
 
-    `with_glyphs`: as the legend of the bar that they are drawn in, if all are known.
-    """
-    known = parts_ns(record)
-    with_glyphs = with_glyphs and None not in known
-    parts = [*zip(PARTS, known, strict=True), (("", "device", "text"), record.device_ns)]
-    line: Line = ()
-    for head, gap, most in ((" ms: ", "  ", 8), (" ", "  ", 8), ("", " ", 6), (" ", " ", 3)):
-        runs: list[Run] = [(head, "muted")]
-        for (glyph, name, style), ns in parts:
-            word = name if len(name) <= most or not glyph else name[: min(most, 5)]
-            sign, before = glyph if with_glyphs else "", gap if len(runs) > 1 else ""
-            runs.append((f"{before}{sign}", style if with_glyphs else "muted"))
-            text = fmt.milliseconds(None if ns is None else ns / 1e6)
-            is_plain = with_glyphs or style == "muted"
-            runs.append((f"{' ' if sign else ''}{word} ", "muted"))
-            runs.append((text, "text" if is_plain else style))
-        line = tuple(runs)
-        if length_of(line) <= width:
-            break
-    return line
+
+def _spent(record: wire.StepRecord, summary: StepSummary, width: int) -> Line:
+    padded = record.num_padded_tokens or 0
+    decode, prefill = f"{record.num_decode_tokens:,}", f"{record.num_prefill_tokens:,}"
+    cached = fmt.count(summary.num_cached_tokens)
+    padding: Line = (("  padding ", "muted"), (f"{padded:,}", "caution"))
+    fields = (
+        Field(0, facts("   decode ", (decode, "decode"), "  prefill ", (prefill, "prefill"))),
+        Field(2, facts("  cached, not spent ", (cached, "cached"))),
+        Field(1, padding if padded else ()),
+    )
+    return whole(fields, width)
+
+
+def _kv(record: wire.StepRecord, bar_width: int, width: int) -> Line:
+    kv = record.kv
+    if kv is None:
+        return facts(" KV      ", ("the engine does not report its blocks", "muted"))
+    total = kv.used + kv.cached + kv.empty
+    figures = facts(" KV      ", (f"{kv.used:>7,} of {total:<7,}", "strong"))
+    evicted: Line = ((f"  {kv.evicted:,} evicted", "caution"),) if kv.evicted else ()
+    fields = (Field(1, facts(f"  {kv.cached:,} cached")), Field(0, evicted))
+    rest = whole(fields, width - length_of(figures) - 2)
+    room = max(2, width - length_of(figures) - length_of(rest))
+    used = bar(kv.used / total if total else None, min(bar_width, room), "kv_used")
+    return (*figures, *used, *rest)
+
+
+def _waiting(record: wire.StepRecord, width: int) -> list[Line]:
+    if not record.num_waiting:
+        return [facts(" none waiting")]
+    fields = [Field(0, ((f" {record.num_waiting} wait", "text"),))]
+    for number, (reason, n) in enumerate((record.waiting_reasons or {}).items()):
+        fields.append(Field(1 + number, facts(f"{', ' if number else ': '}{n} {reason}")))
+    return [whole(fields, width)]
 
 
 def draft_lines(record: wire.StepRecord) -> list[Line]:
@@ -195,10 +166,9 @@ def draft_lines(record: wire.StepRecord) -> list[Line]:
         return []
     drafted = sum(draft.num_drafted for draft in record.drafts)
     accepted = sum(draft.num_accepted for draft in record.drafts)
-    runs: list[Run] = [(" drafts  ", "muted"), (f"{accepted:>7,} of {drafted:,} accepted", "multi")]
-    if drafted > accepted:
-        runs.append((f", {drafted - accepted:,} tokens of budget wasted", "caution"))
-    return [tuple(runs)]
+    line = facts(" drafts  ", (f"{accepted:>7,} of {drafted:,} accepted", "multi"))
+    wasted: Run = (f", {drafted - accepted:,} tokens of budget wasted", "caution")
+    return [(*line, wasted) if drafted > accepted else line]
 
 
 def hold_up_lines(record: wire.StepRecord, width: int) -> list[Line]:
@@ -211,17 +181,16 @@ def hold_up_lines(record: wire.StepRecord, width: int) -> list[Line]:
         took = f"{fmt.milliseconds(ns / 1e6)} ms"
         text = hold_up_text(kind, clean(detail, _MAX_TEXT))
         shown = fmt.whole_words(text, width - len(f" held up {took}: "))
-        lines.append(((" held up ", "muted"), (took, "caution"), (f": {shown}", "text")))
+        lines.append(facts(" held up ", (took, "caution"), (f": {shown}", "text")))
     return lines
 
 
-def prepared_lines(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
-    """Return lines on what was prepared while the step before ran, and on what held it."""
-    runs: list[Run] = [(" prepared ", "muted")]
+def _prepared(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
     before = f"step {record.step - 1:,}"
+    runs: list[Run] = [(" prepared ", "muted")]
     if record.hidden_ns is not None:
-        hidden = fmt.milliseconds(record.hidden_ns / 1e6)
-        runs += [(f"while {before} ran", "good"), (f", {hidden} ms hidden", "text")]
+        hidden = f", {fmt.milliseconds(record.hidden_ns / 1e6)} ms hidden"
+        runs += [(f"while {before} ran", "good"), (hidden, "text")]
     elif record.step == 0:
         runs.append(("as the first step", "text"))
     elif overlap is None:
@@ -236,11 +205,11 @@ def prepared_lines(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
     if record.cuda_graph is not None:
         padding = record.num_graph_padding
         filled = f", filled up with {fmt.plural(padding, 'token')}" if padding else ""
-        lines.append(((" CUDA graph ", "muted"), (record.cuda_graph, "text"), (filled, "muted")))
+        lines.append(facts(" CUDA graph ", record.cuda_graph, filled))
     if record.hidden_ns is not None and record.device_ns is not None:
         gap_ns = max(0, record.tokens_ns - record.schedule_start_ns - record.device_ns)
         gap = f"{fmt.milliseconds(gap_ns / 1e6)} ms"
-        lines.append(((" host's gap ", "muted"), (gap, "text"), (": the device was idle", "muted")))
+        lines.append(facts(" host's gap ", gap, ": the device was idle"))
     if record.token_limit is not None:
         held = fmt.plural(record.token_limit, "token")
         lines.append(((f" held to {held}: device memory", "caution"),))
@@ -251,57 +220,36 @@ def event_lines(record: wire.StepRecord, before: SessionState | None = None) -> 
     """Return a line per event; the state `before` tells who got a preempted one's blocks."""
     takers = {} if before is None else beneficiaries(record, before)
     resumed = {row.request_id for row in record.batch or () if row.flags & wire.RowFlag.RESUMED}
-    return [
-        _preemption(event, before, takers)
-        if before is not None and isinstance(event, wire.Preempted)
-        else _event(event, event.request_id in resumed)
-        for event in record.events
-    ]
+    lines: list[Line] = []
+    for event in record.events:
+        icon, text = _event(event, event.request_id in resumed)
+        taker = takers.get(event.request_id) if isinstance(event, wire.Preempted) else None
+        if before is not None and taker is not None:
+            whom = "itself" if taker == event.request_id else request_name(taker)
+            view = before.requests.get(event.request_id)
+            lost = fmt.count(None if view is None else view.num_computed_tokens)
+            text = f"{request_name(event.request_id)} preempted for {whom}: {lost} tokens lost"
+        lines.append(((" ", "text"), icon, (f" {clean(text, _MAX_TEXT)}", "text")))
+    return lines
 
 
-def _preemption(
-    event: wire.Preempted, before: SessionState, takers: Mapping[int, int | None]
-) -> Line:
-    taker = takers.get(event.request_id)
-    if taker is None:
-        return _event(event)
-    whom = "itself" if taker == event.request_id else request_name(taker)
-    view = before.requests.get(event.request_id)
-    lost = fmt.count(None if view is None else view.num_computed_tokens)
-    text = f"{request_name(event.request_id)} preempted for {whom}: {lost} tokens lost"
-    return ((" ", "text"), ("✗", "preempted"), (f" {clean(text, _MAX_TEXT)}", "text"))
-
-
-def _events(record: wire.StepRecord, room: int) -> list[Line]:
-    lines = event_lines(record)
-    if len(lines) > room:
-        rest = len(lines) - max(0, room - 1)
-        lines = [*lines[: max(0, room - 1)], ((f" and {rest} more events", "muted"),)]
-    return lines[: max(0, room)]
-
-
-def _event(event: wire.RequestEvent, is_resumed: bool = False) -> Line:
+def _event(event: wire.RequestEvent, is_resumed: bool) -> tuple[Run, str]:
     name = request_name(event.request_id)
-    icon: Run
     if isinstance(event, wire.Arrived):
-        icon, text = ("→", "muted"), f"{name} arrived, {event.num_prompt_tokens:,} prompt tokens"
-        if event.origin is not None:
-            text += f", handed over by {event.origin.engine}"
-    elif isinstance(event, wire.Admitted):
-        comes = (
-            "resumed, {:,} tokens still cached" if is_resumed else "admitted, {:,} tokens cached"
-        )
-        icon, text = ("▲", "good"), f"{name} {comes.format(event.num_cached_tokens)}"
+        origin = "" if event.origin is None else f", handed over by {event.origin.engine}"
+        return ("→", "muted"), f"{name} arrived, {event.num_prompt_tokens:,} prompt tokens{origin}"
+    if isinstance(event, wire.Admitted):
+        how, still = ("resumed", "still ") if is_resumed else ("admitted", "")
+        text = f"{name} {how}, {event.num_cached_tokens:,} tokens {still}cached"
         if event.num_loaded_tokens:
             took = f" in {event.load_ns / 1e6:.1f} ms" if event.load_ns else ""
             text += f", {event.num_loaded_tokens:,} loaded{took}"
-    elif isinstance(event, wire.FirstToken):
-        icon, text = ("━", "decode"), f"{name} first token"
-    else:
-        said = request_event(event, _NO_STATE, 0, 0)
-        assert said is not None
-        icon, text = ICONS[said.kind], said.text
-    return ((" ", "text"), icon, (f" {clean(text, _MAX_TEXT)}", "text"))
+        return ("▲", "good"), text
+    if isinstance(event, wire.FirstToken):
+        return ("━", "decode"), f"{name} first token"
+    said = request_event(event, _NO_STATE, 0, 0)
+    assert said is not None
+    return ICONS[said.kind], said.text
 
 
 _MOST_NAMED = 4
@@ -310,8 +258,9 @@ _MOST_NAMED = 4
 def rank_lines(record: wire.StepRecord, info: wire.EngineInfo | None, width: int) -> list[Line]:
     """Return a line, and one more on the stages of a pipeline; none for an engine of one rank."""
     if not (ranks := record.ranks):
-        is_one = rank_sizes(info) == (1, 1)
-        return [] if is_one else [((" ranks   unknown: not all of them told", "muted"),)]
+        return (
+            [] if rank_sizes(info) == (1, 1) else [facts(" ranks   unknown: not all of them told")]
+        )
     ms = [each.work_ns / 1e6 for each in ranks]
     each = [f"{name} {fmt.milliseconds(t)} ms" for name, t in zip(names(ranks), ms, strict=True)]
     slowest, middle, spread = map(fmt.milliseconds, (max(ms), median(ms), max(ms) - min(ms)))
@@ -322,10 +271,10 @@ def rank_lines(record: wire.StepRecord, info: wire.EngineInfo | None, width: int
         said, style = [f": {late[0]} was waited for, {waited}", f": {late[0]} +{waited}"], "caution"
     head = " ranks   " if info is None or info.device in (None, "cpu") else " launch  "
     times = [of_many] if len(ms) > _MOST_NAMED else [", ".join(each), of_many]
-    forms = [((head, "muted"), (text, "text"), (end, style)) for text in times for end in said]
+    forms = [facts(head, text, (end, style)) for text in times for end in said]
     empty = {f"pp{each.stage}": fmt.percent(_empty(each)) for each in ranks}
     stages = ", ".join(f"{stage} {share}" for stage, share in empty.items())
-    lines: list[Line] = [first_fitting(forms, width), ((" empty   ", "muted"), (stages, "text"))]
+    lines: list[Line] = [first_fitting(forms, width), facts(" empty   ", stages)]
     return lines if len(empty) > 1 else lines[:1]
 
 

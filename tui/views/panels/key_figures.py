@@ -3,12 +3,13 @@
 from stepscope.recordings.history.windows import MINUTE_S
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
-from stepscope.tui.views.lines import Line, Run, click, length_of
+from stepscope.tui.views.lines import Line, Run, click, facts, length_of
 from stepscope.tui.views.theme import LEVELS
 
 _BAR_WIDTH = 10
 _MAIN = 6  # first groups to make room for, by shorter bars
 _SEPARATOR: Run = (" │ ", "frame")
+_TREND = {1: " ▲", 0: "  ", -1: " ▼"}
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -17,17 +18,15 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
     if total > width * height:
         groups = _drawn_groups(frame, max(3, _BAR_WIDTH - (total - width * height)))
-    lines: list[Line] = []
-    line: Line = ((" ", "text"),)
+    lines: list[Line] = [()]
     for group in groups:
-        separator = (_SEPARATOR,) if len(line) > 1 else ()
-        if length_of((*line, *separator, *group)) > width:
-            lines.append(line)
-            if len(lines) == height:
-                return lines
-            line, separator = ((" ", "text"),), ()
-        line = (*line, *separator, *group)
-    lines.append(line)
+        line = (*lines[-1], _SEPARATOR if lines[-1] else (" ", "text"), *group)
+        if length_of(line) <= width:
+            lines[-1] = line
+        elif len(lines) < height:
+            lines.append(((" ", "text"), *group))
+        else:
+            break
     return lines
 
 
@@ -40,65 +39,48 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 def _groups(frame: Frame, bar_width: int) -> list[tuple[str, Line]]:
     state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
-    preemptions = rates.num_preempted
-    cut = _cut(frame, LATENCY_WINDOW_S)
+    minute, ten = _cut(frame, LATENCY_WINDOW_S), _cut(frame, RATES_WINDOW_S)
     about = "≈" if frame.is_summed_up and not frame.imported else ""
-    tokens = f"{fmt.count(rates.output_tokens_per_s)} tok/s"
-    preempted = "—  " if preemptions is None else _in_a_minute(frame, preemptions)
-    ttft = (*_named(f"TTFT p95 {about}", cut), *_bounded(latency.ttft.p95_ms, slo.ttft_ms))
+    is_known = state.is_load_known and not frame.is_silent
+    running, waiting = (state.num_running, state.num_waiting) if is_known else ("—", "—")
+    trend = (_TREND[frame.waiting_trend if is_known else 0], "caution")
+    seats = "" if frame.is_summed_up else f"/{fmt.short(_seats(frame))}"
+    preempted = rates.num_preempted
+    often = "—  " if preempted is None else _in_a_minute(frame, preempted)
+    in_rate = f"{fmt.short(rates.in_tokens_per_s)} tok/s"
+    output = _named("out ", ten, f"{fmt.count(rates.output_tokens_per_s)} tok/s")
+    limited: Run = ("—", "muted")
+    if frame.limits:
+        limit, share = max(frame.limits.items(), key=lambda each: each[1])
+        what, style = ("none", "text") if limit == "work" else (limit, "caution")
+        limited = (f"{what} {share:.0%}", style)
+    tax = rates.recompute_tax
+    taxed = ("—", "muted") if tax is None else (f"{tax:.1%}", "caution" if tax else "text")
     # p99, because a stall may be one late token among a hundred: p95 would hide it.
-    itl = (*_named(f"ITL p99 {about}", cut), *_bounded(latency.itl.p99_ms, slo.itl_ms))
-    running: Line = (
-        ("RUN ", "muted"),
-        (f"{_now(frame, state.num_running)}{_limit_text(frame)}", "strong"),
-        ("  WAIT ", "muted"),
-        (_now(frame, state.num_waiting), "strong"),
-        (_TREND[_trend(frame)], "caution"),
-    )
-    rate: Line = (
-        *_named("out ", _cut(frame, RATES_WINDOW_S)),
-        (tokens, "text"),
-        ("  in ", "muted"),
-        (f"{fmt.short(rates.in_tokens_per_s)} tok/s", "text"),
-    )
-    preempt: Line = (("PREEMPT ", "muted"), (preempted, "caution" if preemptions else "text"))
+    itl = _named(f"ITL p99 {about}", minute, _bounded(latency.itl.p99_ms, slo.itl_ms))
+    ttft = _named(f"TTFT p95 {about}", minute, _bounded(latency.ttft.p95_ms, slo.ttft_ms))
+    run = facts("RUN ", (f"{running}{seats}", "strong"), "  WAIT ", (f"{waiting}", "strong"), trend)
     return [
         ("budget", _budget(frame, bar_width)),
-        ("screen_live", running),
-        ("screen_kv", _cache(frame)),
+        ("screen_live", run),
+        ("screen_kv", _cache(frame, ten)),
         ("screen_latency", ttft),
         ("screen_latency", itl),
-        ("previous_preemption", preempt),
-        ("screen_latency", rate),
-        ("screen_live", _limited(frame, cut)),
-        ("previous_preemption", _recompute(frame)),
+        ("previous_preemption", facts("PREEMPT ", (often, "caution" if preempted else "text"))),
+        ("screen_latency", (*output, *facts("  in ", in_rate))),
+        ("screen_live", _named("LIMIT ", minute, limited)),
+        ("previous_preemption", facts("RECOMPUTE ", taxed)),
     ]
-
-
-def _recompute(frame: Frame) -> Line:
-    tax = frame.rates.recompute_tax
-    if tax is None:
-        return (("RECOMPUTE ", "muted"), ("—", "muted"))
-    return (("RECOMPUTE ", "muted"), (f"{tax:.1%}", "caution" if tax else "text"))
-
-
-def _limited(frame: Frame, cut: str) -> Line:
-    limits = frame.limits
-    if not limits:
-        return (*_named("LIMIT ", cut), ("—", "muted"))
-    limit = max(limits, key=lambda each: limits[each])
-    name, style = ("none", "text") if limit == "work" else (limit, "caution")
-    return (*_named("LIMIT ", cut), (f"{name} {limits[limit]:.0%}", style))
 
 
 def _cut(frame: Frame, window_s: float) -> str:
     """Return a note on how many seconds of a time window are in memory; empty if all of it is."""
     seconds = frame.cut_s(window_s)
-    return "" if seconds is None else f"/{seconds:.{int(seconds < 10)}f}s"
+    return "" if seconds is None else f"/{seconds:.{int(seconds < 10)}f}s "
 
 
-def _named(name: str, cut: str) -> Line:
-    return ((name, "muted"),) if not cut else ((name.rstrip(), "muted"), (f"{cut} ", "caution"))
+def _named(name: str, cut: str, value: str | Run) -> Line:
+    return facts(name.rstrip() if cut else name, (cut, "caution")) + facts("", value)
 
 
 def _in_a_minute(frame: Frame, number: int) -> str:
@@ -111,90 +93,49 @@ def _in_a_minute(frame: Frame, number: int) -> str:
     return f"{fmt.short(number)}/m" if is_whole else f"{number}/{seconds:.0f}s"
 
 
-def _now(frame: Frame, number: int) -> str:
-    """Return a number of requests as text; a dash if the engine is silent or did not publish it."""
-    return "—" if frame.is_silent or not frame.state.is_load_known else str(number)
-
-
-def _trend(frame: Frame) -> int:
-    is_known = not frame.is_silent and frame.state.is_load_known
-    return frame.waiting_trend if is_known else 0
-
-
-def _limit_text(frame: Frame) -> str:
-    return "" if frame.is_summed_up else f"/{fmt.short(_limit(frame))}"
-
-
-_TREND = {1: " ▲", 0: "  ", -1: " ▼"}
-
-
-def _limit(frame: Frame) -> int | None:
+def _seats(frame: Frame) -> int | None:
+    """Return the most requests that may run; of an idle engine, in its next step."""
     summary = frame.summary
-    if summary is None or frame.is_idle:
-        knob = _knob(frame, "max_num_seqs")
-        return knob if knob is not None or summary is None else summary.max_num_seqs
-    return summary.max_num_seqs
+    knob = _knob(frame, "max_num_seqs") if summary is None or frame.is_idle else None
+    return knob if knob is not None or summary is None else summary.max_num_seqs
 
 
 def _knob(frame: Frame, name: str) -> int | None:
-    """Return the value that an int knob has for the next step; None if unknown."""
     value = frame.state.knobs.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _budget(frame: Frame, bar_width: int) -> Line:
-    summary = frame.summary
-    if summary is None and (budget := _knob(frame, "max_num_batched_tokens")) is not None:
-        return (("BUDGET ", "muted"), (f"—/{budget}", "text"))
+    """Return how much of the budget the step at the cursor used; while no step runs, the last."""
+    summary, knob = frame.summary, _knob(frame, "max_num_batched_tokens")
     if summary is None or summary.token_budget is None:
-        return (("BUDGET ", "muted"), ("—", "text"))
-    spent, budget = summary.num_spent_tokens, summary.token_budget
-    if frame.is_idle or frame.is_past:
-        return _budget_of_last(frame, spent, budget, bar_width)
-    full = round(min(1.0, spent / budget) * bar_width)
-    return (
-        ("BUDGET ", "muted"),
-        (f"{f'{spent}/{budget}':>9} ", "strong"),
-        (f"{spent / budget:>3.0%} ", "text"),
-        ("█" * full, "prefill"),
-        ("·" * (bar_width - full), "idle"),
-    )
-
-
-def _budget_of_last(frame: Frame, spent: int, budget: int, bar_width: int) -> Line:
-    """Return how much of the budget is used while no step runs: 0, or by the last step."""
-    now, words = (0, ("idle",)) if frame.is_idle else (spent, ("last step", "last"))
+        has_knob = summary is None and knob is not None
+        return facts("BUDGET ", f"—/{knob}" if has_knob else "—")
+    spent, budget, style = summary.num_spent_tokens, summary.token_budget, "strong"
     if frame.is_idle:  # no step has used the budget that was set since
-        budget = _knob(frame, "max_num_batched_tokens") or budget
-    style = "strong" if frame.is_idle else "muted"
-    word = next((word for word in words if len(word) <= bar_width), "")
-    return (
-        ("BUDGET ", "muted"),
-        (f"{f'{now}/{budget}':>9} ", style),
-        (f"{now / budget:>3.0%} ", style),
-        (f"{word:<{bar_width}}", "muted"),
-    )
+        spent, budget = 0, knob or budget
+        bar: Line = facts(f"{'idle'[:bar_width]:<{bar_width}}")
+    elif frame.is_past:
+        style, bar = "muted", facts(f"{'last step' if bar_width > 8 else '':<{bar_width}}")
+    else:
+        full = round(min(1.0, spent / budget) * bar_width)
+        bar = (("█" * full, "prefill"), ("·" * (bar_width - full), "idle"))
+    used = (f"{f'{spent}/{budget}':>9} ", style)
+    share = (f"{spent / budget:>3.0%} ", "muted" if frame.is_past else "text")
+    return (*facts("BUDGET ", used), share, *bar)
 
 
-def _cache(frame: Frame) -> Line:
-    hit = (
-        *_named("hit ", _cut(frame, RATES_WINDOW_S)),
-        (fmt.percent(frame.rates.prefix_hit_rate), "text"),
-    )
+def _cache(frame: Frame, cut: str) -> Line:
+    hit = _named("hit ", cut, fmt.percent(frame.rates.prefix_hit_rate))
     share = frame.state.kv_share
     if share is None:
-        return (("KV ", "muted"), ("— ", "text"), *hit)
-    return (
-        ("KV ", "muted"),
-        (f"{share:.0%} ", "strong"),
-        (LEVELS[min(7, int(share * 8))] + " ", "decode"),
-        *hit,
-    )
+        return (*facts("KV ", "— "), *hit)
+    level = (LEVELS[min(7, int(share * 8))] + " ", "decode")
+    return (*facts("KV ", (f"{share:.0%} ", "strong"), level), *hit)
 
 
-def _bounded(value: float | None, bound: float) -> Line:
+def _bounded(value: float | None, bound: float) -> Run:
     text = fmt.milliseconds(value)
-    if text[-1:].isdigit():
-        text += "ms"
-    breach = value is not None and value > bound
-    return ((text + "!", "breach") if breach else (text, "text"),)
+    text += "ms" if text[-1:].isdigit() else ""
+    is_late = value is not None and value > bound
+    return (f"{text}!", "breach") if is_late else (text, "text")
