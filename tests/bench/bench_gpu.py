@@ -27,8 +27,9 @@ import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-import gpu_report  # type: ignore[import-not-found]
+import gpu_report
 import msgspec
 from gpu_report import PARTS, UNFINISHED, Report
 
@@ -46,10 +47,6 @@ LEAST_S = 10.0
 PACKAGES = ("triton", "flash-attn", "flash-attn-4", "transformers", "numpy", "stepscope")
 # Batching modes of (h) to record, with their files: the two that a reader compares.
 RECORDED = {"continuous": "arrivals-continuous.mcap", "chunked": "arrivals-chunked.mcap"}
-RECORDER = (
-    *(sys.executable, "-m", "stepscope.tui.cli"),
-    *("record", "{endpoint}", "--output", "{file}"),
-)
 _SMI = {
     "name": "name",
     "driver_version": "driver",
@@ -93,12 +90,9 @@ def plan_jobs(
         parts += "a"
     wanted: list[tuple[str, str | None, bool]] = [("ae", None, False), ("j", models[0], False)]
     for place, model in enumerate(models):
-        letters = "bcd"
-        if place < 2:
-            wanted.append(("g", model, True))
-            letters += "fg"
-        letters += "h" * (place == min(1, len(models) - 1)) + "i" * (place == 0)
-        wanted.append((letters, model, False))
+        is_early, has_arrivals = place < 2, place == min(1, len(models) - 1)
+        letters = "bcd" + "fg" * is_early + "h" * has_arrivals + "i" * (place == 0)
+        wanted += [("g", model, True)] * is_early + [(letters, model, False)]
     rest = {"device": device, "is_quick": is_quick, "recordings": recordings}
     return [
         Job(parts=chosen, model=model, is_peer=is_peer, **rest)
@@ -133,7 +127,6 @@ def conduct(
     report.is_interrupted = is_interrupted
     report.gpu["after"] = _nvidia_smi(jobs[0].device)
     report.seconds = time.monotonic() - start_s
-    report.aims = gpu_report.judge(report)
     report.write(file)
     return report
 
@@ -189,11 +182,12 @@ def work(job: Job, file: Path) -> int:
     from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
     prepare_environment(EngineConfig())
-    import gpu_engine  # type: ignore[import-not-found]
-    import gpu_kernels  # type: ignore[import-not-found]
-    import gpu_transformers  # type: ignore[import-not-found]
+    import gpu_engine
+    import gpu_kernels
+    import gpu_requests
+    import gpu_transformers
     import torch
-    from gpu_bench import Bench, reason  # type: ignore[import-not-found]
+    from gpu_bench import Bench, reason
 
     from stepscope.engine.execution.machine.devices import find_device
 
@@ -206,7 +200,7 @@ def work(job: Job, file: Path) -> int:
         with contextlib.suppress(PackageNotFoundError):
             report.versions[name] = version(name)
     bench = Bench(device, report, file, is_quick=job.is_quick)
-    bench.recorder, bench.recordings = RECORDER, job.recordings
+    bench.recordings = job.recordings
     torch.manual_seed(0)
     # Each is called with the bench, and the engine or the name of the model.
     measures = {
@@ -215,10 +209,10 @@ def work(job: Job, file: Path) -> int:
         "c": gpu_engine.measure_prefill,
         "d": gpu_engine.measure_curve,
         "e": gpu_kernels.measure_kernels,
-        "f": gpu_engine.measure_yardstick,
-        "g": gpu_engine.measure_same_work,
-        "h": gpu_engine.measure_arrivals,
-        "i": gpu_engine.measure_telemetry,
+        "f": gpu_requests.measure_yardstick,
+        "g": gpu_requests.measure_same_work,
+        "h": gpu_requests.measure_arrivals,
+        "i": gpu_requests.measure_telemetry,
         "j": gpu_transformers.measure_exactness,
     }
     if job.is_peer:
@@ -250,13 +244,11 @@ def _end_with_input() -> None:
 
 
 def _output(*command: str, timeout_s: float = 10.0) -> str:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    """What a command prints; nothing if it fails."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True}
+        return subprocess.check_output(command, timeout=timeout_s, **options).strip()
+    return ""
 
 
 def _nvidia_smi(device: str) -> dict[str, str]:
@@ -310,20 +302,24 @@ def _recordings(parser: argparse.ArgumentParser, folder: str | None) -> dict[str
     return {mode: str(file.resolve()) for mode, file in files.items()}
 
 
-def main() -> int:
+def _arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-o", "--output", help="the report [default: bench-gpu-DATE-DEVICE.json]")
     parser.add_argument("--only", metavar="PARTS", help="these parts, by letter: a,b,e")
-    parser.add_argument("--skip", metavar="PARTS", help="all but these parts")
+    parser.add_argument("--skip", metavar="PARTS", help="all but these parts", default="")
     parser.add_argument("--models", metavar="NAMES", help=f"shapes [default: {','.join(MODELS)}]")
     parser.add_argument("--time-limit", type=float, default=460.0, metavar="SECONDS")
     parser.add_argument("--recordings", metavar="FOLDER", help="write recordings of part h there")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for tiny models")
     parser.add_argument("--quick", action="store_true", help="tiny models, about a minute")
     parser.add_argument("--show", nargs="+", metavar="FILE", help="only print one report, or two")
-    args = parser.parse_args()
+    return parser, parser.parse_args()
+
+
+def main() -> int:
+    parser, args = _arguments()
     if args.show is not None:
         if len(args.show) > 2:
             parser.error(f"--show: one file or two, not {len(args.show)}")
@@ -332,12 +328,12 @@ def main() -> int:
     if not LEAST_S <= args.time_limit < float("inf"):
         parser.error(f"--time-limit: expected {LEAST_S:g} seconds or more")
     only = _letters(parser, "--only", args.only or ",".join(PARTS))
-    skip = _letters(parser, "--skip", args.skip or "")
+    skip = _letters(parser, "--skip", args.skip)
     letters = "".join(each for each in PARTS if each in only and each not in skip)
     if not letters:
         parser.error("--only and --skip leave nothing to measure")
     is_quick = args.quick or args.device == "cpu"
-    models = [*(QUICK_MODELS if is_quick else MODELS)]
+    models = list(QUICK_MODELS if is_quick else MODELS)
     if args.models is not None:
         models = list(dict.fromkeys(name.strip() for name in args.models.split(",")))
         if unknown := set(models) - set(SHAPES):
@@ -354,13 +350,9 @@ def main() -> int:
         device=named,
         commit=_commit(),
         host={name: getattr(machine, name) for name in ("python", "system", "cpu", "num_cores")},
-        settings={
-            "parts": letters,
-            "models": models,
-            "time_limit_s": args.time_limit,
-            "device": args.device,
-        },
+        settings={"parts": letters, "models": models, "time_limit_s": args.time_limit},
     )
+    report.settings["device"] = args.device
     report.write(file)  # now, so that an error does not come after minutes of measuring
     recordings = _recordings(parser, args.recordings)
     jobs = plan_jobs(letters, models, args.device, recordings, is_quick=is_quick)

@@ -4,17 +4,15 @@ Qwen3 shapes with untied embeddings, heads of 64 and twice (or three times) as m
 key heads. The tokenizer is the demo model's; every contender is given token ids.
 """
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
+from stepscope.engine.models.cache import cached_folder
 
-VERSION = "v1"
 SEED = 20_26
 MAX_MODEL_LEN = 4096
 HEAD_DIM = 64
+ROPE_THETA = 10_000.0
 
 
 class Shape(NamedTuple):
@@ -55,18 +53,12 @@ SHAPES = {
 
 def ensure(shape: Shape) -> Path:
     """The folder of the checkpoint, which is written unless it exists."""
-    name = f"bench-{shape.name}-{VERSION}"
-    folder = Path(platformdirs.user_cache_dir("stepscope")) / name
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
-    try:
-        _write(shape, scratch / name)
-        (scratch / name).rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return folder
+    return cached_folder.ensure(
+        f"bench-{shape.name}-v1",
+        f"the checkpoint of {shape.name}",
+        lambda folder: _write(shape, folder),
+        lambda folder: None,
+    )
 
 
 def _write(shape: Shape, folder: Path) -> None:
@@ -88,7 +80,7 @@ def _write(shape: Shape, folder: Path) -> None:
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
     )
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
@@ -106,11 +98,6 @@ def _write(shape: Shape, folder: Path) -> None:
         for name, buffer in model.named_buffers():
             if "inv_freq" in name:
                 steps = torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM
-                buffer.copy_(1.0 / 10_000.0**steps)
+                buffer.copy_(1.0 / ROPE_THETA**steps)
     model.to(torch.bfloat16).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    for each in SHAPES.values():
-        print(f"{each.num_parameters / 1e6:.1f} M: {ensure(each)}")

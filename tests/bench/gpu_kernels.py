@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from gpu_bench import Bench, Run  # type: ignore[import-not-found]
-from gpu_engine import attention_flops, causal_pairs  # type: ignore[import-not-found]
+from gpu_bench import Bench, Run
+from gpu_engine import attention_flops, causal_pairs
 
 from stepscope.engine.execution.machine.devices import free_bytes
 from stepscope.kernels.dispatch import fused

@@ -23,23 +23,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_bench import Bench, NotMeasuredError  # type: ignore[import-not-found]
-from gpu_engine import (  # type: ignore[import-not-found]
-    EngineSide,
-    submit,
-    whole_run,
-    yardstick,
-)
+from gpu_bench import Bench, NotMeasuredError
+from gpu_engine import opened
+from gpu_requests import submit, whole_run, yardstick
 
 from stepscope.engine.execution.machine.devices import give_back_memory
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_model import PREFIX, SHAPES
 from stepscope.engine.models.weights import RandomWeights
-from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.kernels.dispatch.backends import choose
 from stepscope.kernels.paged_attention import PagedBatch
 
@@ -264,11 +258,11 @@ def _engine_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[li
     )
     knobs = Knobs(max_num_batched_tokens=CHUNK, max_num_seqs=8)
     submits = [submit(f"exact-{i}", each, sizes.exact_tokens) for i, each in enumerate(prompts)]
-    with open_engine(config, knobs, progress=lambda what, share: None) as (core, intake, size):
+    with opened(config, knobs) as engine:
+        info = engine.core.info
         bench.setting(
-            fp32_attention=core.info.attention_backend, fp32_implementation=core.info.implementation
+            fp32_attention=info.attention_backend, fp32_implementation=info.implementation
         )
-        engine = EngineSide(core, intake, size, model_shape(PREFIX + name))
         tokens = [stream.token_ids for stream in whole_run(bench, engine, submits).streams]
     if bench.is_gpu:
         gc.unfreeze()  # the engine froze its model, whose memory the library's model needs

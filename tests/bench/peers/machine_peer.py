@@ -1,7 +1,7 @@
 """What these cores can do: matrix products in bf16 and fp32, and reading memory.
 
 Run by bench_throughput.py. Best of several tries each, since a disturbed try says nothing of the
-machine.
+machine; in processor time a core, which on an otherwise idle machine is the wall time.
 """
 
 import time
@@ -25,13 +25,13 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
     num_cores = len(settings["cores"])
     torch.set_num_threads(num_cores)
 
-    def run(work: Work) -> Done:
-        details = {
-            "bf16_gflops": gemm_gflops(torch.bfloat16),
-            "fp32_gflops": gemm_gflops(torch.float32),
-            "read_gb_per_s": read_gb_per_s(),
-        }
-        return Done([], 0.0, details)
+    def best_s(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(TRIES):
+            start_s = time.process_time()
+            call()
+            times.append(time.process_time() - start_s)
+        return min(times) / num_cores
 
     def gemm_gflops(dtype: torch.dtype) -> float:
         """At the largest size up to GEMM_SIZE whose half takes no longer than SLOW_S."""
@@ -42,7 +42,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
             start_s = time.perf_counter()
             multiply()
             if size == GEMM_SIZE or time.perf_counter() - start_s > SLOW_S:
-                return 2 * size**3 / best(multiply, num_cores) / 1e9
+                return 2 * size**3 / best_s(multiply) / 1e9
             size *= 2
 
     def read_gb_per_s() -> float:
@@ -50,21 +50,19 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
         matrix = torch.zeros(MEMORY_BYTES // 4 // columns, columns).fill_(1.0)
         vector = torch.ones(columns)
         # A matrix-vector product and a sum, whichever reads faster.
-        mv_s = best(lambda: torch.mv(matrix, vector), num_cores)
-        seconds = min(mv_s, best(matrix.sum, num_cores))
-        return MEMORY_BYTES / seconds / 1e9
+        return (
+            MEMORY_BYTES / min(map(best_s, (partial(torch.mv, matrix, vector), matrix.sum))) / 1e9
+        )
+
+    def run(work: Work) -> Done:
+        details = {
+            "bf16_gflops": gemm_gflops(torch.bfloat16),
+            "fp32_gflops": gemm_gflops(torch.float32),
+            "read_gb_per_s": read_gb_per_s(),
+        }
+        return Done([], 0.0, details)
 
     return run, torch.__config__.show()
-
-
-def best(call: Callable[[], object], num_cores: int) -> float:
-    """Seconds of processor time a core: on an otherwise idle machine, the wall time."""
-    times = []
-    for _ in range(TRIES):
-        start_s = time.process_time()
-        call()
-        times.append(time.process_time() - start_s)
-    return min(times) / num_cores
 
 
 if __name__ == "__main__":
