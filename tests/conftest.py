@@ -18,17 +18,17 @@ from textual.pilot import Pilot
 from stepscope.engine.adapters.metrics import local_servers
 from stepscope.engine.client.client import ControlClient
 from stepscope.recordings.file.service_levels import Levels
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.__main__ import main
 from tests.support.done import Done
-from tests.support.engines.http_server import HttpServer
 from tests.support.engines.live_engine import LiveEngine, running_engine
 from tests.support.engines.tiny_checkpoint import write_checkpoint
+from tests.support.engines.warm_command import HttpServer
 from tests.support.screens.keys import pause, press_keys
 from tests.support.screens.terminal import Terminal
-from tests.support.sessions.received import Received
-from tests.support.sessions.still_source import StillSource, busy_history
+from tests.support.sessions.received import Received, busy_history
 from tests.support.waiting import WAIT_S
 
 # The time of an example depends on the machine, and a run is to find what the one before it found.
@@ -347,7 +347,7 @@ def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
     def recorded(
         path: Path, slo: SLO | None = None, levels: Levels | None = None
     ) -> Iterator[Received]:
-        source = Received(slo)
+        source = Received(History() if slo is None else History(slo))
         recorder = Recorder(source, path, lambda: levels or {})
         yield source
         recorder.stop()
@@ -357,15 +357,15 @@ def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
 
 
 @pytest.fixture
-def still_source() -> Callable[..., StillSource]:
+def still_source() -> Callable[..., Received]:
     """Makes sources of a busy simulated session: preemptions, prefix hits, a smaller budget."""
 
-    def make(num_steps: int = 400) -> StillSource:
-        return StillSource(busy_history(num_steps))
+    def make(num_steps: int = 400) -> Received:
+        return Received(busy_history(num_steps), "still")
 
     return make
 
 
 @pytest.fixture
-def source(still_source: Callable[..., StillSource]) -> StillSource:
+def source(still_source: Callable[..., Received]) -> Received:
     return still_source()

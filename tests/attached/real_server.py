@@ -4,11 +4,12 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 VOCABULARY = 260  # of the byte tokenizer
@@ -100,7 +101,7 @@ class VllmServer:
     ) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._model = str(model)
         plugins = folder / "plugins"
         _offer_plugins(plugins, ("witness", "async_on_cpu") if asynchronous else ("witness",))
@@ -237,9 +238,3 @@ def _offer_plugins(folder: Path, names: tuple[str, ...]) -> None:
     (metadata / "entry_points.txt").write_text("".join(["[vllm.general_plugins]\n", *lines]))
     for name in names:
         (folder / f"stepscope_{name}.py").write_text((HERE / f"{name}.py").read_text())
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -24,7 +24,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Preempted
 from tests.attached.published import Collector, Published
 from tests.attached.real_server import write_model
-from tests.attached.run_vllm import Report, record, verify
+from tests.attached.run_vllm import Report, record, verify_finds_no_fault
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -64,25 +64,25 @@ RETRACTS = {"SGLANG_TEST_RETRACT": "1"}  # every third decode
 
 
 def main() -> int:
-    report = Report("sglang")
-    python = environment()
+    python, num_failed = environment(), 0
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary) / "model"
         model.mkdir()
         write_model(model)
-        for name, options, settings in (
-            ("overlap", {}, RETRACTS),
-            ("no overlap", {"disable_overlap_schedule": True, "page_size": 4}, RETRACTS),
-            ("mixed", {"enable_mixed_chunk": True}, RETRACTS),
+        for name, options, laws in (
+            ("overlap", {}, OF_ONE_RANK),
+            ("no overlap", {"disable_overlap_schedule": True, "page_size": 4}, OF_ONE_RANK),
+            ("mixed", {"enable_mixed_chunk": True}, OF_ONE_RANK),
+            ("two ranks", {"tp_size": 2}, (each_step_once, a_change_reaches_both_ranks_at_once)),
+            ("error", {"tp_size": 2}, (an_error_of_stepscope_detaches_it,)),
         ):
-            run = Run(python, model, Path(temporary) / name, options, settings)
-            check_records(report, name, run)
-        two = {"tp_size": 2}
-        ranks = Run(python, model, Path(temporary) / "ranks", two, {}, True)
-        check_change(report, ranks)
-        broken = Run(python, model, Path(temporary) / "error", two, {}, True, fail_after=90)
-        check_error(report, broken)
-    return min(report.num_failed, 1)
+            fail_after = 90 if name == "error" else 0
+            run = Run(python, model, Path(temporary) / name, options, fail_after)
+            report = Report("sglang", f"{name}: ")
+            for law in laws:
+                report.check(law, run)
+            num_failed += report.num_failed
+    return min(num_failed, 1)
 
 
 class Run:
@@ -93,19 +93,13 @@ class Run:
     """
 
     def __init__(
-        self,
-        python: Path,
-        model: Path,
-        folder: Path,
-        options: dict[str, Any],
-        settings: dict[str, str],
-        changes: bool = False,
-        fail_after: int = 0,
+        self, python: Path, model: Path, folder: Path, options: dict[str, Any], fail_after: int
     ) -> None:
         folder.mkdir()
-        self.folder, self.fail_after = folder, fail_after
+        self.folder = folder
         self.options = OPTIONS | {"model_path": str(model)} | options
         num_ranks = self.options.get("tp_size", 1)
+        has_changes = num_ranks > 1  # then nothing is retracted
         plan = {
             "options": self.options,
             "num_requests": NUM_REQUESTS,
@@ -114,15 +108,12 @@ class Run:
         }
         (folder / "plan.json").write_text(json.dumps(plan))
         self.endpoint = f"ipc://{folder}/sglang"
-        environment = (
-            os.environ
-            | settings
-            | {
-                "STEPSCOPE_ENDPOINT": self.endpoint,
-                "SGLANG_USE_CPU_ENGINE": "1",
-                "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(num_ranks))),
-            }
-        )
+        settings = {
+            "STEPSCOPE_ENDPOINT": self.endpoint,
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(num_ranks))),
+        }
+        environment = os.environ | settings | ({} if has_changes else RETRACTS)
         script = Path(__file__).with_name("sglang_rank.py")
         with (folder / "log").open("wb") as log:
             processes = [
@@ -132,7 +123,7 @@ class Run:
                 for rank in range(num_ranks)
             ]
         try:
-            self._watch(processes, changes)
+            self._watch(processes, has_changes)
         finally:
             for process in processes:
                 process.kill()
@@ -141,14 +132,14 @@ class Run:
         ]
         self.witness = self.ranks[0]
 
-    def _watch(self, processes: list[subprocess.Popen[bytes]], changes: bool) -> None:
+    def _watch(self, processes: list[subprocess.Popen[bytes]], has_changes: bool) -> None:
         wait_for(lambda: Path(f"{self.folder}/sglang").is_socket(), "the endpoint", 90)
         self.collector = Collector(f"{self.endpoint}.telemetry")
         recorder = record(self.endpoint, self.folder / "run.mcap")
         wait_for(lambda: bool(self.collector.payloads), "the first message")
         wait_for(lambda: any(self.folder.glob("run.mcap*")), "a recording")
         (self.folder / "go").touch()
-        if changes:
+        if has_changes:
             wait_for(lambda: len(self.collector.published().steps) > 20, "some steps", 90)
             with ControlClient(self.endpoint) as client:
                 changed = {"max_num_batched_tokens": CHUNK, "max_num_seqs": SEATS}
@@ -165,16 +156,8 @@ class Run:
         return (self.folder / "log").read_text(errors="replace")
 
 
-def check_records(report: Report, name: str, run: Run) -> None:
-    """Check that telemetry equals what SGLang did."""
-    report.check(f"{name}: each step once, all tokens in rows or wasted", lambda: rows(run))
-    report.check(f"{name}: prompt and output of a request add up", lambda: requests(run))
-    report.check(f"{name}: retractions", lambda: retractions(run))
-    report.check(f"{name}: pages in use after every step", lambda: pages(run))
-    report.check(f"{name}: verify", lambda: verify(run.folder / "run.mcap"))
-
-
-def rows(run: Run) -> str:
+def each_step_once(run: Run) -> str:
+    """All tokens of SGLang's step are in rows, or wasted."""
     steps, witnessed = run.published.steps, run.witness["steps"]
     assert len(steps) == len(witnessed), f"{len(steps)} of {len(witnessed)} steps"
     names = {ours: name for name, ours in run.published.names.items()}
@@ -190,7 +173,7 @@ def rows(run: Run) -> str:
     return f"{len(steps)} steps, {num_wasted} tokens wasted"
 
 
-def requests(run: Run) -> str:
+def prompt_and_output_of_a_request_add_up(run: Run) -> str:
     published, ends = run.published, run.witness["ends"]
     assert len(ends) == NUM_REQUESTS, f"{len(ends)} of {NUM_REQUESTS} requests ended"
     prompts = {each.request_id: each.num_prompt_tokens for each in published.of(wire.Arrived)}
@@ -210,7 +193,7 @@ def requests(run: Run) -> str:
     return f"{len(ends)} requests, {num_whole} never retracted, {num_cached} tokens cached"
 
 
-def retractions(run: Run) -> str:
+def each_retraction_is_published(run: Run) -> str:
     names = {ours: name for name, ours in run.published.names.items()}
     found = sorted(names[each.request_id] for each in run.published.of(Preempted))
     assert found == sorted(run.witness["retracted"]), f"{len(found)} were published"
@@ -218,18 +201,23 @@ def retractions(run: Run) -> str:
     return f"{len(found)}"
 
 
-def pages(run: Run) -> str:
+def used_pages_are_the_pools(run: Run) -> str:
     used = [step.kv.used for step in run.published.steps if step.kv is not None]
     assert used == run.witness["pages"]
     return f"at most {max(used)}"
 
 
-def check_change(report: Report, run: Run) -> None:
-    report.check("two ranks: each step once", lambda: rows(run))
-    report.check("two ranks: a change reaches both before the same batch", lambda: change(run))
+def verify(run: Run) -> str:
+    return verify_finds_no_fault(run.folder / "run.mcap")
 
 
-def change(run: Run) -> str:
+OF_ONE_RANK = (
+    *(each_step_once, prompt_and_output_of_a_request_add_up, each_retraction_is_published),
+    *(used_pages_are_the_pools, verify),
+)
+
+
+def a_change_reaches_both_ranks_at_once(run: Run) -> str:
     first, second = run.ranks
     assert first["steps"] == second["steps"]
     assert first["chunks"] == second["chunks"]
@@ -240,11 +228,7 @@ def change(run: Run) -> str:
     return f"from step {at} of {len(first['steps'])}"
 
 
-def check_error(report: Report, run: Run) -> None:
-    report.check("an error of stepscope", lambda: error(run))
-
-
-def error(run: Run) -> str:
+def an_error_of_stepscope_detaches_it(run: Run) -> str:
     first, second = run.ranks
     assert first["steps"] == second["steps"]
     assert len(first["ends"]) == NUM_REQUESTS, f"{len(first['ends'])} requests ended"

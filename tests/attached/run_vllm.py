@@ -70,13 +70,13 @@ class Report:
     def line(self, outcome: str, text: str) -> None:
         print(f"{self.release:8}{outcome:12}{self._where}{text}", flush=True)
 
-    def check(self, name: str, law: Callable[[], str]) -> None:
+    def check(self, law: Callable[..., str], *arguments: Any) -> None:
+        """Say whether a law holds, which is named after what it says."""
+        name = law.__name__.replace("_", " ")
         try:
-            found = law()
+            self.line("passed", f"{name} ({law(*arguments)})")
         except AssertionError as error:
             self.fail(name, error)
-        else:
-            self.line("passed", f"{name} ({found})")
 
     def fail(self, name: str, error: Exception) -> None:
         self.num_failed += 1
@@ -104,16 +104,11 @@ class Trial:
         self._model = model
         # Its longest request needs 70 blocks.
         blocks = ("--num-gpu-blocks-override", "75", "--no-disable-hybrid-kv-cache-manager")
-        self._under_load(self._serve("windows", blocks), report)
+        self._under_load(self._serve("windows", *blocks), report)
         self._report.num_failed += report.num_failed
 
     def _serve(
-        self,
-        name: str,
-        more: tuple[str, ...] = (),
-        *,
-        asynchronous: bool = False,
-        **environment: str,
+        self, name: str, *more: str, asynchronous: bool = False, **environment: str
     ) -> VllmServer:
         settings = {"STEPSCOPE_ENDPOINT": self._endpoint} | environment
         folder = self._folder / name
@@ -137,7 +132,7 @@ class Trial:
         self._under_load(server, report)
         self._report.num_failed += report.num_failed
 
-    def _under_load(self, server: VllmServer, report: "Report") -> None:
+    def _under_load(self, server: VllmServer, report: Report) -> None:
         try:
             collector = Collector(f"{self._endpoint}.telemetry")
             recording = server.folder / "run.mcap"
@@ -157,59 +152,28 @@ class Trial:
             recorder.send_signal(signal.SIGINT)
             recorder.wait(30)
             published, calls = collector.published(), server.calls
-            check = report.check
             has_groups = published.infos[0].kv_groups is not None
             # Requests with windows hold few blocks, so fewer of them run at once and are preempted.
             least = 10 if has_groups else laws.MIN_PREEMPTIONS
             if has_groups:
-                check(
-                    "used blocks of each group are those of its tables",
-                    lambda: laws.used_blocks_of_each_group_are_its_managers(published, calls),
-                )
-            check(
-                "rows add up to each request's tokens",
-                lambda: laws.every_request_is_accounted_for(published, answers, least),
-            )
-            check(
-                "each step is published once, within its budget",
-                lambda: laws.every_step_is_published_once(published, calls),
-            )
-            check(
-                "used blocks are those of vLLM's pool",
-                lambda: laws.used_blocks_are_the_pools(published, calls),
-            )
-            check(
-                "the API server tells when each chunk came and went out",
-                lambda: laws.the_front_end_tells_of_every_chunk(published, answers),
-            )
-            check("`stepscope verify` finds no fault", lambda: verify(recording))
-            check(
-                "a budget holds from the answered step",
-                lambda: laws.a_budget_holds_from_the_answered_step(published, changes, refused),
-            )
-            check(
-                "observers killed under load harm no request",
-                lambda: f"{len(observers)} killed, {len(answers)} requests complete",
-            )
-            check(
-                "an abort is published once",
-                lambda: laws.an_abort_is_published_once(published, num_given_up),
-            )
+                report.check(laws.used_blocks_of_each_group_are_its_managers, published, calls)
+            report.check(laws.every_request_is_accounted_for, published, answers, least)
+            report.check(laws.every_step_is_published_once, published, calls)
+            report.check(laws.used_blocks_are_the_pools, published, calls)
+            report.check(laws.the_front_end_tells_of_every_chunk, published, answers)
+            report.check(verify_finds_no_fault, recording)
+            report.check(laws.a_budget_holds_from_the_answered_step, published, changes, refused)
+            report.line("passed", f"{len(observers)} observers killed, all answers whole")
+            report.check(laws.an_abort_is_published_once, published, num_given_up)
             tokens = byte_tokenizer().encode(SECRET)
-            check(
-                "no text and no token leaves vLLM",
-                lambda: laws.nothing_private_is_published(collector.payloads, SECRET, tokens),
-            )
-            check(
-                "a long step is published while it runs",
-                lambda: laws.a_long_step_is_published_while_it_runs(published, block_at),
-            )
+            report.check(laws.nothing_private_is_published, collector.payloads, SECRET, tokens)
+            report.check(laws.a_long_step_is_published_while_it_runs, published, block_at)
             if self._reports_graphs:
-                check("steps name their graph", lambda: laws.steps_name_their_graph(published))
+                report.check(laws.steps_name_their_graph, published)
             collector.stop()
         finally:
             server.stop()
-        report.check("Ctrl-C leaves no socket", lambda: laws.no_socket_is_left(self._sockets))
+        report.check(laws.no_socket_is_left, self._sockets)
 
     def _with_an_error_of_ours(self) -> None:
         server = self._serve("error")
@@ -218,14 +182,14 @@ class Trial:
             (server.folder / "fail").touch()
             answers = load.wait()
 
-            def law() -> str:
+            def an_error_of_stepscope_detaches_it() -> str:
                 wait_for(lambda: "has detached itself" in server.log, "the warning")
                 warnings = server.log.count("stepscope has detached itself")
                 assert warnings == 1, f"{warnings} warnings"
                 wait_for(lambda: not any(self._sockets.iterdir()), "the sockets are gone")
                 return f"{len(answers)} requests complete, one warning, no socket"
 
-            self._report.check("an error of stepscope detaches it", law)
+            self._report.check(an_error_of_stepscope_detaches_it)
         finally:
             server.stop()
 
@@ -233,10 +197,7 @@ class Trial:
         server = self._serve("without", VLLM_PLUGINS="witness")
         try:
             server.ask(SECRET, 8)
-            self._report.check(
-                "VLLM_PLUGINS without stepscope keeps it out",
-                lambda: laws.nothing_of_ours_is_there(self._sockets, server.calls),
-            )
+            self._report.check(laws.nothing_of_ours_is_there, self._sockets, server.calls)
         finally:
             server.stop()
 
@@ -312,21 +273,13 @@ def kill_all(observers: list[Any]) -> None:
 
 
 def record(endpoint: str, path: Path) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [CONSOLE, "record", endpoint, "-o", str(path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [CONSOLE, "record", endpoint, "-o", str(path)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def verify(recording: Path) -> str:
-    done = subprocess.run(
-        [CONSOLE, "verify", str(recording)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def verify_finds_no_fault(recording: Path) -> str:
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([CONSOLE, "verify", recording], check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return f"{recording.stat().st_size // 1000} kB"
 
