@@ -21,8 +21,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-sys.path.insert(0, str(Path(__file__).parent))
-from malformed import Malformer
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol import replies
@@ -33,6 +32,9 @@ from stepscope.engine.protocol.wire import Audited
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder
 from stepscope.engine.transport.sockets import client_socket
+from tests.fuzz.malformed import Malformer
+from tests.support.ports import free_port
+from tests.support.waiting import wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 BATCH = 50
@@ -54,21 +56,21 @@ class Engine:
             [sys.executable, str(ENGINE), endpoint.control, *([keys] if keys else [])],
             stderr=log.open("wb"),
         )
-        deadline_s = time.monotonic() + 20
-        while True:
-            try:
-                with ControlClient(endpoint, timeout_s=0.5) as client:
-                    client.info()
-                break
-            except EngineUnreachable:
-                if time.monotonic() > deadline_s or self.process.poll() is not None:
-                    raise
-                time.sleep(0.1)
+        wait_for(self._answers, "an answer")
         self.serve_one()
         with ControlClient(endpoint) as client:
             client.set_knobs({"max_num_seqs": 5}, who="before")
             client.ask(Pause(who="before"))
         self.before = self.state()
+
+    def _answers(self) -> bool:
+        with (
+            contextlib.suppress(EngineUnreachable),
+            ControlClient(self.endpoint, timeout_s=0.5) as client,
+        ):
+            client.info()
+            return True
+        return False
 
     def serve_one(self) -> None:
         """Raises Failure when a request is not answered to its end."""
@@ -102,10 +104,6 @@ class Engine:
     def said(self) -> str:
         """The end of its standard error output."""
         return self._log.read_text(errors="replace")[-3000:]
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 def _trail(client: ControlClient) -> list[Audited]:
@@ -185,40 +183,38 @@ def run(seconds: float, seed: int, folder: Path) -> None:
     malformer = Malformer(seed)
     keys = folder / "keys"
     KeyFolder(keys).add("somebody", "viewer", folder / "somebody.key", None)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    open_engine = Engine(Endpoint.parse(f"{folder}/open"), folder / "open.log")
-    keyed_engine = Engine(
-        Endpoint.parse(f"tcp://127.0.0.1:{port}"), folder / "keyed.log", str(keys)
-    )
+    keyed = Endpoint.parse(f"tcp://127.0.0.1:{free_port()}")
+    engines = [
+        Engine(Endpoint.parse(f"{folder}/open"), folder / "open.log"),
+        Engine(keyed, folder / "keyed.log", str(keys)),
+    ]
     sent: Counter[str] = Counter()
     answers: Counter[str] = Counter()
     start_s = next_check_s = time.monotonic()
     try:
         while time.monotonic() - start_s < seconds:
-            answers += fuzz_messages(open_engine, malformer, sent)
-            answers += fuzz_messages(keyed_engine, malformer, sent)
-            for engine in (open_engine, keyed_engine):
+            for engine in engines:
+                answers += fuzz_messages(engine, malformer, sent)
                 for _ in range(5):
                     fuzz_transport(engine, malformer)
                     sent["transport"] += 1
-            fuzz_keyless(keyed_engine, malformer)
+            fuzz_keyless(engines[1], malformer)
             sent["keyless"] += 1
             if time.monotonic() >= next_check_s:
                 next_check_s = time.monotonic() + CHECK_S
-                open_engine.check()
-                keyed_engine.check()
-        for engine in (open_engine, keyed_engine):
+                for engine in engines:
+                    engine.check()
+        for engine in engines:
             engine.check()
             engine.serve_one()
     except Exception:
-        for engine in (open_engine, keyed_engine):
+        for engine in engines:
             print(f"{engine.endpoint.control} said:\n{engine.said()}", file=sys.stderr)
         raise
     finally:
-        open_engine.stop()
-        keyed_engine.stop()
+        for engine in engines:
+            engine.process.kill()
+            engine.process.wait()
     took_s = time.monotonic() - start_s
     print(f"{sent.total():,} inputs in {took_s:.0f} s, seed {seed}")
     print("sent    ", ", ".join(f"{kind} {count:,}" for kind, count in sent.most_common()))

@@ -14,19 +14,23 @@ from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 
+_HARMLESS = (
+    *(commands.GetInfo, commands.GetSnapshot, commands.GetKeptSnapshot),
+    *(commands.ReplayFrom, commands.GetAudit),
+)
+_SHORT = SamplingParams(max_tokens=4, stop=("x",))
+_CHANGES = {"max_num_seqs": 3, "order": "arrival"}
 SEEDS: tuple[commands.Command, ...] = (
     commands.GetInfo(),
     commands.GetSnapshot(),
     commands.GetKeptSnapshot(past_s=60.0),
     commands.ReplayFrom(sequence=3, limit=10),
     commands.GetAudit(after=1),
-    commands.SetKnobs(
-        changes={"max_num_seqs": 3, "order": "arrival"}, who="fuzz", expected_version=1
-    ),
+    commands.SetKnobs(changes=_CHANGES, who="fuzz", expected_version=1),
     commands.Pause(who="fuzz", once="abc", engine_id="e", seen=3),
     commands.Resume(),
     commands.StepOnce(n=7),
-    commands.Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=4, stop=("x",))),
+    commands.Submit(prompt_token_ids=[1, 2, 3], sampling=_SHORT),
     commands.Submit(messages=[commands.ChatMessage(role="user", content="hello")], client_id="c"),
     commands.Abort(request_id=3),
     commands.ResetPrefixCache(),
@@ -34,14 +38,8 @@ SEEDS: tuple[commands.Command, ...] = (
     commands.Drain(),
     commands.Shutdown(),
 )
-_HARMLESS = (
-    commands.GetInfo,
-    commands.GetSnapshot,
-    commands.GetKeptSnapshot,
-    commands.ReplayFrom,
-    commands.GetAudit,
-)
 _NASTY_NUMBERS = (0, -1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1.5, float("nan"), float("inf"))
+_NASTY_VALUES = (None, True, False, "", "x" * 10_000, "\x00", "é" * 99)
 _LENGTHS = (0, 1, 7, 9, 16, 255, 256, 4096)
 
 
@@ -57,117 +55,98 @@ class Malformer:
     """Draws frames. `kinds` names the ways, for the statistics."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
+        self._rng = random.Random(seed)
         self._payloads = [commands.encode(command) for command in SEEDS]
         self.kinds: dict[str, Callable[[], bytes]] = {
-            "random": self._random_bytes,
+            "random": lambda: self._bytes((0, 1, 2, 5, 50, 500, 5000)),
             "flipped": self._flipped,
-            "truncated": self._truncated,
-            "extended": self._extended,
+            "truncated": lambda: self._begin(self._seed()),
+            "extended": lambda: self._seed() + self._bytes(range(1, 41)),
             "spliced": self._spliced,
             "lengths": self._wrong_length,
             "nested": self._nested,
             "mistyped": self._mistyped,
-            "unknown": self._unknown_field,
+            "unknown": lambda: self._with_field(self._rng.choice(("mood", "", "Type", "x" * 300))),
             "huge": self._huge,
         }
 
     def frames(self) -> tuple[str, list[bytes]]:
         """How they were made, and frames that no engine may accept as a command."""
         while True:
-            kind = self._random.choice(list(self.kinds))
-            if kind == "huge" and self._random.random() > 0.02:
+            kind = self._rng.choice(list(self.kinds))
+            if kind == "huge" and self._rng.random() > 0.02:
                 continue  # megabytes, so only now and then
             payload = self.kinds[kind]()
             if is_command(payload):
                 continue
-            if self._random.random() < 0.15:
+            if self._rng.random() < 0.15:
                 return "frames", self._wrong_frames(payload)
-            return kind, [self._random.randbytes(8), payload]
+            return kind, [self._rng.randbytes(8), payload]
 
     # Payloads
 
-    def _seed_payload(self) -> bytes:
-        return self._random.choice(self._payloads)
+    def _seed(self) -> bytes:
+        return self._rng.choice(self._payloads)
 
-    def _random_bytes(self) -> bytes:
-        return self._random.randbytes(self._random.choice((0, 1, 2, 5, 50, 500, 5000)))
+    def _bytes(self, lengths: Any) -> bytes:
+        return self._rng.randbytes(self._rng.choice(lengths))
+
+    def _begin(self, payload: bytes) -> bytes:
+        return payload[: self._rng.randrange(len(payload))]
 
     def _flipped(self) -> bytes:
-        payload = bytearray(self._seed_payload())
-        for _ in range(self._random.randint(1, 4)):
-            payload[self._random.randrange(len(payload))] ^= 1 << self._random.randrange(8)
+        payload = bytearray(self._seed())
+        for _ in range(self._rng.randint(1, 4)):
+            payload[self._rng.randrange(len(payload))] ^= 1 << self._rng.randrange(8)
         return bytes(payload)
 
-    def _truncated(self) -> bytes:
-        payload = self._seed_payload()
-        return payload[: self._random.randrange(len(payload))]
-
-    def _extended(self) -> bytes:
-        return self._seed_payload() + self._random.randbytes(self._random.randint(1, 40))
-
     def _spliced(self) -> bytes:
-        a, b = self._seed_payload(), self._seed_payload()
-        return a[: self._random.randrange(len(a) + 1)] + b[self._random.randrange(len(b)) :]
+        begin, end = self._begin(self._seed() + b"\0"), self._seed()
+        return begin + end[self._rng.randrange(len(end)) :]
 
     def _wrong_length(self) -> bytes:
         """A map, array, string or number that claims to be longer than what follows."""
-        payload = bytearray(self._seed_payload())
-        head = self._random.choice((0xDF, 0xDD, 0xDB, 0xC6, 0xC9, 0xDE, 0xDC, 0xD9))
-        place = self._random.randrange(len(payload))
-        size = self._random.choice((2**32 - 1, 2**31, 65_536, 255))
+        payload = bytearray(self._seed())
+        head = self._rng.choice((0xDF, 0xDD, 0xDB, 0xC6, 0xC9, 0xDE, 0xDC, 0xD9))
+        place = self._rng.randrange(len(payload))
+        size = self._rng.choice((2**32 - 1, 2**31, 65_536, 255))
         payload[place : place + 1] = bytes([head]) + struct.pack(">I", size)
         return bytes(payload)
 
     def _nested(self) -> bytes:
-        depth = self._random.choice((10, 900, 5_000, 100_000))
-        opening = self._random.choice((b"\x91", b"\x81\xa1x"))
-        return opening * depth + b"\xc0"
+        depth = self._rng.choice((10, 900, 5_000, 100_000))
+        return self._rng.choice((b"\x91", b"\x81\xa1x")) * depth + b"\xc0"
 
     def _mistyped(self) -> bytes:
-        document = self._document()
-        keys = [key for key in document if key != "type"] or ["type"]
-        document[self._random.choice(keys)] = self._anything(3)
-        return msgspec.msgpack.encode(document)
+        keys = [key for key in msgspec.msgpack.decode(self._seed()) if key != "type"] or ["type"]
+        return self._with_field(self._rng.choice(keys))
 
-    def _unknown_field(self) -> bytes:
-        document = self._document()
-        document[self._random.choice(("mood", "", "Type", "x" * 300))] = self._anything(2)
-        return msgspec.msgpack.encode(document)
+    def _with_field(self, name: str) -> bytes:
+        document = msgspec.msgpack.decode(self._seed())
+        return msgspec.msgpack.encode({**document, name: self._anything(3)})
 
     def _huge(self) -> bytes:
         limit = commands.MAX_COMMAND_BYTES
-        size = self._random.choice((limit - 100, limit + 1, limit + limit // 2))
+        size = self._rng.choice((limit - 100, limit + 1, limit + limit // 2))
         return msgspec.msgpack.encode({"type": "Submit", "prompt": "x", "client_id": "y" * size})
 
-    def _document(self) -> dict[str, Any]:
-        document: dict[str, Any] = msgspec.msgpack.decode(self._seed_payload())
-        return document
-
     def _anything(self, depth: int) -> Any:
-        draw = self._random.random()
+        draw = self._rng.random()
         if depth and draw < 0.2:
-            return [self._anything(depth - 1) for _ in range(self._random.randint(0, 4))]
+            return [self._anything(depth - 1) for _ in range(self._rng.randint(0, 4))]
         if depth and draw < 0.4:
-            return {str(n): self._anything(depth - 1) for n in range(self._random.randint(0, 4))}
-        if draw < 0.6:
-            return self._random.choice(_NASTY_NUMBERS)
+            return {str(n): self._anything(depth - 1) for n in range(self._rng.randint(0, 4))}
         if draw < 0.75:
-            return self._random.choice((None, True, False, "", "x" * 10_000, "\x00", "é" * 99))
-        return self._random.randbytes(self._random.choice(_LENGTHS))
+            return self._rng.choice(_NASTY_NUMBERS if draw < 0.6 else _NASTY_VALUES)
+        return self._bytes(_LENGTHS)
 
     def _wrong_frames(self, payload: bytes) -> list[bytes]:
-        identifier = self._random.randbytes(8)
-        return self._random.choice(
+        name = self._rng.randbytes(8)
+        return self._rng.choice(
             (
-                [b""],
-                [identifier],
-                [identifier[: self._random.randrange(8)], payload],
-                [identifier * 40, payload],
-                [identifier, payload, payload],
-                [identifier, b"", payload],
-                [b"", b"", b"", b""],
-                [identifier] * 200,
+                *([b""], [name], [b"", b"", b"", b""], [name] * 200),
+                *([self._begin(name), payload], [name * 40, payload]),
+                *([name, payload, payload], [name, b"", payload]),
             )
         )
 
@@ -175,49 +154,45 @@ class Malformer:
 
     def transport(self) -> bytes:
         """A connection's bytes: a greeting, a handshake and frames, all more or less wrong."""
-        pick = self._random.random()
+        pick = self._rng.random()
         if pick < 0.1:
-            return self._random.randbytes(self._random.choice((1, 11, 64, 1_000, 100_000)))
+            return self._bytes((1, 11, 64, 1_000, 100_000))
         greeting = bytearray(b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48))
         if pick < 0.3:
-            greeting[self._random.randrange(64)] ^= 1 << self._random.randrange(8)
-            return bytes(greeting) + self._random.randbytes(200)
-        kind = self._random.choice((b"DEALER", b"SUB", b"REQ", b"ROUTER", b"nonsense", b""))
+            greeting[self._rng.randrange(64)] ^= 1 << self._rng.randrange(8)
+            return bytes(greeting) + self._rng.randbytes(200)
+        kind = self._rng.choice((b"DEALER", b"SUB", b"REQ", b"ROUTER", b"nonsense", b""))
         sent = bytes(greeting) + self._ready(kind)
-        for _ in range(self._random.randint(0, 30)):
+        for _ in range(self._rng.randint(0, 30)):
             sent += self._zmtp_frame()
         if pick < 0.6:
-            place = self._random.randrange(64, len(sent))
-            sent = sent[:place] + self._random.randbytes(3) + sent[place + 3 :]
-        return sent[: self._random.randrange(64, len(sent) + 1)] if pick < 0.8 else sent
+            place = self._rng.randrange(64, len(sent))
+            sent = sent[:place] + self._rng.randbytes(3) + sent[place + 3 :]
+        return sent[: self._rng.randrange(64, len(sent) + 1)] if pick < 0.8 else sent
 
     def _ready(self, kind: bytes) -> bytes:
-        properties = b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
-        if self._random.random() < 0.3:
-            name = self._random.choice((b"User-Id", b"Identity", b"X" * 255))
-            value = self._random.randbytes(self._random.choice((0, 5, 255, 300)))
-            properties += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-        body = b"\x05READY" + properties
-        return (
-            bytes([4 if len(body) < 256 else 6])
-            + (bytes([len(body)]) if len(body) < 256 else struct.pack(">Q", len(body)))
-            + body
-        )
+        body = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+        if self._rng.random() < 0.3:
+            name = self._rng.choice((b"User-Id", b"Identity", b"X" * 255))
+            value = self._bytes((0, 5, 255, 300))
+            body += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+        return _framed(4, body)
 
     def _zmtp_frame(self) -> bytes:
-        body = self._random.choice(
+        body = self._rng.choice(
             (
-                b"\x04PING" + self._random.randbytes(2) + self._random.randbytes(16),
-                b"\x04PONG",
-                b"\x05ERROR\xff",
-                b"\x09SUBSCRIBE" + self._random.randbytes(20),
-                b"\x06CANCEL",
-                self._random.randbytes(self._random.choice(_LENGTHS)),
+                *(b"\x04PING" + self._rng.randbytes(18), b"\x04PONG", b"\x05ERROR\xff"),
+                *(b"\x09SUBSCRIBE" + self._rng.randbytes(20), b"\x06CANCEL", self._bytes(_LENGTHS)),
             )
         )
-        flags = self._random.choice((0, 1, 2, 4, 6, 0xFF))
-        if self._random.random() < 0.2:
-            return bytes([2]) + struct.pack(">Q", self._random.choice((2**63, 2**40, 2**33))) + body
-        if len(body) < 256:
-            return bytes([flags & ~2, len(body)]) + body
-        return bytes([flags | 2]) + struct.pack(">Q", len(body)) + body
+        flags = self._rng.choice((0, 1, 2, 4, 6, 0xFF))
+        if self._rng.random() < 0.2:
+            return bytes([2]) + struct.pack(">Q", self._rng.choice((2**63, 2**40, 2**33))) + body
+        return _framed(flags, body)
+
+
+def _framed(flags: int, body: bytes) -> bytes:
+    """With a length of one byte, or of eight."""
+    if len(body) < 256:
+        return bytes([flags & ~2, len(body)]) + body
+    return bytes([flags | 2]) + struct.pack(">Q", len(body)) + body
