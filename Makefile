@@ -10,7 +10,7 @@ ARGS ?=
 # The tests start hundreds of processes: what Python compiles is kept, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow steady lint types test-clients test-vllm test-sglang rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
+.PHONY: demo test test-slow lint types test-clients test-vllm test-sglang rooms schema fuzz snapshots pictures docs bench bench-tui bench-wire bench-sim chaos lab clean
 
 demo: $(INSTALLED)
 	$(BIN)/stepscope demo $(ARGS)
@@ -23,10 +23,6 @@ test: $(INSTALLED)
 # What needs real time: kills, floods, terminals of other processes, compilers, whole commands.
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 5 --dist worksteal -m slow $(ARGS)
-
-# `make test` ten times beside two busy loops: ARGS="--runs 3" for fewer.
-steady: $(INSTALLED)
-	$(BIN)/python tests/house/steady.py $(ARGS)
 
 # guidellm and aiperf, each in an environment of its own, against a live server.
 test-clients: $(INSTALLED)

@@ -112,17 +112,15 @@ def _generate(
         math.ceil((len(each.prompt_token_ids) + each.sampling.max_tokens) / PAGE_SIZE) + 1
         for each in submits
     )
-    wanted = {
-        "page_size": PAGE_SIZE,
-        "block_size": PAGE_SIZE,  # its name until transformers 5.17
-        "num_blocks": blocks + 1,
-        "max_batch_tokens": bench.sizes.budget,
-        "allow_block_sharing": False,
-    }
-    known = {each.name for each in fields(ContinuousBatchingConfig)}
-    if "page_size" in known:
-        del wanted["block_size"]
-    settings = ContinuousBatchingConfig(**{k: v for k, v in wanted.items() if k in known})
+    page_size = {"page_size": PAGE_SIZE}
+    if "page_size" not in {each.name for each in fields(ContinuousBatchingConfig)}:
+        page_size = {"block_size": PAGE_SIZE}  # its name until transformers 5.17
+    settings = ContinuousBatchingConfig(
+        **page_size,
+        num_blocks=blocks + 1,
+        max_batch_tokens=bench.sizes.budget,
+        allow_block_sharing=False,
+    )
     generation = GenerationConfig(
         max_new_tokens=whole_output, eos_token_id=-1, pad_token_id=0, do_sample=False
     )
@@ -139,21 +137,11 @@ def _generate(
             with contextlib.suppress(TimeoutError):  # the result with short outputs then counts
                 taken_s, num_tokens = _run(manager, submits, longer, until_s + STOP_S)
                 most_output = longer
-        chosen = getattr(manager, "continuous_batching_config", None)
-        names = ("use_cuda_graph", "use_async_batching", "max_batch_tokens", "num_blocks")
-        bench.found(
-            f"generate_batch, {_work(num_requests, most_output)}",
-            [taken_s * 1e3],
-            contender="generate_batch",
-            work=_work(num_requests, most_output),
-            num_requests=num_requests,
-            most_output=most_output,
-            is_cut=most_output < whole_output,
-            num_output_tokens=num_tokens,
-            output_tokens_per_s=num_tokens / taken_s,
-            attention=str(model.config._attn_implementation),
-            **{each: str(getattr(chosen, each, "unknown")) for each in names},
-        )
+        work = _work(num_requests, most_output)
+        facts = {"contender": "generate_batch", "work": work, "is_cut": most_output < whole_output}
+        facts |= {"num_requests": num_requests, "most_output": most_output}
+        facts |= {"num_output_tokens": num_tokens, "output_tokens_per_s": num_tokens / taken_s}
+        bench.found(f"generate_batch, {work}", [taken_s * 1e3], **facts)
 
 
 def _run(manager: Any, submits: list[Any], most_output: int, until_s: float) -> tuple[float, int]:
