@@ -43,7 +43,6 @@ CONTENDERS = {
         ("vllm", "vllm_peer.py", "bfloat16"),
     )
 }
-MACHINE = Contender("machine", "machine_peer.py", {})
 
 
 class ContenderError(Exception):
