@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -83,34 +83,13 @@ SLOW = {
 }
 
 
-class Rotated(pytest.Dir):
-    """A folder with tests. Each worker of a run begins at another of its files.
-
-    So in a fresh checkout one worker compiles a file, and the others find it compiled.
-    """
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        found = list(super().collect())
-        worker = getattr(self.config, "workerinput", None)
-        if worker is None:
-            return found
-        first = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-        return found[first:] + found[:first]
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    return Rotated.from_parent(parent, path=path)
-
-
 def _is_slow(path: Path) -> bool:
     return path.stem.removeprefix("test_") in SLOW.get(path.parent.name, ())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import what `make test` would leave out afterwards."""
-    if config.option.markexpr == "not slow" and _is_slow(collection_path):
-        return True
-    return None
+    return (config.option.markexpr == "not slow" and _is_slow(collection_path)) or None
 
 
 # What imports models, and the folder of HTTP and of engine processes before all others.
@@ -241,11 +220,10 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         cwd: str | None = None,
         **environment: str,
     ) -> Terminal:
-        usual = {**os.environ, **_TERMINAL}
-        for name in ("NO_COLOR", "COLUMNS", "LINES"):  # a terminal reports its size
-            usual.pop(name, None)
-        full = {**usual, **environment}
-        started.append(Terminal(list(arguments), columns, rows, full, cwd))
+        hidden = ("NO_COLOR", "COLUMNS", "LINES")  # a terminal reports its size
+        usual = {name: value for name, value in os.environ.items() if name not in hidden}
+        usual |= {**_TERMINAL, **environment}
+        started.append(Terminal(list(arguments), columns, rows, usual, cwd))
         return started[-1]
 
     yield start
