@@ -2,8 +2,6 @@
 
 - Engine: decode steps of an engine without a model, telemetry switched every few steps: processor
   time of the engine's thread, by what that thread does for `--pause-ms` between two steps.
-- Overhead: the same of the demo model, in wall time: of whole steps, which says little on a machine
-  that is busy, and of what they take besides the forward pass, where the difference does not drown.
 - Recorder: `stepscope record` on one core against an engine that publishes at a given rate.
 
 With `--inline` the engine's thread sends the messages itself, as where there is no C compiler.
@@ -23,15 +21,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
-from common import medians, parser
+from common import parser
 
-from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -89,7 +84,7 @@ class PausingRunner(SimulatedRunner):
         return super().execute(step)
 
 
-# Overhead of the engine
+# Engine
 
 
 def print_engine(num_requests: int, rounds: int, pause_s: float) -> None:
@@ -100,37 +95,10 @@ def print_engine(num_requests: int, rounds: int, pause_s: float) -> None:
     limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
     for pause, readers in itertools.product(PAUSES, (0, 1, 5, "5 on one core")):
         core = engine(PausingRunner(pause, pause_s), num_requests * 520, limits, rounds)
-        ((on_s, off_s),) = switched(core, readers, rounds, time.thread_time)
+        on_s, off_s = switched(core, readers, rounds)
         print(
             f"  pause {pause:6}, subscribers: {readers:<13}  "
             f"off {statistics.median(off_s) * 1e6:5.0f}, telemetry adds {added(on_s, off_s)}"
-        )
-
-
-def print_overhead(num_requests: int, rounds: int) -> None:
-    config = EngineConfig(kv_memory="512MB")
-    prepare_environment(config)
-    from stepscope.engine.execution.loading import load_runner
-
-    runner = load_runner(config, lambda what, share: None)
-    limits = Limits(
-        max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=runner.max_model_len
-    )
-    print(
-        f"decode steps of the demo model, {num_requests} requests; {rounds} pairs of "
-        f"{STEPS_A_ROUND} steps"
-    )
-    for readers in (1, 5):
-        core = engine(runner, runner.num_blocks, limits, rounds)
-        with forward_pass_left_out(core) as clock:
-            whole, beside = switched(core, readers, rounds, time.perf_counter, clock)
-        off, off_beside = statistics.median(whole[1]), statistics.median(beside[1])
-        share = statistics.median(a - b for a, b in zip(*beside, strict=True)) / off
-        print(
-            f"  {readers} subscribers: off {off * 1e3:.2f} ms a step, telemetry adds "
-            f"{added(*whole)} us, what subscribers take of the model's cores included; besides the "
-            f"forward pass off {off_beside * 1e6:.0f} us, telemetry adds {added(*beside)} us, "
-            f"{share:.2%} of the step"
         )
 
 
@@ -139,23 +107,6 @@ def added(on_s: list[float], off_s: list[float]) -> str:
     more = [(a - b) * 1e6 for a, b in zip(on_s, off_s, strict=True)]
     error = 1.25 * statistics.stdev(more) / math.sqrt(len(more))  # a median's is that much larger
     return f"{statistics.median(more):+.0f} (+- {error:.0f})"
-
-
-@contextmanager
-def forward_pass_left_out(core: EngineCore) -> Iterator[Callable[[], float]]:
-    """A clock that stands still during the forward pass, which telemetry does not affect."""
-    inside_s = 0.0
-    execute = core.runner.execute
-
-    def timed(step: ScheduledStep) -> StepResult:
-        nonlocal inside_s
-        start_s = time.perf_counter()
-        result = execute(step)
-        inside_s += time.perf_counter() - start_s
-        return result
-
-    with patch.object(core.runner, "execute", timed):
-        yield lambda: time.perf_counter() - inside_s
 
 
 def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> EngineCore:
@@ -189,15 +140,9 @@ def subscribers(address: str, readers: int | str) -> Iterator[None]:
             process.wait()
 
 
-def switched(
-    core: EngineCore, readers: int | str, rounds: int, *clocks: Callable[[], float]
-) -> list[tuple[list[float], list[float]]]:
-    """Seconds of a step with telemetry and without, by turns: the median of each round.
-
-    Returns:
-        By each of `clocks`, which are asked around the same steps.
-    """
-    times: list[dict[bool, list[float]]] = [{True: [], False: []} for _ in clocks]
+def switched(core: EngineCore, readers: int | str, rounds: int) -> tuple[list[float], list[float]]:
+    """Processor seconds of a step with telemetry and without, by turns: medians of rounds."""
+    times: dict[bool, list[float]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/telemetry"
         publisher = Publisher(address, 20_000)
@@ -212,15 +157,14 @@ def switched(
                 core.publish_to(publisher if published else None)
                 steps = []
                 for _ in range(STEPS_A_ROUND):
-                    start = [clock() for clock in clocks]
+                    start_s = time.thread_time()
                     core.step()
-                    steps.append([clock() - start[i] for i, clock in enumerate(clocks)])
-                for kept, median_s in zip(times, medians(steps[NUM_WARM:]), strict=True):
-                    kept[published].append(median_s)
+                    steps.append(time.thread_time() - start_s)
+                times[published].append(statistics.median(steps[NUM_WARM:]))
         publisher.close()
     gc.unfreeze()
     gc.collect()
-    return [(kept[True], kept[False]) for kept in times]
+    return times[True], times[False]
 
 
 # Recorder
@@ -273,14 +217,12 @@ def print_recorder(rate: float, seconds: float) -> None:
 def main() -> None:
     sizes = {"requests": 256, "rounds": 60, "rate": 5000.0, "seconds": 10.0, "pause_ms": 2.0}
     options = parser(__doc__, **sizes, inline=False)
-    options.add_argument("--only", choices=("engine", "overhead", "recorder"))
+    options.add_argument("--only", choices=("engine", "recorder"))
     given = options.parse_args()
     if given.inline:
         sender.compiled = None
     if given.only in (None, "engine"):
         print_engine(given.requests, 3 * given.rounds, given.pause_ms / 1e3)
-    if given.only in (None, "overhead"):
-        print_overhead(given.requests, given.rounds)
     if given.only in (None, "recorder"):
         print_recorder(given.rate, given.seconds)
 

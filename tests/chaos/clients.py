@@ -11,7 +11,6 @@ ends, once nothing is wrong.
 What a client has not got although the engine still had it when it was asked is a bug.
 """
 
-import faulthandler
 import json
 import signal
 import sys
@@ -134,7 +133,6 @@ def record(log: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.register(signal.SIGUSR2)  # reports where it is
     with open(sys.argv.pop(1), "w", buffering=1) as told:
         note_replays(told)
         if sys.argv[1] == "record":

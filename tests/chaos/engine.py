@@ -7,7 +7,6 @@ payload. RING is how many messages it keeps. SIGUSR1 ends the work: from then on
 signs of life. SIGTERM ends the engine.
 """
 
-import faulthandler
 import random
 import signal
 import sys
@@ -55,7 +54,6 @@ class TruthfulPublisher(Publisher):
 
 
 def main(endpoint: str, path: str, seed: int, ring: int) -> None:
-    faulthandler.register(signal.SIGUSR2)  # reports where it is
     telemetry.SUBSCRIBER_QUEUE = QUEUE
     zmq.Context.instance().setsockopt(zmq.SNDBUF, SOCKET_BYTES)
     resting, ended = threading.Event(), threading.Event()

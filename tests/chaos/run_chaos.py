@@ -13,7 +13,6 @@ says what is wrong.
 """
 
 import argparse
-import contextlib
 import faulthandler
 import json
 import os
@@ -25,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,45 +84,20 @@ class Chaos:
         self._proxies.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._say_where_they_are()
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.send_signal(signal.SIGCONT)
             process.kill()
             process.wait()
         self._proxies.__exit__()
 
-    @contextlib.contextmanager
-    def limit(self, seconds: float) -> Iterator[None]:
-        """End the run even after a deadlock: report where all threads are and end all processes."""
-
-        def give_up() -> None:
-            print(f"seed {self.args.seed}: no end within {seconds:g} s", file=sys.stderr)
-            faulthandler.dump_traceback()
-            self._say_where_they_are()
-            for process in self._processes:
-                process.kill()
-            os._exit(1)
-
-        timer = threading.Timer(seconds, give_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _say_where_they_are(self) -> None:
-        """Report where each thread of the running processes is."""
-        for each in (*self.engines, *self.clients.values()):
-            if each.process.poll() is None:
-                print(f"{each.name} (pid {each.process.pid}) still runs", file=sys.stderr)
-                each.process.send_signal(signal.SIGCONT)
-                each.process.send_signal(signal.SIGUSR2)
-        time.sleep(0.5)
-        lines = [line for line in self._said().splitlines() if not line.startswith("recording ")]
-        print("\n".join(lines[-80:]), file=sys.stderr)
+    def give_up(self) -> None:
+        """End the run after a deadlock: say where all threads are, and end all processes."""
+        faulthandler.dump_traceback()
+        print(f"seed {self.args.seed}: no end; {self._said()[-2000:]}", file=sys.stderr)
+        for process in self._processes:
+            process.kill()
+        os._exit(1)
 
     def _said(self) -> str:
         """What all processes have written to stderr."""
@@ -281,6 +255,24 @@ class Chaos:
         return report
 
 
+def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    with Chaos(args, folder) as chaos:
+        timer = threading.Timer(10 * WAIT_S + 10 * args.seconds, chaos.give_up)
+        timer.daemon = True
+        timer.start()
+        for generation in range(NUM_ENGINES):
+            if generation:
+                chaos.kill_engine()
+            chaos.start_engine()
+            if not generation:
+                chaos.start_clients()
+            chaos.wait_until_joined()
+            chaos.make_trouble(args.seconds / NUM_ENGINES)
+        chaos.end()
+        timer.cancel()
+        return chaos.check()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults, in all")
@@ -292,17 +284,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         start_s = time.monotonic()
         try:
-            with Chaos(args, folder) as chaos, chaos.limit(10 * WAIT_S + 10 * args.seconds):
-                for generation in range(NUM_ENGINES):
-                    chaos.start_engine()
-                    if generation == 0:
-                        chaos.start_clients()
-                    chaos.wait_until_joined()
-                    chaos.make_trouble(args.seconds / NUM_ENGINES)
-                    if generation + 1 < NUM_ENGINES:
-                        chaos.kill_engine()
-                chaos.end()
-                report = chaos.check()
+            report = run(args, folder)
         except Wrong as wrong:
             print(f"seed {args.seed}: {wrong}", file=sys.stderr)
             return 1

@@ -32,11 +32,7 @@ from record_vllm import (
     sha256,
 )
 from vllm import PoolingParams, __version__
-from vllm.v1.core.kv_cache_utils import (
-    get_group_id,
-    get_request_block_hasher,
-    init_none_hash,
-)
+from vllm.v1.core.kv_cache_utils import get_group_id, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
@@ -88,26 +84,24 @@ class Tape:
                 return blocks
 
             manager.allocate_slots = allocate_slots
-        self.lines: list[dict[str, Any]] = [
-            {
-                "vllm": __version__,
-                "is_asynchronous": case["is_asynchronous"],
-                "block_size": scheduler.block_size,
-                "num_blocks": manager.block_pool.num_gpu_blocks,
-                "max_num_seqs": scheduler.max_num_running_reqs,
-                "max_model_len": scheduler.max_model_len,
-                "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
-                "queues": [name for name in QUEUES if hasattr(scheduler, name)],
-                "optional": {
-                    name: getattr(scheduler, name) for name in OPTIONAL if hasattr(scheduler, name)
-                },
-                "watermark_blocks": getattr(manager, "watermark_blocks", None),
-                "has_reset": hasattr(scheduler, "reset_prefix_cache"),
-                "max_loras": case.get("max_loras"),
-                "policy": case.get("policy", "fcfs"),
-            }
-            | {name: case[name] for name in ("groups", "kv_role") if name in case}
-        ]
+        optional = {name: getattr(scheduler, name) for name in OPTIONAL if hasattr(scheduler, name)}
+        built_with = {
+            "vllm": __version__,
+            "is_asynchronous": case["is_asynchronous"],
+            "block_size": scheduler.block_size,
+            "num_blocks": manager.block_pool.num_gpu_blocks,
+            "max_num_seqs": scheduler.max_num_running_reqs,
+            "max_model_len": scheduler.max_model_len,
+            "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
+            "queues": [name for name in QUEUES if hasattr(scheduler, name)],
+            "optional": optional,
+            "watermark_blocks": getattr(manager, "watermark_blocks", None),
+            "has_reset": hasattr(scheduler, "reset_prefix_cache"),
+            "max_loras": case.get("max_loras"),
+            "policy": case.get("policy", "fcfs"),
+        }
+        built_with |= {name: case[name] for name in ("groups", "kv_role") if name in case}
+        self.lines: list[dict[str, Any]] = [built_with]
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
@@ -133,39 +127,26 @@ class Tape:
         # In the cases with a cadence nothing else keeps prompts out of a step.
         held = bool(might_prefill and tokens and all(n == 1 for n in tokens.values()))
         again = output.scheduled_cached_reqs
+        columns = again.req_ids, again.new_block_ids, again.num_computed_tokens
+        deferred = getattr(self._scheduler, "deferred_waiting", ())
         self._keep(
             "schedule",
-            tokens=output.num_scheduled_tokens,
-            drafts={
-                name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()
-            },
-            new=[
-                [new.req_id, new.block_ids, new.num_computed_tokens]
-                for new in output.scheduled_new_reqs
-            ],
-            again=[
-                list(each)
-                for each in zip(
-                    again.req_ids, again.new_block_ids, again.num_computed_tokens, strict=True
-                )
-            ],
+            tokens=tokens,
+            drafts={name: len(ids) for name, ids in output.scheduled_spec_decode_tokens.items()},
+            new=[[n.req_id, n.block_ids, n.num_computed_tokens] for n in output.scheduled_new_reqs],
+            again=[list(each) for each in zip(*columns, strict=True)],
             resumed=sorted(versions.resumed(again)),
             preempted=sorted(self._preempted(output, were_running)),
             held_prefills=held if getattr(self._scheduler, OPTIONAL[2], 1) > 1 else [],
-            held=sorted(
-                request.request_id for request in getattr(self._scheduler, "deferred_waiting", ())
-            ),
+            held=sorted(request.request_id for request in deferred),
         )
         return output
 
     def _preempted(self, output: Any, were_running: list[Request]) -> Collection[str]:
         if hasattr(output, "preempted_req_ids"):
             return output.preempted_req_ids or ()
-        return [
-            request.request_id
-            for request in were_running
-            if request.status is RequestStatus.PREEMPTED
-        ]
+        preempted = RequestStatus.PREEMPTED
+        return [each.request_id for each in were_running if each.status is preempted]
 
     def update(self, output: Any, result: Any) -> None:
         self._scheduler.update_from_output(output, result)
@@ -215,15 +196,9 @@ class Tape:
     def _state(self) -> Iterator[tuple[str, Any]]:
         scheduler = self._scheduler
         for request in self._requests.values():
-            yield (
-                f"request {request.request_id}",
-                [
-                    request.num_computed_tokens,
-                    request.num_tokens,
-                    request.num_output_tokens,
-                    request.status.name,
-                ],
-            )
+            names = ("num_computed_tokens", "num_tokens", "num_output_tokens")
+            counts = [getattr(request, name) for name in names]
+            yield f"request {request.request_id}", [*counts, request.status.name]
         if getattr(scheduler, OPTIONAL[2], 1) > 1:
             yield "cadence", [getattr(scheduler, name) for name in CADENCE]
             chunks = [each.request_id for each in scheduler.running if each.is_prefill_chunk]

@@ -85,6 +85,12 @@ def make_scheduler(
         "prefill_schedule_interval": workload.get("prefill_schedule_interval", 1),
     }
     known = {field.name for field in dataclasses.fields(SchedulerConfig)}
+    transfer = adapters = None
+    if "kv_role" in workload:
+        names = {"kv_connector": "SlowConnector", "kv_connector_module_path": "slow_connector"}
+        transfer = KVTransferConfig(kv_role=workload["kv_role"], **names)
+    if "max_loras" in workload:
+        adapters = LoRAConfig(max_loras=workload["max_loras"], max_lora_rank=8)
     config = VllmConfig(
         model_config=ModelConfig(
             model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=max_model_len
@@ -101,20 +107,8 @@ def make_scheduler(
             **{name: value for name, value in newer.items() if name in known},
         ),
         speculative_config=speculative_config(workload),
-        kv_transfer_config=(
-            KVTransferConfig(
-                kv_connector="SlowConnector",
-                kv_connector_module_path="slow_connector",
-                kv_role=workload["kv_role"],
-            )
-            if "kv_role" in workload
-            else None
-        ),
-        lora_config=(
-            LoRAConfig(max_loras=workload["max_loras"], max_lora_rank=8)
-            if "max_loras" in workload
-            else None
-        ),
+        kv_transfer_config=transfer,
+        lora_config=adapters,
         cache_config=CacheConfig(
             block_size=block_size,
             enable_prefix_caching=workload.get("enable_prefix_caching", True),
@@ -154,12 +148,9 @@ def _groups(workload: dict[str, Any], block_size: int) -> list[KVCacheGroupSpec]
 def speculative_config(workload: dict[str, Any]) -> SpeculativeConfig | None:
     if workload.get("speculative", "off") == "off":
         return None
-    return SpeculativeConfig(
-        method=workload["speculative"],
-        num_speculative_tokens=workload["num_speculative_tokens"],
-        prompt_lookup_min=workload["prompt_lookup_min"],
-        prompt_lookup_max=workload["prompt_lookup_max"],
-    )
+    names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+    found = {name: workload[name] for name in names}
+    return SpeculativeConfig(method=workload["speculative"], **found)
 
 
 def record(workload: dict[str, Any], model: Path) -> list[dict[str, Any]]:
@@ -190,23 +181,18 @@ def make_request(
 ) -> Request:
     first = number * workload.get("max_model_len", 4096)
     has_eos = "eos_token_id" in inspect.signature(Request).parameters  # until 0.14
+    transfer = {"kv_transfer_params": wanted["transfer"]} if "transfer" in wanted else None
+    sampling = SamplingParams(max_tokens=wanted["output_len"], ignore_eos=True, extra_args=transfer)
+    adapter = wanted.get("adapter")
     return Request(
         request_id=str(number),
         prompt_token_ids=wanted.get("tokens") or list(range(first, first + wanted["prompt_len"])),
-        sampling_params=SamplingParams(
-            max_tokens=wanted["output_len"],
-            ignore_eos=True,
-            extra_args={"kv_transfer_params": wanted["transfer"]} if "transfer" in wanted else None,
-        ),
+        sampling_params=sampling,
         pooling_params=None,
         arrival_time=float(number),
         priority=wanted.get("priority", 0),
         block_hasher=hasher,
-        lora_request=(
-            LoRARequest(wanted["adapter"], ord(wanted["adapter"]), "none")
-            if "adapter" in wanted
-            else None
-        ),
+        lora_request=LoRARequest(adapter, ord(adapter), "none") if adapter else None,
         **({"eos_token_id": None} if has_eos else {}),
     )
 
@@ -277,26 +263,20 @@ def result_of(
     With drafts, as many more as are right by the `output` that the workload says.
     """
     ids = list(output.num_scheduled_tokens)
-    requests = [scheduler.requests[request_id] for request_id in ids]
     wanted_type = str(ModelRunnerOutput.__dataclass_fields__["sampled_token_ids"].type)
     as_wanted = np.array if "ndarray" in wanted_type else list  # 0.11.1 and 0.11.2 want arrays
+    sampled = []
+    for request_id in ids:
+        request, tokens = scheduler.requests[request_id], list[int]()
+        if request.num_computed_tokens >= request.num_tokens:
+            drafts = output.scheduled_spec_decode_tokens.get(request_id, [])
+            wanted = {} if requests_wanted is None else requests_wanted[int(request_id)]
+            tokens = tokens_of(request, drafts, wanted.get("output"))
+        sampled.append(as_wanted(tokens))
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
-        sampled_token_ids=[
-            as_wanted(
-                tokens_of(
-                    request,
-                    output.scheduled_spec_decode_tokens.get(request.request_id, []),
-                    None
-                    if requests_wanted is None
-                    else requests_wanted[int(request.request_id)].get("output"),
-                )
-            )
-            if request.num_computed_tokens >= request.num_tokens
-            else as_wanted([])
-            for request in requests
-        ],
+        sampled_token_ids=sampled,
         logprobs=None,
         prompt_logprobs_dict={},
         pooler_output=[],
