@@ -64,10 +64,9 @@ RETRACTS = {"SGLANG_TEST_RETRACT": "1"}  # every third decode
 
 
 def main() -> int:
-    python, num_failed = environment(), 0
+    python, report = environment(), Report("sglang")
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary) / "model"
-        model.mkdir()
         write_model(model)
         for name, options, laws in (
             ("overlap", {}, OF_ONE_RANK),
@@ -78,11 +77,10 @@ def main() -> int:
         ):
             fail_after = 90 if name == "error" else 0
             run = Run(python, model, Path(temporary) / name, options, fail_after)
-            report = Report("sglang", f"{name}: ")
+            report.where = f"{name}: "
             for law in laws:
                 report.check(law, run)
-            num_failed += report.num_failed
-    return min(num_failed, 1)
+    return min(report.num_failed, 1)
 
 
 class Run:

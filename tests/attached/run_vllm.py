@@ -38,19 +38,14 @@ CONSOLE = str(Path(sys.executable).parent / "stepscope")
 def main(releases: list[str]) -> int:
     num_failed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        model = Path(temporary) / "model"
-        model.mkdir()
+        model, windows = (Path(temporary) / name for name in ("model", "windows"))
         write_model(model)
-        windows = Path(temporary) / "windows"
-        windows.mkdir()
         write_model(windows, **WINDOWS)
         for release in releases or RELEASES:
             report = Report(release)
             try:
-                python = environment(release)
-                trial = Trial(python, model, Path(temporary) / release, report)
-                trial.run()
-                trial.with_windows(windows)
+                folder = Path(temporary) / release
+                Trial(environment(release), model, folder, report).run(windows)
             except CannotServeError as error:
                 report.line("cannot run", f"{error}; {instruction_sets()}")
             except (OSError, HTTPException, AssertionError, AttributeError) as error:
@@ -62,13 +57,12 @@ def main(releases: list[str]) -> int:
 class Report:
     """One line for each law of one release; `where` begins what it says."""
 
-    def __init__(self, release: str, where: str = "") -> None:
-        self.release = release
+    def __init__(self, release: str) -> None:
+        self.release, self.where = release, ""
         self.num_failed = 0
-        self._where = where
 
     def line(self, outcome: str, text: str) -> None:
-        print(f"{self.release:8}{outcome:12}{self._where}{text}", flush=True)
+        print(f"{self.release:8}{outcome:12}{self.where}{text}", flush=True)
 
     def check(self, law: Callable[..., str], *arguments: Any) -> None:
         """Say whether a law holds, which is named after what it says."""
@@ -91,21 +85,24 @@ class Trial:
         self._sockets = folder / "sockets"
         self._endpoint = f"ipc://{self._sockets}/vllm"
 
-    def run(self) -> None:
+    def run(self, windows: Path) -> None:
+        """`windows`: a model with sliding windows; it is held to the laws of its groups too."""
         self._sockets.mkdir(parents=True)
-        self._under_load(self._serve("load"), self._report)
-        self._with_two_steps_in_flight()
+        self._under_load(self._serve("load"))
+        self._report.where = "two steps in flight: "
+        try:
+            ahead = self._serve("ahead", asynchronous=True)
+        except CannotServeError as error:
+            self._report.line("cannot run", str(error))
+        else:
+            self._under_load(ahead)
+        self._report.where = ""
         self._with_an_error_of_ours()
         self._left_out()
-
-    def with_windows(self, model: Path) -> None:
-        """Hold a model with sliding windows to the laws of one server, and its groups of blocks."""
-        report = Report(self._report.release, "sliding windows: ")
-        self._model = model
+        self._report.where, self._model = "sliding windows: ", windows
         # Its longest request needs 70 blocks.
         blocks = ("--num-gpu-blocks-override", "75", "--no-disable-hybrid-kv-cache-manager")
-        self._under_load(self._serve("windows", *blocks), report)
-        self._report.num_failed += report.num_failed
+        self._under_load(self._serve("windows", *blocks))
 
     def _serve(
         self, name: str, *more: str, asynchronous: bool = False, **environment: str
@@ -122,17 +119,8 @@ class Trial:
         major, minor = self._report.release.split(".")[:2]
         return (int(major), int(minor)) >= (0, 14)
 
-    def _with_two_steps_in_flight(self) -> None:
-        report = Report(self._report.release, "two steps in flight: ")
-        try:
-            server = self._serve("ahead", asynchronous=True)
-        except CannotServeError as error:
-            report.line("cannot run", str(error))
-            return
-        self._under_load(server, report)
-        self._report.num_failed += report.num_failed
-
-    def _under_load(self, server: VllmServer, report: Report) -> None:
+    def _under_load(self, server: VllmServer) -> None:
+        report = self._report
         try:
             collector = Collector(f"{self._endpoint}.telemetry")
             recording = server.folder / "run.mcap"
