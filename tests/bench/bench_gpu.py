@@ -1,7 +1,7 @@
 """What the engine makes of a GPU, against what the GPU can do.
 
 Models have real shapes and random weights: nothing is downloaded. The parts: a ceilings (copy,
-product); b decode; c prefill; d step time over tokens, and its knee; e kernels alone; f the
+product); b decode; c prefill; d step time over tokens, and its knee; e attention alone; f the
 256-request yardstick; g the same through transformers; h long prompts among decodes, in each
 batching mode; i telemetry on and off; j exactness. It writes one JSON, which 'stepscope simulate
 --step-time' reads, and prints one table.
@@ -47,19 +47,11 @@ LEAST_S = 10.0
 PACKAGES = ("triton", "flash-attn", "flash-attn-4", "transformers", "numpy", "stepscope")
 # Batching modes of (h) to record, with their files: the two that a reader compares.
 RECORDED = {"continuous": "arrivals-continuous.mcap", "chunked": "arrivals-chunked.mcap"}
-_SMI = {
-    "name": "name",
-    "driver_version": "driver",
-    "memory.total": "memory",
-    "power.limit": "power_limit",
-    "power.draw": "power_draw",
-    "clocks.max.sm": "max_sm_clock",
-    "clocks.sm": "sm_clock",
-    "clocks.max.mem": "max_memory_clock",
-    "clocks.mem": "memory_clock",
-    "temperature.gpu": "temperature",
-    "clocks_event_reasons.active": "throttled_by",
-}
+_SMI = (
+    *("name", "driver_version", "memory.total", "power.limit", "power.draw", "clocks.max.sm"),
+    *("clocks.sm", "clocks.max.mem", "clocks.mem", "temperature.gpu"),
+    "clocks_event_reasons.active",  # what throttles it
+)
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -148,8 +140,7 @@ def _run(job: Job, file: Path, worker: list[str]) -> None:
     )
     why = UNFINISHED
     try:
-        code = process.wait(job.seconds + GRACE_S)
-        if code:
+        if code := process.wait(job.seconds + GRACE_S):
             how = f"by signal {-code}" if code < 0 else f"with {code}"
             why = f"its process ended {how}: its last lines say why"
     except subprocess.TimeoutExpired:
@@ -257,8 +248,8 @@ def _nvidia_smi(device: str) -> dict[str, str]:
         return {}
     query = ("nvidia-smi", "--format=csv,noheader", "-i", device.partition(":")[2] or "0")
     # One by one: a field that the driver does not support fails the whole query.
-    values = {name: _output(*query, f"--query-gpu={field}") for field, name in _SMI.items()}
-    return {name: value for name, value in values.items() if value}
+    values = {field: _output(*query, f"--query-gpu={field}") for field in _SMI}
+    return {field: value for field, value in values.items() if value}
 
 
 def _device_name(parser: argparse.ArgumentParser, device: str) -> str:

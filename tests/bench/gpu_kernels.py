@@ -1,4 +1,4 @@
-"""(a) the device's ceilings, and (e) kernels alone.
+"""(a) the device's ceilings, and (e) attention alone.
 
 Other parts give their results as shares of the ceilings, which are measured in the same run. The
 copy counts bytes read and bytes written.
@@ -19,7 +19,6 @@ from gpu_bench import Bench, Run
 from gpu_engine import attention_flops, causal_pairs
 
 from stepscope.engine.execution.machine.devices import free_bytes
-from stepscope.kernels.dispatch import fused
 from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import PagedBatch
 
@@ -35,8 +34,6 @@ CHUNKS = (
 )
 MIXED = (*((4096, 1),) * 64, (2048, 1984))
 MOST_COPIES = 128
-FUSED_TOKENS = (1, 64, 256, 2048)
-HIDDEN, INNER = 4096, 14336  # sizes for the fused operations, from Llama-3.1-8B
 DTYPE = torch.bfloat16
 
 Lengths = tuple[tuple[int, int], ...]
@@ -105,8 +102,6 @@ def measure_kernels(bench: Bench, _: None) -> None:
             # A dense kernel needs requests alike: decodes, or whole prompts.
             if len(set(case.lengths)) == 1 and (case.is_decode or case.lengths[0][0] == 0):
                 _measure(bench, case, "SDPA, dense", partial(_sdpa, bench, case), can_capture=True)
-    for num_tokens in FUSED_TOKENS if sizes.kernel_shrink == 1 else (3,):
-        _measure_fused(bench, num_tokens)
 
 
 def _measure(bench: Bench, case: Case, contender: str, make: Make, *, can_capture: bool) -> None:
@@ -167,54 +162,6 @@ def _sdpa(bench: Bench, case: Case, copies: int) -> list[Run]:
     dense = [_random(bench, *shape) for _ in range(copies)]
     attend = partial(F.scaled_dot_product_attention, is_causal=not case.is_decode, enable_gqa=True)
     return [partial(attend, query, keys, values) for keys, values in dense]
-
-
-def _measure_fused(bench: Bench, num_tokens: int) -> None:
-    """Measure fused kernels between the matrix products of a layer, and the same in plain torch."""
-    for name, (ours, plain, make) in FUSED.items():
-        moved, _ = make(bench, num_tokens)
-        inputs = [make(bench, num_tokens)[1] for _ in range(_num_copies(bench, moved))]
-        case = f"{name}, {num_tokens} tokens"
-        for contender, operation in (("ours", ours), ("plain torch", plain)):
-            facts = {"case": case, "contender": contender, "floor_bytes": moved}
-            with bench.attempt(f"{case}, {contender}", **facts):
-                runs = [partial(operation, *each) for each in inputs]
-                samples = bench.milliseconds(runs, can_capture=True)
-                bench.found(f"{case}, {contender}", samples, **facts)
-
-
-# Each returns the bytes that the operation moves at least, and its arguments.
-
-
-def _add_rms_norm(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
-    x, residual = _random(bench, 2, num_tokens, HIDDEN)
-    return 4 * x.nbytes, (x, residual, _random(bench, HIDDEN), 1e-6)
-
-
-def _norm_rope_store(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
-    heads, kv_heads, head_dim = 32, 8, 128
-    qkv = _random(bench, num_tokens, (heads + 2 * kv_heads) * head_dim)
-    rope = torch.randn(num_tokens, head_dim, device=bench.device)
-    positions = torch.arange(num_tokens, device=bench.device)
-    shape = (2, -(-num_tokens // BLOCK_SIZE), BLOCK_SIZE, kv_heads, head_dim)
-    norms = _random(bench, 2, head_dim)
-    arguments = (qkv, rope, positions, positions, *_random(bench, *shape), heads, kv_heads)
-    return 2 * qkv.nbytes + rope.nbytes, (*arguments, *norms, 1e-6)
-
-
-def _silu_mul(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
-    gate_up = _random(bench, num_tokens, 2 * INNER)
-    return 3 * gate_up.nbytes // 2, (gate_up,)
-
-
-FUSED = {
-    "add + RMSNorm": (fused.add_rms_norm, fused.torch_add_rms_norm, _add_rms_norm),
-    "q/k norm, RoPE, store": (
-        *(fused.norm_rope_store, fused.torch_norm_rope_store),
-        _norm_rope_store,
-    ),
-    "SiLU * mul": (fused.silu_mul, fused.torch_silu_mul, _silu_mul),
-}
 
 
 def _random(bench: Bench, *shape: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ PARTS: dict[str, tuple[str, float]] = {
     "b": ("decode, share of the bandwidth floor", 2),
     "c": ("prefill, share of the rate of a large product", 2),
     "d": ("step time over tokens, and its knee", 1),
-    "e": ("kernels alone", 4),
+    "e": ("attention alone", 4),
     "f": ("256-request yardstick", 5),
     "g": ("the same work through transformers' generate_batch", 3),
     "h": ("long prompts among decodes, in each batching mode", 7),

@@ -201,32 +201,23 @@ def _compare_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[t
     """Compare stepscope's tokens in fp32 with transformers'. Returns transformers' logits."""
     ours = _engine_tokens(bench, name, prompts)
     model = load(name, bench.device, torch.float32)
-    theirs, logits = [], []
-    for prompt in prompts:
+    differ, logits = [], []
+    total = len(prompts) * bench.sizes.exact_tokens
+    for prompt, mine in zip(prompts, ours, strict=True):
         input_ids = torch.tensor([prompt], device=bench.device)
         output = model.generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
             max_new_tokens=bench.sizes.exact_tokens,
         )
-        theirs.append(output[0, len(prompt) :].tolist())
+        theirs = output[0, len(prompt) :].tolist()
+        pairs = zip(mine, theirs, strict=True)
+        differ.append([place for place, (a, b) in enumerate(pairs) if a != b])
         logits.append(_library_logits(model, prompt, bench.device))
-    differ = [
-        [i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b]
-        for x, y in zip(ours, theirs, strict=True)
-    ]
-    total = sum(map(len, theirs))
     same = total - sum(map(len, differ))
-    bench.found(
-        TOKENS,
-        [],
-        found=same / total,
-        wanted="all",
-        held=same == total,
-        num_equal=same,
-        num_tokens=total,
-        first_differences=[each[0] if each else -1 for each in differ],
-    )
+    facts = {"found": same / total, "wanted": "all", "held": same == total}
+    firsts = [each[0] if each else -1 for each in differ]
+    bench.found(TOKENS, [], **facts, num_equal=same, num_tokens=total, first_differences=firsts)
     del model
     give_back_memory(bench.device)
     return logits
@@ -267,16 +258,9 @@ def _compare_logits(
     del model
     give_back_memory(device)
     folder = random_model.ensure(PREFIX + name)
-    decoder = loader.load_model(
-        folder,
-        PREFIX + name,
-        loader.load_config(folder, PREFIX + name),
-        "lean",
-        max(map(len, prompts)),
-        torch.bfloat16,
-        device,
-        lambda what, share: None,
-    )
+    config, most = loader.load_config(folder, PREFIX + name), max(map(len, prompts))
+    where = (torch.bfloat16, device, lambda what, share: None)
+    decoder = loader.load_model(folder, PREFIX + name, config, "lean", most, *where)
     backend, _ = choose("auto", str(device), torch.bfloat16)
     bench.setting(bf16_attention=backend.name)
     ours = [_our_logits(decoder, backend, prompt) for prompt in prompts]
@@ -287,22 +271,14 @@ def _compare_logits(
     )
     means = [max(sum(each) / len(each), LEAST_ERROR) for each in (our_errors, their_errors)]
     ratio = means[0] / means[1]
-    bench.found(
-        LOGITS,
-        [],
-        found=ratio,
-        wanted=f"up to {TOLERANCE:g}",
-        held=ratio <= TOLERANCE,
-        our_errors=our_errors,
-        their_errors=their_errors,
-    )
+    facts = {"found": ratio, "wanted": f"up to {TOLERANCE:g}", "held": ratio <= TOLERANCE}
+    bench.found(LOGITS, [], **facts, our_errors=our_errors, their_errors=their_errors)
 
 
 def _library_logits(model: Any, prompt: list[int], device: torch.device) -> torch.Tensor:
     with torch.inference_mode():
         output = model(torch.tensor([prompt], device=device), logits_to_keep=1)
-    logits: torch.Tensor = output.logits[0, -1].float()
-    return logits
+    return output.logits[0, -1].float()
 
 
 def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:
