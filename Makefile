@@ -87,8 +87,7 @@ fuzz: $(INSTALLED)
 # Everything that is measured, in half an hour or more.
 bench: $(INSTALLED)
 	@for script in tests/bench/bench_*.py; do \
-		case $$script in *bench_gpu.py) short="--device cpu";; \
-			*bench_what_if.py) short="--times 3";; *) short=;; esac; \
+		case $$script in *bench_gpu.py) short="--device cpu";; *) short=;; esac; \
 		echo "== $$script $$short"; $(BIN)/python "$$script" $$short || exit 1; \
 	done
 

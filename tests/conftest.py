@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -18,17 +18,17 @@ from textual.pilot import Pilot
 from stepscope.engine.adapters.metrics import local_servers
 from stepscope.engine.client.client import ControlClient
 from stepscope.recordings.file.service_levels import Levels
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.__main__ import main
 from tests.support.done import Done
-from tests.support.engines.http_server import HttpServer
 from tests.support.engines.live_engine import LiveEngine, running_engine
 from tests.support.engines.tiny_checkpoint import write_checkpoint
+from tests.support.engines.warm_command import HttpServer
 from tests.support.screens.keys import pause, press_keys
 from tests.support.screens.terminal import Terminal
-from tests.support.sessions.received import Received
-from tests.support.sessions.still_source import StillSource, busy_history
+from tests.support.sessions.received import Received, busy_history
 from tests.support.waiting import WAIT_S
 
 # The time of an example depends on the machine, and a run is to find what the one before it found.
@@ -83,34 +83,13 @@ SLOW = {
 }
 
 
-class Rotated(pytest.Dir):
-    """A folder with tests. Each worker of a run begins at another of its files.
-
-    So in a fresh checkout one worker compiles a file, and the others find it compiled.
-    """
-
-    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        found = list(super().collect())
-        worker = getattr(self.config, "workerinput", None)
-        if worker is None:
-            return found
-        first = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-        return found[first:] + found[:first]
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    return Rotated.from_parent(parent, path=path)
-
-
 def _is_slow(path: Path) -> bool:
     return path.stem.removeprefix("test_") in SLOW.get(path.parent.name, ())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not import what `make test` would leave out afterwards."""
-    if config.option.markexpr == "not slow" and _is_slow(collection_path):
-        return True
-    return None
+    return (config.option.markexpr == "not slow" and _is_slow(collection_path)) or None
 
 
 # What imports models, and the folder of HTTP and of engine processes before all others.
@@ -241,11 +220,10 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         cwd: str | None = None,
         **environment: str,
     ) -> Terminal:
-        usual = {**os.environ, **_TERMINAL}
-        for name in ("NO_COLOR", "COLUMNS", "LINES"):  # a terminal reports its size
-            usual.pop(name, None)
-        full = {**usual, **environment}
-        started.append(Terminal(list(arguments), columns, rows, full, cwd))
+        hidden = ("NO_COLOR", "COLUMNS", "LINES")  # a terminal reports its size
+        usual = {name: value for name, value in os.environ.items() if name not in hidden}
+        usual |= {**_TERMINAL, **environment}
+        started.append(Terminal(list(arguments), columns, rows, usual, cwd))
         return started[-1]
 
     yield start
@@ -347,7 +325,7 @@ def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
     def recorded(
         path: Path, slo: SLO | None = None, levels: Levels | None = None
     ) -> Iterator[Received]:
-        source = Received(slo)
+        source = Received(History() if slo is None else History(slo))
         recorder = Recorder(source, path, levels or {})
         yield source
         recorder.stop()
@@ -357,15 +335,15 @@ def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
 
 
 @pytest.fixture
-def still_source() -> Callable[..., StillSource]:
+def still_source() -> Callable[..., Received]:
     """Makes sources of a busy simulated session: preemptions, prefix hits, a smaller budget."""
 
-    def make(num_steps: int = 400) -> StillSource:
-        return StillSource(busy_history(num_steps))
+    def make(num_steps: int = 400) -> Received:
+        return Received(busy_history(num_steps), "still")
 
     return make
 
 
 @pytest.fixture
-def source(still_source: Callable[..., StillSource]) -> StillSource:
+def source(still_source: Callable[..., Received]) -> Received:
     return still_source()

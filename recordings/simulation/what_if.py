@@ -7,8 +7,7 @@ other random deviations of step times, drawn from those of the recorded machine.
 The intervals are conformal (Vovk et al., "Algorithmic Learning in a Random World", 2005; scores
 scaled as in Papadopoulos et al., 2008): the half width is the spread of the runs times a factor.
 The factors were chosen between those of a quiet and of a disturbed machine, so that about nine in
-ten real sessions fall into the interval on both. `tests/bench/bench_what_if.py` finds the factors
-of one machine.
+ten real sessions fall into the interval on both (docs/simulate.md).
 """
 
 import math

@@ -56,6 +56,7 @@ def write_model(folder: Path, **changes: Any) -> None:
     """A Llama of two layers and random weights, with a byte tokenizer; or another, by changes."""
     from stepscope.engine.models.demo import byte_tokenizer
 
+    folder.mkdir()
     byte_tokenizer().save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     # The name that every release of transformers knows.

@@ -11,28 +11,31 @@ installed beside it:
     python tests/bench/bench_attach.py
 """
 
+import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import process_time_ns, thread_time_ns
 from typing import Any
 
+from common import medians, turns
+
 AIMS_US = {16: 10, 64: 25, 256: 100}  # by running requests
 WARM_UP, STEPS, ROUNDS = 50, 400, 5
+WRAPPED = ("schedule", "update_from_output")
 
 
-def main() -> int:
+def main() -> None:
     if find_spec("vllm") is None:
         print("bench_attach needs vLLM: run it with the Python of an environment that has it")
-        return 0
+        return
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
-    import json
-
     from record_vllm import MODEL
     from vllm import __version__
 
@@ -42,17 +45,13 @@ def main() -> int:
         model = Path(folder)
         (model / "config.json").write_text(json.dumps(MODEL))
         for num_running, aim_us in AIMS_US.items():
-            bare, rounds = [], []
-            for _ in range(ROUNDS):  # in turns, since the machine changes its pace
-                bare.append(measure(num_running, model, is_attached=False)[1])
-                rounds.append(measure(num_running, model))
-            own, added, aside = (median(each) for each in zip(*rounds, strict=True))
-            clocks = median(bare)
+            run = partial(measure, num_running, model)
+            found = turns({"bare": partial(run, is_attached=False), "attached": run}, ROUNDS)
+            (_, clocks, _), (own, added, aside) = map(medians, found.values())
             print(
                 f"{num_running:>8}{own:>8.0f}{clocks:>8.1f}{added - clocks:>8.1f}"
                 f"{aim_us:>6}{aside:>8.1f}"
             )
-    return 0
 
 
 def measure(
@@ -67,30 +66,28 @@ def measure(
 
     scheduler = filled(num_running, model)
     own_ns: list[int] = []
-    for name in ("schedule", "update_from_output"):
+    for name in WRAPPED:
         setattr(scheduler, name, timed(getattr(scheduler, name), own_ns))
     attachment = attach(scheduler, f"ipc://{model}/bench") if is_attached else None
     if attachment is None:
-        for name in ("schedule", "update_from_output"):
+        for name in WRAPPED:
             setattr(scheduler, name, untouched(getattr(scheduler, name)))
     try:
-        add(scheduler, num_running)
-        own_us: list[float] = []
-        added_us: list[float] = []
+        add_requests(scheduler, num_running)
+        times_us: list[tuple[float, float]] = []
         aside_ns = thread_time_ns() - process_time_ns()
-        for step in range(WARM_UP + STEPS):
+        for _ in range(WARM_UP + STEPS):
             own_ns.clear()
             spent_ns = one_step(scheduler)
-            if step >= WARM_UP:
-                own_us.append(sum(own_ns) / 1000)
-                added_us.append((spent_ns - sum(own_ns)) / 1000)
+            times_us.append((sum(own_ns) / 1000, (spent_ns - sum(own_ns)) / 1000))
         aside_ns += process_time_ns() - thread_time_ns()
         assert attachment is None or attachment.is_attached
         assert len(scheduler.running) == num_running
     finally:
         if attachment is not None:
             attachment.close()
-    return median(own_us), median(added_us), aside_ns / (WARM_UP + STEPS) / 1000
+    own_us, added_us = (median(column) for column in zip(*times_us[WARM_UP:], strict=True))
+    return own_us, added_us, aside_ns / (WARM_UP + STEPS) / 1000
 
 
 def timed(method: Callable[..., Any], took_ns: list[int]) -> Callable[..., Any]:
@@ -115,17 +112,11 @@ def untouched(method: Callable[..., Any]) -> Callable[..., Any]:
 def filled(num_running: int, model: Path) -> Any:
     from record_vllm import make_scheduler
 
-    return make_scheduler(
-        {
-            "max_num_batched_tokens": 8192,
-            "max_num_seqs": num_running,
-            "num_blocks": 40 * num_running,
-        },
-        model,
-    )
+    sizes = {"max_num_seqs": num_running, "num_blocks": 40 * num_running}
+    return make_scheduler({"max_num_batched_tokens": 8192, **sizes}, model)
 
 
-def add(scheduler: Any, num_running: int) -> None:
+def add_requests(scheduler: Any, num_running: int) -> None:
     from record_vllm import make_request
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -152,4 +143,4 @@ def one_step(scheduler: Any) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

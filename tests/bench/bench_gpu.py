@@ -1,7 +1,7 @@
 """What the engine makes of a GPU, against what the GPU can do.
 
 Models have real shapes and random weights: nothing is downloaded. The parts: a ceilings (copy,
-product); b decode; c prefill; d step time over tokens, and its knee; e kernels alone; f the
+product); b decode; c prefill; d step time over tokens, and its knee; e attention alone; f the
 256-request yardstick; g the same through transformers; h long prompts among decodes, in each
 batching mode; i telemetry on and off; j exactness. It writes one JSON, and prints one table.
 
@@ -27,8 +27,9 @@ import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-import gpu_report  # type: ignore[import-not-found]
+import gpu_report
 import msgspec
 from gpu_report import PARTS, UNFINISHED, Report
 
@@ -46,23 +47,11 @@ LEAST_S = 10.0
 PACKAGES = ("triton", "flash-attn", "flash-attn-4", "transformers", "numpy", "stepscope")
 # Batching modes of (h) to record, with their files: the two that a reader compares.
 RECORDED = {"continuous": "arrivals-continuous.mcap", "chunked": "arrivals-chunked.mcap"}
-RECORDER = (
-    *(sys.executable, "-m", "stepscope.tui.cli"),
-    *("record", "{endpoint}", "--output", "{file}"),
+_SMI = (
+    *("name", "driver_version", "memory.total", "power.limit", "power.draw", "clocks.max.sm"),
+    *("clocks.sm", "clocks.max.mem", "clocks.mem", "temperature.gpu"),
+    "clocks_event_reasons.active",  # what throttles it
 )
-_SMI = {
-    "name": "name",
-    "driver_version": "driver",
-    "memory.total": "memory",
-    "power.limit": "power_limit",
-    "power.draw": "power_draw",
-    "clocks.max.sm": "max_sm_clock",
-    "clocks.sm": "sm_clock",
-    "clocks.max.mem": "max_memory_clock",
-    "clocks.mem": "memory_clock",
-    "temperature.gpu": "temperature",
-    "clocks_event_reasons.active": "throttled_by",
-}
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -93,12 +82,9 @@ def plan_jobs(
         parts += "a"
     wanted: list[tuple[str, str | None, bool]] = [("ae", None, False), ("j", models[0], False)]
     for place, model in enumerate(models):
-        letters = "bcd"
-        if place < 2:
-            wanted.append(("g", model, True))
-            letters += "fg"
-        letters += "h" * (place == min(1, len(models) - 1)) + "i" * (place == 0)
-        wanted.append((letters, model, False))
+        is_early, has_arrivals = place < 2, place == min(1, len(models) - 1)
+        letters = "bcd" + "fg" * is_early + "h" * has_arrivals + "i" * (place == 0)
+        wanted += [("g", model, True)] * is_early + [(letters, model, False)]
     rest = {"device": device, "is_quick": is_quick, "recordings": recordings}
     return [
         Job(parts=chosen, model=model, is_peer=is_peer, **rest)
@@ -133,7 +119,6 @@ def conduct(
     report.is_interrupted = is_interrupted
     report.gpu["after"] = _nvidia_smi(jobs[0].device)
     report.seconds = time.monotonic() - start_s
-    report.aims = gpu_report.judge(report)
     report.write(file)
     return report
 
@@ -155,8 +140,7 @@ def _run(job: Job, file: Path, worker: list[str]) -> None:
     )
     why = UNFINISHED
     try:
-        code = process.wait(job.seconds + GRACE_S)
-        if code:
+        if code := process.wait(job.seconds + GRACE_S):
             how = f"by signal {-code}" if code < 0 else f"with {code}"
             why = f"its process ended {how}: its last lines say why"
     except subprocess.TimeoutExpired:
@@ -189,11 +173,12 @@ def work(job: Job, file: Path) -> int:
     from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
     prepare_environment(EngineConfig())
-    import gpu_engine  # type: ignore[import-not-found]
-    import gpu_kernels  # type: ignore[import-not-found]
-    import gpu_transformers  # type: ignore[import-not-found]
+    import gpu_engine
+    import gpu_kernels
+    import gpu_requests
+    import gpu_transformers
     import torch
-    from gpu_bench import Bench, reason  # type: ignore[import-not-found]
+    from gpu_bench import Bench, reason
 
     from stepscope.engine.execution.machine.devices import find_device
 
@@ -206,7 +191,7 @@ def work(job: Job, file: Path) -> int:
         with contextlib.suppress(PackageNotFoundError):
             report.versions[name] = version(name)
     bench = Bench(device, report, file, is_quick=job.is_quick)
-    bench.recorder, bench.recordings = RECORDER, job.recordings
+    bench.recordings = job.recordings
     torch.manual_seed(0)
     # Each is called with the bench, and the engine or the name of the model.
     measures = {
@@ -215,10 +200,10 @@ def work(job: Job, file: Path) -> int:
         "c": gpu_engine.measure_prefill,
         "d": gpu_engine.measure_curve,
         "e": gpu_kernels.measure_kernels,
-        "f": gpu_engine.measure_yardstick,
-        "g": gpu_engine.measure_same_work,
-        "h": gpu_engine.measure_arrivals,
-        "i": gpu_engine.measure_telemetry,
+        "f": gpu_requests.measure_yardstick,
+        "g": gpu_requests.measure_same_work,
+        "h": gpu_requests.measure_arrivals,
+        "i": gpu_requests.measure_telemetry,
         "j": gpu_transformers.measure_exactness,
     }
     if job.is_peer:
@@ -250,13 +235,11 @@ def _end_with_input() -> None:
 
 
 def _output(*command: str, timeout_s: float = 10.0) -> str:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    """What a command prints; nothing if it fails."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        options: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True}
+        return subprocess.check_output(command, timeout=timeout_s, **options).strip()
+    return ""
 
 
 def _nvidia_smi(device: str) -> dict[str, str]:
@@ -265,8 +248,8 @@ def _nvidia_smi(device: str) -> dict[str, str]:
         return {}
     query = ("nvidia-smi", "--format=csv,noheader", "-i", device.partition(":")[2] or "0")
     # One by one: a field that the driver does not support fails the whole query.
-    values = {name: _output(*query, f"--query-gpu={field}") for field, name in _SMI.items()}
-    return {name: value for name, value in values.items() if value}
+    values = {field: _output(*query, f"--query-gpu={field}") for field in _SMI}
+    return {field: value for field, value in values.items() if value}
 
 
 def _device_name(parser: argparse.ArgumentParser, device: str) -> str:
@@ -310,13 +293,13 @@ def _recordings(parser: argparse.ArgumentParser, folder: str | None) -> dict[str
     return {mode: str(file.resolve()) for mode, file in files.items()}
 
 
-def main() -> int:
+def _arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-o", "--output", help="the report [default: bench-gpu-DATE-DEVICE.json]")
     parser.add_argument("--only", metavar="PARTS", help="these parts, by letter: a,b,e")
-    parser.add_argument("--skip", metavar="PARTS", help="all but these parts")
+    parser.add_argument("--skip", metavar="PARTS", help="all but these parts", default="")
     parser.add_argument("--models", metavar="NAMES", help=f"shapes [default: {','.join(MODELS)}]")
     parser.add_argument("--time-limit", type=float, default=460.0, metavar="SECONDS")
     parser.add_argument("--recordings", metavar="FOLDER", help="write recordings of part h there")
@@ -324,7 +307,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny models, about a minute")
     parser.add_argument("--show", nargs="+", metavar="FILE", help="only print one report, or two")
     parser.add_argument("--steps", nargs=2, metavar=("FILE", "MODEL"), help="only print its steps")
-    args = parser.parse_args()
+    return parser, parser.parse_args()
+
+
+def main() -> int:
+    parser, args = _arguments()
     if args.steps is not None:
         print(*gpu_report.steps_csv(gpu_report.read(Path(args.steps[0])), args.steps[1]), sep="\n")
         return 0
@@ -336,12 +323,12 @@ def main() -> int:
     if not LEAST_S <= args.time_limit < float("inf"):
         parser.error(f"--time-limit: expected {LEAST_S:g} seconds or more")
     only = _letters(parser, "--only", args.only or ",".join(PARTS))
-    skip = _letters(parser, "--skip", args.skip or "")
+    skip = _letters(parser, "--skip", args.skip)
     letters = "".join(each for each in PARTS if each in only and each not in skip)
     if not letters:
         parser.error("--only and --skip leave nothing to measure")
     is_quick = args.quick or args.device == "cpu"
-    models = [*(QUICK_MODELS if is_quick else MODELS)]
+    models = list(QUICK_MODELS if is_quick else MODELS)
     if args.models is not None:
         models = list(dict.fromkeys(name.strip() for name in args.models.split(",")))
         if unknown := set(models) - set(SHAPES):
@@ -358,13 +345,9 @@ def main() -> int:
         device=named,
         commit=_commit(),
         host={name: getattr(machine, name) for name in ("python", "system", "cpu", "num_cores")},
-        settings={
-            "parts": letters,
-            "models": models,
-            "time_limit_s": args.time_limit,
-            "device": args.device,
-        },
+        settings={"parts": letters, "models": models, "time_limit_s": args.time_limit},
     )
+    report.settings["device"] = args.device
     report.write(file)  # now, so that an error does not come after minutes of measuring
     recordings = _recordings(parser, args.recordings)
     jobs = plan_jobs(letters, models, args.device, recordings, is_quick=is_quick)

@@ -5,36 +5,28 @@ The client reads as little as it can.
     python tests/bench/bench_http.py [--streams 64] [--threads 1]
 """
 
-import argparse
 import asyncio
 import json
 import statistics
 from urllib.parse import urlsplit
 
+from common import cpu_s, parser
 from served import serving
 
 NUM_ROUNDS, NUM_TOKENS, PROMPT_TOKENS = 5, 128, 32
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--threads", default="0", help="of the engine, 0: all")
-    args = parser.parse_args()
-    options = ("--http", "0", "--kv-memory", "256MB", "--threads", args.threads)
+    given = parser(__doc__, streams=64, threads=0).parse_args()
+    options = ("--http", "0", "--kv-memory", "256MB", "--threads", str(given.threads))
     with serving(*options) as server:
-        process = server.http_process
-
-        def spent_s() -> float:
-            times = process.cpu_times()
-            return float(times.user + times.system)
-
         spent_us = []
         for _ in range(NUM_ROUNDS + 1):
-            before_s = spent_s()
-            asyncio.run(read_streams(server.url, args.streams))
-            spent_us.append((spent_s() - before_s) * 1e6 / (args.streams * NUM_TOKENS))
-    print(f"{args.streams} streams of {NUM_TOKENS} tokens, median of {NUM_ROUNDS} rounds")
+            before_s = cpu_s(server.http_process)
+            asyncio.run(read_streams(server.url, given.streams))
+            spent_s = cpu_s(server.http_process) - before_s
+            spent_us.append(spent_s * 1e6 / (given.streams * NUM_TOKENS))
+    print(f"{given.streams} streams of {NUM_TOKENS} tokens, median of {NUM_ROUNDS} rounds")
     each_us = statistics.median(spent_us[1:])  # the first is a warm-up
     print(f"{each_us:.1f} us of a processor for a token in the HTTP process")
 
@@ -43,20 +35,13 @@ async def read_streams(url: str, num_streams: int) -> None:
     where = urlsplit(url)
 
     async def stream(number: int) -> None:
-        body = json.dumps(
-            {
-                "prompt": [number % 97] * PROMPT_TOKENS,
-                "max_tokens": NUM_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        ).encode()
+        prompt = [number % 97] * PROMPT_TOKENS
+        wanted = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
+        body = json.dumps({**wanted, "ignore_eos": True}).encode()
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: %s\r\ncontent-length: %d\r\n\r\n"
-            % (where.netloc.encode(), len(body))
-            + body
+            b"POST /v1/completions HTTP/1.1\r\nhost: %s\r\ncontent-length: %d\r\n\r\n%s"
+            % (where.netloc.encode(), len(body), body)
         )
         status = await reader.readline()
         assert b" 200 " in status, status

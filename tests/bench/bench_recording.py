@@ -7,13 +7,12 @@ over, with later numbers and times, and noise in its times as a real clock has i
 there already is measured and kept.
 """
 
-import argparse
-import os
 import random
 import tempfile
 import time
 from pathlib import Path
 
+from common import medians, parser, percentile
 from synthetic_session import session
 
 from stepscope.recordings.file.reader import Recording
@@ -33,86 +32,69 @@ def write(path: Path, num_steps: int, num_requests: int) -> None:
     writer.close()
     assert writer.error is None, writer.error
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-    print(
-        f"written in {wall_s:.0f} s, with making it up: {cpu_s / num_steps * 1e6:.0f} us of CPU "
-        "a step"
-    )
+    spent_us = cpu_s / num_steps * 1e6
+    print(f"written in {wall_s:.0f} s, with making it up: {spent_us:.0f} us of CPU a step")
 
 
 def measure(path: Path) -> None:
-    size = os.path.getsize(path)
-    times = []
+    opened_ms = []
     for _ in range(3):
         start_s = time.perf_counter()
         Recording(path).close()
-        times.append(time.perf_counter() - start_s)
+        opened_ms.append(1e3 * (time.perf_counter() - start_s))
+    # To read the index of the whole file, as a replay does in the background.
+    index = FileIndex(path)
+    start_cpu_s = time.process_time()
+    index.start()
+    assert index.wait(3600)
+    index_us = (time.process_time() - start_cpu_s) * 1e6
+    index.stop()
     with Recording(path) as recording:
         assert recording.first_step is not None
         assert recording.last_step is not None
-        num_steps = recording.last_step - recording.first_step + 1
-        per_step = size / num_steps
-        print(f"{num_steps:,} steps in {size / 1e6:,.0f} MB: {per_step:.1f} bytes a step")
-        per_chunk = num_steps / recording.num_chunks
-        print(f"{recording.num_chunks:,} chunks of {per_chunk:.0f} steps")
-        print(f"opened in {min(times) * 1e3:.0f} ms (first: {times[0] * 1e3:.0f} ms)")
-    look_through(path, num_steps)
-    seek(path, num_steps)
+        num_steps, chunks = recording.last_step - recording.first_step + 1, recording.num_chunks
+        num_bytes = path.stat().st_size
+        print(
+            f"{num_steps:,} steps in {num_bytes / 1e6:,.0f} MB: {num_bytes / num_steps:.1f} bytes "
+            f"a step; {chunks:,} chunks of {num_steps / chunks:.0f} steps"
+        )
+        print(f"opened in {min(opened_ms):.0f} ms (first: {opened_ms[0]:.0f} ms)")
+        index_bytes = sum(len(recording.stored_index(number) or b"") for number in range(chunks))
+        print(
+            f"its index: {index_bytes / num_steps:.1f} bytes a step, read with "
+            f"{index_us / num_steps:.1f} us of CPU a step"
+        )
+        seek(recording, num_steps)
 
 
-def look_through(path: Path, num_steps: int) -> None:
-    """Processor time to read the index of the whole file, as a replay does in the background."""
-    found = FileIndex(path)
-    start_cpu_s = time.process_time()
-    found.start()
-    assert found.wait(3600)
-    spent_s = time.process_time() - start_cpu_s
-    found.stop()
-    with Recording(path) as recording:
-        num_bytes = sum(len(recording.stored_index(n) or b"") for n in range(recording.num_chunks))
-    print(
-        f"its index: {num_bytes / num_steps:.1f} bytes a step, read with "
-        f"{spent_s / num_steps * 1e6:.1f} us of CPU a step"
-    )
-
-
-def seek(path: Path, num_steps: int, num_seeks: int = 200) -> None:
+def seek(recording: Recording, num_steps: int, num_seeks: int = 200) -> None:
     """Time to get the state at a random step: find it, read its keyframe, apply the rest."""
     rng = random.Random(2)
-    times: list[float] = []
-    found: list[float] = []
-    spent: list[float] = []
-    with Recording(path) as recording:
-        for _ in range(num_seeks):
-            step = rng.randrange(num_steps)
-            start_s, start_cpu_s = time.perf_counter(), time.thread_time()
-            target = recording.find_step(step)
-            assert target is not None
-            found.append(time.perf_counter() - start_s)
-            state, _ = state_at(recording, target)
-            times.append(time.perf_counter() - start_s)
-            spent.append(time.thread_time() - start_cpu_s)
-            assert state.step == step
-    times.sort()
-    found.sort()
-    spent.sort()
-    middle = num_seeks // 2
+    times_ms = []
+    for _ in range(num_seeks):
+        step = rng.randrange(num_steps)
+        start_s, start_cpu_s = time.perf_counter(), time.thread_time()
+        target = recording.find_step(step)
+        assert target is not None
+        found_s = time.perf_counter()
+        state, _ = state_at(recording, target)
+        spent = (found_s - start_s, time.perf_counter() - start_s, time.thread_time() - start_cpu_s)
+        times_ms.append([1e3 * each for each in spent])
+        assert state.step == step
+    place_ms, there_ms, cpu_ms = medians(times_ms)
+    most_ms = percentile([each[1] for each in times_ms], 0.99)
     print(
-        f"seek: the place {found[middle] * 1e3:.1f} ms, the state there {times[middle] * 1e3:.1f} "
-        f"ms (median; 99th percentile {times[num_seeks * 99 // 100] * 1e3:.1f} ms); CPU "
-        f"{spent[middle] * 1e3:.1f} ms"
+        f"seek: the place {place_ms:.1f} ms, the state there {there_ms:.1f} ms "
+        f"(median; 99th percentile {most_ms:.1f} ms); CPU {cpu_ms:.1f} ms"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=2_000_000)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--file", type=Path)
-    arguments = parser.parse_args()
+    given = parser(__doc__, steps=2_000_000, requests=64, file=Path).parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = arguments.file or Path(folder) / "long.mcap"
+        path = given.file or Path(folder) / "long.mcap"
         if not path.exists():
-            write(path, arguments.steps, arguments.requests)
+            write(path, given.steps, given.requests)
         measure(path)
 
 

@@ -6,31 +6,26 @@ DIR has `train13.csv` and `workloads.json` (runs of vLLM 0.15.1 on H100) and the
 of a run on an RTX 4090 (`llmservingsim_*_requests.jsonl`); docs/simulate.md says where they come
 from. The real scheduler serves each workload again on a virtual clock. Each of the 13 runs is
 predicted with coefficients that were fitted on the other 12 (`--left-out model`: on those of the
-other models).
+other models). `--share` is of the time of each stage.
 Errors are those of the source: |simulated - measured| / measured of each figure of a whole run,
 and their median over runs. The run on the RTX 4090 is fitted on its first 40 % of requests and
 judged on the rest.
 """
 
-import argparse
 import json
 import random
-import statistics
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import fmean, median
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
-from public_runs import (
-    METRICS,
-    WHOLE,
-    PublicRun,
-    arrivals_of,
-    figures,
-    read_runs,
-)
+from common import parser
+from public_runs import METRICS, WHOLE, PublicRun, arrivals_of, figures, read_runs
 from virtual_engine import Served, serve
 
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -69,14 +64,11 @@ def fit_runs(runs: Sequence[PublicRun]) -> Fit:
             rows.append(roofline.terms(StepShape(num_rows, num_rows, 0, 0, num_rows * context)))
             seconds.append(cycle_s - roofline.exchange_s(num_rows))
             requests_s.append(measured["ttft_mean"] / 1e3 - WAITED_STEPS * cycle_s)
-    return Fit(
-        coefficients(fit_relative(rows, seconds, _AT_LEAST)),
-        max(0.0, statistics.median(requests_s)),
-    )
+    return Fit(fitted(rows, seconds), max(0.0, median(requests_s)))
 
 
-def coefficients(found: Sequence[float]) -> RooflineCoefficients:
-    by = dict(zip(TERMS, found, strict=True))
+def fitted(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> RooflineCoefficients:
+    by = dict(zip(TERMS, fit_relative(rows, seconds, _AT_LEAST), strict=True))
     return RooflineCoefficients(
         weights=by["weights"],
         attention=by["attention"],
@@ -85,74 +77,50 @@ def coefficients(found: Sequence[float]) -> RooflineCoefficients:
     )
 
 
-class Task(NamedTuple):
-    run: PublicRun
-    fit: Fit
-    share: float
-
-
-def simulate(task: Task) -> dict[str, float]:
-    """Metric -> milliseconds, of the whole run."""
-    run = task.run
-    arrivals = arrivals_of(run, 1, task.share)
-    roofline = RooflineModel(
-        run.gpu, run.shape, run.tensor_parallel, coefficients=task.fit.coefficients
-    )
-    served = serve(arrivals, roofline, run.knobs, run.num_blocks)
-    return figures(run, served, task.fit.request_s)
-
-
-def errors(run: PublicRun, simulated: dict[str, float]) -> dict[str, float]:
-    """Errors of the whole run, with their signs, as shares."""
-    measured = run.measured[WHOLE]
-    return {metric: simulated[metric] / measured[metric] - 1 for metric in METRICS}
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 90 % interval of the median, by resampling the experiments."""
-    chance = random.Random(1)
-    medians = [statistics.median(chance.choices(values, k=len(values))) for _ in range(2000)]
-    low, high = np.percentile(medians, (5, 95))
-    return float(low), float(high)
+def simulated_errors(share: float, run: PublicRun, fit: Fit) -> dict[str, float]:
+    """Metric -> error of the whole run, with its sign."""
+    roofline = RooflineModel(run.gpu, run.shape, run.tensor_parallel, coefficients=fit.coefficients)
+    served = serve(arrivals_of(run, 1, share), roofline, run.knobs, run.num_blocks)
+    found, real = figures(run, served, fit.request_s), run.measured[WHOLE]
+    return {metric: found[metric] / real[metric] - 1 for metric in METRICS}
 
 
 def all_but_one(runs: Sequence[PublicRun], left_out: str) -> list[Fit]:
     """For each run a fit on the others, or on those of other models."""
-    whole = fit_runs(runs)
-    fits = [
-        fit_runs(
-            [
-                each
-                for each in runs
-                if each is not run and (left_out == "run" or each.shape != run.shape)
-            ]
-        )
-        for run in runs
-    ]
+
+    def is_other(each: PublicRun, run: PublicRun) -> bool:
+        return each is not run and (left_out == "run" or each.shape != run.shape)
+
+    fits = [fit_runs([each for each in runs if is_other(each, run)]) for run in runs]
     print(f"coefficients of all {len(runs)} runs, and their range with one {left_out} left out:")
-    for name in ("weights", "attention", "step_us", "row_layer_us"):
-        each = [getattr(fit.coefficients, name) for fit in fits]
-        found = getattr(whole.coefficients, name)
-        print(f"  {name:12}{found:8.3f}   {min(each):.3f} to {max(each):.3f}")
-    each = [fit.request_s * 1e3 for fit in fits]
-    print(f"  {'request_ms':12}{whole.request_s * 1e3:8.3f}   {min(each):.3f} to {max(each):.3f}")
+    whole, *each_fit = (
+        {**msgspec.structs.asdict(fit.coefficients), "request_ms": fit.request_s * 1e3}
+        for fit in (fit_runs(runs), *fits)
+    )
+    for name in ("weights", "attention", "step_us", "row_layer_us", "request_ms"):
+        values = [fit[name] for fit in each_fit]
+        print(f"  {name:12}{whole[name]:8.3f}   {min(values):.3f} to {max(values):.3f}")
     return fits
 
 
-def judge_runs(tasks: Sequence[Task]) -> None:
+def judge_runs(runs: Sequence[PublicRun], fits: Sequence[Fit], share: float) -> None:
     print("\nerror in % of each run, predicted from others")
     print(" " * 38 + "".join(f"{metric:>10}" for metric in METRICS))
     all_errors: list[dict[str, float]] = []
     with ProcessPoolExecutor(2) as pool:
-        for task, simulated in zip(tasks, pool.map(simulate, tasks), strict=True):
-            all_errors.append(errors(task.run, simulated))
-            cells = "".join(f"{100 * all_errors[-1][metric]:+10.1f}" for metric in METRICS)
-            print(f"{task.run.name[:37]:38}{cells}", flush=True)
+        for run, errors in zip(
+            runs, pool.map(partial(simulated_errors, share), runs, fits), strict=True
+        ):
+            all_errors.append(errors)
+            cells = "".join(f"{100 * error:+10.1f}" for error in errors.values())
+            print(f"{run.name[:37]:38}{cells}", flush=True)
     print("\nmedian of the absolute error in %, 90 % interval over runs")
     for metric in METRICS:
-        sizes = [abs(each[metric]) * 100 for each in all_errors]
-        low, high = interval(sizes)
-        print(f"  {metric:10}{statistics.median(sizes):7.1f}   {low:5.1f} to {high:5.1f}")
+        sizes = [abs(errors[metric]) * 100 for errors in all_errors]
+        chance = random.Random(1)  # resamples the runs
+        medians = [median(chance.choices(sizes, k=len(sizes))) for _ in range(2000)]
+        low, high = np.percentile(medians, (5, 95))
+        print(f"  {metric:10}{median(sizes):7.1f}   {low:5.1f} to {high:5.1f}")
 
 
 def judge_requests(file: Path) -> None:
@@ -163,100 +131,69 @@ def judge_requests(file: Path) -> None:
     """
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     about = json.loads(Path(str(file).replace("_requests.jsonl", "_meta.json")).read_text())
-    settings = about["engine_kwargs"]
-    knobs = Knobs(
-        max_num_batched_tokens=settings["max_num_batched_tokens"],
-        max_num_seqs=settings["max_num_seqs"],
-        order="arrival",
-    )
-    begin_s = rows[0]["queued_ts"]
-    arrivals = [
-        SimulatedRequest(
-            round((row["queued_ts"] - begin_s) * 1e9),
-            row["input_toks"],
-            row["output_toks"],
-            name=str(number),
-        )
-        for number, row in enumerate(rows)
-    ]
-    first = [row["first_token_ts"] - row["queued_ts"] for row in rows]
-    last = [row["last_token_ts"] - row["queued_ts"] for row in rows]
+    sizes = {
+        name: about["engine_kwargs"][name] for name in ("max_num_batched_tokens", "max_num_seqs")
+    }
+    knobs = Knobs(**sizes, order="arrival")
+    arrivals, real = [], []
+    for number, row in enumerate(rows):
+        at_ns = round((row["queued_ts"] - rows[0]["queued_ts"]) * 1e9)
+        lengths = row["input_toks"], row["output_toks"]
+        arrivals.append(SimulatedRequest(at_ns, *lengths, name=str(number)))
+        times_s = row["queued_ts"], row["first_token_ts"], row["last_token_ts"]
+        real.append(Served(*times_s, ((), (), ())))
     num_fitted = round(FITTED_SHARE * len(rows))
-    shape = model_shape(about["model"])
-    found = RooflineCoefficients()
+    shape, coefficients = model_shape(about["model"]), RooflineCoefficients()
     served: list[Served] = []
     for _ in range(_ROUNDS):
-        roofline = RooflineModel(GPUS["rtx4090"], shape, coefficients=found)
+        roofline = RooflineModel(GPUS["rtx4090"], shape, coefficients=coefficients)
         served = serve(
             arrivals, roofline, knobs, about["kv_cache"]["num_gpu_blocks"], roofline.terms
         )
         terms, seconds = [], []
-        for each, row in list(zip(served, rows, strict=True))[:num_fitted]:
-            terms.append(_between(each.first_terms, each.last_terms))
-            seconds.append(row["last_token_ts"] - row["first_token_ts"])
-            terms.append(_between(each.begin_terms, each.first_terms))
-            seconds.append(row["first_token_ts"] - row["queued_ts"])
-        found = coefficients(fit_relative(terms, seconds, _AT_LEAST))
-    print(
-        f"\n{about['hardware']['device_name']}, {shape.name}, {len(rows)} requests; fitted on the"
-    )
-    print(f"first {num_fitted}: {found}")
-    for name, real, simulated in (
-        ("ttft", first, [each.first_s - each.at_s for each in served]),
-        ("e2e", last, [each.last_s - each.at_s for each in served]),
-        (
-            "tpot",
-            _per_token(last, first, rows),
-            _per_token([each.last_s for each in served], [each.first_s for each in served], rows),
-        ),
-    ):
-        for first_row, whose in ((0, "all"), (num_fitted, "not fitted")):
-            truth, found_s = sorted(real[first_row:]), sorted(simulated[first_row:])
-            for what, of in (
-                ("mean", statistics.fmean),
-                ("p50", statistics.median),
-                ("p99", lambda values: float(np.percentile(values, 99))),
-            ):
-                error = of(found_s) / of(truth) - 1
-                print(
-                    f"  {name} {what:5} {whose:10} real {of(truth):9.4f} s"
-                    f"   simulated {100 * error:+6.1f} %"
-                )
-
-
-def _between(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    return [late - early for early, late in zip(before, after, strict=True)]
-
-
-def _per_token(
-    last: Sequence[float], first: Sequence[float], rows: Sequence[dict[str, float]]
-) -> list[float]:
-    return [
-        (end - begin) / max(1.0, row["output_toks"] - 1)
-        for end, begin, row in zip(last, first, rows, strict=True)
+        for ours, theirs in list(zip(served, real, strict=True))[:num_fitted]:
+            begin, first, last = map(np.array, ours.terms)
+            terms += [last - first, first - begin]
+            seconds += [theirs.last_s - theirs.first_s, theirs.first_s - theirs.at_s]
+        coefficients = fitted(terms, seconds)
+    device = about["hardware"]["device_name"]
+    print(f"\n{device}, {shape.name}, {len(rows)} requests; fitted on the")
+    print(f"first {num_fitted}: {coefficients}")
+    kinds = [
+        [latencies(each, row["output_toks"]) for each, row in zip(of, rows, strict=True)]
+        for of in (real, served)
     ]
+    statistics = {"mean": fmean, "p50": median, "p99": lambda values: np.percentile(values, 99)}
+    starts = {"all": 0, "not fitted": num_fitted}
+    for kind, whose, what in product(("ttft", "e2e", "tpot"), starts, statistics):
+        truth, found = (
+            float(statistics[what]([each[kind] for each in of[starts[whose] :]])) for of in kinds
+        )
+        error = 100 * (found / truth - 1)
+        print(f"  {kind} {what:5} {whose:10} real {truth:9.4f} s   simulated {error:+6.1f} %")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--validation", type=Path, help="the folder of the public runs")
-    parser.add_argument("--left-out", choices=("run", "model"), default="run")
-    parser.add_argument("--share", type=float, default=1.0, help="of the time of each stage")
-    options = parser.parse_args()
-    if options.validation is None:
+def latencies(served: Served, num_output_tokens: int) -> dict[str, float]:
+    """In seconds."""
+    return {
+        "ttft": served.first_s - served.at_s,
+        "e2e": served.last_s - served.at_s,
+        "tpot": (served.last_s - served.first_s) / max(1.0, num_output_tokens - 1),
+    }
+
+
+def main() -> None:
+    options = parser(__doc__, validation=Path, share=1.0)
+    options.add_argument("--left-out", choices=("run", "model"), default="run")
+    given = options.parse_args()
+    if given.validation is None:
         print("nothing to compare with: give --validation DIR with train13.csv and workloads.json")
-        return 0
-    folder: Path = options.validation
-    runs = read_runs(folder / "train13.csv", folder / "workloads.json")
-    tasks = [
-        Task(run, fit, options.share)
-        for run, fit in zip(runs, all_but_one(runs, options.left_out), strict=True)
-    ]
-    judge_runs(tasks)
-    for file in sorted(folder.glob("llmservingsim_*_requests.jsonl")):
+        return
+    runs = read_runs(given.validation / "train13.csv", given.validation / "workloads.json")
+    judge_runs(runs, all_but_one(runs, given.left_out), given.share)
+    for file in sorted(given.validation.glob("llmservingsim_*_requests.jsonl")):
         judge_requests(file)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

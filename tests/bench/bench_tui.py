@@ -8,15 +8,16 @@ reducing included. Processor time comes from the operating system. A recording
 Not a test: others use this machine too.
 """
 
-import argparse
 import contextlib
 import os
 import random
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median_high
 
+from common import cpu_s, parser, percentile
 from dashboard_terminal import Terminal, engine
 
 from stepscope.recordings.file.reader import Recording
@@ -33,19 +34,17 @@ NUM_LOST = r"  gap (?:\x1b\[[\d;]*m)*([\d,]+)"  # in the header of a screen
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recording", type=Path)
-    options = parser.parse_args()
+    given = parser(__doc__, recording=Path).parse_args()
     print(f"{'200x60':<44} {'measured':>28}  {'at most':>9}")
     with tempfile.TemporaryDirectory(prefix="sst") as name:
         folder = Path(name)
         live(folder)
         in_memory(folder)
-        first_picture(folder, "stepscope", [], START_END)
-        first_picture(folder, "stepscope replay", ["replay", "freeze"])
-        first_picture(folder, "stepscope top", ["top"])
-    if options.recording is not None:
-        recording(options.recording)
+        first_picture("stepscope", shows=START_END)
+        first_picture("stepscope replay", "replay", "freeze")
+        first_picture("stepscope top", "top", sockets=folder)
+    if given.recording is not None:
+        recording(given.recording)
 
 
 def row(what: str, measured: str, value: float, aim: str) -> None:
@@ -54,14 +53,19 @@ def row(what: str, measured: str, value: float, aim: str) -> None:
     print(f"{what:<44} {measured:>28}  {aim:>9}  {held}", flush=True)
 
 
+def answers(what: str, times_ms: list[float]) -> None:
+    middle, most = median_high(times_ms), percentile(times_ms, 0.95)
+    row(what, f"{middle:.0f}, p95 {most:.0f} ms", middle, "50 ms")
+
+
 def live(folder: Path) -> None:
     screens = [BY_ID[f"screen_{page}"].keys[0] for page in ("step", "live", "latency", "live")]
     with engine(folder) as endpoint, top(endpoint) as terminal:
         cpu, kilobytes = terminal.measure(SECONDS)
         row("main screen, 50 steps/s: core", f"{cpu:.1f} %", cpu, "8 %")
         row("  written", f"{kilobytes:.0f} KB/s", kilobytes, "350 KB/s")
-        times = [terminal.answer_ms(key, PICTURE_BYTES) for key in screens * 5]
-        row("key press to another screen", middle_and_most(times), middle(times), "50 ms")
+        times_ms = [terminal.answer_ms(key, PICTURE_BYTES) for key in screens * 5]
+        answers("key press to another screen", times_ms)
     with engine(folder, 5_000.0) as endpoint, top(endpoint) as terminal:
         cpu, _ = terminal.measure(SECONDS)
         for key in screens[:2]:
@@ -90,47 +94,56 @@ def jumps(terminal: Terminal, what: str, first: int, last: int, cold: Path | Non
     for zoom in (1, 5, 50):
         if cold is not None:
             forget(cold)
-        times = []
+        times_ms = []
         for _ in range(25):
             step = rng.randrange(first, last)
             terminal.type(f"g{step}")
             time.sleep(0.35)
-            times.append(terminal.answer_ms("\r", shows=f"{step:,}"))
-        row(f"{what}, zoom {zoom}", middle_and_most(times), middle(times), "50 ms")
+            times_ms.append(terminal.answer_ms("\r", shows=f"{step:,}"))
+        answers(f"{what}, zoom {zoom}", times_ms)
         terminal.type("x" * (ZOOMS.index(5) - ZOOMS.index(1) if zoom == 1 else 3))
         time.sleep(1.0)
 
 
-def first_picture(folder: Path, what: str, arguments: list[str], shows: str = BADGE) -> None:
-    """From the command to a picture; the least of five, since the machine may be shared."""
+def first_picture(
+    what: str,
+    *arguments: str,
+    shows: str = BADGE,
+    tries: int = 5,
+    sockets: Path | None = None,
+    cold: Path | None = None,
+) -> None:
+    """From the command to a picture; the least of some tries, since the machine may be shared.
+
+    Args:
+        sockets: a folder for an engine that runs beside each try.
+        cold: a file that is read from the disk each time.
+    """
     begun = []
-    for _ in range(5):
+    for _ in range(tries):
         with contextlib.ExitStack() as stack:
-            more = []
-            if arguments == ["top"]:
-                more = [stack.enter_context(engine(folder))]
+            if cold is not None:
+                forget(cold)
+            more = [stack.enter_context(engine(sockets))] if sockets is not None else []
             terminal = stack.enter_context(Terminal(*arguments, *more))
-            begun.append((terminal.wait_for(shows)[0], terminal.cpu_s))
-    row(f"{what}: first picture", least(begun), min(begun)[0], "1 s")
+            begun.append((terminal.wait_for(shows)[0], cpu_s(terminal.process)))
+    wall_s, spent_s = map(min, zip(*begun, strict=True))
+    row(f"{what}: first picture", f"{wall_s:.2f} s, CPU {spent_s:.2f} s", wall_s, "1 s")
 
 
 def recording(path: Path) -> None:
     with Recording(path) as opened:
         first, last = opened.first_step or 0, opened.last_step or 0
     print(f"\n{path.name}, {last - first + 1:,} steps")
-    for cold in ("cold", "warm"):
-        begun = []
-        for _ in range(3):
-            if cold == "cold":
-                forget(path)
-            with Terminal("replay", str(path), "--at", str((first + last) // 2)) as terminal:
-                begun.append((terminal.wait_for(BADGE)[0], terminal.cpu_s))
-        row(f"first picture, {cold} file", least(begun), min(begun)[0], "1 s")
-    for cold in ("cold", "warm"):
+    files = {"cold": path, "warm": None}
+    for name, cold in files.items():
+        middle = str((first + last) // 2)
+        first_picture(f"{name} file", "replay", str(path), "--at", middle, tries=3, cold=cold)
+    for name, cold in files.items():
         with Terminal("replay", str(path), "--at", str(last)) as terminal:
             terminal.wait_for(BADGE)
             time.sleep(SETTLE_S)
-            jumps(terminal, f"seek, {cold}", first, last, path if cold == "cold" else None)
+            jumps(terminal, f"seek, {name}", first, last, cold)
 
 
 def forget(path: Path) -> None:
@@ -140,27 +153,12 @@ def forget(path: Path) -> None:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def top(endpoint: str) -> Terminal:
-    terminal = Terminal("top", endpoint)
-    terminal.wait_for(BADGE)
-    time.sleep(SETTLE_S)
-    return terminal
-
-
-def least(begun: Iterable[tuple[float, float]]) -> str:
-    """The least wall seconds and processor time; other processes may have used the machine."""
-    wall_s, cpu_s = (min(times) for times in zip(*begun, strict=True))
-    return f"{wall_s:.2f} s, CPU {cpu_s:.2f} s"
-
-
-def middle(times_ms: Iterable[float]) -> float:
-    times = sorted(times_ms)
-    return times[len(times) // 2]
-
-
-def middle_and_most(times_ms: Iterable[float]) -> str:
-    times = sorted(times_ms)
-    return f"{middle(times):.0f}, p95 {times[len(times) * 95 // 100]:.0f} ms"
+@contextlib.contextmanager
+def top(endpoint: str) -> Iterator[Terminal]:
+    with Terminal("top", endpoint) as terminal:
+        terminal.wait_for(BADGE)
+        time.sleep(SETTLE_S)
+        yield terminal
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """What telemetry costs the engine, and what a recorder takes.
 
 - Engine: decode steps of an engine without a model, telemetry switched every few steps: processor
-  time of the engine's thread, by what that thread does between two steps.
-- Overhead: the same of the demo model, in wall time: of whole steps, which says little on a machine
-  that is busy, and of what they take besides the forward pass, where the difference does not drown.
+  time of the engine's thread, by what that thread does for `--pause-ms` between two steps.
 - Recorder: `stepscope record` on one core against an engine that publishes at a given rate.
 
 With `--inline` the engine's thread sends the messages itself, as where there is no C compiler.
@@ -11,7 +9,6 @@ With `--inline` the engine's thread sends the messages itself, as where there is
     make bench-wire ARGS="--rate 5000 --seconds 10"
 """
 
-import argparse
 import gc
 import itertools
 import math
@@ -24,22 +21,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
-from pausing_runner import PAUSES, PausingRunner  # type: ignore[import-not-found]
+from common import parser
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from stepscope.engine.execution.machine.environment import prepare_environment
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import SimulatedRunner
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry import sender
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.recordings.check.verify import verify
@@ -49,6 +43,7 @@ HERE = Path(__file__).parent
 STEPS_A_ROUND = 10
 NUM_WARM = 2  # of them, not counted: the first publishes the changes made while telemetry was off
 STARTING_S = 0.5  # processor time of a command that does nothing
+RECORDED_REQUESTS = 64
 SUBSCRIBER = """
 import sys, zmq
 socket = zmq.Context.instance().socket(zmq.SUB)
@@ -57,21 +52,39 @@ while True: socket.recv_multipart()
 """
 
 
-@contextmanager
-def subscribers(address: str, count: int, pinned_to: int | None = None) -> Iterator[None]:
-    """So many processes that read all telemetry and do nothing else; on one core if it is given."""
-    started = [subprocess.Popen([sys.executable, "-c", SUBSCRIBER, address]) for _ in range(count)]
-    for process in started if pinned_to is not None else ():
-        os.sched_setaffinity(process.pid, {pinned_to})
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+def busy(work: Callable[[], object]) -> Callable[[float], None]:
+    def wait(seconds: float) -> None:
+        end_s = time.perf_counter() + seconds
+        while time.perf_counter() < end_s:
+            work()
+
+    return wait
 
 
-# Overhead of the engine
+# What the engine's thread does between two steps. What their bookkeeping costs depends on it: its
+# code and data are in the caches, or have to come from memory again.
+_WEIGHTS = bytearray(12_000_000)
+PAUSES: dict[str, Callable[[float], None]] = {
+    "none": lambda seconds: None,  # steps follow one another
+    "spin": busy(lambda: None),  # like a thread that waits for a GPU
+    "sleep": time.sleep,  # the core may run other threads, or rest
+    "memory": busy(lambda: bytes(_WEIGHTS)),  # like a model on this core
+}
+
+
+class PausingRunner(SimulatedRunner):
+    """A runner without a model whose steps take so many seconds, in one of these ways."""
+
+    def __init__(self, pause: str, pause_s: float) -> None:
+        super().__init__(CostModel())
+        self._pause, self._pause_s = PAUSES[pause], pause_s
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        self._pause(self._pause_s)
+        return super().execute(step)
+
+
+# Engine
 
 
 def print_engine(num_requests: int, rounds: int, pause_s: float) -> None:
@@ -80,41 +93,12 @@ def print_engine(num_requests: int, rounds: int, pause_s: float) -> None:
         f"{rounds} pairs of {STEPS_A_ROUND} steps"
     )
     limits = Limits(max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=8192)
-    other_core = max(os.sched_getaffinity(0))
     for pause, readers in itertools.product(PAUSES, (0, 1, 5, "5 on one core")):
         core = engine(PausingRunner(pause, pause_s), num_requests * 520, limits, rounds)
-        number, pinned = (5, other_core) if isinstance(readers, str) else (readers, None)
-        ((on_s, off_s),) = switched(core, number, rounds, time.thread_time, pinned_to=pinned)
+        on_s, off_s = switched(core, readers, rounds)
         print(
             f"  pause {pause:6}, subscribers: {readers:<13}  "
             f"off {statistics.median(off_s) * 1e6:5.0f}, telemetry adds {added(on_s, off_s)}"
-        )
-
-
-def print_overhead(num_requests: int, rounds: int) -> None:
-    config = EngineConfig(kv_memory="512MB")
-    prepare_environment(config)
-    from stepscope.engine.execution.loading import load_runner
-
-    runner = load_runner(config, lambda what, share: None)
-    limits = Limits(
-        max_num_batched_tokens=8192, max_num_seqs=num_requests, max_model_len=runner.max_model_len
-    )
-    print(
-        f"decode steps of the demo model, {num_requests} requests; {rounds} pairs of "
-        f"{STEPS_A_ROUND} steps"
-    )
-    for num_subscribers in (1, 5):
-        core = engine(runner, runner.num_blocks, limits, rounds)
-        with forward_pass_left_out(core) as clock:
-            whole, beside = switched(core, num_subscribers, rounds, time.perf_counter, clock)
-        off, off_beside = statistics.median(whole[1]), statistics.median(beside[1])
-        share = statistics.median(a - b for a, b in zip(*beside, strict=True)) / off
-        print(
-            f"  {num_subscribers} subscribers: off {off * 1e3:.2f} ms a step, telemetry adds "
-            f"{added(*whole)} us, what subscribers take of the model's cores included; besides the "
-            f"forward pass off {off_beside * 1e6:.0f} us, telemetry adds {added(*beside)} us, "
-            f"{share:.2%} of the step"
         )
 
 
@@ -125,31 +109,13 @@ def added(on_s: list[float], off_s: list[float]) -> str:
     return f"{statistics.median(more):+.0f} (+- {error:.0f})"
 
 
-@contextmanager
-def forward_pass_left_out(core: EngineCore) -> Iterator[Callable[[], float]]:
-    """A clock that stands still during the forward pass, which telemetry does not affect."""
-    inside_s = 0.0
-    execute = core.runner.execute
-
-    def timed(step: ScheduledStep) -> StepResult:
-        nonlocal inside_s
-        start_s = time.perf_counter()
-        result = execute(step)
-        inside_s += time.perf_counter() - start_s
-        return result
-
-    with patch.object(core.runner, "execute", timed):
-        yield lambda: time.perf_counter() - inside_s
-
-
 def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> EngineCore:
     """With as many requests as it may run, that last until the end of the measurement.
 
     They are at different places of their blocks, as anywhere: each step takes some.
     """
-    scheduler = Scheduler(
-        KVCacheManager(num_blocks, 16), Knobs(max_num_batched_tokens=8192), limits
-    )
+    knobs = Knobs(max_num_batched_tokens=8192)
+    scheduler = Scheduler(KVCacheManager(num_blocks, 16), knobs, limits)
     info = simulated_info(limits, num_blocks, 16, seed=0)
     core = EngineCore(info, runner, scheduler, limits, None)
     sampling = SamplingParams(max_tokens=2 * rounds * STEPS_A_ROUND + 50, ignore_eos=True)
@@ -159,26 +125,28 @@ def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> Engi
     return core
 
 
-def switched(
-    core: EngineCore,
-    num_subscribers: int,
-    rounds: int,
-    *clocks: Callable[[], float],
-    pinned_to: int | None = None,
-) -> list[tuple[list[float], list[float]]]:
-    """Seconds of a step with telemetry and without, by turns: the median of each round.
+@contextmanager
+def subscribers(address: str, readers: int | str) -> Iterator[None]:
+    """So many processes that read all telemetry and do nothing else; `5 on one core`: they stay."""
+    count = readers if isinstance(readers, int) else 5
+    started = [subprocess.Popen([sys.executable, "-c", SUBSCRIBER, address]) for _ in range(count)]
+    for process in started if isinstance(readers, str) else ():
+        os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
-    Args:
-        pinned_to: a core that the subscribers do not leave.
 
-    Returns:
-        By each of `clocks`, which are asked around the same steps.
-    """
-    times: list[dict[bool, list[float]]] = [{True: [], False: []} for _ in clocks]
+def switched(core: EngineCore, readers: int | str, rounds: int) -> tuple[list[float], list[float]]:
+    """Processor seconds of a step with telemetry and without, by turns: medians of rounds."""
+    times: dict[bool, list[float]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/telemetry"
         publisher = Publisher(address, 20_000)
-        with subscribers(address, num_subscribers, pinned_to):
+        with subscribers(address, readers):
             for _ in range(20):  # prefill, and subscribers that have connected
                 core.step()
             time.sleep(0.5)
@@ -189,42 +157,41 @@ def switched(
                 core.publish_to(publisher if published else None)
                 steps = []
                 for _ in range(STEPS_A_ROUND):
-                    start = [clock() for clock in clocks]
+                    start_s = time.thread_time()
                     core.step()
-                    steps.append([clock() - start[i] for i, clock in enumerate(clocks)])
-                for i, kept in enumerate(times):
-                    kept[published].append(statistics.median(step[i] for step in steps[NUM_WARM:]))
+                    steps.append(time.thread_time() - start_s)
+                times[published].append(statistics.median(steps[NUM_WARM:]))
         publisher.close()
     gc.unfreeze()
     gc.collect()
-    return [(kept[True], kept[False]) for kept in times]
+    return times[True], times[False]
 
 
 # Recorder
 
 
-def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
+def on_core(core: int, *command: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        ["taskset", "-c", str(core), sys.executable, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def print_recorder(rate: float, seconds: float) -> None:
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         endpoint, path = f"{folder}/fast", Path(folder) / "session.mcap"
-        engine = subprocess.Popen(
-            [
-                sys.executable, str(HERE / "fed_engine.py"), endpoint, "--rate", str(rate),
-                "--seconds", str(seconds), "--requests", str(num_requests), "--burst", "0",
-            ],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, {cores[0]}),  # noqa: PLW1509
-        )  # fmt: skip
+        sizes = {"rate": rate, "seconds": seconds, "requests": RECORDED_REQUESTS, "burst": 0}
+        options = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+        engine = on_core(cores[0], str(HERE / "fed_engine.py"), endpoint, *options)
         assert engine.stdout is not None
         try:
             engine.stdout.readline()
-            recorder = subprocess.Popen(
-                [
-                    sys.executable, "-m", "stepscope.tui.cli", "record", endpoint, "-o", str(path),
-                ],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                preexec_fn=lambda: os.sched_setaffinity(0, {cores[-1]}),  # noqa: PLW1509
-            )  # fmt: skip
+            command = ("-m", "stepscope.tui.cli", "record", endpoint, "-o", str(path))
+            recorder = on_core(cores[-1], *command)
             words = engine.stdout.readline().split()
             num_messages, num_steps, num_dropped = map(int, words[:3])
             ended_s = time.perf_counter()
@@ -238,32 +205,26 @@ def print_recorder(rate: float, seconds: float, num_requests: int) -> None:
             engine.wait()
         report = verify(path, lambda share: None)
     print(
-        f"recorder: {num_steps / float(words[3]):,.0f} steps a second of {num_requests} requests: "
-        f"{report.num_steps:,} of {num_steps:,} steps in the file, {report.num_lost_messages} of "
-        f"{num_messages:,} messages lost, {num_dropped} dropped on the way and asked for again, "
-        f"done {behind_s:.1f} s after the engine; all is {'well' if report.is_good else 'not well'}"
+        f"recorder: {num_steps / float(words[3]):,.0f} steps a second of {RECORDED_REQUESTS} "
+        f"requests: {report.num_steps:,} of {num_steps:,} steps in the file, "
+        f"{report.num_lost_messages} of {num_messages:,} messages lost, {num_dropped} dropped on "
+        f"the way and asked for again, done {behind_s:.1f} s after the engine; all is "
+        f"{'well' if report.is_good else 'not well'}"
     )
     print(f"  {used_us:.0f} us of processor time a step; it says: {said.strip()}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=256, help="of the paired overhead")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--rate", type=float, default=5000.0, help="steps a second to record")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of recording")
-    parser.add_argument("--only", choices=["engine", "overhead", "recorder"])
-    parser.add_argument("--pause-ms", type=float, default=2.0, help="between steps without a model")
-    parser.add_argument("--inline", action="store_true", help="without the compiled sender")
-    args = parser.parse_args()
-    if args.inline:
+    sizes = {"requests": 256, "rounds": 60, "rate": 5000.0, "seconds": 10.0, "pause_ms": 2.0}
+    options = parser(__doc__, **sizes, inline=False)
+    options.add_argument("--only", choices=("engine", "recorder"))
+    given = options.parse_args()
+    if given.inline:
         sender.compiled = None
-    if args.only in (None, "engine"):
-        print_engine(args.requests, 3 * args.rounds, args.pause_ms / 1e3)
-    if args.only in (None, "overhead"):
-        print_overhead(args.requests, args.rounds)
-    if args.only in (None, "recorder"):
-        print_recorder(args.rate, args.seconds, 64)
+    if given.only in (None, "engine"):
+        print_engine(given.requests, 3 * given.rounds, given.pause_ms / 1e3)
+    if given.only in (None, "recorder"):
+        print_recorder(given.rate, given.seconds)
 
 
 if __name__ == "__main__":

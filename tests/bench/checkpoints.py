@@ -4,17 +4,15 @@ Qwen3 shapes with untied embeddings, heads of 64 and twice (or three times) as m
 key heads. The tokenizer is the demo model's; every contender is given token ids.
 """
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
+from stepscope.engine.models.cache import cached_folder
 
-VERSION = "v1"
 SEED = 20_26
 MAX_MODEL_LEN = 4096
 HEAD_DIM = 64
+ROPE_THETA = 10_000.0
 
 
 class Shape(NamedTuple):
@@ -27,22 +25,10 @@ class Shape(NamedTuple):
     vocab_size: int
 
     @property
-    def num_layer_parameters(self) -> int:
-        attention = 2 * self.hidden_size * HEAD_DIM * (self.num_heads + self.num_kv_heads)
-        return attention + 3 * self.hidden_size * self.intermediate_size
-
-    @property
-    def num_matmul_parameters(self) -> int:
-        """Weights a decode step multiplies with: everything but the input embedding (and norms)."""
-        return self.num_layers * self.num_layer_parameters + self.vocab_size * self.hidden_size
-
-    @property
     def num_parameters(self) -> int:
-        return self.num_matmul_parameters + self.vocab_size * self.hidden_size
-
-    @property
-    def kv_elements_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * HEAD_DIM
+        attention = 2 * self.hidden_size * HEAD_DIM * (self.num_heads + self.num_kv_heads)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * layer + 2 * self.vocab_size * self.hidden_size
 
 
 # The middle and the large one have 25 M and 135 M parameters without their input embedding.
@@ -55,18 +41,12 @@ SHAPES = {
 
 def ensure(shape: Shape) -> Path:
     """The folder of the checkpoint, which is written unless it exists."""
-    name = f"bench-{shape.name}-{VERSION}"
-    folder = Path(platformdirs.user_cache_dir("stepscope")) / name
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
-    try:
-        _write(shape, scratch / name)
-        (scratch / name).rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return folder
+    return cached_folder.ensure(
+        f"bench-{shape.name}-v1",
+        f"the checkpoint of {shape.name}",
+        lambda folder: _write(shape, folder),
+        lambda folder: None,
+    )
 
 
 def _write(shape: Shape, folder: Path) -> None:
@@ -88,7 +68,7 @@ def _write(shape: Shape, folder: Path) -> None:
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
     )
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
@@ -106,11 +86,6 @@ def _write(shape: Shape, folder: Path) -> None:
         for name, buffer in model.named_buffers():
             if "inv_freq" in name:
                 steps = torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM
-                buffer.copy_(1.0 / 10_000.0**steps)
+                buffer.copy_(1.0 / ROPE_THETA**steps)
     model.to(torch.bfloat16).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    for each in SHAPES.values():
-        print(f"{each.num_parameters / 1e6:.1f} M: {ensure(each)}")

@@ -9,11 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from common import cpu_s
 
 from tests.support.screens.pty_process import PtyProcess
 
@@ -21,33 +19,23 @@ QUIET_S = 0.08  # after a picture, before the next key
 SAME_S = 0.01  # between two pieces of a picture
 
 
-class Piece(NamedTuple):
-    at_s: float
-    num_bytes: int
-
-
 class Terminal:
     """Starts `stepscope ARGUMENTS` at 200x60 and plays the operator."""
 
     def __init__(self, *arguments: str) -> None:
         command = [str(Path(sys.executable).with_name("stepscope")), *arguments]
-        environment = {
-            **os.environ,
-            "TERM": "xterm-256color",
-            "COLORTERM": "truecolor",
-            "STEPSCOPE_CONFIG": "none",
-        }
+        shows = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "STEPSCOPE_CONFIG": "none"}
+        environment = os.environ | shows
         for name in ("NO_COLOR", "SSH_CONNECTION"):
             environment.pop(name, None)
         self.started_s = time.monotonic()
         self._child = PtyProcess(command, rows=60, columns=200, env=environment)
         self.process = psutil.Process(self._child.pid)
-        self.pieces: list[Piece] = []
+        self._pieces: list[tuple[float, int]] = []  # when it came, and its bytes
         self._has_ended = False
         self._text = b""  # the last of what was written
         self._seen = threading.Condition()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> "Terminal":
         return self
@@ -56,22 +44,19 @@ class Terminal:
         self._child.close()
 
     def _read(self) -> None:
-        while True:
+        while not self._has_ended:
             try:
                 piece = self._child.read()
             except EOFError:
-                with self._seen:
-                    self._has_ended = True
-                    self._seen.notify_all()
-                return
+                piece = b""
             with self._seen:
-                self.pieces.append(Piece(time.monotonic(), len(piece)))
+                self._has_ended = not piece
+                self._pieces.append((time.monotonic(), len(piece)))
                 self._text = (self._text + piece)[-200_000:]
                 self._seen.notify_all()
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(piece.num_bytes for piece in self.pieces)
+    def _num_bytes(self, first_piece: int = 0) -> int:
+        return sum(num_bytes for _, num_bytes in self._pieces[first_piece:])
 
     def wait_for(self, pattern: str, timeout_s: float = 60.0) -> tuple[float, re.Match[bytes]]:
         """Wait until a match was written; return the seconds since the start, and the match."""
@@ -84,18 +69,10 @@ class Terminal:
                 raise TimeoutError(f"{pattern!r} never came: {end}")
             return time.monotonic() - self.started_s, found
 
-    @property
-    def cpu_s(self) -> float:
-        """Processor time of the dashboard so far, to about ten milliseconds."""
-        times = self.process.cpu_times()
-        return times.user + times.system
-
     def type(self, keys: str) -> None:
         self._child.write(keys.encode())
 
-    def answer_ms(
-        self, keys: str, at_least: int = 0, shows: str = "", timeout_s: float = 5.0
-    ) -> float:
+    def answer_ms(self, keys: str, at_least: int = 0, shows: str = "") -> float:
         """From the last of some keys to the end of the resulting picture, in milliseconds.
 
         Args:
@@ -104,33 +81,28 @@ class Terminal:
         """
         with self._seen:
             self._text = b""
-            number = len(self.pieces)
-        wanted = shows.encode()
+            first, wanted = len(self._pieces), shows.encode()
         start_s = time.monotonic()
         self.type(keys)
         with self._seen:
             came = self._seen.wait_for(
-                lambda: (
-                    sum(piece.num_bytes for piece in self.pieces[number:]) >= at_least
-                    and wanted in self._text
-                ),
-                timeout_s,
+                lambda: self._num_bytes(first) >= at_least and wanted in self._text, 5.0
             )
         if not came:
             raise TimeoutError(f"{keys!r} brought no new picture")
-        done_s = self.pieces[-1].at_s
+        done_s = self._pieces[-1][0]
         time.sleep(QUIET_S)
-        for piece in self.pieces[number:]:
-            if done_s < piece.at_s <= done_s + SAME_S:  # the same picture still
-                done_s = piece.at_s
+        for at_s, _ in self._pieces[first:]:
+            if done_s < at_s <= done_s + SAME_S:  # the same picture still
+                done_s = at_s
         return (done_s - start_s) * 1e3
 
     def measure(self, seconds: float) -> tuple[float, float]:
         """Processor time in per cent of a core, and kilobytes written a second."""
-        before_s, bytes_before, start_s = self.cpu_s, self.num_bytes, time.monotonic()
+        before_s, bytes_before, start_s = cpu_s(self.process), self._num_bytes(), time.monotonic()
         time.sleep(seconds)
-        cpu_s, elapsed_s = self.cpu_s - before_s, time.monotonic() - start_s
-        return 100 * cpu_s / elapsed_s, (self.num_bytes - bytes_before) / 1000 / elapsed_s
+        spent_s, elapsed_s = cpu_s(self.process) - before_s, time.monotonic() - start_s
+        return 100 * spent_s / elapsed_s, (self._num_bytes() - bytes_before) / 1000 / elapsed_s
 
 
 @contextmanager

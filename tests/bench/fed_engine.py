@@ -8,18 +8,18 @@ makes up all messages before it starts, stops after them, prints how many messag
 sent, how many were dropped on the way, and in how many seconds, and ends with its standard input.
 """
 
-import argparse
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import zmq
+from common import parser
 from synthetic_session import Frame, SyntheticSession
 
 from stepscope.engine.protocol import commands, replies, wire
 from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, ReplayFrom
-from stepscope.engine.protocol.replies import Error
+from stepscope.engine.protocol.replies import AnyReply, Error
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, Snapshot
 from stepscope.engine.telemetry.publisher import SUBSCRIBER_QUEUE, Publisher
 from stepscope.engine.transport.endpoints import Endpoint
@@ -37,18 +37,6 @@ class FedPublisher(Publisher):
         self.sender.add(frame.topic, bytearray(frame.payload))
 
 
-def answer(
-    command: commands.Command, info: EngineInfo, start: Snapshot, publisher: Publisher
-) -> replies.Reply | EngineInfo | Snapshot:
-    if isinstance(command, GetInfo):
-        return info
-    if isinstance(command, GetSnapshot):
-        return start
-    if isinstance(command, ReplayFrom):
-        return publisher.replay(command.sequence, command.limit)
-    return Error(code="not_here", message="nothing can be changed: this is a bench")
-
-
 def serve(
     endpoint: Endpoint, info: EngineInfo, publisher: Publisher, started: threading.Event
 ) -> None:
@@ -56,35 +44,35 @@ def serve(
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.bind(endpoint.control)
     start = SessionState(info=info).snapshot(0)
-    assert start is not None
     while True:
         client, number, payload = socket.recv_multipart()
         command = commands.decode_command(payload)
-        reply = replies.encode(answer(command, info, start, publisher))
-        socket.send_multipart((client, number, reply))
+        reply: AnyReply | Snapshot | None = info
+        if isinstance(command, GetSnapshot):
+            reply = start
+        elif isinstance(command, ReplayFrom):
+            reply = publisher.replay(command.sequence, command.limit)
+        elif not isinstance(command, GetInfo):
+            reply = Error(code="not_here", message="nothing can be changed: this is a bench")
+        socket.send_multipart((client, number, replies.encode(reply)))
         if isinstance(command, GetSnapshot):
             started.set()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("endpoint")
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=50.0)
-    parser.add_argument("--burst", type=int, default=1_000)
-    parser.add_argument("--seconds", type=float)
-    options = parser.parse_args()
-    endpoint = Endpoint.parse(options.endpoint)
-    session = SyntheticSession(options.requests, options.rate, PERIOD_STEPS)
+    options = parser(__doc__, requests=64, rate=50.0, burst=1_000, seconds=float)
+    options.add_argument("endpoint")
+    given = options.parse_args()
+    endpoint = Endpoint.parse(given.endpoint)
+    session = SyntheticSession(given.requests, given.rate, PERIOD_STEPS)
     publisher = FedPublisher(endpoint.telemetry, ring_size=4 * SUBSCRIBER_QUEUE)
     publisher.send(Frame(wire.TOPICS[EngineInfo], 0, wire.encode(session.info)))
     started = threading.Event()
-    threading.Thread(
-        target=serve, args=(endpoint, session.info, publisher, started), daemon=True
-    ).start()
+    arguments = (endpoint, session.info, publisher, started)
+    threading.Thread(target=serve, args=arguments, daemon=True).start()
     frames = session.frames()
-    if options.seconds is not None:
-        num_steps, made = int(options.rate * options.seconds), list[Frame]()
+    if given.seconds is not None:
+        num_steps, made = int(given.rate * given.seconds), list[Frame]()
         while num_steps:
             made.append(next(frames))
             num_steps -= made[-1].topic == b"step"
@@ -92,7 +80,7 @@ def main() -> None:
         print("ready", flush=True)
     started.wait()
     start_s = time.monotonic()
-    num_steps = send(frames, publisher, options.rate, options.burst)
+    num_steps = send(frames, publisher, given.rate, given.burst)
     took_s = time.monotonic() - start_s
     state = EngineStatus(time_ns=0, state="stopped", step=-1, num_running=0, num_waiting=0)
     for _ in range(3):  # seen by a subscriber that missed the first

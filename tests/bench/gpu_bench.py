@@ -19,7 +19,10 @@ from stepscope.engine.scheduling.step import DeviceMemoryError
 MOST_ROUND_MS = 100.0
 Run = Callable[[], object]
 
-
+_CURVE = (
+    *(1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768),
+    *(1024, 1536, 2048, 3072, 4096, 6144, 8192),
+)
 # How much each part measures: on a data-centre GPU, and quickly.
 _SIZES: dict[str, tuple[Any, Any]] = {
     "copy_bytes": (4 << 30, 1 << 20),
@@ -27,13 +30,7 @@ _SIZES: dict[str, tuple[Any, Any]] = {
     "batches": ((1, 8, 32, 128, 256), (1, 4)),
     "contexts": ((512, 4096), (16, 48)),
     "prefills": ((512, 1024, 2048, 4096, 8192, 16384), (16, 64)),
-    "curve": (
-        (
-            *(1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768),
-            *(1024, 1536, 2048, 3072, 4096, 6144, 8192),
-        ),
-        (1, 2, 4, 8, 16, 64, 128, 192, 256),
-    ),
+    "curve": (_CURVE, (1, 2, 4, 8, 16, 64, 128, 192, 256)),
     "num_samples": (20, 5),
     "kernel_shrink": (1, 64),  # batches, contexts and chunks of (e) are divided by it
     "kernel_heads": (((32, 8, 128), (16, 8, 128)), ((4, 2, 32),)),
@@ -69,30 +66,30 @@ class NotMeasuredError(Exception):
 
 
 class Bench:
-    """Measures in one worker process, and writes what it finds into the report at once."""
+    """Measures in one worker process, and writes what it finds into the report at once.
+
+    Attributes:
+        recordings: of (h): the file for each mode to record.
+        common_settings: of all parts that follow.
+    """
 
     def __init__(
         self, device: torch.device, report: gpu_report.Report, file: Path, *, is_quick: bool
     ) -> None:
-        self.device = device
+        self.device, self.report = device, report
+        self.is_gpu = device.type == "cuda"
         self.sizes = sizes(is_quick=is_quick)
-        self.report = report
-        self.recorder: Sequence[str] = ()  # records '{endpoint}' into '{file}' until SIGINT
-        self.recordings: dict[str, str] = {}  # of (h): the file for each mode to record
-        self.common_settings: dict[str, Any] = {}  # of all parts that follow
+        self.recordings: dict[str, str] = {}
+        self.common_settings: dict[str, Any] = {}
         self._file = file
         self._outcome = gpu_report.Outcome(part="")
         self._deadline_s = float("inf")
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.device.type == "cuda"
 
     @contextlib.contextmanager
     def part(self, letter: str, model: str | None, seconds: float) -> Iterator[None]:
         """Make the `with` block one part of the report. An error ends the part, not the process."""
         start_s = time.monotonic()
-        self._outcome = self.report.outcome(letter, model)
+        self._outcome = outcome = self.report.outcome(letter, model)
         self._deadline_s = start_s + seconds
         self.setting(**self.common_settings)
         why = None
@@ -101,9 +98,9 @@ class Bench:
         except Exception as error:  # noqa: BLE001 - drivers and libraries may raise anything
             why = reason(error)
         give_back_memory(self.device)
-        self._outcome.seconds += time.monotonic() - start_s
-        if self._outcome.why in (None, gpu_report.UNFINISHED):
-            self._outcome.why = why
+        outcome.seconds += time.monotonic() - start_s
+        if outcome.why in (None, gpu_report.UNFINISHED):
+            outcome.why = why
         self.report.write(self._file)
 
     @property
@@ -130,12 +127,11 @@ class Bench:
             raise NotMeasuredError("time ran out before the remaining points (see --time-limit)")
 
     def found(self, what: str, samples: Sequence[float], **facts: Any) -> None:
-        point = gpu_report.Point(what=what, samples=list(samples), facts=facts)
-        self._outcome.points.append(point)
+        self.points.append(gpu_report.Point(what=what, samples=list(samples), facts=facts))
         self.report.write(self._file)
 
     def missing(self, what: str, why: str, **facts: Any) -> None:
-        self._outcome.points.append(gpu_report.Point(what=what, facts=facts, why=why))
+        self.points.append(gpu_report.Point(what=what, facts=facts, why=why))
 
     @contextlib.contextmanager
     def attempt(self, what: str, **facts: Any) -> Iterator[None]:
@@ -176,15 +172,12 @@ class Bench:
             first_ms = triton.testing.do_bench(runs[0], warmup=1, rep=1)
             runs = runs[: max(1, int(MOST_ROUND_MS / max(first_ms, 1e-3)))]
             measure = triton.testing.do_bench_cudagraph if can_capture else triton.testing.do_bench
-            return [
-                each / len(runs) for each in measure(once, rep=MOST_ROUND_MS, return_mode="all")
-            ]
+            samples = measure(once, rep=MOST_ROUND_MS, return_mode="all")
+            return [each / len(runs) for each in samples]
 
 
 def reason(error: BaseException) -> str:
     """The first line of an error's message, or its type if the message is empty."""
-    lines = str(error).strip().splitlines()
-    first = lines[0].strip()[:300] if lines else ""
-    if isinstance(error, torch.OutOfMemoryError | DeviceMemoryError):
-        return f"out of memory: {first}".removesuffix(": ")
-    return first or type(error).__name__
+    first = str(error).strip().partition("\n")[0].strip()[:300] or type(error).__name__
+    is_full = isinstance(error, torch.OutOfMemoryError | DeviceMemoryError)
+    return f"out of memory: {first}" if is_full else first

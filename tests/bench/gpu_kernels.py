@@ -1,15 +1,13 @@
-"""(a) the device's ceilings, and (e) kernels alone.
+"""(a) the device's ceilings, and (e) attention alone.
 
 Other parts give their results as shares of the ceilings, which are measured in the same run. The
 copy counts bytes read and bytes written.
 
-Backends of attention read paged keys and values, as in a step. Other kernels read dense or packed
-ones, with nothing to gather. Calls rotate over copies of their tensors that together are several
+Backends of attention read paged keys and values, as in a step; torch's SDPA reads dense ones, with
+nothing to gather. Calls rotate over copies of their tensors that together are several
 times as large as the L2 cache.
 """
 
-import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,14 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from gpu_bench import Bench, Run  # type: ignore[import-not-found]
-from gpu_engine import attention_flops, causal_pairs  # type: ignore[import-not-found]
+from gpu_bench import Bench, Run
+from gpu_engine import attention_flops, causal_pairs
 
 from stepscope.engine.execution.machine.devices import free_bytes
-from stepscope.kernels.dispatch import fused
 from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import PagedBatch
-from stepscope.kernels.plain import flash_attention
 
 BLOCK_SIZE = 16
 DECODES = tuple((batch, context) for context in (512, 4096) for batch in (1, 8, 32, 128, 256))
@@ -38,8 +34,6 @@ CHUNKS = (
 )
 MIXED = (*((4096, 1),) * 64, (2048, 1984))
 MOST_COPIES = 128
-FUSED_TOKENS = (1, 64, 256, 2048)
-HIDDEN, INNER = 4096, 14336  # sizes for the fused operations, from Llama-3.1-8B
 DTYPE = torch.bfloat16
 
 Lengths = tuple[tuple[int, int], ...]
@@ -70,10 +64,6 @@ class Case(NamedTuple):
     lengths: Lengths
 
     @property
-    def is_decode(self) -> bool:
-        return all(count == 1 for _, count in self.lengths)
-
-    @property
     def counts(self) -> list[int]:
         return [count for _, count in self.lengths]
 
@@ -82,14 +72,17 @@ class Case(NamedTuple):
         return [before + count for before, count in self.lengths]
 
     @property
-    def floor_bytes(self) -> int:
-        _, kv_heads, dim = self.heads
-        return sum(self.contexts) * 2 * kv_heads * dim * DTYPE.itemsize
+    def is_decode(self) -> bool:
+        return set(self.counts) == {1}
 
     @property
-    def floor_flops(self) -> int:
+    def floors(self) -> dict[str, int]:
+        num_heads, kv_heads, dim = self.heads
         pairs = sum(causal_pairs(before, count) for before, count in self.lengths)
-        return int(attention_flops(pairs, self.heads[0], self.heads[2]))
+        return {
+            "floor_bytes": sum(self.contexts) * 2 * kv_heads * dim * DTYPE.itemsize,
+            "floor_flops": attention_flops(pairs, num_heads, dim),
+        }
 
 
 def measure_kernels(bench: Bench, _: None) -> None:
@@ -106,18 +99,16 @@ def measure_kernels(bench: Bench, _: None) -> None:
                 backend = choose(name, str(bench.device), DTYPE).backend
                 make = partial(_paged, bench, case, backend)
                 _measure(bench, case, name, make, can_capture=backend.is_capturable)
-            for name, make in _others(bench, case):
-                _measure(bench, case, name, make, can_capture=True)
-    for num_tokens in FUSED_TOKENS if sizes.kernel_shrink == 1 else (3,):
-        _measure_fused(bench, num_tokens)
+            # A dense kernel needs requests alike: decodes, or whole prompts.
+            if len(set(case.lengths)) == 1 and (case.is_decode or case.lengths[0][0] == 0):
+                _measure(bench, case, "SDPA, dense", partial(_sdpa, bench, case), can_capture=True)
 
 
 def _measure(bench: Bench, case: Case, contender: str, make: Make, *, can_capture: bool) -> None:
-    facts = {"case": case.name, "contender": contender}
-    facts |= {"floor_bytes": case.floor_bytes, "floor_flops": case.floor_flops}
+    facts = {"case": case.name, "contender": contender, **case.floors}
     what = f"{case.name}, {contender}"
     with bench.attempt(what, **facts):
-        runs = make(_num_copies(bench, case.floor_bytes))
+        runs = make(_num_copies(bench, case.floors["floor_bytes"]))
         bench.found(what, bench.milliseconds(runs, can_capture=can_capture), **facts)
 
 
@@ -163,19 +154,6 @@ def _paged(bench: Bench, case: Case, backend: Any, copies: int) -> list[Run]:
     return [partial(attend, key_cache=keys, value_cache=values) for keys, values in caches]
 
 
-def _others(bench: Bench, case: Case) -> Iterator[tuple[str, Make]]:
-    """Yield the kernels that read contiguous keys and values, each with its name."""
-    # A dense kernel needs requests alike: decodes, or whole prompts.
-    if len(set(case.lengths)) == 1 and (case.is_decode or case.lengths[0][0] == 0):
-        yield "SDPA, dense", partial(_sdpa, bench, case)
-    if case.is_decode or not bench.is_gpu:
-        return
-    # Without it, its backend has already reported that it is missing.
-    with contextlib.suppress(ImportError):
-        varlen = flash_attention.load_flash_attn()
-        yield "flash-attn, packed", partial(_packed, bench, case, varlen)
-
-
 def _sdpa(bench: Bench, case: Case, copies: int) -> list[Run]:
     num_heads, num_kv_heads, head_dim = case.heads
     batch = len(case.lengths)
@@ -184,67 +162,6 @@ def _sdpa(bench: Bench, case: Case, copies: int) -> list[Run]:
     dense = [_random(bench, *shape) for _ in range(copies)]
     attend = partial(F.scaled_dot_product_attention, is_causal=not case.is_decode, enable_gqa=True)
     return [partial(attend, query, keys, values) for keys, values in dense]
-
-
-def _packed(bench: Bench, case: Case, varlen: Any, copies: int) -> list[Run]:
-    num_heads, num_kv_heads, head_dim = case.heads
-    query = _random(bench, sum(case.counts), num_heads, head_dim)
-    starts = [
-        torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device=bench.device)
-        for each in (case.counts, case.contexts)
-    ]
-    lens = flash_attention.Sequences(*starts, max(case.counts), max(case.contexts))
-    shape = (2, sum(case.contexts), num_kv_heads, head_dim)
-    packed = [_random(bench, *shape) for _ in range(copies)]
-    attend = partial(varlen.attend, lens=lens, scale=head_dim**-0.5)
-    return [partial(attend, query, keys, values) for keys, values in packed]
-
-
-def _measure_fused(bench: Bench, num_tokens: int) -> None:
-    """Measure fused kernels between the matrix products of a layer, and the same in plain torch."""
-    for name, ours, plain, make in (
-        ("add + RMSNorm", fused.add_rms_norm, fused.torch_add_rms_norm, _add_rms_norm),
-        (
-            "q/k norm, RoPE, store",
-            fused.norm_rope_store,
-            fused.torch_norm_rope_store,
-            _norm_rope_store,
-        ),
-        ("SiLU * mul", fused.silu_mul, fused.torch_silu_mul, _silu_mul),
-    ):
-        moved, _ = make(bench, num_tokens)
-        inputs = [make(bench, num_tokens)[1] for _ in range(_num_copies(bench, moved))]
-        case = f"{name}, {num_tokens} tokens"
-        for contender, operation in (("ours", ours), ("plain torch", plain)):
-            facts = {"case": case, "contender": contender, "floor_bytes": moved}
-            with bench.attempt(f"{case}, {contender}", **facts):
-                runs = [partial(operation, *each) for each in inputs]
-                samples = bench.milliseconds(runs, can_capture=True)
-                bench.found(f"{case}, {contender}", samples, **facts)
-
-
-# Each returns the bytes that the operation moves at least, and its arguments.
-
-
-def _add_rms_norm(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
-    x, residual = _random(bench, 2, num_tokens, HIDDEN)
-    return 4 * x.nbytes, (x, residual, _random(bench, HIDDEN), 1e-6)
-
-
-def _norm_rope_store(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
-    heads, kv_heads, head_dim = 32, 8, 128
-    qkv = _random(bench, num_tokens, (heads + 2 * kv_heads) * head_dim)
-    rope = torch.randn(num_tokens, head_dim, device=bench.device)
-    positions = torch.arange(num_tokens, device=bench.device)
-    shape = (2, -(-num_tokens // BLOCK_SIZE), BLOCK_SIZE, kv_heads, head_dim)
-    norms = _random(bench, 2, head_dim)
-    arguments = (qkv, rope, positions, positions, *_random(bench, *shape), heads, kv_heads)
-    return 2 * qkv.nbytes + rope.nbytes, (*arguments, *norms, 1e-6)
-
-
-def _silu_mul(bench: Bench, num_tokens: int) -> tuple[int, tuple[Any, ...]]:
-    gate_up = _random(bench, num_tokens, 2 * INNER)
-    return 3 * gate_up.nbytes // 2, (gate_up,)
 
 
 def _random(bench: Bench, *shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The report of `bench_gpu.py`: its structs, the knee, the aims (set for one H200), its table."""
+"""The report of `bench_gpu.py`: its structs, and its table."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ PARTS: dict[str, tuple[str, float]] = {
     "b": ("decode, share of the bandwidth floor", 2),
     "c": ("prefill, share of the rate of a large product", 2),
     "d": ("step time over tokens, and its knee", 1),
-    "e": ("kernels alone", 4),
+    "e": ("attention alone", 4),
     "f": ("256-request yardstick", 5),
     "g": ("the same work through transformers' generate_batch", 3),
     "h": ("long prompts among decodes, in each batching mode", 7),
@@ -44,6 +44,21 @@ class Point(msgspec.Struct, kw_only=True):
     def median(self) -> float | None:
         return statistics.median(self.samples) if self.samples else None
 
+    @property
+    def hidden_share(self) -> float | None:
+        """The share of the host's work in a step that ran while the device worked on another.
+
+        With no other step in flight, what the device does not take of a step is the host's; with
+        two in flight, it is what the device waited for. Older reports tell sampling apart
+        (`sampling_ms`).
+        """
+        parts = [self.facts.get(name) for name in ("device_ms", "sampling_ms")]
+        if self.median is None or not self.facts.get("alone_ms") or not parts[0]:
+            return None
+        device_ms = sum(statistics.median(part) for part in parts if part)
+        host_ms = statistics.median(self.facts["alone_ms"]) - device_ms
+        return 1 - max(0.0, self.median - device_ms) / host_ms if host_ms > 0 else None
+
 
 class Outcome(msgspec.Struct, kw_only=True):
     """What one part found, of one model or of none. `why` says why it is incomplete."""
@@ -57,19 +72,6 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     def point(self, what: str) -> Point | None:
         return next((point for point in self.points if point.what == what), None)
-
-    def fact(self, what: str, name: str) -> Any:
-        point = self.point(what)
-        return None if point is None else point.facts.get(name)
-
-
-class Aim(msgspec.Struct, kw_only=True, frozen=True):
-    """A target value. `found` and `held` are None if it was not measured."""
-
-    what: str
-    wanted: str
-    found: float | None
-    held: bool | None
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -88,7 +90,6 @@ class Report(msgspec.Struct, kw_only=True):
     gpu: dict[str, Facts] = {}  # nvidia-smi: "before", "after"
     settings: Facts = {}
     outcomes: list[Outcome] = []
-    aims: list[Aim] = []
 
     def outcome(self, part: str, model: str | None) -> Outcome:
         """The outcome of a part on a model; adds one if there is none."""
@@ -106,11 +107,8 @@ class Report(msgspec.Struct, kw_only=True):
                 return float(point.facts[fact]) / point.median * 1e3
         return None
 
-    def share_of_floor(self, point: Point | None, ms: float | None = None) -> float | None:
+    def share_of_floor(self, point: Point) -> float | None:
         """The least time of a point, by its bytes or operations and (a), over the time it took."""
-        taken_ms = ms or (None if point is None else point.median)
-        if point is None or not taken_ms:
-            return None
         rates = {
             "floor_bytes": self.rate("copy", "bytes"),
             "floor_flops": self.rate("gemm", "flops"),
@@ -118,7 +116,7 @@ class Report(msgspec.Struct, kw_only=True):
         floors_s = [
             point.facts[name] / rate for name, rate in rates.items() if rate and name in point.facts
         ]
-        return max(floors_s) * 1e3 / taken_ms if floors_s else None
+        return max(floors_s) * 1e3 / point.median if floors_s and point.median else None
 
     def write(self, file: Path) -> None:
         """Write it so that `file` is always a whole report."""
@@ -148,106 +146,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-# What several figures of a part say together
-
-
-def peers(outcome: Outcome) -> Iterator[tuple[Point, Point | None]]:
-    """Transformers' points of (g), each with stepscope's of the same requests, if it ran them."""
-    by: dict[str, dict[str, Point]] = {"stepscope": {}, "generate_batch": {}}
-    for point in outcome.points:
-        by[point.facts["contender"]][point.facts["work"]] = point
-    for work, theirs in by["generate_batch"].items():
-        yield theirs, by["stepscope"].get(work)
-
-
-def _over(a: float | None, b: float | None) -> float | None:
-    return a / b if a and b else None
-
-
-def _peer_ratio(theirs: Point, ours: Point | None) -> float | None:
-    return None if ours is None else _over(theirs.median, ours.median)
-
-
-def _itl_ratio(outcome: Outcome) -> float | None:
-    return _over(outcome.fact("continuous", "p99_ms"), outcome.fact("chunked", "p99_ms"))
-
-
-def hidden_share(point: Point | None) -> float | None:
-    """The share of the host's work in a step that ran while the device worked on another.
-
-    With no other step in flight, what the device does not take of a step is the host's; with two
-    in flight, it is what the device waited for. Older reports tell sampling apart (`sampling_ms`).
-    """
-    if point is None or not point.samples or not point.facts.get("alone_ms"):
-        return None
-    parts = [point.facts.get(name) for name in ("device_ms", "sampling_ms")]
-    if not parts[0]:
-        return None
-    device_ms = sum(statistics.median(part) for part in parts if part)
-    host_ms = statistics.median(point.facts["alone_ms"]) - device_ms
-    left_ms = statistics.median(point.samples) - device_ms
-    return 1 - max(0.0, left_ms) / host_ms if host_ms > 0 else None
-
-
-def _telemetry_ratio(outcome: Outcome) -> float | None:
-    ratios = outcome.fact("with telemetry / without", "ratios")
-    return statistics.median(ratios) if ratios else None
-
-
-def judge(report: Report) -> list[Aim]:
-    """Every aim with its result; none if the report is not of a GPU, or of quick sizes."""
-    aims = []
-
-    def aim(what: str, wanted: str, found: float | None, held: bool) -> None:
-        held_or_not = None if found is None else held
-        aims.append(Aim(what=what, wanted=wanted, found=found, held=held_or_not))
-
-    def at_least(what: str, share: float, point: Point | None) -> None:
-        found = report.share_of_floor(point)
-        aim(what, f"{share:.0%} or more", found, (found or 0) >= share)
-
-    for each in report.outcomes if report.is_gpu and not report.is_quick else ():
-        model, is_large = each.model, (each.model or "").endswith("8b")
-        if each.part == "b" and is_large:
-            for what, share in (("batch 1, context 512", 0.80), ("batch 128, context 4096", 0.70)):
-                at_least(f"{model}: decode, {what}", share, each.point(what))
-            shares = [share for point in each.points if (share := hidden_share(point)) is not None]
-            hidden = statistics.median(shares) if shares else None
-            what = f"{model}: the host's work in decodes hidden by overlap, median"
-            aim(what, "90% or more", hidden, (hidden or 0) >= 0.9)
-        elif each.part == "c" and is_large:
-            at_least(f"{model}: prefill of 2048 tokens", 0.65, each.point("2048 tokens"))
-        elif each.part == "g":
-            for theirs, ours in peers(each):
-                ratio = _peer_ratio(theirs, ours)
-                what = f"{model}: stepscope / generate_batch, {theirs.facts['work']}"
-                aim(what, "above 1", ratio, (ratio or 0) > 1)
-        elif each.part == "h":
-            ratio = _itl_ratio(each)
-            aim(f"{model}: p99 ITL, continuous / chunked", "5 or more", ratio, (ratio or 0) >= 5)
-        elif each.part == "i":
-            ratio = _telemetry_ratio(each)
-            what = f"{model}: time with telemetry / without"
-            aim(what, "up to 1.01", ratio, (ratio or 0) <= 1.01)
-        elif each.part == "j":
-            for point in each.points:
-                facts = point.facts
-                what = f"{model}: {point.what}"
-                aim(what, facts.get("wanted", ""), facts.get("found"), facts.get("held", False))
-    return aims
-
-
 # The table
 
 _SHOWN = (
-    "output_tokens_per_s",
-    "p50_ms",
-    "p99_ms",
-    "max_ms",
-    "num_equal",
-    "num_tokens",
-    "found",
-    "held",
+    *("output_tokens_per_s", "p50_ms", "p99_ms", "max_ms"),
+    *("num_equal", "num_tokens", "found", "held"),
 )
 
 
@@ -259,7 +162,7 @@ def rows(report: Report, outcome: Outcome) -> Iterator[tuple[str, str, float]]:
             words.append(f"{median:.4g} ms")
             if share := report.share_of_floor(point):
                 words.append(f"{share:.0%} of the floor's rate")
-            if (share := hidden_share(point)) is not None:
+            if (share := point.hidden_share) is not None:
                 words.append(f"{share:.0%} of the host's work hidden")
         words += [f"{name} {facts[name]:.4g}" for name in _SHOWN if facts.get(name) is not None]
         words += ["a part of it"] * bool(facts.get("is_partial"))
@@ -267,25 +170,41 @@ def rows(report: Report, outcome: Outcome) -> Iterator[tuple[str, str, float]]:
         if point.why:
             words = [f"not measured: {point.why}"]
         yield point.what, ", ".join(words), float(median or facts.get("found") or 0)
+    for name, form, value in _of_all_points(report, outcome):
+        if value:
+            yield name, form.format(value), value
+
+
+def _of_all_points(report: Report, outcome: Outcome) -> Iterator[tuple[str, str, float | None]]:
+    """What several points of a part say together: (name, format, value)."""
+    points = {point.what: point for point in outcome.points}
     if outcome.part == "a":
         for what, fact in (("copy", "bytes"), ("gemm", "flops")):
-            if rate := report.rate(what, fact):
-                yield f"{what}, {fact} a second", f"{rate:.4g}", rate
+            yield f"{what}, {fact} a second", "{:.4g}", report.rate(what, fact)
     elif outcome.part == "d":
         curve = [(p.facts["tokens"], p.median / 1e3) for p in outcome.points if p.median]
         tokens, seconds = zip(*curve, strict=True) if curve else ((), ())
         knee = find_knee(tokens, seconds, [each * each for each in tokens])  # attended to
         if knee is not None:
             budget = 1 << (max(1, round(knee.tokens)) - 1).bit_length()
-            yield "knee, in tokens", f"{knee.tokens:.0f}: budget {budget}", knee.tokens
+            yield "knee, in tokens", f"{{:.0f}}: budget {budget}", knee.tokens
     elif outcome.part == "g":
-        for theirs, ours in peers(outcome):
-            if ratio := _peer_ratio(theirs, ours):
-                yield f"rate / generate_batch, {theirs.facts['work']}", f"{ratio:.2f}", ratio
-    elif outcome.part == "h" and (ratio := _itl_ratio(outcome)):
-        yield "p99, continuous / chunked", f"{ratio:.1f}", ratio
-    elif outcome.part == "i" and (ratio := _telemetry_ratio(outcome)):
-        yield "median of the ratios", f"{ratio:.3f}", ratio
+        of = {(p.facts["contender"], p.facts["work"]): p.median for p in outcome.points}
+        for (contender, work), theirs in of.items():
+            if contender == "generate_batch":
+                ratio = _over(theirs, of.get(("stepscope", work)))
+                yield f"rate / generate_batch, {work}", "{:.2f}", ratio
+    elif outcome.part == "h" and {"continuous", "chunked"} <= points.keys():
+        p99 = [points[mode].facts.get("p99_ms") for mode in ("continuous", "chunked")]
+        yield "p99, continuous / chunked", "{:.1f}", _over(*p99)
+    elif outcome.part == "i":
+        for point in outcome.points:
+            if ratios := point.facts.get("ratios"):
+                yield "median of the ratios", "{:.3f}", statistics.median(ratios)
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
 
 
 def table(report: Report, other: Report | None = None) -> Iterator[str]:
@@ -315,12 +234,6 @@ def table(report: Report, other: Report | None = None) -> Iterator[str]:
             yield f"    {name}: " + "  |  ".join(text for text, _ in both) + times
         for outcome in outcomes:
             settings = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
-            yield from textwrap.wrap(
-                settings, WIDTH, initial_indent="    ", subsequent_indent="    "
-            )
+            yield from textwrap.indent(textwrap.fill(settings, WIDTH - 4), "    ").splitlines()
             if outcome.why:
                 yield f"    incomplete: {outcome.why}"
-    for aim in report.aims if other is None else ():
-        verdict = {True: "held", False: "not held", None: "not measured"}[aim.held]
-        text = "" if aim.found is None else f": {aim.found:.2f}"
-        yield f"aim {verdict:<13} {aim.what}{text} ({aim.wanted})"

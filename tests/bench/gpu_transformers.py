@@ -23,23 +23,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_bench import Bench, NotMeasuredError  # type: ignore[import-not-found]
-from gpu_engine import (  # type: ignore[import-not-found]
-    EngineSide,
-    submit,
-    whole_run,
-    yardstick,
-)
+from gpu_bench import Bench, NotMeasuredError
+from gpu_engine import opened
+from gpu_requests import submit, whole_run, yardstick
 
 from stepscope.engine.execution.machine.devices import give_back_memory
 from stepscope.engine.models import loader, random_model
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.random_model import PREFIX, SHAPES
 from stepscope.engine.models.weights import RandomWeights
-from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.kernels.dispatch.backends import choose
 from stepscope.kernels.paged_attention import PagedBatch
 
@@ -118,17 +112,15 @@ def _generate(
         math.ceil((len(each.prompt_token_ids) + each.sampling.max_tokens) / PAGE_SIZE) + 1
         for each in submits
     )
-    wanted = {
-        "page_size": PAGE_SIZE,
-        "block_size": PAGE_SIZE,  # its name until transformers 5.17
-        "num_blocks": blocks + 1,
-        "max_batch_tokens": bench.sizes.budget,
-        "allow_block_sharing": False,
-    }
-    known = {each.name for each in fields(ContinuousBatchingConfig)}
-    if "page_size" in known:
-        del wanted["block_size"]
-    settings = ContinuousBatchingConfig(**{k: v for k, v in wanted.items() if k in known})
+    page_size = {"page_size": PAGE_SIZE}
+    if "page_size" not in {each.name for each in fields(ContinuousBatchingConfig)}:
+        page_size = {"block_size": PAGE_SIZE}  # its name until transformers 5.17
+    settings = ContinuousBatchingConfig(
+        **page_size,
+        num_blocks=blocks + 1,
+        max_batch_tokens=bench.sizes.budget,
+        allow_block_sharing=False,
+    )
     generation = GenerationConfig(
         max_new_tokens=whole_output, eos_token_id=-1, pad_token_id=0, do_sample=False
     )
@@ -145,21 +137,11 @@ def _generate(
             with contextlib.suppress(TimeoutError):  # the result with short outputs then counts
                 taken_s, num_tokens = _run(manager, submits, longer, until_s + STOP_S)
                 most_output = longer
-        chosen = getattr(manager, "continuous_batching_config", None)
-        names = ("use_cuda_graph", "use_async_batching", "max_batch_tokens", "num_blocks")
-        bench.found(
-            f"generate_batch, {_work(num_requests, most_output)}",
-            [taken_s * 1e3],
-            contender="generate_batch",
-            work=_work(num_requests, most_output),
-            num_requests=num_requests,
-            most_output=most_output,
-            is_cut=most_output < whole_output,
-            num_output_tokens=num_tokens,
-            output_tokens_per_s=num_tokens / taken_s,
-            attention=str(model.config._attn_implementation),
-            **{each: str(getattr(chosen, each, "unknown")) for each in names},
-        )
+        work = _work(num_requests, most_output)
+        facts = {"contender": "generate_batch", "work": work, "is_cut": most_output < whole_output}
+        facts |= {"num_requests": num_requests, "most_output": most_output}
+        facts |= {"num_output_tokens": num_tokens, "output_tokens_per_s": num_tokens / taken_s}
+        bench.found(f"generate_batch, {work}", [taken_s * 1e3], **facts)
 
 
 def _run(manager: Any, submits: list[Any], most_output: int, until_s: float) -> tuple[float, int]:
@@ -219,32 +201,23 @@ def _compare_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[t
     """Compare stepscope's tokens in fp32 with transformers'. Returns transformers' logits."""
     ours = _engine_tokens(bench, name, prompts)
     model = load(name, bench.device, torch.float32)
-    theirs, logits = [], []
-    for prompt in prompts:
+    differ, logits = [], []
+    total = len(prompts) * bench.sizes.exact_tokens
+    for prompt, mine in zip(prompts, ours, strict=True):
         input_ids = torch.tensor([prompt], device=bench.device)
         output = model.generate(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
             max_new_tokens=bench.sizes.exact_tokens,
         )
-        theirs.append(output[0, len(prompt) :].tolist())
+        theirs = output[0, len(prompt) :].tolist()
+        pairs = zip(mine, theirs, strict=True)
+        differ.append([place for place, (a, b) in enumerate(pairs) if a != b])
         logits.append(_library_logits(model, prompt, bench.device))
-    differ = [
-        [i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b]
-        for x, y in zip(ours, theirs, strict=True)
-    ]
-    total = sum(map(len, theirs))
     same = total - sum(map(len, differ))
-    bench.found(
-        TOKENS,
-        [],
-        found=same / total,
-        wanted="all",
-        held=same == total,
-        num_equal=same,
-        num_tokens=total,
-        first_differences=[each[0] if each else -1 for each in differ],
-    )
+    facts = {"found": same / total, "wanted": "all", "held": same == total}
+    firsts = [each[0] if each else -1 for each in differ]
+    bench.found(TOKENS, [], **facts, num_equal=same, num_tokens=total, first_differences=firsts)
     del model
     give_back_memory(bench.device)
     return logits
@@ -264,11 +237,11 @@ def _engine_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[li
     )
     knobs = Knobs(max_num_batched_tokens=CHUNK, max_num_seqs=8)
     submits = [submit(f"exact-{i}", each, sizes.exact_tokens) for i, each in enumerate(prompts)]
-    with open_engine(config, knobs, progress=lambda what, share: None) as (core, intake, size):
+    with opened(config, knobs) as engine:
+        info = engine.core.info
         bench.setting(
-            fp32_attention=core.info.attention_backend, fp32_implementation=core.info.implementation
+            fp32_attention=info.attention_backend, fp32_implementation=info.implementation
         )
-        engine = EngineSide(core, intake, size, model_shape(PREFIX + name))
         tokens = [stream.token_ids for stream in whole_run(bench, engine, submits).streams]
     if bench.is_gpu:
         gc.unfreeze()  # the engine froze its model, whose memory the library's model needs
@@ -285,16 +258,9 @@ def _compare_logits(
     del model
     give_back_memory(device)
     folder = random_model.ensure(PREFIX + name)
-    decoder = loader.load_model(
-        folder,
-        PREFIX + name,
-        loader.load_config(folder, PREFIX + name),
-        "lean",
-        max(map(len, prompts)),
-        torch.bfloat16,
-        device,
-        lambda what, share: None,
-    )
+    config, most = loader.load_config(folder, PREFIX + name), max(map(len, prompts))
+    where = (torch.bfloat16, device, lambda what, share: None)
+    decoder = loader.load_model(folder, PREFIX + name, config, "lean", most, *where)
     backend, _ = choose("auto", str(device), torch.bfloat16)
     bench.setting(bf16_attention=backend.name)
     ours = [_our_logits(decoder, backend, prompt) for prompt in prompts]
@@ -305,22 +271,14 @@ def _compare_logits(
     )
     means = [max(sum(each) / len(each), LEAST_ERROR) for each in (our_errors, their_errors)]
     ratio = means[0] / means[1]
-    bench.found(
-        LOGITS,
-        [],
-        found=ratio,
-        wanted=f"up to {TOLERANCE:g}",
-        held=ratio <= TOLERANCE,
-        our_errors=our_errors,
-        their_errors=their_errors,
-    )
+    facts = {"found": ratio, "wanted": f"up to {TOLERANCE:g}", "held": ratio <= TOLERANCE}
+    bench.found(LOGITS, [], **facts, our_errors=our_errors, their_errors=their_errors)
 
 
 def _library_logits(model: Any, prompt: list[int], device: torch.device) -> torch.Tensor:
     with torch.inference_mode():
         output = model(torch.tensor([prompt], device=device), logits_to_keep=1)
-    logits: torch.Tensor = output.logits[0, -1].float()
-    return logits
+    return output.logits[0, -1].float()
 
 
 def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import csv
 import json
 import random
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,12 +43,6 @@ class PublicRun(NamedTuple):
     def num_output_tokens(self) -> int:
         return int(self.workload["output"])
 
-    @property
-    def num_counted_tokens(self) -> float:
-        """Output tokens as the clients counted them, which the ITL of the table is divided by."""
-        whole = self.measured[WHOLE]
-        return 1 + (whole["e2e_mean"] - whole["ttft_mean"]) / whole["itl_mean"]
-
 
 def read_runs(table: Path, workloads: Path) -> list[PublicRun]:
     specs = json.loads(workloads.read_text())
@@ -63,9 +56,6 @@ def read_runs(table: Path, workloads: Path) -> list[PublicRun]:
 
 
 def _run(row: dict[str, str], specs: dict[str, Any]) -> PublicRun:
-    # Of `general` and `reasoning` there is a lighter kind; the shares of the stages in the means
-    # of a whole run say that it was the one sent.
-    workload = specs.get(f"{row['workload']}-lite") or specs[row["workload"]]
     shape = model_shape(row["model"])
     return PublicRun(
         name=f"{row['run']} {row['workload']} {shape.name}",
@@ -77,7 +67,9 @@ def _run(row: dict[str, str], specs: dict[str, Any]) -> PublicRun:
             max_num_seqs=specs["max_num_seqs"],
             order="arrival",
         ),
-        workload=workload,
+        # Of `general` and `reasoning` there is a lighter kind; the shares of the stages in the
+        # means of a whole run say that it was the one sent.
+        workload=specs.get(f"{row['workload']}-lite") or specs[row["workload"]],
         measured={},
     )
 
@@ -91,8 +83,7 @@ def arrivals_of(run: PublicRun, seed: int, share: float) -> list[SimulatedReques
     Args:
         share: of the time of each stage.
     """
-    chance = random.Random(seed)
-    workload = run.workload
+    chance, workload = random.Random(seed), run.workload
     num_blocks = run.num_prompt_tokens // BLOCK_SIZE
     num_shared = int(workload["system"]) // BLOCK_SIZE
     prompts = [
@@ -107,15 +98,11 @@ def arrivals_of(run: PublicRun, seed: int, share: float) -> list[SimulatedReques
         at_s = begin_s + chance.expovariate(rate)
         end_s = begin_s + length_s * share
         while at_s < end_s:
-            number = len(found)
+            lengths = run.num_prompt_tokens, run.num_output_tokens
+            prefix, name = prompts[len(found) % len(prompts)], str(len(found))
             found.append(
                 SimulatedRequest(
-                    round(at_s * 1e9),
-                    run.num_prompt_tokens,
-                    run.num_output_tokens,
-                    name=str(number),
-                    prefix=prompts[number % len(prompts)],
-                    prefix_tokens=BLOCK_SIZE,
+                    round(at_s * 1e9), *lengths, name=name, prefix=prefix, prefix_tokens=BLOCK_SIZE
                 )
             )
             at_s += chance.expovariate(rate)
@@ -125,15 +112,13 @@ def arrivals_of(run: PublicRun, seed: int, share: float) -> list[SimulatedReques
 
 def figures(run: PublicRun, served: Sequence[Served], request_s: float) -> dict[str, float]:
     """The metrics of the table, in milliseconds. `request_s`: of a request outside of steps."""
-    ttft = sorted((each.first_s - each.at_s + request_s) * 1e3 for each in served)
-    e2e = sorted((each.last_s - each.at_s + request_s) * 1e3 for each in served)
-    e2e_mean, ttft_mean = statistics.fmean(e2e), statistics.fmean(ttft)
-    return {
-        "e2e_mean": e2e_mean,
-        "ttft_mean": ttft_mean,
-        "itl_mean": (e2e_mean - ttft_mean) / (run.num_counted_tokens - 1),
-        "e2e_p90": float(np.percentile(e2e, 90)),
-        "e2e_p99": float(np.percentile(e2e, 99)),
-        "ttft_p90": float(np.percentile(ttft, 90)),
-        "ttft_p99": float(np.percentile(ttft, 99)),
-    }
+    ttft = np.array([each.first_s - each.at_s + request_s for each in served]) * 1e3
+    e2e = np.array([each.last_s - each.at_s + request_s for each in served]) * 1e3
+    # The ITL of the table is divided by the output tokens as the clients counted them.
+    real = run.measured[WHOLE]
+    num_gaps = (real["e2e_mean"] - real["ttft_mean"]) / real["itl_mean"]
+    found = {"itl_mean": (e2e.mean() - ttft.mean()) / num_gaps}
+    for name, values in (("ttft", ttft), ("e2e", e2e)):
+        found |= {f"{name}_p{rank}": np.percentile(values, rank) for rank in (90, 99)}
+        found[f"{name}_mean"] = values.mean()
+    return {name: float(value) for name, value in found.items()}

@@ -4,14 +4,12 @@ Later numbers and times each time, and noise in its times as a real clock has it
 """
 
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import count
 from typing import Any, NamedTuple
 
+import common  # noqa: F401 - the repository is on the path
 import msgspec
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -21,8 +19,7 @@ from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 PERIOD_STEPS = 20_000
-_decode = msgspec.msgpack.Decoder().decode
-_encode = msgspec.msgpack.Encoder().encode
+STEP_TIMES = ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns")
 
 
 class Frame(NamedTuple):
@@ -31,30 +28,30 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-def period(num_requests: int, num_steps: int = PERIOD_STEPS) -> list[Any]:
+def period(num_requests: int, num_steps: int) -> list[Any]:
     """Messages of a session that ends without requests; the first is the engine's introduction."""
-    messages = [
-        message
-        for _, message in simulate(
-            seed=5,
-            num_steps=num_steps,
-            num_blocks=64 * num_requests,
-            max_model_len=4096,
-            knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=num_requests),
-            workload=SimulatedWorkload(
-                rate=17.0 * num_requests / 64,
-                document_share=0.05,
-                chat_tokens=300,
-                document_tokens=1500,
-                output_tokens=190,
-            ),
-            cost=CostModel(floor_ms=15.0, token_us=25.0, context_ns=2.0),
-        )
-    ]
+    workload = SimulatedWorkload(
+        rate=17.0 * num_requests / 64,
+        document_share=0.05,
+        chat_tokens=300,
+        document_tokens=1500,
+        output_tokens=190,
+    )
+    told = simulate(
+        seed=5,
+        num_steps=num_steps,
+        num_blocks=64 * num_requests,
+        max_model_len=4096,
+        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=num_requests),
+        workload=workload,
+        cost=CostModel(floor_ms=15.0, token_us=25.0, context_ns=2.0),
+    )
+    messages = [message for _, message in told]
     state = SessionState()
     for message in messages:
         state.apply(message)
-    assert state.block_owner is not None
+    owners = state.block_owner
+    assert owners is not None
     live = [view for view in state.requests.values() if view.status != "finished"]
     end = EngineStatus(
         time_ns=state.time_ns,
@@ -62,11 +59,9 @@ def period(num_requests: int, num_steps: int = PERIOD_STEPS) -> list[Any]:
         step=state.step,
         num_running=0,
         num_waiting=0,
-        kv=KVCounts(used=0, cached=0, empty=len(state.block_owner), evicted=0),
+        kv=KVCounts(used=0, cached=0, empty=len(owners), evicted=0),
         moves=[
-            wire.BlockMove(block, EMPTY, 0)
-            for block, owner in enumerate(state.block_owner)
-            if owner != EMPTY
+            wire.BlockMove(block, EMPTY, 0) for block, owner in enumerate(owners) if owner != EMPTY
         ],
         events=[Aborted(view.request_id, "end of the period") for view in live],
     )
@@ -99,41 +94,39 @@ class SyntheticSession:
 
     def frames(self) -> Iterator[Frame]:
         """The messages after `info`."""
-        rng = random.Random(1)
-        sequence = number = 0
-        while True:
+        rng, sequence = random.Random(1), 0
+        decode, encode = msgspec.msgpack.Decoder().decode, msgspec.msgpack.Encoder().encode
+        for number in count():
             for topic, payload in self._encoded:
-                message = _decode(payload)
+                message = decode(payload)
                 self._shift(message, number, rng)
                 sequence += 1
-                yield Frame(topic, sequence, _encode(message))
-            number += 1
-
-    def _time_ns(self, time_ns: int, number: int) -> int:
-        start_ns = self.info.monotonic_ns
-        return start_ns + int((time_ns - start_ns + number * self._duration_ns) * self._scale)
+                yield Frame(topic, sequence, encode(message))
 
     def _shift(self, message: dict[str, Any], number: int, rng: random.Random) -> None:
         """Make a message one of the period `number`."""
-        if "step" in message and message["step"] >= 0:
+        start_ns, first_id = self.info.monotonic_ns, number * self._num_ids
+
+        def move(owner: dict[str, Any], name: str, noise_ns: int = 0) -> None:
+            if name in owner:
+                since_ns = owner[name] - start_ns + number * self._duration_ns
+                owner[name] = start_ns + int(since_ns * self._scale) + noise_ns
+
+        if message.get("step", -1) >= 0:
             message["step"] += number * self._num_steps
-        first_id = number * self._num_ids
-        if "tokens_ns" in message:
-            noise_ns = 0
-            for name in ("schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns"):
-                noise_ns += rng.randrange(1 + int(30_000 * self._scale))
-                message[name] = self._time_ns(message[name], number) + noise_ns
-        if "time_ns" in message:
-            message["time_ns"] = self._time_ns(message["time_ns"], number)
+        noise_ns = 0
+        for name in STEP_TIMES if "tokens_ns" in message else ():
+            noise_ns += rng.randrange(1 + int(30_000 * self._scale))
+            move(message, name, noise_ns)
+        move(message, "time_ns")
         for row in message.get("batch", ()):
             row[0] += first_id
-        for move in message.get("moves", ()):
-            if move[1] >= 0:
-                move[1] += first_id
+        for block_move in message.get("moves", ()):
+            if block_move[1] >= 0:
+                block_move[1] += first_id
         for event in message.get("events", ()):
             event["request_id"] += first_id
-            if "time_ns" in event:
-                event["time_ns"] = self._time_ns(event["time_ns"], number)
+            move(event, "time_ns")
 
 
 def session(num_steps: int, num_requests: int) -> Iterator[Frame]:

@@ -2,40 +2,46 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
-from stepscope.engine.simulation.virtual.replica import EndedRequest, Replica
+from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.engine.simulation.virtual.session import run_requests
 from stepscope.recordings.simulation.figures import RunSums
 
 BLOCK_SIZE = 16
+Terms = tuple[float, ...]
 
 
 class Served(NamedTuple):
-    """Seconds of the virtual clock; terms are summed over all steps until then."""
+    """When a request came, had its first and its last token: of the virtual clock, in seconds.
+
+    `terms` are those of all steps until each of these times, summed.
+    """
 
     at_s: float
     first_s: float
     last_s: float
-    begin_terms: tuple[float, ...]
-    first_terms: tuple[float, ...]
-    last_terms: tuple[float, ...]
+    terms: tuple[Terms, Terms, Terms]
 
 
-class _SummedTerms:
-    """A `StepTimeModel`, and the sums of terms when each of its steps ends. The host takes none."""
+class _Summing(RunSums):
+    """A model of steps with the sums of their terms, and the sink of the one replica that has it.
 
-    def __init__(self, model: StepTimeModel, terms: Callable[[StepShape], tuple[float, ...]]):
-        self._model = model
-        self._terms = terms
+    The host takes no time.
+    """
+
+    def __init__(self, model: StepTimeModel, terms: Callable[[StepShape], Terms]) -> None:
+        super().__init__()
+        self._model, self._terms = model, terms
         self._ends_ns = [0]
         self._sums = [tuple(0.0 for _ in terms(StepShape(0, 0, 0, 0, 0)))]
         self.replica: Replica | None = None
+        self.served: dict[str, Served] = {}
 
     def step_time(self, shape: StepShape) -> StepTime:
         assert self.replica is not None
@@ -45,19 +51,10 @@ class _SummedTerms:
         self._sums.append(tuple(map(float.__add__, self._sums[-1], self._terms(shape))))
         return time
 
-    def until(self, time_ns: int) -> tuple[float, ...]:
-        return self._sums[bisect_right(self._ends_ns, time_ns) - 1]
-
-
-class _Ended(RunSums):
-    """A sink that keeps ended requests by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_name: dict[str, EndedRequest] = {}
-
-    def add_finished(self, request: EndedRequest, worst_itl_ns: int) -> None:
-        self.by_name[request.client_id] = request  # type: ignore[attr-defined]
+    def add_finished(self, request: Any, worst_itl_ns: int) -> None:
+        times_ns = request.arrival_ns, request.first_token_ns, request.last_token_ns
+        sums = tuple(self._sums[bisect_right(self._ends_ns, ns) - 1] for ns in times_ns)
+        self.served[request.client_id] = Served(*(ns / 1e9 for ns in times_ns), sums)
 
 
 def serve(
@@ -65,7 +62,7 @@ def serve(
     model: StepTimeModel,
     knobs: Knobs,
     num_blocks: int,
-    terms: Callable[[StepShape], tuple[float, ...]] = lambda shape: (),
+    terms: Callable[[StepShape], Terms] = lambda shape: (),
 ) -> list[Served]:
     """Serve all of them, in the order of their arrivals; their names differ.
 
@@ -77,15 +74,8 @@ def serve(
         max_num_seqs=knobs.max_num_seqs,
         max_model_len=max(each.num_prompt_tokens + each.num_output_tokens for each in arrivals),
     )
+    summing = _Summing(model, terms)
     scheduler = Scheduler(KVCacheManager(num_blocks, BLOCK_SIZE), knobs, limits)
-    ended, summed = _Ended(), _SummedTerms(model, terms)
-    summed.replica = Replica(scheduler, summed, ended, overlap=True)
-    run_requests(summed.replica, arrivals)
-    return [_served(ended.by_name[each.name], summed) for each in arrivals]
-
-
-def _served(request: EndedRequest, summed: _SummedTerms) -> Served:
-    assert request.first_token_ns is not None
-    assert request.last_token_ns is not None
-    times_ns = request.arrival_ns, request.first_token_ns, request.last_token_ns
-    return Served(*(ns / 1e9 for ns in times_ns), *map(summed.until, times_ns))
+    summing.replica = Replica(scheduler, summing, summing, overlap=True)
+    run_requests(summing.replica, arrivals)
+    return [summing.served[each.name] for each in arrivals]

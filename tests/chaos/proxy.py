@@ -6,22 +6,26 @@ the engine says on one overtakes what it has said on another.
 
 import asyncio
 import contextlib
+import random
 import threading
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _CHUNK = 16 * 1024
+STALL_S = 7.0  # longer than a connection may be silent
+FAULTS = ("cut", "cut telemetry", "cut control", "delay", "refuse", "stall")
 
 
+@dataclass
 class _Link:
     """One connection, and the faults for the bytes on it."""
 
-    def __init__(self, is_telemetry: bool, delay_s: float) -> None:
-        self.is_telemetry = is_telemetry
-        self.delay_s = delay_s
-        self.stalled_until_s = 0.0
-        self.writers: list[asyncio.StreamWriter] = []
+    is_telemetry: bool
+    delay_s: float
+    writers: list[asyncio.StreamWriter]
+    stalled_until_s: float = 0.0
 
     def cut(self) -> None:
         for writer in self.writers:
@@ -58,28 +62,30 @@ class Proxy:
 
     # Faults
 
+    async def fault(self, kind: str, rng: random.Random) -> None:
+        """Inject a fault of one of the `FAULTS` into the connections of this client."""
+        now_s = asyncio.get_running_loop().time()
+        if kind == "delay":
+            await self.delay(rng.uniform(0, 0.03), rng.uniform(0, 0.03))
+        elif kind == "stall":  # the existing connections stay open, but carry nothing
+            for link in self._links:
+                link.stalled_until_s = now_s + STALL_S
+        else:
+            if kind == "refuse":  # none is accepted for so long
+                self._refusing_until_s = now_s + rng.uniform(0.05, 0.4)
+            await self.cut(telemetry=kind != "cut control", control=kind != "cut telemetry")
+
     async def cut(self, telemetry: bool = True, control: bool = True) -> None:
         for link in self._links:
             if telemetry if link.is_telemetry else control:
                 link.cut()
                 self.num_cut += 1
 
-    async def refuse(self, seconds: float) -> None:
-        """Cut all connections and accept none for so long."""
-        self._refusing_until_s = asyncio.get_running_loop().time() + seconds
-        await self.cut()
-
     async def delay(self, telemetry_s: float, control_s: float) -> None:
         """Hold every chunk for so long from now on."""
         self._delays_s = {True: telemetry_s, False: control_s}
         for link in self._links:
             link.delay_s = self._delays_s[link.is_telemetry]
-
-    async def stall(self, seconds: float) -> None:
-        """Keep the existing connections open, but carry nothing on them for so long."""
-        until_s = asyncio.get_running_loop().time() + seconds
-        for link in self._links:
-            link.stalled_until_s = until_s
 
     # Connections
 
@@ -96,8 +102,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        link = _Link(is_telemetry, self._delays_s[is_telemetry])
-        link.writers = [writer, up_writer]
+        link = _Link(is_telemetry, self._delays_s[is_telemetry], [writer, up_writer])
         for each in link.writers:
             each.transport.set_write_buffer_limits(high=_CHUNK)
         self._links.append(link)

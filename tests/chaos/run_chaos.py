@@ -13,7 +13,6 @@ says what is wrong.
 """
 
 import argparse
-import contextlib
 import faulthandler
 import json
 import os
@@ -24,14 +23,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults import Faults
-from judge import check_observer, check_recorder
-from proxy import Proxies
-from truth import Client, Engine, Wrong
+from judge import Client, Engine, Wrong, check_observer, check_recorder
+from proxy import FAULTS, Proxies
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -44,7 +42,7 @@ HERE = Path(__file__).parent
 WAIT_S = 60.0
 FLOOD_S = 1.5
 CLIENTS = ("slow", "stopped", "reconnecting", "recorder")
-SLOW_MS = 4.0
+SLOW_MS = "4"
 NUM_ENGINES = 2  # one after another
 RING = 600  # messages that an engine keeps
 FLOODS = (  # none of which takes effect
@@ -79,59 +77,35 @@ class Chaos:
         self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._proxies = Proxies()
-        self._faults = Faults(self._proxies, self.rng, with_stalls=args.seconds > 30)
+        self._kinds = FAULTS if args.seconds > 30 else FAULTS[:-1]  # no time for stalls
+        self._counts: Counter[str] = Counter()  # of faults
 
     def __enter__(self) -> "Chaos":
         self._proxies.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._say_where_they_are()
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
+            process.send_signal(signal.SIGCONT)
+            process.kill()
             process.wait()
         self._proxies.__exit__()
 
-    @contextlib.contextmanager
-    def limit(self, seconds: float) -> Iterator[None]:
-        """End the run even after a deadlock: report where all threads are and end all processes."""
+    def give_up(self) -> None:
+        """End the run after a deadlock: say where all threads are, and end all processes."""
+        faulthandler.dump_traceback()
+        print(f"seed {self.args.seed}: no end; {self._said()[-2000:]}", file=sys.stderr)
+        for process in self._processes:
+            process.kill()
+        os._exit(1)
 
-        def give_up() -> None:
-            print(f"seed {self.args.seed}: no end within {seconds:g} s", file=sys.stderr)
-            faulthandler.dump_traceback()
-            self._say_where_they_are()
-            for process in self._processes:
-                process.kill()
-            os._exit(1)
+    def _said(self) -> str:
+        """What all processes have written to stderr."""
+        return (self.folder / "stderr").read_text()
 
-        timer = threading.Timer(seconds, give_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _say_where_they_are(self) -> None:
-        """Report where each thread of the running processes is."""
-        named = [(engine.name, engine.process) for engine in self.engines]
-        named += [(client.name, client.process) for client in self.clients.values()]
-        for name, process in named:
-            if process.poll() is None:
-                print(f"{name} (pid {process.pid}) still runs", file=sys.stderr)
-                process.send_signal(signal.SIGCONT)
-                process.send_signal(signal.SIGUSR2)
-        time.sleep(0.5)
-        said = (self.folder / "stderr").read_text().splitlines()
-        lines = [line for line in said if not line.startswith("recording ")]
-        print("\n".join(lines[-80:]), file=sys.stderr)
-
-    def _start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+    def _start(self, script: str, *arguments: str) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, HERE / script, *arguments],
             env=self._environment,
             stdout=subprocess.DEVNULL,
             stderr=(self.folder / "stderr").open("ab"),
@@ -145,15 +119,12 @@ class Chaos:
         truth.touch()
         seed = self.args.seed * 1000 + generation
         endpoint = f"tcp://127.0.0.1:{self.port}"
-        process = self._start(
-            str(HERE / "engine.py"),
-            *(endpoint, str(truth), "--seed", str(seed), "--ring", str(RING)),
-        )
+        process = self._start("engine.py", endpoint, str(truth), str(seed), str(RING))
         self.engines.append(Engine(f"simulated-{seed}", truth, process))
 
         def answers() -> bool:
             if process.poll() is not None:
-                raise Wrong(f"the engine ended: {(self.folder / 'stderr').read_text()}")
+                raise Wrong(f"the engine ended: {self._said()}")
             try:
                 with ControlClient(endpoint, timeout_s=0.2) as client:
                     return client.info().engine_id == f"simulated-{seed}"
@@ -167,25 +138,26 @@ class Chaos:
             proxy = self._proxies.open(self.port, free_port())
             log = self.folder / f"{name}.log"
             log.touch()
+            arguments = ["observe", proxy.endpoint, *([SLOW_MS] if name == "slow" else [])]
             if name == "recorder":
-                arguments = ["recorder.py", str(log), "record", proxy.endpoint]
-                arguments += ["-o", str(self.folder / "session.mcap"), "--rotate", "1GB"]
-            else:
-                arguments = ["observer.py", proxy.endpoint, str(log)]
-                arguments += ["--slow-ms", str(SLOW_MS)] if name == "slow" else []
-            process = self._start(str(HERE / arguments[0]), *arguments[1:])
+                arguments = ["record", proxy.endpoint, "-o", str(self.folder / "session.mcap")]
+                arguments += ["--rotate", "1GB"]
+            process = self._start("clients.py", str(log), *arguments)
             self.clients[name] = Client(name, proxy, log, process)
 
     def wait_until_joined(self) -> None:
         """Wait until every client has received something of the newest engine."""
         for client in self.clients.values():
-            wait_for(f"{client.name} has joined", lambda c=client: self._has_joined(c))
-
-    def _has_joined(self, client: Client) -> bool:
-        line = f"join {self.engines[-1].name} "
-        return any(each.startswith(line) for each in client.log_lines())
+            line = f"join {self.engines[-1].name} "
+            wait_for(f"{client.name} has joined", lambda c=client, line=line: c.has_noted(line))
 
     # Faults
+
+    def fault(self) -> None:
+        """Inject a random fault into the connections of one client."""
+        kind, client = self.rng.choice(self._kinds), self.rng.choice(list(self.clients.values()))
+        self._counts[kind] += 1
+        self._proxies.do(client.proxy.fault(kind, self.rng))
 
     def make_trouble(self, seconds: float) -> None:
         """Inject random faults, and once stop a subscriber."""
@@ -193,7 +165,7 @@ class Chaos:
         while time.monotonic() < end_s:
             self.stop_for_longer_than_the_ring()
             while time.monotonic() < end_s:
-                self._faults.one(self.clients[self.rng.choice(CLIENTS)].proxy)
+                self.fault()
                 time.sleep(self.rng.uniform(0.05, 0.35))
                 chance = self.rng.random()
                 if chance < 0.05:
@@ -203,7 +175,7 @@ class Chaos:
 
     def stop_for_longer_than_the_ring(self) -> None:
         """Stop a subscriber for so long that the ring has lost what it missed."""
-        self._faults.counts["stop"] += 1
+        self._counts["stop"] += 1
         client = self.clients["stopped"]
         client.process.send_signal(signal.SIGSTOP)
         self._proxies.do(client.proxy.cut())
@@ -214,22 +186,22 @@ class Chaos:
             if now > last:
                 last, deadline_s = now, time.monotonic() + WAIT_S
             if engine.process.poll() is not None or time.monotonic() > deadline_s:
-                said = (self.folder / "stderr").read_text()[-2000:]
+                said = self._said()[-2000:]
                 raise Wrong(f"the engine does not go on after message {now}: {said}")
-            self._faults.one(self.clients[self.rng.choice(CLIENTS)].proxy)
+            self.fault()
             time.sleep(self.rng.uniform(0.05, 0.2))
         client.process.send_signal(signal.SIGCONT)
 
     def flood(self) -> None:
         """Flood the engine beside all other faults."""
-        self._faults.counts["flood"] += 1
+        self._counts["flood"] += 1
         payload = self.rng.choice(FLOODS).hex()
         arguments = (f"tcp://127.0.0.1:{self.port}", payload, "2000", "messages")
-        flooder = self._start(str(HERE.parent / "bench" / "flooder.py"), *arguments)
+        flooder = self._start("../bench/flooder.py", *arguments)
         threading.Timer(FLOOD_S, flooder.kill).start()
 
     def kill_engine(self) -> None:
-        self._faults.counts["kill"] += 1
+        self._counts["kill"] += 1
         engine = self.engines[-1]
         engine.process.kill()
         engine.process.wait()
@@ -251,7 +223,7 @@ class Chaos:
 
         wait_for("the engine rests", rests)
         for client in self.clients.values():
-            wait_for(f"{client.name} has caught up", lambda c=client: c.has_got(last))
+            wait_for(f"{client.name} has caught up", lambda c=client: c.has_noted(f"got {last} "))
         for client in self.clients.values():
             number = signal.SIGINT if client.name == "recorder" else signal.SIGTERM
             client.process.send_signal(number)
@@ -263,8 +235,7 @@ class Chaos:
             except subprocess.TimeoutExpired as error:
                 raise Wrong(f"a process does not end: {error.cmd}") from error
             if code:
-                said = (self.folder / "stderr").read_text()[-2000:]
-                raise Wrong(f"a process ended with {process.returncode}: {said}")
+                raise Wrong(f"a process ended with {code}: {self._said()[-2000:]}")
 
     # The verdict
 
@@ -273,7 +244,7 @@ class Chaos:
             engine.read_truth()
         report: dict[str, Any] = {
             "seed": self.args.seed,
-            "faults": dict(self._faults.counts),
+            "faults": dict(self._counts),
             "cuts": sum(client.proxy.num_cut for client in self.clients.values()),
             "steps": sum(step >= 0 for e in self.engines for _, step, _ in e.sent.values()),
             "messages": sum(len(engine.sent) for engine in self.engines),
@@ -282,6 +253,24 @@ class Chaos:
             report[name] = check_observer(self.clients[name], self.engines)
         report["recorder"] = check_recorder(self.clients["recorder"], self.engines, self.folder)
         return report
+
+
+def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    with Chaos(args, folder) as chaos:
+        timer = threading.Timer(10 * WAIT_S + 10 * args.seconds, chaos.give_up)
+        timer.daemon = True
+        timer.start()
+        for generation in range(NUM_ENGINES):
+            if generation:
+                chaos.kill_engine()
+            chaos.start_engine()
+            if not generation:
+                chaos.start_clients()
+            chaos.wait_until_joined()
+            chaos.make_trouble(args.seconds / NUM_ENGINES)
+        chaos.end()
+        timer.cancel()
+        return chaos.check()
 
 
 def main() -> int:
@@ -295,17 +284,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         start_s = time.monotonic()
         try:
-            with Chaos(args, folder) as chaos, chaos.limit(10 * WAIT_S + 10 * args.seconds):
-                for generation in range(NUM_ENGINES):
-                    chaos.start_engine()
-                    if generation == 0:
-                        chaos.start_clients()
-                    chaos.wait_until_joined()
-                    chaos.make_trouble(args.seconds / NUM_ENGINES)
-                    if generation + 1 < NUM_ENGINES:
-                        chaos.kill_engine()
-                chaos.end()
-                report = chaos.check()
+            report = run(args, folder)
         except Wrong as wrong:
             print(f"seed {args.seed}: {wrong}", file=sys.stderr)
             return 1

@@ -18,10 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.bench.served import serving
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENTS = ROOT / ".venv-clients"
-NUM_REQUESTS = 20
-OUTPUT_TOKENS = 16
+ENVIRONMENTS = Path(__file__).parents[2] / ".venv-clients"
+NUM_REQUESTS, OUTPUT_TOKENS = 20, 16
 TIMEOUT_S = 600
 
 
@@ -70,37 +68,31 @@ def aiperf_result(output: Path) -> tuple[int, int]:
     return int(found["request_count"]["avg"]), int(tokens)
 
 
+# Both must look for the tokenizer in the folder only; aiperf accepts no folder when it is told that
+# it is offline.
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 CLIENTS = {
-    # Both must look for the tokenizer in the folder only; aiperf accepts no folder when
-    # it is told that it is offline.
-    "guidellm": Client(
-        "guidellm==0.8.1", guidellm_arguments, guidellm_result, {"HF_HUB_OFFLINE": "1"}
-    ),
+    "guidellm": Client("guidellm==0.8.1", guidellm_arguments, guidellm_result, OFFLINE),
     "aiperf": Client("aiperf==0.13.0", aiperf_arguments, aiperf_result, {}),
 }
 
 
 def main() -> None:
-    failures = 0
+    from stepscope.engine.models.demo import byte_tokenizer
+
+    num_failed = 0
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder) / "tokenizer"
-        save_tokenizer(tokenizer)
+        byte_tokenizer().save_pretrained(tokenizer)  # of the demo model, which is served
         with serving("--http", "0", "--kv-memory", "64MB") as server:
             for name, client in CLIENTS.items():
                 if reason := install(name, client):
                     print(f"{name:10} skipped: {reason}")
                     continue
                 problem = run(name, client, server.url, tokenizer, Path(folder) / name)
-                failures += problem is not None
+                num_failed += problem is not None
                 print(f"{name:10} {problem or 'passed'}")
-    sys.exit(failures)
-
-
-def save_tokenizer(folder: Path) -> None:
-    """Save the tokenizer of the demo model, which is served."""
-    from stepscope.engine.models.demo import byte_tokenizer
-
-    byte_tokenizer().save_pretrained(folder)
+    sys.exit(num_failed)
 
 
 def install(name: str, client: Client) -> str | None:
@@ -109,26 +101,18 @@ def install(name: str, client: Client) -> str | None:
     marker = folder / ".installed"
     if marker.exists() and marker.read_text() == client.package:
         return None
-    python = folder / "bin" / "python"
     constraints = ENVIRONMENTS / f"{name}-constraints.txt"
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check")
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         # The build of torch that is installed here: on a machine without a GPU that is the small
         # one, if pip knows where it is.
         constraints.write_text(f"torch=={version('torch')}\n")
-        subprocess.run(
-            [
-                *(str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"),
-                *("-c", str(constraints), client.package),
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-        )
+        command = [*pip, "install", "-c", str(constraints), client.package]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
     except (subprocess.SubprocessError, OSError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        lines = [line for line in str(said).splitlines() if line.startswith("ERROR")]
+        said = str(getattr(error, "stderr", None) or error)
+        lines = [line for line in said.splitlines() if line.startswith("ERROR")]
         return lines[-1] if lines else str(error)
     marker.write_text(client.package)
     return None
@@ -138,29 +122,26 @@ def run(name: str, client: Client, url: str, tokenizer: Path, output: Path) -> s
     """Run the client; return what is wrong with its results."""
     output.mkdir()
     program, *arguments = client.arguments(url, tokenizer, output)
+    command = [str(ENVIRONMENTS / name / "bin" / program), *arguments]
+    log = output / "log"
     try:
-        done = subprocess.run(
-            [str(ENVIRONMENTS / name / "bin" / program), *arguments],
-            cwd=output,
-            env={**os.environ, **client.environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"FAILED: it did not end within {TIMEOUT_S} s"
-    if done.returncode != 0:
-        return f"FAILED with {done.returncode}:\n{done.stdout[-3000:]}"
-    try:
+        with log.open("w") as said:
+            subprocess.run(
+                command,
+                cwd=output,
+                env={**os.environ, **client.environment},
+                stdout=said,
+                stderr=said,
+                timeout=TIMEOUT_S,
+                check=True,
+            )
         found = client.result(output)
+    except subprocess.SubprocessError as error:
+        return f"FAILED: {error}\n{log.read_text()[-3000:]}"
     except (OSError, ValueError, LookupError, AssertionError) as error:
         return f"FAILED, its report says: {error!r}"
     expected = (NUM_REQUESTS, NUM_REQUESTS * OUTPUT_TOKENS)
-    if found != expected:
-        return f"FAILED: {found} requests and tokens, expected {expected}"
-    return None
+    return None if found == expected else f"FAILED: {found} requests and tokens, not {expected}"
 
 
 if __name__ == "__main__":

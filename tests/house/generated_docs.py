@@ -9,7 +9,7 @@ page is written by hand. `test_docs.py` checks that they match the tables.
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -17,21 +17,10 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from stepscope.engine.protocol import wire
+from stepscope.engine.protocol import wire, wire_rows
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import PauseSpan, StepRecord
 from stepscope.engine.protocol.wire_events import PrefixMisses
-from stepscope.engine.protocol.wire_rows import (
-    BatchRow,
-    BlockMove,
-    BlockRun,
-    DraftRow,
-    FrontEnd,
-    HeldRow,
-    HoldUp,
-    RankTimes,
-    TakenRow,
-)
 from stepscope.recordings.alerts.rule import OF_NOW
 from stepscope.recordings.export.tables import COLUMNS, MEANINGS
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
@@ -83,7 +72,7 @@ def pages() -> dict[str, str]:
 
 def key_table() -> str:
     """The keys of all actions."""
-    rows = ["| keys | what it does | in `[keys]` |", "|---|---|---|"]
+    rows = _head("keys", "what it does", "in `[keys]`")[1:]
     for group, name in GROUPS.items():
         rows.append(f"| **{name}** | | |")
         for each in ACTIONS:
@@ -92,6 +81,11 @@ def key_table() -> str:
                 said = "; ".join((each.help, *others))
                 rows.append(f"| `{each.shown}` | {said} | `{each.id}` |")
     return "\n".join(rows)
+
+
+def _head(*names: str) -> list[str]:
+    """An empty line, and the head of a table."""
+    return ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
 
 
 def written_anew(page: str, generated: str) -> str:
@@ -106,15 +100,16 @@ def written_anew(page: str, generated: str) -> str:
 def recording_tables() -> str:
     """The topics of a recording, and the columns of its index."""
     types = {topic.decode(): kind for kind, topic in wire.TOPICS.items()}
-    lines = ["| topic | message |", "|---|---|"]
+    lines = _head("topic", "message")[1:]
     for topic in TOPICS:
         kind = types.get(topic, StepRecord)
         lines.append(f"| `{topic}` | `{kind.__name__}`{', packed' * (topic not in types)} |")
-    lines += ["", "Rows in messages stand as lists:", "", "| row | fields |", "|---|---|"]
-    rows = (BatchRow, BlockMove, BlockRun, DraftRow, HeldRow, FrontEnd, TakenRow, HoldUp, PauseSpan)
-    for row in (*rows, PrefixMisses, RankTimes):
+    lines += ["", "Rows in messages stand as lists:", *_head("row", "fields")]
+    names = ("BatchRow", "BlockMove", "BlockRun", "DraftRow", "HeldRow", "FrontEnd", "TakenRow")
+    rows = [getattr(wire_rows, name) for name in (*names, "HoldUp", "RankTimes")]
+    for row in (*rows[:-1], PauseSpan, PrefixMisses, rows[-1]):
         lines.append(f"| `{row.__name__}` | {', '.join(row.__struct_fields__)} |")
-    lines += ["", "| table | column | meaning |", "|---|---|---|"]
+    lines += _head("table", "column", "meaning")
     source = inspect.getsource(StepSummary)
     for name in STORED_COLUMNS:
         found = re.search(rf"^    {name}: [^#\n]+(?:  # (.+))?$", source, re.MULTILINE)
@@ -125,11 +120,11 @@ def recording_tables() -> str:
         lines.append(f"| `steps` | `{name}` | {meaning} |")
     for table, columns in (("waits", WAIT_COLUMNS), ("finished", FINISHED_COLUMNS)):
         lines += [f"| `{table}` | `{name}` | {meaning} |" for name, meaning in columns.items()]
-    lines += ["", "Tables of `export`, as CSV and Parquet; an empty value is unknown:", ""]
-    lines += ["| table | columns |", "|---|---|"]
+    lines += ["", "Tables of `export`, as CSV and Parquet; an empty value is unknown:"]
+    lines += _head("table", "columns")
     for table, exported in COLUMNS.items():
         lines.append(f"| `{table}` | {', '.join(f'`{each.name}`' for each in exported)} |")
-    lines += ["", "| column | meaning |", "|---|---|"]
+    lines += _head("column", "meaning")
     names = dict.fromkeys(each.name for exported in COLUMNS.values() for each in exported)
     assert not MEANINGS.keys() - names
     lines += [f"| `{name}` | {MEANINGS[name]} |" for name in names if name in MEANINGS]
@@ -142,12 +137,8 @@ def recording_tables() -> str:
 def figure_table() -> str:
     """A line for each kind of latency, with its percentiles, and for each other figure."""
     names = ", ".join(f"`_{name}`" for name in RANKS.values())
-    lines = [
-        f"Latencies have {names}; all are in ms and nearest-rank: one that really occurred.",
-        "",
-        "| name | unit | better | meaning |",
-        "|---|---|---|---|",
-    ]
+    lines = [f"Latencies have {names}; all are in ms and nearest-rank: one that really occurred."]
+    lines += _head("name", "unit", "better", "meaning")
     for kind in KINDS:
         spec = FIGURES[latency_name(kind, 50)]
         lines.append(f"| `{kind}_p50` ... `{kind}_max` | ms | {spec.better} | {spec.meaning} |")
@@ -161,9 +152,8 @@ def figure_table() -> str:
 
 def alert_figure_table() -> str:
     """A line for each figure of the present moment, which only alert rules have."""
-    lines = ["| figure | unit | meaning |", "|---|---|---|"]
-    lines += [f"| `{spec.name}` | {spec.unit} | {spec.meaning} |" for spec in OF_NOW.values()]
-    return "\n".join(lines)
+    rows = [f"| `{spec.name}` | {spec.unit} | {spec.meaning} |" for spec in OF_NOW.values()]
+    return "\n".join([*_head("figure", "unit", "meaning")[1:], *rows])
 
 
 # Glossary
@@ -171,11 +161,11 @@ def alert_figure_table() -> str:
 
 def glossary_tables() -> str:
     """The words on the screen, then the glyphs of each part of it."""
-    lines = ["## Words", "", "| word | meaning |", "|---|---|"]
+    lines = ["## Words", *_head("word", "meaning")]
     lines += [f"| {word} | {meaning} |" for word, meaning in TERMS.items()]
     lines += ["", "## Glyphs"]
     for title, glyphs in GLYPHS.items():
-        lines += ["", f"### {title}", "", "| glyph | meaning |", "|---|---|"]
+        lines += ["", f"### {title}", *_head("glyph", "meaning")]
         lines += [f"| `{glyph}` | {meaning} |" for glyph, _, meaning in glyphs]
     return "\n".join(lines)
 
@@ -184,7 +174,7 @@ def glossary_tables() -> str:
 
 
 def knob_table() -> str:
-    rows = ["| knob | default | values | meaning |", "|---|---|---|---|"]
+    rows = _head("knob", "default", "values", "meaning")[1:]
     for field in msgspec.structs.fields(Knobs):
         base, meta = get_args(field.type)
         default = str(field.default).lower() if base is bool else str(field.default)
@@ -209,22 +199,24 @@ def commands_reference() -> str:
     all_commands = {name: command for name, command in found if not command.hidden}
     lines: list[str] = []
     for name, command in sorted(all_commands.items()):
-        lines += [f"### `{name}`", "", *_described(command), *_example(command)]
+        example = (command.epilog or "").split("Example:\n")[1].splitlines()
+        lines += [f"### `{name}`", "", *(command.help or "").strip().splitlines(), ""]
+        lines += ["```", *(line.strip() for line in example), "```"]
         own, sections = _own_options(command, all_commands)
-        lines += _table(own, ("argument or option", "default", "what it does"))
+        if own:
+            lines += _head("argument or option", "default", "what it does")
+            lines += [f"| {each.names} | {each.default} | {each.help} |" for each in own]
+        lines += [""]
         if sections:
-            links = [f"[{each}](#{_anchor(each)})" for each in map(_title, sections)]
+            titles = [_title(each) for each in sections]
+            links = [f"[{each}](#{each.lower().replace(' ', '-')})" for each in titles]
             lines += [f"It takes these, too: {', '.join(links)}.", ""]
     for section in SHARED:
-        lines += [f"### {_title(section)}", ""]
-        lines += [f"Section `[{section}]` of the config file.", ""]
-        reference = _shared(section, all_commands)
-        rows = ["| option | key in the file | default | what it does |", "|---|---|---|---|"]
-        rows += [
-            f"| {each.names} | `{each.field}` | {each.default} | {each.help} |"
-            for each in reference.values()
-        ]
-        lines += [*rows, ""]
+        lines += [f"### {_title(section)}", "", f"Section `[{section}]` of the config file."]
+        lines += _head("option", "key in the file", "default", "what it does")
+        for each in _shared(section, all_commands).values():
+            lines.append(f"| {each.names} | `{each.field}` | {each.default} | {each.help} |")
+        lines += [""]
     return "\n".join(lines).rstrip()
 
 
@@ -234,15 +226,6 @@ def _commands(command: object, name: str) -> Iterator[tuple[str, TyperCommand]]:
             yield from _commands(inner, f"{name} {each}")
     elif isinstance(command, TyperCommand):
         yield name, command
-
-
-def _described(command: TyperCommand) -> list[str]:
-    return [*(command.help or "").strip().splitlines(), ""]
-
-
-def _example(command: TyperCommand) -> list[str]:
-    lines = (command.epilog or "").split("Example:\n")[1].splitlines()
-    return ["```", *(line.strip() for line in lines), "```", ""]
 
 
 def _options(command: TyperCommand) -> dict[str, Option]:
@@ -299,17 +282,6 @@ def _shared(section: Section, all_commands: Mapping[str, TyperCommand]) -> dict[
 
 def _title(section: Section) -> str:
     return SHARED[section][0]
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")
-
-
-def _table(options: Iterable[Option], heads: tuple[str, ...]) -> list[str]:
-    rows = [f"| {each.names} | {each.default} | {each.help} |" for each in options]
-    if not rows:
-        return []
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows, ""]
 
 
 def main() -> int:

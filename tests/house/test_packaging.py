@@ -1,6 +1,5 @@
 """The wheel has the whole tree under one import name, and the dashboard needs no torch."""
 
-import ast
 import os
 import platform
 import re
@@ -33,21 +32,13 @@ def tree() -> set[str]:
 
 def modules() -> list[str]:
     """Every module of the tree by its import name."""
-    names = []
-    for file in sorted(name for name in tree() if name.endswith(".py")):
-        names.append(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
-    return names
+    files = sorted(name.removesuffix(".py") for name in tree() if name.endswith(".py"))
+    return [file.removesuffix("/__init__").replace("/", ".") for file in files]
 
 
 def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    options = {"cwd": cwd, "capture_output": True, "text": True, "timeout": 100}
+    return subprocess.run([sys.executable, "-c", code], check=False, **options)
 
 
 def build_wheel(folder: Path, **environment: str) -> set[str]:
@@ -128,27 +119,6 @@ def test_all_modules_but_those_that_run_models_import_without_torch_and_transfor
         "    importlib.import_module(name)\n"
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_engine_imports_neither_the_dashboard_nor_the_recordings() -> None:
-    for package, forbidden in (
-        ("engine", ("stepscope.tui", "stepscope.recordings")),
-        ("kernels", ("stepscope.tui", "stepscope.recordings", "stepscope.engine")),
-        ("recordings", ("stepscope.tui",)),
-    ):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for name in imported(path):
-                assert not name.startswith(forbidden), f"{path.relative_to(ROOT)} imports {name}"
-
-
-def imported(path: Path) -> list[str]:
-    names = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return names
 
 
 def test_set_and_snapshot_import_neither_torch_nor_textual() -> None:

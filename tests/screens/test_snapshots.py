@@ -24,7 +24,6 @@ import msgspec
 import pytest
 from rich.style import Style
 
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark
 from stepscope.recordings.file.overview import Overview
@@ -39,7 +38,7 @@ from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.pages.start_page import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
 from tests.support.screens.screen_text import Cells, cells
-from tests.support.sessions.still_source import StillSource, busy_messages
+from tests.support.sessions.received import Received, busy_messages
 from tests.support.waiting import until
 
 FOLDER = Path(__file__).parents[1] / "snapshots"
@@ -101,7 +100,7 @@ def file_of(screen: str, size: Size, look: Look) -> Path:
     return FOLDER / (f"{name}.txt" if look in (TEXT, COLOURS) else f"{name}-{look.name}.txt")
 
 
-class Still(StillSource):
+class Still(Received):
     """A source that receives nothing more; its recording lies in a folder."""
 
     def __init__(
@@ -118,9 +117,7 @@ class Still(StillSource):
         for sequence, message in busy_messages(num_steps, NUM_STEPS - 60, Knobs(**knobs)):
             if isinstance(message, EngineInfo):
                 message = msgspec.structs.replace(message, engine_id=name, name=name)
-            payload = wire.encode(message)
-            self.history.append(sequence, payload)
-            self.tap.send(wire.TOPICS[type(message)], sequence, payload)
+            self.take(sequence, message)
         if recorder is not None:
             recorder.stop()
             assert recorder.error is None, recorder.error

@@ -9,7 +9,6 @@ from protocol import Done, Work, serve
 
 
 def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
-    import msgspec
     import zmq
 
     from stepscope.engine.bench.measured_run import measure
@@ -46,11 +45,9 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
             )
             for token_ids in work.prompts(vocab_size)
         ]
-        measurement = measure(core, intake, submits)
-        result = measurement.result
+        result, requests = measure(core, intake, submits)
         assert not result.num_failed, result.failures
-        outputs = [each.output_token_ids for each in measurement.requests]
-        return Done(outputs, result.seconds, msgspec.to_builtins(result))
+        return Done([each.output_token_ids for each in requests], result.seconds)
 
     info = core.info
     how = ", ".join(

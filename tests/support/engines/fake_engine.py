@@ -2,20 +2,24 @@
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import zmq
 
 from stepscope.engine.protocol import commands, replies, wire
 from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, ReplayFrom
 from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, ReplayedFrame
-from stepscope.engine.protocol.wire import EngineInfo, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import EngineInfo, Telemetry
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.rate_limit import RateLimiter
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
+from tests.support.sessions import history_steps
+from tests.support.sessions.history_steps import step
 from tests.support.waiting import wait_for
+
+info = partial(history_steps.info, name="fake")
 
 
 class FakeEngine:
@@ -81,22 +85,23 @@ class FakeEngine:
         while not self._closing.is_set():
             if self._router.poll(10):
                 identity, command_id, payload = self._router.recv_multipart()
-                command = commands.decode_command(payload)
-                if self.limiter is not None:
-                    if not self.limiter.admit(identity, len(payload)):
-                        error = replies.encode(Error(code="rate_limited", message="too many"))
-                        self._router.send_multipart([identity, command_id, error])
-                        continue
-                    self.limiter.charge(identity, command)
-                if isinstance(command, ReplayFrom) and command.limit > self.largest_replay:
-                    continue
-                if self.num_unanswered:
-                    self.num_unanswered -= 1
-                elif self.is_silent:
-                    self.num_silenced += 1
-                else:
-                    reply = self._answer(command)
+                reply = self._reply(identity, payload)
+                if reply is not None:
                     self._router.send_multipart([identity, command_id, replies.encode(reply)])
+
+    def _reply(self, identity: bytes, payload: bytes) -> AnyReply | None:
+        command = commands.decode_command(payload)
+        if self.limiter is not None:
+            if not self.limiter.admit(identity, len(payload)):
+                return Error(code="rate_limited", message="too many")
+            self.limiter.charge(identity, command)
+        if isinstance(command, ReplayFrom) and command.limit > self.largest_replay:
+            return None
+        if self.num_unanswered:
+            self.num_unanswered -= 1
+            return None
+        self.num_silenced += self.is_silent
+        return None if self.is_silent else self._answer(command)
 
     def _answer(self, command: commands.AnyCommand) -> AnyReply:
         if isinstance(command, ReplayFrom) and not self.refuses_replay:
@@ -121,30 +126,6 @@ class FakeEngine:
                 ]
                 return Replayed(frames=frames, oldest_sequence=0, next_sequence=self.next_sequence)
             return Error(code="no", message="not here")
-
-
-def info(engine_id: str = "one", **changes: Any) -> EngineInfo:
-    fields: dict[str, Any] = {
-        "engine_id": engine_id,
-        "name": "fake",
-        "software_version": "0",
-        "model": "none",
-        "monotonic_ns": 0,
-        "wall_ns": 1_700_000_000_000_000_000,
-    }
-    return EngineInfo(**(fields | changes))
-
-
-def step(number: int) -> StepRecord:
-    return StepRecord(
-        step=number,
-        schedule_start_ns=number * 10_000_000,
-        tokens_ns=number * 10_000_000 + 8_000_000,
-        num_prefill_tokens=0,
-        num_decode_tokens=0,
-        num_running=0,
-        num_waiting=0,
-    )
 
 
 class Session:

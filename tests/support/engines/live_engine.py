@@ -1,6 +1,7 @@
 """`LiveEngine`: a simulated engine behind real sockets, on a thread of the test's process."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,16 +19,15 @@ from stepscope.engine.protocol.replies import AnyReply
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import Runner
-from stepscope.engine.simulation.simulated import VOCAB_SIZE
-from stepscope.engine.simulation.step_time import CostModel
+from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
+from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner
+from stepscope.engine.simulation.step_time import CostModel, shape_of
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import Gate, local_key
 from tests.support.engines.core_ends import GivenWorkload
-from tests.support.engines.paced_runner import PacedRunner
 from tests.support.engines.simulated_run import simulated_info
 
 
@@ -46,10 +46,21 @@ class ByteCodec:
         )
 
 
+class PacedRunner(SimulatedRunner):
+    """A simulated runner that sleeps as long as its cost model says."""
+
+    def clock(self) -> int:
+        return time.monotonic_ns()
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        launch_ns = time.monotonic_ns()
+        token_ids = super().execute(step).token_ids
+        time.sleep(self._cost.step_time(shape_of(step)).device_s)
+        return StepResult(token_ids, launch_ns=launch_ns, tokens_ns=time.monotonic_ns())
+
+
 @dataclass
 class LiveEngine:
-    """A simulated engine behind real sockets, on a thread of the test's process."""
-
     endpoint: Endpoint
     core: EngineCore
     publisher: Publisher
@@ -88,6 +99,7 @@ def running_engine(
     open_publisher: Callable[[str], Publisher] | None = None,
     seed: int = 0,
     tokenizer: Any = None,
+    has_tokenizer: bool = True,
     **options: Any,
 ) -> Iterator[LiveEngine]:
     """Run it until the end of the block, or until its core stops.
@@ -107,7 +119,7 @@ def running_engine(
         knobs = knobs or Knobs(max_num_seqs=limits.max_num_seqs)
         scheduler = Scheduler(KVCacheManager(num_blocks, 16), knobs, limits)
         info = simulated_info(limits, num_blocks, 16, seed, is_served=True)
-        workload = GivenWorkload()
+        workload, codec = GivenWorkload(), (tokenizer or ByteCodec()) if has_tokenizer else None
         changes: dict[str, Any] = {}
         core = EngineCore(
             msgspec.structs.replace(info, with_tokens=with_tokens),
@@ -124,7 +136,7 @@ def running_engine(
             endpoint.control,
             core,
             Intake(
-                tokenizer or ByteCodec(),
+                codec,
                 getattr(runner, "vocab_size", VOCAB_SIZE),
                 limits.max_model_len,
                 with_tokens=with_tokens,

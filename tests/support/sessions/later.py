@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TypeVar, overload
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -21,11 +21,7 @@ class Later(Sequence[Item]):
     def _made(self) -> Sequence[Item]:
         return self._make()
 
-    @overload
-    def __getitem__(self, place: int) -> Item: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Item]: ...
-    def __getitem__(self, place: int | slice) -> Item | Sequence[Item]:
+    def __getitem__(self, place: Any) -> Any:
         return self._made[place]
 
     def __iter__(self) -> Iterator[Item]:

@@ -1,25 +1,30 @@
-"""`Received`: a live source whose messages the test passes in. `every_message` of an engine."""
+"""`Received`: a live source; a busy history for one; `every_message` of an engine."""
+
+from collections.abc import Sequence
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import ReplayFrom
 from stepscope.engine.protocol.replies import Replayed
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import TOPICS, Telemetry, TelemetryMessage, decode, encode
+from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.copied import copied
 
 
 class Received:
-    """A source of messages; implements `Source`."""
+    """A live source whose messages the test passes in, if any; implements `Source`."""
 
     is_live = True
-    name = "engine"
-    status: SourceStatus = "live"
-    error = None
 
-    def __init__(self, slo: SLO | None) -> None:
-        self.history = History() if slo is None else History(slo)
+    def __init__(self, history: History, name: str = "engine") -> None:
+        self.history, self.name = history, name
         self.tap = FrameTap()
+        self.status: SourceStatus = "live"
+        self.error: str | None = None
 
     def start(self) -> None:
         return
@@ -31,6 +36,30 @@ class Received:
         payload = encode(message)
         self.history.append(sequence, payload)
         self.tap.send(TOPICS[type(message)], sequence, payload)
+
+
+def busy_messages(num_steps: int, change_at: int, knobs: Knobs) -> Sequence[tuple[int, Telemetry]]:
+    """A session with preemptions, prefix hits, and from a step on a smaller budget."""
+    return simulate(
+        seed=3,
+        num_steps=num_steps,
+        knobs=knobs,
+        changes={change_at: {"max_num_batched_tokens": 512}},
+        workload=SimulatedWorkload(
+            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
+        ),
+        cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
+        num_blocks=512,
+    )
+
+
+@copied
+def busy_history(num_steps: int) -> History:
+    history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
+    knobs = Knobs(max_num_batched_tokens=1024, max_num_seqs=32)
+    for sequence, message in busy_messages(num_steps, num_steps - 60, knobs):
+        history.append(sequence, message)
+    return history
 
 
 def every_message(client: ControlClient, since: int = 0) -> list[TelemetryMessage]:
