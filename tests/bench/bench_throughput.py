@@ -15,6 +15,7 @@ runs in fp32, stepscope as its `--dtype auto` would.
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -22,13 +23,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
-import torch
 from checkpoints import SHAPES, Shape, ensure
 from common import parser
-from contenders import CONTENDERS, Contender, ContenderError, Running, running
+from contenders import CONTENDERS, MACHINE, Contender, ContenderError, Running, running
 from protocol import Done, Work
-
-from stepscope.engine.execution.machine.devices import find_dtype
 
 TIMEOUT_S = 900.0
 SAMPLE = (Work(1, 5, 16, 1), Work(3, 33, 16, 2), Work(2, 200, 16, 3))
@@ -51,6 +49,7 @@ POINTS = {
     "25M": [*DECODES, Point(32, 512, 64)],
     "135M": [*DECODES[:2], Point(16, 128, 64)],
 }
+PREFILL = Point(8, 512, 1)
 Rounds = dict[str, list[Done]]  # by the contender's key
 
 
@@ -60,12 +59,16 @@ def main() -> None:
     start_s = time.perf_counter()
     for num_cores in given.cores:
         cores = sorted(os.sched_getaffinity(0))[-num_cores:]
+        with running([MACHINE], Path(), cores) as (runner,):
+            rates = runner.ask(Work(0, 0, 0, 0), TIMEOUT_S).details
+        machine = {name: round(rate, 1) for name, rate in rates.items()}
+        print(f"\n{len(cores)} core(s): {json.dumps(machine)}", flush=True)
         contenders = [CONTENDERS[key] for key in given.contenders]
-        if find_dtype("auto", torch.device("cpu")) == torch.float32:
+        if machine["bf16_gflops"] < machine["fp32_gflops"]:
             contenders = [each.with_dtype("float32") for each in contenders]
-            print("this CPU has no instructions for bf16: everybody in fp32", flush=True)
+            print("this CPU multiplies bf16 slower than fp32: everybody in fp32", flush=True)
         for size in given.sizes:
-            bench(SHAPES[size], contenders, cores, given)
+            bench(SHAPES[size], contenders, cores, machine, given)
     print(f"\n{time.perf_counter() - start_s:.0f} s in all")
 
 
@@ -78,7 +81,11 @@ def options() -> argparse.Namespace:
 
 
 def bench(
-    shape: Shape, contenders: list[Contender], cores: list[int], given: argparse.Namespace
+    shape: Shape,
+    contenders: list[Contender],
+    cores: list[int],
+    machine: dict[str, float],
+    given: argparse.Namespace,
 ) -> None:
     """All points of one size on these cores."""
     folder = ensure(shape)
@@ -86,9 +93,17 @@ def bench(
     millions = shape.num_parameters / 1e6
     print(f"\n{shape.name}: {millions:.1f} M parameters, {len(cores)} core(s)", flush=True)
     with running(contenders, folder, cores) as runners:
+        ours = next((each for each in runners if each.contender.key == "stepscope"), None)
+        dtype = "float32" if ours is None else ours.contender.settings["dtype"]
+        roofline = Roofline(shape, machine, dtype)
         for point in POINTS[shape.name]:
             rounds = measure(point, runners, given.repeats, given.seconds)
             show_point(point, runners, rounds)
+            if ours is not None and point in DECODES:
+                roofline.show_decode(point, rounds["stepscope"])
+        if ours is not None:
+            done = [ours.ask(Work(*PREFILL, seed), TIMEOUT_S) for seed in range(5)]
+            roofline.show_prefill(min(each.seconds for each in done[1:]))
 
 
 def check_sample(folder: Path, cores: list[int]) -> None:
@@ -149,6 +164,45 @@ def show_point(point: Point, runners: list[Running], rounds: Rounds) -> None:
             f"    {key:15}{rate:10,.1f} {f'({max(rates[key]):,.1f})':>11} of {len(rates[key])}  "
             f"{against:20} {runner.how}",
             flush=True,
+        )
+
+
+class Roofline(NamedTuple):
+    """What share of the machine stepscope reaches (a weight and a K/V element have its dtype).
+
+    Prefill: multiplications of the layers for every token and of the head for one token a request;
+    attention is left out. Decode: the weights and the K/V that a step must read, and its
+    multiplications, by the median decode-only step. Weights that fit the cache of the processor are
+    read faster than memory: a share above 1 is no mistake.
+    """
+
+    shape: Shape
+    machine: dict[str, float]
+    dtype: str
+
+    def gemm_share(self, flop: float, seconds: float) -> str:
+        rate = self.machine["fp32_gflops" if self.dtype == "float32" else "bf16_gflops"]
+        return f"{flop / seconds / 1e9 / rate:.0%} of the gemm rate"
+
+    def show_prefill(self, seconds: float) -> None:
+        layers = self.shape.num_layers * self.shape.num_layer_parameters
+        head = self.shape.num_matmul_parameters - layers
+        num_tokens = PREFILL.num_requests * PREFILL.num_prompt_tokens
+        flop = 2 * (layers * num_tokens + head * PREFILL.num_requests)
+        rate = num_tokens / seconds
+        print(f"  {PREFILL}: {rate:,.0f} tokens/s, {self.gemm_share(flop, seconds)}")
+
+    def show_decode(self, point: Point, rounds: list[Done]) -> None:
+        step_s = min(each.details["steps"]["decode_step_ms"]["p50"] for each in rounds) / 1e3
+        itemsize = 4 if self.dtype == "float32" else 2
+        context = point.num_prompt_tokens + point.num_output_tokens / 2
+        num_elements = self.shape.num_matmul_parameters
+        num_elements += round(self.shape.kv_elements_per_token * context * point.num_requests)
+        read = itemsize * num_elements / step_s / 1e9 / self.machine["read_gb_per_s"]
+        flop = 2 * self.shape.num_matmul_parameters * point.num_requests
+        print(
+            f"      {step_s * 1e3:.2f} ms a step, {read:.0%} of the memory rate: "
+            f"{self.gemm_share(flop, step_s)}"
         )
 
 

@@ -25,10 +25,22 @@ class Shape(NamedTuple):
     vocab_size: int
 
     @property
-    def num_parameters(self) -> int:
+    def num_layer_parameters(self) -> int:
         attention = 2 * self.hidden_size * HEAD_DIM * (self.num_heads + self.num_kv_heads)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size
-        return self.num_layers * layer + 2 * self.vocab_size * self.hidden_size
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Weights a decode step multiplies with: everything but the input embedding (and norms)."""
+        return self.num_layers * self.num_layer_parameters + self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        return self.num_matmul_parameters + self.vocab_size * self.hidden_size
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * HEAD_DIM
 
 
 # The middle and the large one have 25 M and 135 M parameters without their input embedding.

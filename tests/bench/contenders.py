@@ -43,6 +43,7 @@ CONTENDERS = {
         ("vllm", "vllm_peer.py", "bfloat16"),
     )
 }
+MACHINE = Contender("machine", "machine_peer.py", {})
 
 
 class ContenderError(Exception):

@@ -39,6 +39,7 @@ class Done(NamedTuple):
 
     outputs: list[list[int]]
     seconds: float
+    details: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
 def pin(cores: list[int]) -> None:

@@ -9,6 +9,7 @@ from protocol import Done, Work, serve
 
 
 def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
+    import msgspec
     import zmq
 
     from stepscope.engine.bench.measured_run import measure
@@ -45,9 +46,11 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
             )
             for token_ids in work.prompts(vocab_size)
         ]
-        result, requests = measure(core, intake, submits)
+        measurement = measure(core, intake, submits)
+        result = measurement.result
         assert not result.num_failed, result.failures
-        return Done([each.output_token_ids for each in requests], result.seconds)
+        outputs = [each.output_token_ids for each in measurement.requests]
+        return Done(outputs, result.seconds, msgspec.to_builtins(result))
 
     info = core.info
     how = ", ".join(
