@@ -20,6 +20,7 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
 from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.views.theme import TO_ASCII
 
 MANY = "9" * 400
 
@@ -312,3 +313,15 @@ def test_a_command_in_another_encoding_prints_its_table_and_its_errors(tmp_path:
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
     assert "/nö?.mcap" in done.stderr.decode("latin-1")
+
+
+def test_output_in_an_encoding_without_our_glyphs_has_their_ascii_characters(folder: Path) -> None:
+    def written(encoding: str) -> bytes:
+        command = [sys.executable, "-m", "stepscope.tui.cli", "compare", "ok.mcap", "freeze"]
+        environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
+        assert done.stdout
+        return done.stdout
+
+    drawn = written("utf-8").decode().translate(TO_ASCII)
+    assert written("ascii") == drawn.encode("ascii", "replace")

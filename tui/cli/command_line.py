@@ -4,6 +4,7 @@ A command's module has its options beside its body, and is imported only when it
 list of commands needs none of them.
 """
 
+import codecs
 import io
 import sys
 from collections.abc import Iterator, Mapping
@@ -155,11 +156,21 @@ def command_tree() -> Any:
     return get_command(app)
 
 
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return an ASCII character for each glyph that an encoding lacks, `?` for others."""
+    assert isinstance(error, UnicodeEncodeError)
+    from stepscope.tui.views.theme import TO_ASCII  # takes long to import
+
+    text = error.object[error.start : error.end].translate(TO_ASCII)
+    return text.encode("ascii", "replace").decode(), error.end
+
+
 def run() -> int:
     """Run the command named by this process's arguments; return the exit code."""
+    codecs.register_error("glyphs", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what its encoding lacks becomes `?`
+            stream.reconfigure(errors="glyphs")
     try:
         result = command_tree()(prog_name="stepscope", standalone_mode=False)
     except BrokenPipeError:
