@@ -30,10 +30,10 @@ _MOST = 256  # rows that no step has taken yet
 
 
 class ThreadTimes(NamedTuple):
-    """What Linux has counted of one thread so far."""
+    """What Linux has counted of one thread so far; `waited_ns`: for a processor."""
 
     ran_ns: int
-    waited_ns: int  # for a processor
+    waited_ns: int
     num_runs: int
 
 

@@ -88,9 +88,8 @@ def check(scheduler: Any, parallel: Any) -> None:
         "speculative decoding": not scheduler.spec_algorithm.is_none(),
         "a model that only embeds": not scheduler.is_generation,
     }
-    for what, is_so in not_watched.items():
-        if is_so:
-            raise UnknownSglangError(f"stepscope does not watch {what}")
+    if found := [what for what, is_so in not_watched.items() if is_so]:
+        raise UnknownSglangError(f"stepscope does not watch {found[0]}")
 
 
 def is_first_rank(parallel: Any) -> bool:
