@@ -109,17 +109,13 @@ LIVE = {
 }
 
 
-class UnknownVllmError(RuntimeError):
-    """This vLLM lacks what the adapter needs. The message says what."""
-
-
 def check(scheduler: Any) -> None:
-    """Raises UnknownVllmError when the adapter cannot watch this scheduler."""
+    """Raises RuntimeError if this scheduler lacks what the adapter needs; it says what."""
     missing = [name for name in NEEDED if not hasattr(scheduler, name)]
     pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
     missing += [f"block_pool.{name}" for name in _NEEDED_OF_POOL if not hasattr(pool, name)]
     if missing:
-        raise UnknownVllmError(f"this vLLM's scheduler has no {', '.join(missing)}")
+        raise RuntimeError(f"this vLLM's scheduler has no {', '.join(missing)}")
 
 
 def live_knobs(release: str) -> list[str]:
