@@ -36,7 +36,7 @@ def describe(
     """Return the engine's description. Values that this version of vLLM lacks are None."""
     groups, config = watcher.groups, scheduler.vllm_config
     model, parallel = config.model_config, config.parallel_config
-    names, size = model.served_model_name, parallel.data_parallel_size
+    names, size = getattr(model, "served_model_name", ""), parallel.data_parallel_size
     release = known(lambda: str(sys.modules["vllm"].__version__))
     cache, transfer = scheduler.cache_config, getattr(config, "kv_transfer_config", None)
     roles = {"kv_producer": "prefill", "kv_consumer": "decode"}
