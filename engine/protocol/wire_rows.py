@@ -148,7 +148,7 @@ class HoldUp(Struct, array_like=True, frozen=True, gc=False):
     kind: str
     start_ns: int
     ns: int
-    detail: str = ""  # generation, or kernel
+    detail: str = ""  # generation, kernel, or pages that had to be read from the disk
 
 
 class PrefillPart(Struct, array_like=True, frozen=True, gc=False):

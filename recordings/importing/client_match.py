@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import Arrived, BatchRow, Mark, Phase, RowFlag, StepRecord
@@ -37,7 +36,6 @@ _MOST = 0.9  # of the most votes is as good
 _SLACK_NS = 1_000_000  # by which stamps of one machine may contradict each other
 _NUM_MARKS = 5  # of each kind
 
-_ARRIVAL = attrgetter("arrival_ns")
 _Kind: TypeAlias = "Callable[[ClientRequest | ServedRequest], object]"
 
 
@@ -127,7 +125,7 @@ def served_requests(recording: Recording) -> list[ServedRequest]:
                 if row.request_id in live:
                     live[row.request_id].add(row, message)
     whole = [each for each in found if each.is_whole and each.times_ns]
-    return sorted(whole, key=_ARRIVAL)
+    return sorted(whole, key=lambda each: each.arrival_ns)
 
 
 def client_match(session: ForeignSession, recording: Recording) -> ClientMatch:

@@ -220,16 +220,15 @@ def _inference_perf(file: ForeignFile, documents: _Documents) -> ForeignSession:
         usage = file.part(place, answer, "server_usage")
         told = file.fields(place, values | info | answer | usage, _Lifecycle)
         error = None if told.error is None else str(told.error.get("error_msg") or told.error)
-        requests.append(
-            ClientRequest(
-                start_ns=round(told.start_time * _NS),
-                end_ns=round(told.end_time * _NS),
-                num_prompt=told.prompt_tokens or told.input_tokens,
-                num_output=told.completion_tokens or told.output_tokens,
-                tokens_ns=[round(time_s * _NS) for time_s in told.chunk_times],
-                error=error,
-            )
+        request = ClientRequest(
+            start_ns=round(told.start_time * _NS),
+            end_ns=round(told.end_time * _NS),
+            num_prompt=told.prompt_tokens or told.input_tokens,
+            num_output=told.completion_tokens or told.output_tokens,
+            tokens_ns=[round(time_s * _NS) for time_s in told.chunk_times],
+            error=error,
         )
+        requests.append(request)
     lasted_ns = max(each.end_ns for each in requests) - min(each.start_ns for each in requests)
     return client_session(file, "inference-perf", requests, file.changed_ns - lasted_ns)
 

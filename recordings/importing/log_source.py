@@ -95,10 +95,10 @@ class LogPipe:
         """
         self._has_begun.wait()
         self._has_ended.wait(_BEGIN_S)
-        if found := self.newcomers():
-            return found
-        expected = "standard input: expected the log of vLLM, SGLang or TensorRT-LLM"
-        raise RecordingError(self.error or expected)
+        if not (found := self.newcomers()):
+            expected = "standard input: expected the log of vLLM, SGLang or TensorRT-LLM"
+            raise RecordingError(self.error or expected)
+        return found
 
     def newcomers(self) -> list[LogSource]:
         """The sources of ranks that have appeared since it was called last, not yet started."""

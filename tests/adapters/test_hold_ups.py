@@ -50,13 +50,15 @@ class Counted:
     """What Linux would have counted of the pump's thread and the engine's, and the clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_ns = 0
+        self.now_ns = self.num_faults = 0
         self.pump = self.engine = hold_ups.ThreadTimes(0, 0, 0)
         self.held = HoldUps()
         self.held._pump, self.held._engine = -1, -2
         read = lambda thread: self.pump if thread == -1 else self.engine  # noqa: E731
         monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
+        usage = lambda _: SimpleNamespace(ru_majflt=self.num_faults)  # noqa: E731
         monkeypatch.setattr(hold_ups, "read_times", read)
+        monkeypatch.setattr(hold_ups.resource, "getrusage", usage)
         self.held.pumping()
 
     def after(self, ms: int, *, waited_ms: int = 0, num_runs: int = 1) -> list[HoldUp] | None:
@@ -100,7 +102,8 @@ def test_a_process_that_gets_sigstop_says_for_how_long_it_was_stopped() -> None:
 
 def test_a_pump_that_neither_ran_nor_waited_was_stopped(counted: Counted) -> None:
     assert counted.after(50) is None
-    assert counted.after(2_000) == [HoldUp("stopped", 50 * MS, 2_000 * MS)]
+    counted.num_faults = 5_000
+    assert counted.after(2_000) == [HoldUp("stopped", 50 * MS, 2_000 * MS, "5,000 pages")]
     assert counted.after(2_000, waited_ms=1_950) is None
     assert counted.after(2_000, num_runs=400) is None  # each 5 ms it asks for Python's lock
     counted.held.pump_rests()
@@ -188,7 +191,7 @@ def test_prompt_tokens_that_a_connector_loads_within_a_step_are_told_with_the_ad
 
         scheduler.schedule = schedule_with_loads  # type: ignore[method-assign]
 
-    admitted = Played(attach, "0.32.0", "prefix", prepare=load).events(Admitted)
+    admitted = Played(attach, "0.32.0", "prefix", prepare=load).of(Admitted)
     assert any(loaded)
     assert [event.num_loaded_tokens for event in admitted] == loaded
     assert not any(event.load_ns or event.is_loaded_early for event in admitted)

@@ -86,16 +86,6 @@ def test_a_device_error_detaches_stepscope_and_vllm_continues(
     assert "stepscope has detached itself, vLLM goes on: RuntimeError: CUDA error" in caplog.text
 
 
-def test_without_a_gpu_the_worker_is_not_hooked(
-    attach: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cuda = SimpleNamespace(is_initialized=lambda: False)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    before = Worker.execute_model
-    attach(PlayedScheduler("0.32.0", "chunked"))
-    assert Worker.execute_model is before
-
-
 # The CUDA graph and the padding of a step, which a worker reports too
 
 

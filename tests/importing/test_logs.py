@@ -77,12 +77,6 @@ def test_vllms_lines_tell_load_kv_cache_and_tokens() -> None:
     assert found[0].tokens_ns - found[0].schedule_start_ns == 10_000_000_000
 
 
-def test_records_of_a_log_never_overlap() -> None:
-    for name in ("vllm.log", "sglang.log", "trtllm.log"):
-        for before, after in pairwise(records(SAMPLES / name)):
-            assert before.tokens_ns <= after.schedule_start_ns <= after.tokens_ns
-
-
 def test_one_rank_of_several_is_read_and_the_others_are_named() -> None:
     assert session(SAMPLES / "vllm.log").note == (
         "vllm.log: it is the log of 2 ranks: engine 0 is read, not engine 1; "
@@ -256,11 +250,15 @@ def whole(source: LogSource) -> list[StepRecord | None]:
 
 
 @pytest.mark.parametrize("name", ["vllm.log", "sglang.log", "trtllm.log"])
-def test_the_records_are_those_of_the_file(tmp_path: Path, name: str) -> None:
+def test_the_records_of_a_pipe_are_those_of_the_file_and_never_overlap(
+    tmp_path: Path, name: str
+) -> None:
     text = (SAMPLES / name).read_text("utf-8")
     path = tmp_path / name
     path.write_text(text, "utf-8")
     of_file = records(path)
+    for before, after in pairwise(of_file):
+        assert before.tokens_ns <= after.schedule_start_ns <= after.tokens_ns
     stream, log = piped()
     log.write(text)
     log.close()

@@ -43,7 +43,7 @@ def _service_level(variable: str) -> float | None:
 
 
 def described(engine: str, endpoint: Endpoint, knobs: "AttachedKnobs") -> EngineInfo:
-    """Return the description of an attached engine, as far as it is alike for all of them.
+    """Return what is alike in the descriptions of attached engines.
 
     Raises ConfigError: a service level in the environment is wrong.
     """

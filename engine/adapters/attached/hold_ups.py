@@ -12,6 +12,7 @@ What else held a thread up, such as a lock or a device, is not known here.
 import contextlib
 import gc
 import os
+import resource
 import sys
 import threading
 from collections import deque
@@ -26,14 +27,15 @@ LEAST_NS = 1_000_000  # a shorter one is not worth a row
 STOPPED_NS = 200_000_000  # by which the pump must be late
 _RUN_NS = 20_000_000  # a pump that waits for Python's lock runs more often, each 5 ms
 _SHARE = 10  # a wait for a processor counts from this part of a step on
+_MANY_FAULTS = 100
 _MOST = 256  # rows that no step has taken yet
 
 
 class ThreadTimes(NamedTuple):
-    """What Linux has counted of one thread so far."""
+    """What Linux has counted of one thread so far; `waited_ns`: for a processor."""
 
     ran_ns: int
-    waited_ns: int  # for a processor
+    waited_ns: int
     num_runs: int
 
 
@@ -50,7 +52,8 @@ class HoldUps:
         self._engine_id = 0
         self._pump: int | None = None
         self._looking = threading.Lock()
-        self._last: tuple[int, ThreadTimes] | None = None  # when the pump was seen, and its times
+        # When the pump was seen, its times, and the pages read from the disk by then.
+        self._last: tuple[int, ThreadTimes, int] | None = None
         self._waited_ns = 0  # by the engine's thread, when last read
         self._tokens_ns = 0
         self._collecting: tuple[int, ThreadTimes | None] | None = None
@@ -126,14 +129,17 @@ class HoldUps:
             if self._pump is None:
                 return
             last, now_ns, pump = self._last, monotonic_ns(), read_times(self._pump)
-            self._last = now_ns, pump
+            num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+            self._last = now_ns, pump, num_faults
             if last is None or now_ns - last[0] < STOPPED_NS:
                 return
-            start_ns, before = last
+            start_ns, before, num_before = last
             ran_ns, waited_ns, num_runs = (b - a for a, b in zip(before, pump, strict=True))
             ns = now_ns - start_ns - waited_ns
             if ns - ran_ns >= STOPPED_NS and num_runs * _RUN_NS <= ns:
-                self._add("stopped", start_ns, ns)
+                is_swapped = num_faults - num_before >= _MANY_FAULTS
+                detail = f"{num_faults - num_before:,} pages" if is_swapped else ""
+                self._add("stopped", start_ns, ns, detail)
 
     def _collect(self, phase: str, info: Mapping[str, int]) -> None:
         engine = self._engine

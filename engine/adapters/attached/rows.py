@@ -39,8 +39,7 @@ def fields_of(
 ) -> RowFields:
     """Return the fields of a row that is not an ordinary decode (one token, no drafts).
 
-    Updates the prefill state of `tracked`. If this step admits the request, the caller must have
-    added the request to `step.admitted` before.
+    Updates the prefill state of `tracked`. If this step admits it, `step.admitted` must say so.
     """
     if not tracked.is_prefilling:  # with draft tokens
         return tracked.request_id, DECODE, start, num_tokens, 0, num_blocks, _LAST_CHUNK

@@ -149,10 +149,7 @@ class StepRecorder:
         return None
 
     def settle_empty(self) -> None:
-        """Apply the effects of the oldest steps in flight that ran no request.
-
-        Call it when the engine scheduled no step whose record could include those effects.
-        """
+        """Apply the effects of the oldest steps that ran no request: no record will tell them."""
         while self._in_flight and self._in_flight[0].number is None:
             self._settle_oldest()
 
@@ -320,10 +317,7 @@ class StepRecorder:
         return changed or None
 
     def _set_back(self, step: UnfinishedStep) -> None:
-        """Move the rows of steps in flight back by the drafts that this step has rejected.
-
-        The engine scheduled those steps as if all drafts were right.
-        """
+        # The engine scheduled the steps in flight as if all drafts were right.
         for tracked, num_got in step.num_got.items() if self._in_flight else ():
             if tracked in step.lost:
                 continue

@@ -4,6 +4,7 @@ Asks, on loopback only, the default ports of these servers and the ports on whic
 processes of these engines listen. A port without a usable answer is skipped for a while.
 """
 
+import contextlib
 import re
 import threading
 import time
@@ -36,8 +37,8 @@ class LocalServers:
     `ports` returns the ports to ask, each with the pid that listens there, or None.
     """
 
-    def __init__(self, ports: "Callable[[], Iterable[tuple[int, int | None]]] | None" = None):
-        self._ports = listening_ports if ports is None else ports
+    def __init__(self, ports: Callable[[], Iterable[tuple[int, int | None]]] | None = None) -> None:
+        self._ports = ports or listening_ports
         self._found: tuple[LocalServer, ...] = ()
         self._not_before_s: dict[tuple[int, int | None], float] = {}
         self._has_looked = threading.Event()
@@ -78,9 +79,9 @@ class LocalServers:
 
 
 def listening_ports() -> list[tuple[int, int | None]]:
-    """Return the ports to ask, each with the pid that listens there, or None.
+    """Return the default ports, and those of this user's processes that look like an engine.
 
-    These are the default ports, and the ports of this user's processes that look like an engine.
+    Each has the pid that listens there, or None.
     """
     found: dict[int, int | None] = dict.fromkeys(USUAL_PORTS)
     own = psutil.Process().uids().real
@@ -103,13 +104,10 @@ def without_attached(
 ) -> list[LocalServer]:
     """Return the servers whose engine stepscope is not attached to. The others have an endpoint.
 
-    An attached engine is a child process of its server. So the parents of `engine_pids` count as
-    attached too.
+    An attached engine is a child process of its server. So the parents of `engine_pids` count, too.
     """
     attached = set(engine_pids)
     for pid in tuple(attached):
-        try:
+        with contextlib.suppress(psutil.Error):
             attached.update(each.pid for each in psutil.Process(pid).parents())
-        except psutil.Error:
-            continue
     return [each for each in servers if each.pid is None or each.pid not in attached]

@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -39,25 +39,18 @@ _COUNTERS = (
 _HISTOGRAMS = ("ttft", "itl", "tpot")
 
 
-class EngineNames(NamedTuple):
-    """The sample names of one engine, by what they tell.
-
-    What is missing in `names` the engine does not export. `kv_used` is a share, 0 to 1; `reasons`
-    are labelled `reason`.
-    """
-
-    engine: str
-    prefix: str  # of its samples
-    names: dict[str, tuple[str, ...]]
+# An engine, the prefix of its samples, and their names by what they tell; what is missing it does
+# not export. `kv_used` is a share, 0 to 1; `reasons` are labelled `reason`.
+_EngineNames: TypeAlias = tuple[str, str, dict[str, tuple[str, ...]]]
 
 
-def _engine_names(engine: str, prefix: str, **names: str) -> EngineNames:
+def _engine_names(engine: str, prefix: str, **names: str) -> _EngineNames:
     endings = {kind: "_bucket" if kind in _HISTOGRAMS else "" for kind in names}
     own = {
         kind: tuple(prefix + name + endings[kind] for name in each.split())
         for kind, each in names.items()
     }
-    return EngineNames(engine, prefix, own)
+    return engine, prefix, own
 
 
 _VLLM = _engine_names(
@@ -111,7 +104,7 @@ _TENSORRT_LLM = _engine_names(
 _OWN = {"reasons": ("stepscope_requests_waiting",), "steps": ("stepscope_steps_total",)}
 # Ours comes first: it exports vLLM's names too.
 ENGINES = (
-    EngineNames("stepscope", "stepscope_", _VLLM.names | _OWN), _VLLM, _SGLANG, _TENSORRT_LLM,
+    ("stepscope", "stepscope_", _VLLM[2] | _OWN), _VLLM, _SGLANG, _TENSORRT_LLM,
 )  # fmt: skip
 _START_TIME = "process_start_time_seconds"
 _NOT_FINISHED = ("abort", "error")
@@ -133,7 +126,7 @@ class Reading:
     num_waiting: int | None
     waiting_reasons: dict[str, int] | None
     kv_used: float | None
-    counters: dict[str, float] = field(default_factory=dict)  # by the field of `EngineNames`
+    counters: dict[str, float] = field(default_factory=dict)  # by what they tell
     histograms: dict[str, dict[float, float]] = field(default_factory=dict)  # cumulative, by bound
 
 
@@ -143,10 +136,10 @@ def read(text: str) -> Reading | None:
     None if it has no metric of a known engine.
     """
     text = f"\n{text}"
-    known = next((each for each in ENGINES if f"\n{each.prefix}" in text), None)
+    known = next((each for each in ENGINES if f"\n{each[1]}" in text), None)
     if known is None:
         return None
-    names = known.names
+    engine, _, names = known
     found = _counted(_samples(text, {*chain(*names.values()), _START_TIME}))
 
     def of(kind: str) -> list[Sample]:
@@ -159,7 +152,7 @@ def read(text: str) -> Reading | None:
     models = (each.labels.get("model_name") for some in found.values() for each in some)
     shares = [each.value for each in of("kv_used")]
     return Reading(
-        engine=known.engine,
+        engine=engine,
         model=", ".join(dict.fromkeys(each for each in models if each)),
         start_s=_sum(found.get(_START_TIME, [])),
         num_running=_count(_sum(of("running"))),

@@ -61,8 +61,7 @@ def describe(
 def data_parallel(parallel: Any) -> tuple[int, int]:
     """Return this data-parallel rank and the number of ranks.
 
-    The number of ranks is the number of replicas times the number of groups of data-parallel
-    attention.
+    There are as many as replicas, times the groups of data-parallel attention in each.
     """
     groups = parallel.attn_dp_size
     rank = (parallel.dp_rank or 0) * groups + parallel.attn_dp_rank
@@ -72,13 +71,11 @@ def data_parallel(parallel: Any) -> tuple[int, int]:
 def attach(scheduler: Any, endpoint: str) -> Attachment | None:
     """Watch a scheduler whose event loop is about to run on this thread.
 
+    Returns None on a rank that repeats the decisions of the first of its tensor-parallel group.
+
     Args:
         endpoint: an endpoint as in STEPSCOPE_ENDPOINT, from which `rank_endpoint` derives that of
             this data-parallel rank.
-
-    Returns:
-        The attachment. None on a rank that only repeats the decisions of the first rank of its
-        tensor-parallel group.
 
     Raises:
         Exception: the scheduler cannot be watched, or the endpoint is not available. The scheduler

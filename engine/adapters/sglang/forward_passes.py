@@ -83,9 +83,8 @@ class ForwardPassAddress:
         socket = text.strip().removeprefix(PREFIX)
         scheme, _, rest = socket.partition("://")
         if scheme not in ("ipc", "tcp") or not rest:
-            raise WrongValue(
-                "bad_endpoint", f"{text!r} is not sglang+ipc://PATH or sglang+tcp://HOST:PORT"
-            )
+            said = f"{text!r} is not sglang+ipc://PATH or sglang+tcp://HOST:PORT"
+            raise WrongValue("bad_endpoint", said)
         return cls(socket)
 
 
@@ -96,10 +95,8 @@ def decode(payload: bytes) -> ForwardPass:
     """Decode a message. Raises msgspec.DecodeError if it is not of the known version."""
     found = _decoder.decode(payload)
     if found.version != VERSION:
-        raise msgspec.ValidationError(
-            f"forward-pass metrics of version {found.version}, not {VERSION}: "
-            "a newer stepscope may read them"
-        )
+        said = f"forward-pass metrics of version {found.version}, not {VERSION}"
+        raise msgspec.ValidationError(f"{said}: a newer stepscope may read them")
     if not 0 <= found.wall_time < _MAX_SECONDS:
         raise msgspec.ValidationError(f"a forward pass of {found.wall_time} s")
     return found
@@ -109,11 +106,8 @@ def record_of(passed: ForwardPass, step: int, now_ns: int, last_ns: int) -> Step
     """Return the step record of a forward pass.
 
     SGLang reports how long the pass took on the GPU, but not when it ran. So the record says that
-    the pass ended when the message arrived. Running requests outside the pass are unknown.
-
-    Args:
-        now_ns: when the message arrived.
-        last_ns: when the message before this one arrived. The step does not begin earlier.
+    the pass ended at `now_ns`, when the message arrived, and did not begin before `last_ns`, when
+    the one before did. Running requests outside the pass are unknown.
     """
     scheduled = passed.scheduled_requests
     device_ns = round(passed.wall_time * 1e9)

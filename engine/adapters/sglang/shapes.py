@@ -70,15 +70,11 @@ NEEDED = (
 TRIED_RELEASE = "0.5.23"
 
 
-class UnknownSglangError(RuntimeError):
-    """This SGLang cannot be watched. The message says why."""
-
-
 def check(scheduler: Any, parallel: Any) -> None:
-    """Raises UnknownSglangError when the adapter cannot watch this scheduler."""
+    """Raises RuntimeError if the adapter cannot watch this scheduler; it says why."""
     missing = [name for name in NEEDED if not hasattr(scheduler, name)]
     if missing:
-        raise UnknownSglangError(f"this SGLang's scheduler has no {', '.join(missing)}")
+        raise RuntimeError(f"this SGLang's scheduler has no {', '.join(missing)}")
     not_watched = {
         "prefill and decode on separate servers": scheduler.disaggregation_mode.value != "null",
         "pipeline parallelism": parallel.pp_size > 1,
@@ -88,9 +84,8 @@ def check(scheduler: Any, parallel: Any) -> None:
         "speculative decoding": not scheduler.spec_algorithm.is_none(),
         "a model that only embeds": not scheduler.is_generation,
     }
-    for what, is_so in not_watched.items():
-        if is_so:
-            raise UnknownSglangError(f"stepscope does not watch {what}")
+    if found := [what for what, is_so in not_watched.items() if is_so]:
+        raise RuntimeError(f"stepscope does not watch {found[0]}")
 
 
 def is_first_rank(parallel: Any) -> bool:

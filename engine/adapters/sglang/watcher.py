@@ -27,10 +27,8 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 class SglangRequest:
     """A request of SGLang. It exposes only counts, and never a token.
 
-    Attributes:
-        num_prompt_tokens: at arrival. SGLang shortens the prompt of a request that it rejects.
-        is_waiting: whether the request is in SGLang's queue.
-        was_admitted: whether the request has left the queue before.
+    `num_prompt_tokens`: at arrival; SGLang shortens the prompt of a request that it rejects.
+    `is_waiting`: it is in SGLang's queue; `was_admitted`: it has left the queue before.
     """
 
     __slots__ = ("is_waiting", "num_prompt_tokens", "req", "request_id", "was_admitted")
@@ -183,12 +181,8 @@ class SglangWatcher:
     def processed(self, batch: SglangBatch, end_ns: int, num_dropped: int) -> StepDraft | None:
         """Return the record of the step whose `process_batch_result` has returned.
 
-        None if the step ran no request.
-
-        Args:
-            end_ns: when SGLang had passed the tokens on, as the time of the tokens, which SGLang
-                has a little earlier.
-            num_dropped: messages that subscribers have missed so far.
+        None if the step ran no request. The time of its tokens is `end_ns`, when SGLang had passed
+        them on: a little late. `num_dropped`: messages that subscribers have missed so far.
         """
         if not batch.reqs or batch.forward_mode.is_idle():
             return None

@@ -4,6 +4,7 @@ The wrappers run on the scheduler's thread.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic_ns
@@ -35,8 +36,8 @@ def describe(
     """Return the engine's description. Values that this version of vLLM lacks are None."""
     groups, config = watcher.groups, scheduler.vllm_config
     model, parallel = config.model_config, config.parallel_config
-    names, size = model.served_model_name, parallel.data_parallel_size
-    release = known(_vllm_version)
+    names, size = getattr(model, "served_model_name", ""), parallel.data_parallel_size
+    release = known(lambda: str(sys.modules["vllm"].__version__))
     cache, transfer = scheduler.cache_config, getattr(config, "kv_transfer_config", None)
     roles = {"kv_producer": "prefill", "kv_consumer": "decode"}
     return msgspec.structs.replace(
@@ -63,12 +64,6 @@ def describe(
         kv_tokens=None if groups is None else known(lambda: int(cache.kv_cache_size_tokens)),
         max_graph_tokens=known(lambda: versions.max_graph_tokens(config)),
     )
-
-
-def _vllm_version() -> str:
-    import vllm
-
-    return str(vllm.__version__)
 
 
 def attach(scheduler: Any, endpoint: str) -> Attachment:

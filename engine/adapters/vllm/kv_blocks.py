@@ -171,14 +171,10 @@ def groups_of(scheduler: VllmScheduler) -> tuple[list[KVGroup], list[int]] | Non
 
 
 class BlockHolders:
-    """Which requests hold each KV block, as scheduled. Use it inside `with notes.done()`.
+    """Which requests hold each KV block, and how many (`num_held`), as scheduled.
 
-    Args:
-        of_table: the group of each block table of vLLM.
-        block_sizes: tokens of a block of each group.
-
-    Attributes:
-        num_held: how many blocks each request holds.
+    Use it inside `with notes.done()`. `of_table`: the group of each block table of vLLM;
+    `block_sizes`: tokens of a block of each group.
     """
 
     def __init__(self, of_table: list[int], block_sizes: list[int]) -> None:
@@ -197,9 +193,8 @@ class BlockHolders:
     ) -> list[Taken]:
         """Note the blocks that a request received, by block table.
 
-        Args:
-            num_cached: how many of its tokens came from the prefix cache.
-            loads_since_ns: since when it waits for keys and values that are on their way.
+        `num_cached` of its tokens came from the prefix cache. Since `loads_since_ns` it waits for
+        keys and values that are on their way.
         """
         self._loading.pop(tracked, None)
         if loads_since_ns is not None:

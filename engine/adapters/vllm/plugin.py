@@ -86,7 +86,6 @@ def _wrap_front_end(endpoint: str) -> None:
         from stepscope.engine.adapters.vllm import front_end
 
         front_end.hook(endpoint, after)
-
         _wrap_workers(endpoint)  # for processes forked from this one
 
     if (arguments := sys.modules.get("vllm.engine.arg_utils")) is not None:

@@ -116,10 +116,8 @@ class WorkerWatch:
 class RankTable:
     """The reports of all ranks. Only `stamp` is for the engine's thread.
 
-    Args:
-        stage_size: ranks of a pipeline stage, which compute side by side; their numbers follow one
-            another.
-        num_stages: each gets its input from the one before; the last one samples.
+    The `stage_size` ranks of a pipeline stage compute side by side; their numbers follow one
+    another. Each stage gets its input from the one before; the last one samples.
     """
 
     def __init__(self, stage_size: int, num_stages: int) -> None:
@@ -145,11 +143,8 @@ class RankTable:
     def of(self, out: Any, start_ns: int, tokens_ns: int) -> list[RankTimes] | None:
         """Return the times of all ranks in a step, which has ended; None if one has not told.
 
-        Call it for each step, in order.
-
-        Args:
-            start_ns: when the engine began to schedule the step.
-            tokens_ns: when the engine had its tokens.
+        Call it for each step, in order, with the times when the engine began to schedule it, and
+        when it had its tokens.
         """
         step = getattr(out, _STAMP, -1)
         told = self._told.get(step, {})

@@ -1,10 +1,7 @@
 """What the adapter reads of vLLM's objects, without importing vLLM, and how its releases differ.
 
-A release is known by its scheduler's attributes, not by a number.
-
-These attributes appear in these releases: 0.20 `scheduler_reserve_full_isl`, `skipped_waiting`;
-0.31 `max_num_active_reqs`, `kv_holding_waiting`, `deferred_waiting` and the watermark; 0.33
-`local_prefill_interval`.
+A release is known by its scheduler's attributes, not by a number; `LIVE` says since when some are
+there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -82,7 +79,7 @@ NEEDED = (
     *VllmScheduler.__annotations__,
 )
 _NEEDED_OF_POOL = ("blocks", "num_gpu_blocks", "get_num_free_blocks", "free_blocks")
-QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # as far as a release has them
+QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")  # the last from 0.31 on
 
 FIRST_RELEASE = (0, 20)
 
@@ -109,17 +106,13 @@ LIVE = {
 }
 
 
-class UnknownVllmError(RuntimeError):
-    """This vLLM lacks what the adapter needs. The message says what."""
-
-
 def check(scheduler: Any) -> None:
-    """Raises UnknownVllmError when the adapter cannot watch this scheduler."""
+    """Raises RuntimeError if this scheduler lacks what the adapter needs; it says what."""
     missing = [name for name in NEEDED if not hasattr(scheduler, name)]
     pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
     missing += [f"block_pool.{name}" for name in _NEEDED_OF_POOL if not hasattr(pool, name)]
     if missing:
-        raise UnknownVllmError(f"this vLLM's scheduler has no {', '.join(missing)}")
+        raise RuntimeError(f"this vLLM's scheduler has no {', '.join(missing)}")
 
 
 def live_knobs(release: str) -> list[str]:

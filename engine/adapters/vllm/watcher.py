@@ -186,10 +186,7 @@ class VllmWatcher:
         return {table[name]: reason for name, reason in held.items() if name in table}
 
     def drafted(self, out: SchedulerOutput) -> list[tuple[str, VllmRequest, int]]:
-        """Return the requests with drafts in this step, and how many tokens each has put out.
-
-        Call it before `update_from_output`.
-        """
+        """Return the requests with drafts, and their output tokens before `update_from_output`."""
         requests = self._scheduler.requests
         return [
             (name, requests[name], requests[name].num_output_tokens)
@@ -274,9 +271,7 @@ class VllmWatcher:
     def note_ended(self, finished: Collection[str], freed: list[int]) -> set[TrackedRequest]:
         """Record what vLLM has ended and freed since the last call. Returns the ended requests.
 
-        Args:
-            finished: vLLM's `finished_req_ids`; those that are known already are left out.
-            freed: from `take_freed`.
+        `finished`: vLLM's `finished_req_ids`, also those that are known; `freed`: `take_freed`'s.
         """
         found = self.recorder.known(finished)
         for tracked in found:
