@@ -75,7 +75,6 @@ def measure(
     core.publish_to(meter)
     try:
         run = _MeasuredRun(core, intake, measured, warmup, meter, progress)
-        run.start()
         core.run()
         return run.measurement()
     finally:
@@ -120,8 +119,6 @@ class _MeasuredRun:
         self._measured = [(submit, intake.prepare(submit)) for submit in measured]
         self._failures: Counter[str] = Counter()
         self._next_tick_ns = 0
-
-    def start(self) -> None:
         self._begin(self._warmup or self._measured, is_warmup=bool(self._warmup))
 
     def _clear(self) -> None:

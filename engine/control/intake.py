@@ -24,19 +24,12 @@ def num_chars(command: Submit) -> int:
 
 
 class TextCodec(Protocol):
-    """Converts text and conversations to token ids and back. See `tokenizer.Tokenizer`."""
+    """The methods of a `tokenizer.Tokenizer` that an intake calls."""
 
-    def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return token ids. Raises ConfigError: the text is too long for `most` tokens."""
-
+    def encode(self, text: str, most: int | None = None) -> list[int]: ...
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], most: int | None = None
-    ) -> list[int]:
-        """Return the token ids of a conversation.
-
-        Raises ConfigError: the text is too long for `most` tokens, or the chat template fails.
-        """
-
+    ) -> list[int]: ...
     def text_stream(self) -> TextStream: ...
 
 

@@ -291,8 +291,7 @@ def _check_role(config: EngineConfig) -> None:
     if config.transfer_memory != "auto":
         memory_bytes("transfer_memory", config.transfer_memory)
     if config.role == "prefill" and not config.decode_to:
-        raise WrongValue(
-            "role", "role=prefill needs the engine that decodes: --decode-to NAME or ADDRESS"
-        )
+        what = "role=prefill needs the engine that decodes: --decode-to NAME or ADDRESS"
+        raise WrongValue("role", what)
     if config.role != "prefill" and config.decode_to:
         raise WrongValue("role", f"decode_to needs role=prefill, this engine is {config.role}")

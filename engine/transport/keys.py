@@ -68,9 +68,8 @@ class Holder(NamedTuple):
 def check_public(text: str, what: str) -> str:
     """Return `text`, if it is the public half of a key; else raise ConfigError."""
     if not _Z85.fullmatch(text):
-        raise ConfigError(
-            "bad_key", f"{what}: expected a public key of {NUM_KEY_CHARS} characters (Z85)"
-        )
+        expected = f"expected a public key of {NUM_KEY_CHARS} characters (Z85)"
+        raise ConfigError("bad_key", f"{what}: {expected}")
     return text
 
 
@@ -125,9 +124,8 @@ def find_credentials(endpoint: str, *, is_remote: bool) -> Credentials | None:
     anywhere = [each for each in found if each.endpoint is None] if is_remote else []
     if len(anywhere) > 1:
         names = ", ".join(str(each.path) for each in anywhere)
-        raise ConfigError(
-            "which_key", f"several keys could be meant for {endpoint}: {names}; add --key FILE"
-        )
+        what = f"several keys could be meant for {endpoint}: {names}; add --key FILE"
+        raise ConfigError("which_key", what)
     return anywhere[0] if anywhere else None
 
 
@@ -155,11 +153,9 @@ class KeyFolder:
         try:
             status = self.path.stat()
         except OSError as error:
-            raise ConfigError(
-                "keys",
-                f"{self.path}: {error.strerror}; 'stepscope keys new NAME --role operator --keys "
-                f"{self.path}' makes it with a first key",
-            ) from error
+            command = f"stepscope keys new NAME --role operator --keys {self.path}"
+            what = f"{self.path}: {error.strerror}; '{command}' makes it with a first key"
+            raise ConfigError("keys", what) from error
         if not stat.S_ISDIR(status.st_mode):
             raise ConfigError("keys", f"{self.path} is no folder")
         _check_private(self.path, status)
@@ -220,11 +216,8 @@ class KeyFolder:
         self.make()
         self.check()
         if path.exists():
-            raise ConfigError(
-                "key_exists",
-                f"there is a key {name!r} already; choose another name, or first: "
-                f"stepscope keys revoke {name}",
-            )
+            advice = f"choose another name, or first: stepscope keys revoke {name}"
+            raise ConfigError("key_exists", f"there is a key {name!r} already; {advice}")
         credentials = Credentials(KeyPair.new(), self.server_pair().public, name, endpoint)
         write_credentials(output, credentials, role)
         created = time.strftime("%Y-%m-%d")
@@ -246,9 +239,8 @@ class KeyFolder:
             self._of(name).unlink()
         except FileNotFoundError:
             names = ", ".join(each.name for each in self.holders().values())
-            raise ConfigError(
-                "no_such_key", f"no key {name!r} is in {self.path}; there are: {names or 'none'}"
-            ) from None
+            what = f"no key {name!r} is in {self.path}; there are: {names or 'none'}"
+            raise ConfigError("no_such_key", what) from None
 
     def _of(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -265,9 +257,8 @@ def _write(path: Path, values: Mapping[str, str], comment: str = "") -> None:
             os.fchmod(stream.fileno(), 0o600)
             stream.write(comment + "".join(f'{key} = "{text}"\n' for key, text in values.items()))
     except FileExistsError:
-        raise ConfigError(
-            "key_exists", f"{path} is there already; remove it or choose another name"
-        ) from None
+        what = f"{path} is there already; remove it or choose another name"
+        raise ConfigError("key_exists", what) from None
     except OSError as error:
         with contextlib.suppress(OSError):
             path.unlink()

@@ -11,8 +11,6 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 import zmq
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.control.remote_client import RemoteClient
@@ -42,7 +40,6 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit
-from stepscope.engine.transport.rate_limit import CLIENT_BURST, CLIENT_RATE, RateLimiter
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.audit_text import change_text
@@ -425,33 +422,6 @@ def test_a_flood_of_commands_is_refused_and_counted_and_others_are_answered(
     snapshot = client.snapshot()
     assert snapshot.control is not None
     assert snapshot.control.limited == len(refused)
-
-
-@settings(max_examples=25)
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.2), st.integers(0, 200_000)), max_size=300)
-)
-def test_no_client_exceeds_its_command_rate_whatever_it_sends(
-    sent: list[tuple[int, float, int]],
-) -> None:
-    now_s = 0.0
-    limiter = RateLimiter(lambda: now_s)
-    used = dict.fromkeys(range(3), 0.0)
-    refused = 0
-    for number, wait_s, size in sent:
-        now_s += wait_s
-        name = str(number).encode()
-        if limiter.admit(name, size):
-            limiter.charge(name, GetSnapshot())
-            used[number] += rate_limit.MESSAGE + 25 + size / rate_limit.BYTES_PER_UNIT
-        else:
-            refused += 1
-            assert limiter.wait_s(name) > 0
-        debt = 25  # of the last one that was admitted
-        assert used[number] <= CLIENT_BURST + CLIENT_RATE * now_s + debt
-    assert limiter.num_limited == refused
-    now_s += 1000
-    assert limiter.pause_s() == 0
 
 
 # Bytes that are no command

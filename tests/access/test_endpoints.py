@@ -64,10 +64,6 @@ def test_without_a_folder_for_sockets_the_error_says_what_to_set(
         runtime_dir()
 
 
-def test_a_bare_name_is_an_endpoint_in_the_runtime_dir() -> None:
-    assert Endpoint.parse("engine-7").path == runtime_dir() / "engine-7"
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -54,15 +53,8 @@ class Keyed:
             [sys.executable, str(ENGINE), self.control, str(self.keys.path)],
             stderr=self.log.open("wb"),
         )
-        deadline_s = time.monotonic() + 20
-        while True:
-            try:
-                with ControlClient(self.at("first"), timeout_s=0.5) as client:
-                    client.info()
-                return
-            except EngineUnreachable:
-                assert time.monotonic() < deadline_s, self.log.read_text()
-                time.sleep(0.05)
+        with ControlClient(self.at("first"), timeout_s=30) as client:
+            client.info(again_s=0.2)
 
     def made(self, name: str, role: Role) -> Credentials:
         return self.keys.add(name, role, self.folder / f"{name}.key", None)

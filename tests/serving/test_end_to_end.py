@@ -2,13 +2,12 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient, EngineUnreachable
+from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import ReplayFrom, Submit
 from stepscope.engine.protocol.replies import Output, Replayed
@@ -16,6 +15,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.file.reader import Recording
 from tests.support.engines.warm_command import WarmCommand
+from tests.support.waiting import wait_for
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
@@ -36,16 +36,9 @@ def endpoint(
         environment={"XDG_CONFIG_HOME": str(folder)},
         stderr=errors,
     )
-    deadline = time.monotonic() + START_S
-    with ControlClient(endpoint, timeout_s=1.0) as client:
-        while True:
-            try:
-                client.info()
-                break
-            except EngineUnreachable:
-                assert process.poll() is None, errors.read_text()
-                assert time.monotonic() < deadline, "the engine did not start"
-                time.sleep(0.1)
+    wait_for(Path(endpoint).exists, "the engine starts", START_S)
+    with ControlClient(endpoint, timeout_s=START_S) as client:
+        client.info(again_s=0.5)
     yield endpoint
     process.terminate()
     assert process.wait(timeout=30) == 0, errors.read_text()
@@ -87,12 +80,9 @@ class Chats:
 
     def _ask(self, client: ControlClient, number: int) -> None:
         # Long prompts, so that a small budget shows; each one different, so that none is cached.
-        client.send(
-            Submit(
-                prompt=f"{number} " + "a stream of tokens " * 40,
-                sampling=SamplingParams(max_tokens=100, ignore_eos=True),
-            )
-        )
+        prompt = f"{number} " + "a stream of tokens " * 40
+        sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+        client.send(Submit(prompt=prompt, sampling=sampling))
 
 
 class Published:
@@ -122,6 +112,10 @@ def num_tokens(step: StepRecord) -> int:
     return step.num_prefill_tokens + step.num_decode_tokens
 
 
+def is_full(step: StepRecord) -> bool:
+    return num_tokens(step) == step.token_budget == 48
+
+
 def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
     terminal: Callable[..., object], endpoint: str, tmp_path: Path
 ) -> None:
@@ -136,13 +130,7 @@ def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
         screen.wait_for(r"BUDGET +\d+/48\b")
         screen.wait_for("◆")
         # The next prompt fills a step.
-        deadline = time.monotonic() + 30
-        while not any(
-            num_tokens(s) == 48 for s in steps_of(published.read()) if s.token_budget == 48
-        ):
-            assert time.monotonic() < deadline, "the new budget never binds"
-            time.sleep(0.2)
-
+        wait_for(lambda: any(map(is_full, steps_of(published.read()))), "the new budget binds")
         messages = published.read()
         (change,) = [m for m in messages if isinstance(m, KnobsChanged)]
         assert change.old == {"max_num_batched_tokens": 512}
@@ -156,10 +144,7 @@ def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
             assert num_tokens(step) <= step.token_budget
 
         finished = chats.num_finished
-        deadline = time.monotonic() + 30
-        while chats.num_finished < finished + 4:
-            assert time.monotonic() < deadline, "requests do not finish any more"
-            time.sleep(0.05)
+        wait_for(lambda: chats.num_finished >= finished + 4, "requests finish")
         screen.send("q")
         assert screen.wait_for_exit() == 0
         client.set_knobs(change.old, who="test")
@@ -181,23 +166,14 @@ def test_keys_pause_step_and_record_a_real_engine(
         paused_at = client.snapshot()
         assert paused_at.state == "paused"
         screen.send("N")
-        deadline = time.monotonic() + 60
-        while client.snapshot().step == paused_at.step:
-            assert time.monotonic() < deadline, "N did not run a step"
-            time.sleep(0.02)
+        wait_for(lambda: client.snapshot().step > paused_at.step, "N runs a step")
         stepped = client.snapshot()
         assert (stepped.step, stepped.state) == (paused_at.step + 1, "paused")
         screen.wait_for(rf"step {stepped.step:,}\b")
         screen.send("P")
-        while client.snapshot().step < stepped.step + 10:
-            assert time.monotonic() < deadline + 20, "the engine did not resume"
-            time.sleep(0.02)
-
-        screen.send("R")
-        deadline = time.monotonic() + 30
-        while not list(tmp_path.glob("*.mcap")):  # it has this name once it is finished
-            assert time.monotonic() < deadline, f"R did not end the recording:\n{screen.text()}"
-            time.sleep(0.05)
+        wait_for(lambda: client.snapshot().step >= stepped.step + 10, "the engine resumes")
+        screen.send("R")  # the file has its name once it is finished
+        wait_for(lambda: list(tmp_path.glob("*.mcap")) != [], "R ends the recording")
         screen.send("q")
         assert screen.wait_for_exit() == 0
     (path,) = tmp_path.glob("*.mcap")
@@ -216,8 +192,5 @@ def test_a_dashboard_whose_terminal_vanishes_leaves_the_engine_serving(
         screen.wait_for(r"LIVE.*step [\d,]+", START_S)
         screen.close()
         finished = chats.num_finished
-        deadline = time.monotonic() + 30
-        while chats.num_finished < finished + 4:
-            assert time.monotonic() < deadline, "the engine stopped serving"
-            time.sleep(0.05)
+        wait_for(lambda: chats.num_finished >= finished + 4, "the engine serves")
     assert chats.wrong == []

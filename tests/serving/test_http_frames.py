@@ -212,17 +212,6 @@ def test_vllm_bench_figures_do_not_depend_on_how_the_network_joins_events(
     assert measured.is_done
 
 
-async def test_the_role_is_sent_with_the_first_token_of_each_choice() -> None:
-    job = make_job("chat", stream=True, n=2)
-    measured = read_as_vllm_bench(await sent(job, FakeEngine()), "chat")
-    roles: dict[int, list[str | None]] = {0: [], 1: []}
-    for data in measured.payloads:
-        (choice,) = data["choices"]
-        roles[choice["index"]].append(choice["delta"].get("role"))
-    expected = ["assistant", *[None] * (len(TEXTS) - 1)]
-    assert roles == {0: expected, 1: expected}
-
-
 async def test_a_request_ended_by_the_engine_gets_an_error_event_after_its_tokens() -> None:
     job = make_job("completions", stream=True)
     text = b"".join(await sent(job, FakeEngine(finish_reason="abort"))).decode()

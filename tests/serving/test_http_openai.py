@@ -173,34 +173,6 @@ def test_a_stop_string_ends_the_text_before_it_and_is_named(client: "openai.Open
     assert kept.choices[0].text == text[: text.index(stop)] + stop
 
 
-def test_logprobs_name_every_token_of_the_answer(client: "openai.OpenAI") -> None:
-    asked: Any = {"model": "tiny", "max_tokens": 5, "temperature": 0}
-    chat = client.chat.completions.create(**asked, messages=MESSAGES, logprobs=True, top_logprobs=3)
-    assert chat.choices[0].logprobs is not None
-    content = chat.choices[0].logprobs.content
-    assert content is not None
-    assert chat.usage is not None
-    assert len(content) == chat.usage.completion_tokens
-    for token in content:
-        assert [token.top_logprobs[0].token, token.top_logprobs[0].logprob] == [
-            token.token,
-            token.logprob,
-        ]
-        assert len(token.top_logprobs) == 3
-    text = client.completions.create(
-        **asked, prompt="abcde", logprobs=2, extra_body={"ignore_eos": True}
-    )
-    logprobs = text.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.tokens is not None
-    assert logprobs.text_offset is not None
-    assert len(logprobs.tokens) == 5
-    offset = 0
-    for token_text, where in zip(logprobs.tokens, logprobs.text_offset, strict=True):
-        assert where == offset
-        offset += len(token_text)
-
-
 def test_the_bytes_of_all_tokens_are_the_text_and_their_offsets_are_places_in_it(
     client: "openai.OpenAI",
 ) -> None:

@@ -4,8 +4,6 @@ The engines are processes with a tiny model in float32, whose tokens do not depe
 """
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import pytest
 
-from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
+from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.handover.shared_memory import PREFIX
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.loop.inbox import Call, SilentClient
@@ -31,13 +29,12 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.engines.serve import announcement
 from tests.support.engines.warm_command import WarmCommand
+from tests.support.sessions.following import joined
 from tests.support.sessions.received import every_message
 from tests.support.waiting import wait_for
 
-STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
 AnyKind = TypeVar("AnyKind", bound=Reply)
 FIXED = (
@@ -83,22 +80,14 @@ class Pair:
         config = msgspec.structs.asdict(self.config(name))
         fixed = {each: config[each] for each in FIXED}
         flags = [f"--{each.replace('_', '-')}={value}" for each, value in fixed.items()]
-        errors = self.folder / f"{name}.stderr"
         self._processes[name] = WarmCommand(
             *("serve", *flags, "--max-num-batched-tokens", "64", *options),
             environment={"XDG_CONFIG_HOME": str(self.folder)},
-            stderr=errors,
+            stderr=self.folder / f"{name}.stderr",
         )
-        deadline_s = time.monotonic() + START_S
-        with ControlClient(self.endpoint(name), timeout_s=1.0) as client:
-            while True:
-                try:
-                    client.info()
-                    return
-                except EngineUnreachable:
-                    assert self._processes[name].poll() is None, errors.read_text()
-                    assert time.monotonic() < deadline_s, "it did not start"
-                    time.sleep(0.05)
+        wait_for(Path(self.endpoint(name)).exists, "it starts", START_S)
+        with ControlClient(self.endpoint(name), timeout_s=START_S) as client:
+            client.info(again_s=0.2)
 
     def send(self, name: str, number: signal.Signals) -> None:
         self._processes[name].send_signal(number)
@@ -285,23 +274,14 @@ def test_prefill_and_decode_engine_each_publish_their_part_of_a_request(pair: Pa
 
 
 def test_a_late_second_token_names_the_hand_over_as_cause(pair: Pair) -> None:
-    with ControlClient(pair.endpoint("decode")) as client:
-        client.ask(commands.Pause(who="test"))
-        try:
+    with ControlClient(pair.endpoint("prefill")) as other:
+        with standing_still(pair, "decode") as client:
             since = client.snapshot().sequence + 1
-            with ControlClient(pair.endpoint("prefill")) as other:
-                command_id = other.send(ask(32, 4))
-                reply_of(other, Output)
-                time.sleep(0.1)
-                client.ask(commands.Resume(who="test"))
-                while True:
-                    received = other.receive(5)
-                    assert received is not None
-                    assert received[0] == command_id
-                    if isinstance(received[1], Output) and received[1].finish_reason:
-                        break
-        finally:
-            client.ask(commands.Resume(who="test"))
+            other.send(ask(32, 4))
+            reply_of(other, Output)
+            time.sleep(0.1)
+        while reply_of(other, Output).finish_reason is None:
+            pass
     explainer = Explainer(itl_bound_ns=1, ttft_bound_ns=1, with_begun=True)
     told = messages(pair.endpoint("decode"), since)
     for message in told:
@@ -362,10 +342,8 @@ def test_requests_of_a_killed_decode_engine_continue_in_the_prefill_engine(pair:
     assert answers(pair.endpoint("prefill"), asked, kill) == expected
     for message in messages(pair.endpoint("prefill"), snapshot.sequence + 1):
         explainer.take(message)
-    assert (
-        "the decode engine was gone"
-        in max(explainer.late, key=lambda late: late.gap_ns).explanation
-    )
+    latest = max(explainer.late, key=lambda late: late.gap_ns)
+    assert "the decode engine was gone" in latest.explanation
     assert pair.info().decode_engine is None
     assert answers(pair.endpoint("prefill"), MIXED) == answers(pair.endpoint("one"), MIXED)
     pair.ensure()  # another decode engine takes its place
@@ -407,18 +385,14 @@ def test_a_client_can_abort_its_request_in_either_engine(pair: Pair) -> None:
     prefill_endpoint = pair.endpoint("prefill")
     with standing_still(pair, "decode") as decode:
         with ControlClient(prefill_endpoint) as client:
-            command_id = client.send(ask(101, 400))
+            client.send(ask(101, 400))
             abort = commands.Abort(request_id=reply_of(client, Submitted).request_id, who="test")
             wait_for(lambda: pair.num_requests("decode") > 0, "handed over")
             decode.ask(commands.StepOnce(n=3, who="test"))
             client.ask(abort)
-            while True:
-                received = client.receive(5.0)
-                assert received is not None
-                if isinstance(received[1], Output) and received[1].finish_reason is not None:
-                    assert received == (command_id, received[1])
-                    assert received[1].finish_reason == "abort"
-                    break
+            while (reason := reply_of(client, Output).finish_reason) is None:
+                pass
+            assert reason == "abort"
             wait_for(lambda: pair.num_requests("decode") == 0, "it has ended there")
             with pytest.raises(CommandRefused, match="has ended already"):
                 client.ask(abort)
@@ -450,30 +424,19 @@ def test_unsuitable_hand_over_configurations_and_requests_are_refused(
             pass
 
 
-def test_snapshot_names_the_role_of_a_prefill_or_decode_engine(pair: Pair) -> None:
-    said = {
-        name: subprocess.run(
-            [*STEPSCOPE, "snapshot", pair.endpoint(name)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for name in ("prefill", "decode")
-    }
-    assert "role       prefill, then decode goes on\n" in said["prefill"]
-    assert "role       decode\n" in said["decode"]
+def test_snapshot_names_the_role_of_a_prefill_or_decode_engine(
+    pair: Pair, stepscope: Callable[..., Any]
+) -> None:
+    for name, role in (("prefill", "prefill, then decode goes on"), ("decode", "decode")):
+        assert f"role       {role}\n" in stepscope("snapshot", pair.endpoint(name)).stdout
     [line] = announcement("127.0.0.1:8000", HttpSettings(), takes_prompts=False)
     assert line.endswith("prompts go to the prefill engine")
 
 
 def test_recordings_of_prefill_and_decode_engine_pass_verify(pair: Pair, tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.mcap" for name in ("prefill", "decode")]
-    sources = [Subscriber(Endpoint.parse(pair.endpoint(file.stem))) for file in files]
+    sources = [joined(Endpoint.parse(pair.endpoint(file.stem))) for file in files]
     recorders = [Recorder(source, file) for source, file in zip(sources, files, strict=True)]
-    for source in sources:
-        source.start()
-    for source in sources:
-        wait_for(lambda source=source: source.history.info is not None, "it is heard")
     answers(pair.endpoint("prefill"), MIXED)
     for file, source in zip(files, sources, strict=True):
         with ControlClient(pair.endpoint(file.stem)) as client:

@@ -65,13 +65,6 @@ def with_template(template: str | dict[str, str] | None) -> Tokenizer:
     return Tokenizer(wrapped)
 
 
-def test_a_conversation_is_rendered_by_the_models_own_chat_template(tokenizer: Tokenizer) -> None:
-    token_ids = tokenizer.encode_chat(TURNS)
-    start, end = 258, 259
-    expected = [start, *b"user\nHi", end, *b"\n", start, *"assistant\né".encode(), end, *b"\n"]
-    assert token_ids == [*expected, start, *b"assistant\n"]
-
-
 def test_of_several_chat_templates_the_default_is_used() -> None:
     several = with_template({"default": "{{ messages[0].content }}!", "tool_use": "tools"})
     assert several.encode_chat(TURNS) == list(b"Hi!")

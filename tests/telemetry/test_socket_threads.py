@@ -16,9 +16,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control import remote_client
 from stepscope.engine.protocol.commands import GetAudit, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import EngineStatus, StepInFlight
 from stepscope.engine.telemetry import sender, step_watcher
-from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.transport.gate import Gate
 from stepscope.engine.transport.keys import KeyFolder
@@ -83,37 +81,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> SocketWatch:
     return made
 
 
-def in_flight() -> StepInFlight:
-    return StepInFlight(
-        step=1, since_ns=0, time_ns=1, num_prefill_tokens=0, num_decode_tokens=1, num_decodes=1
-    )
-
-
-def test_a_step_watcher_and_an_engine_with_keys_take_turns_at_the_socket(
-    watch: SocketWatch, monkeypatch: pytest.MonkeyPatch, runtime_folder: Path
-) -> None:
-    monkeypatch.setattr(sender, "LOOK_S", 0.0)
-    keys = KeyFolder(runtime_folder / "keys")
-    keys.make()
-    with closing(Gate(keys)) as gate:
-        publisher = Publisher(f"ipc://{runtime_folder}/t", 100, gate=gate)
-        aside = threading.Thread(
-            target=lambda: [publisher.publish_aside(in_flight()) for _ in range(3_000)]
-        )
-        aside.start()
-        status = EngineStatus(time_ns=1, state="idle", step=1, num_running=0, num_waiting=0)
-        while aside.is_alive():
-            publisher.publish(status)
-        aside.join()
-        publisher.close()
-    assert watch.shared == []
-
-
 def test_every_socket_of_a_served_and_watched_engine_has_one_thread(
     watch: SocketWatch, monkeypatch: pytest.MonkeyPatch, runtime_folder: Path
 ) -> None:
     monkeypatch.setattr(step_watcher, "LOOK_S", 0.0005)  # every step is published in flight
     monkeypatch.setattr(step_watcher, "LONG_NS", 0)
+    monkeypatch.setattr(sender, "LOOK_S", 0.0)
     keys = KeyFolder(runtime_folder / "keys")
     keys.make()
     with (

@@ -152,6 +152,11 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.asdict(self)
 
 
+_KINDS = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (bool, "true or false"),
+}
 # The field of `Limits` that bounds a knob, by the knob's name.
 _CAPACITIES = {
     "max_num_batched_tokens": "max_num_batched_tokens",
@@ -172,14 +177,9 @@ def _spec(field: msgspec.structs.FieldInfo, limits: Limits) -> KnobSpec:
     high: float | None = meta.le
     if capacity := _CAPACITIES.get(field.name):
         high = getattr(limits, capacity)
-    kinds: dict[object, Literal["int", "float", "bool"]] = {
-        int: "int",
-        float: "float",
-        bool: "bool",
-    }
     return KnobSpec(
         name=field.name,
-        kind="choice" if choices else kinds[base],
+        kind="choice" if choices else base.__name__,
         default=field.default,
         low=meta.ge,
         high=high,
@@ -197,15 +197,14 @@ def checked(spec: KnobSpec, value: KnobValue) -> KnobValue:
     name = spec.name
     if spec.kind == "choice":
         if value not in spec.choices:
-            raise ConfigError(
-                "out_of_bounds", f"{name} is one of {', '.join(spec.choices)}, not {value!r}"
-            )
+            what = f"{name} is one of {', '.join(spec.choices)}, not {value!r}"
+            raise ConfigError("out_of_bounds", what)
         return value
     if spec.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    expected = {"int": int, "float": float, "bool": bool}[spec.kind]
+    expected, called = _KINDS[spec.kind]
     if type(value) is not expected:
-        raise ConfigError("wrong_type", f"{name} takes {_article(spec)}, not {value!r}")
+        raise ConfigError("wrong_type", f"{name} takes {called}, not {value!r}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         low = spec.low if spec.low is not None else value
         high = spec.high if spec.high is not None else max(low, value)
@@ -215,7 +214,3 @@ def checked(spec: KnobSpec, value: KnobValue) -> KnobValue:
             )
             raise ConfigError("out_of_bounds", f"{name} must be {bounds}, not {value!r}")
     return value
-
-
-def _article(spec: KnobSpec) -> str:
-    return {"int": "a whole number", "float": "a number", "bool": "true or false"}[spec.kind]
