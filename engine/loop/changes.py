@@ -107,12 +107,11 @@ def end_lease_if_due(core: Steered) -> None:
     ended = core.lease.end_if_due()
     if ended is None:
         return
-    command = commands.SetKnobs(
-        changes=ended.before, reason="lease expired: the client did not renew it"
-    )
+    asker, before = ended
+    reason = "lease expired: the client did not renew it"
+    command = commands.SetKnobs(changes=before, reason=reason)
     if _same_knobs(core, command) is None:
-        effect = _set_knobs(core, command, ended.asker)
-        core.audit.done(command, ended.asker, core.next_step, effect)
+        core.audit.done(command, asker, core.next_step, _set_knobs(core, command, asker))
 
 
 def _same_knobs(core: Steered, command: commands.SetKnobs) -> ChangeEffect | None:

@@ -2,18 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from stepscope.engine.protocol.commands import Asker, SetKnobs
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import KnobValue, LeasedKnobs
-
-
-class EndedLease(NamedTuple):
-    """A lease that has run out: the client that held it, and its knobs' values from before."""
-
-    asker: Asker
-    before: dict[str, KnobValue]
 
 
 class KnobLease:
@@ -60,11 +52,11 @@ class KnobLease:
         self._due_ns = self._clock() + round(command.lease_s * 1e9)
         return ""
 
-    def end_if_due(self) -> EndedLease | None:
-        """Return the lease and end it if it has run out; None if it has not."""
+    def end_if_due(self) -> tuple[Asker, dict[str, KnobValue]] | None:
+        """End the lease if it has run out: return who held it, and the values from before."""
         if not self.is_due:
             return None
-        ended = EndedLease(self._asker, self._before)
+        ended = self._asker, self._before
         self._due_ns, self._before = None, {}
         return ended
 

@@ -59,19 +59,16 @@ _VLLM: dict[str, KnobValue] = {
     "watermark": 0.0,
 }
 _SGLANG: dict[str, KnobValue] = _VLLM | {"batching": "separate", "reserve": "output"}
+_VLLM_PROMPT = _VLLM | {"reserve": "prompt"}
+_TENSORRT = _VLLM | {"enable_chunked_prefill": False, "reserve": "output"}
+_HUGE = GpuClass(("b200", "b300"), 16384, 1024)
 _LARGE = GpuClass(("h100", "h200"), 8192, 1024)
 _SMALL = GpuClass(("a100", "l40", "l4", "a10", "t4"), 2048, 256)
 
 # The newest version of each engine first.
 PRESETS = (
-    Preset(
-        "vllm",
-        "0.32",
-        (_LARGE, _SMALL, GpuClass(("b200", "b300"), 16384, 1024)),
-        _VLLM | {"reserve": "prompt"},
-        16,
-    ),
-    Preset("vllm", "0.20", (_LARGE, _SMALL), _VLLM | {"reserve": "prompt"}, 16),
+    Preset("vllm", "0.32", (_LARGE, _SMALL, _HUGE), _VLLM_PROMPT, 16),
+    Preset("vllm", "0.20", (_LARGE, _SMALL), _VLLM_PROMPT, 16),
     Preset("vllm", "0.14", (_LARGE, _SMALL), _VLLM | {"reserve": "none"}, 16),
     # It reserves 0.7 of the output at first, and retracts when that was too little; it runs 2,048
     # to 4,096 requests, by the memory for the KV cache.
@@ -89,13 +86,7 @@ PRESETS = (
     ),
     Preset("mini-sglang", "0.1", (GpuClass((), 8192, 256),), _SGLANG, 1),
     # It refuses a prompt above its max_num_tokens.
-    Preset(
-        "tensorrt-llm",
-        "1.0",
-        (GpuClass((), 8192, 2048),),
-        _VLLM | {"enable_chunked_prefill": False, "reserve": "output"},
-        32,
-    ),
+    Preset("tensorrt-llm", "1.0", (GpuClass((), 8192, 2048),), _TENSORRT, 32),
 )
 ENGINES = tuple(dict.fromkeys(preset.engine for preset in PRESETS))
 

@@ -36,18 +36,14 @@ class Library:
 
     def attend(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        starts: torch.Tensor,
-        key_starts: torch.Tensor,
-        most_queries: int,
-        most_keys: int,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        lens: tuple[torch.Tensor, torch.Tensor, int, int],
         scale: float,
         window: tuple[int, int],
         softcap: float,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        (q, k, v), (starts, key_starts, most_queries, most_keys) = tensors, lens
         self.calls.append({"queries": len(q), "keys": len(k), "window": window, "softcap": softcap})
         assert starts.dtype == key_starts.dtype == torch.int32
         assert most_queries == int(starts.diff().max())
@@ -99,7 +95,7 @@ class Library:
         assert softmax_scale is not None
         window = (window_size[0], 0)
         lens = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return self.attend(q, k, v, *lens, softmax_scale, window, softcap)
+        return self.attend((q, k, v), lens, softmax_scale, window, softcap)
 
     def flash_attn_4_varlen_func(
         self,
@@ -159,7 +155,7 @@ class Library:
         window = (-1 if window_size[0] is None else window_size[0], 0)
         most = (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
         lens = (cu_seqlens_q, cu_seqlens_k, *most)
-        found = self.attend(q, k, v, *lens, softmax_scale, window, softcap, learnable_sink)
+        found = self.attend((q, k, v), lens, softmax_scale, window, softcap, learnable_sink)
         self.calls[-1]["paged"] = page_table is not None
         return found, None
 

