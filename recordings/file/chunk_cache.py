@@ -20,7 +20,6 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot, StepRecord
 from stepscope.recordings.file.mcap.chunk import (
-    channels,
     first_messages,
     message_at,
     message_places,
@@ -33,7 +32,9 @@ from stepscope.recordings.packing.steps import StepUnpacker
 
 STEP = wire.TOPICS[StepRecord]
 KEYFRAME = wire.TOPICS[Snapshot]
-_PACKED = PACKED_STEP.encode()
+_PACKED_ID = 1 + TOPICS.index(PACKED_STEP)
+# By channel id; packed steps are steps, too.
+_TOPIC_OF = {n: topic.encode() for n, topic in enumerate(TOPICS, start=1)} | {_PACKED_ID: STEP}
 _UNPACKABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 
 
@@ -87,23 +88,18 @@ class LoadedChunk:
     """The messages of a chunk, unpacked on demand. Reading them in order is quickest."""
 
     def __init__(self, records: bytes) -> None:
-        topics = dict(enumerate(TOPICS, start=1)) | channels(records)
-        names = {number: topic.encode() for number, topic in topics.items() if topic in TOPICS}
         begins, channel_ids = message_places(records)
-        if not names.keys() >= set(channel_ids):  # a later version wrote it
-            known = [place for place, each in enumerate(channel_ids) if each in names]
+        if not _TOPIC_OF.keys() >= set(channel_ids):  # a later version wrote it
+            known = [place for place, each in enumerate(channel_ids) if each in _TOPIC_OF]
             begins = array("I", [begins[place] for place in known])
             channel_ids = array("H", [channel_ids[place] for place in known])
-        packed_ids = {number for number, topic in names.items() if topic == _PACKED}
-        names |= dict.fromkeys(packed_ids, STEP)
-        step_ids = {number for number, topic in names.items() if topic == STEP}
-        places = list(enumerate(channel_ids))
-        self._packed = {place for place, each in places if each in packed_ids}
+        self._packed = {place for place, each in enumerate(channel_ids) if each == _PACKED_ID}
+        topics = [_TOPIC_OF[each] for each in channel_ids]
         # Indices of the steps.
-        self.step_places = [place for place, each in places if each in step_ids]
+        self.step_places = [place for place, topic in enumerate(topics) if topic == STEP]
         # The messages as stored, where steps may be packed. Use them for topics, sequences and
         # times.
-        self.frames = Frames(records, begins, [names[each] for each in channel_ids])
+        self.frames = Frames(records, begins, topics)
         self._unpacker = StepUnpacker()
         self._unpacked = 0  # the unpacker was fed all steps before this index
 
@@ -148,8 +144,6 @@ class LoadedChunk:
 
 
 MAX_CHUNKS = 16  # most chunks kept decompressed
-
-_STEP_TOPICS = (STEP, KEYFRAME, PACKED_STEP.encode())
 
 
 class ChunkCache:
@@ -209,10 +203,10 @@ class ChunkCache:
         """
         with self._lock:
             for message in first_messages(self._stream, self.places[number]):
-                topic = TOPICS[message.channel_id - 1] if message.channel_id <= len(TOPICS) else ""
-                if topic.encode() in _STEP_TOPICS:
+                topic = _TOPIC_OF.get(message.channel_id)
+                if topic in (STEP, KEYFRAME):
                     step = step_of(message.payload)
-                    return step if step is None or topic.encode() != KEYFRAME else step + 1
+                    return step if step is None or topic == STEP else step + 1
         return None
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history_view import HistoryView
+from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.series.latency import LatencyReport, Series
 from stepscope.recordings.state.series.limits import LIMIT_SPECS

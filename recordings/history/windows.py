@@ -1,15 +1,15 @@
 """`Windows`: latencies, `Rates` and other figures of a timeline over windows of engine time."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from stepscope.recordings.attribution.late_sweep import Breach, worst_of_seconds
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
-from stepscope.recordings.session.steps import UNKNOWN, StepTable
+from stepscope.recordings.session.late_waits import Breach, LateWaits
+from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import TREND_BUCKETS, LatencyKind, LatencyReport
@@ -17,16 +17,10 @@ from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 from stepscope.recordings.state.session import SessionState
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    _Places: TypeAlias = NDArray[np.int64] | range  # of steps; a range if there are none
-
 MINUTE_S = 60.0
 _SECOND_NS = 1_000_000_000
 _MAX_AT_HAND = 2048
-_KINDS = ("ITL", "TTFT")  # of late tokens
+_KINDS: Mapping[str, LatencyKind] = {"ITL": "itl", "TTFT": "ttft"}  # of late tokens
 
 
 class Rates(NamedTuple):
@@ -132,7 +126,7 @@ class Windows:
     def __init__(self, lock: "threading.RLock", timeline: Timeline) -> None:
         self._lock = lock
         self._timeline = timeline
-        self._at_hand: dict[tuple[int, int, str], Breach] = {}  # lists are drawn repeatedly
+        self._at_hand: dict[Breach, Breach] = {}  # without and with the number of tokens
 
     def latency(
         self, end_ns: int | None = None, window_s: float | None = 60.0, buckets: int = TREND_BUCKETS
@@ -230,7 +224,7 @@ class Windows:
         There is at most one per step for the ITL, and one for the TTFT.
         """
         with self._lock:
-            return [self._breach(*each) for each in self._last(self._late_places, step, limit)]
+            return self._counted(_last([self._late(kind, step) for kind in _KINDS], limit))
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
         """The longest late waits up to `step` (None: all), longest first, then earliest.
@@ -240,9 +234,8 @@ class Windows:
         with self._lock:
             found: list[Breach] = []
             for each in sorted(_KINDS, key=lambda each: each != kind):
-                places = self._late_places(each, step)
-                found += self._longest_of(places, each, limit - len(found))
-            return found
+                found += self._late(each, step).longest(limit - len(found))
+            return self._counted(found)
 
     def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
         """The longest waits above the ITL level up to a step (None: all), one per second.
@@ -252,111 +245,75 @@ class Windows:
         """
         with self._lock:
             for kind in _KINDS:
-                if number := len(places := self._worst_places(kind, step)):
-                    return Stalls(self._longest_of(places, kind, limit), number)
+                if worst := self._late(kind, step).of_seconds():
+                    return Stalls(self._counted(worst.longest(limit)), len(worst))
             return Stalls([], 0)
 
     def last_stall_step(self, step: int | None) -> int | None:
         """The last step up to `step` (None: all) in which a gap above the ITL level ended."""
         with self._lock:
-            late = self._late_places("ITL", step)
-            return self._timeline.columns.steps[late[-1]] if len(late) else None
+            return next((late.step for late in self._late("ITL", step).last(1)), None)
 
     def late_events(
-        self, step: int | None, limit: int, kinds: Sequence[str] = _KINDS
+        self, step: int | None, limit: int, kinds: Iterable[str] = _KINDS
     ) -> list[SessionEvent]:
         """The longest late wait of each second up to `step` (None: all), oldest first.
 
         The second of the newest step may still be in progress; its wait is the longest so far.
         """
         with self._lock:
-            last = self._last(self._worst_places, step, limit, kinds)
-            return [self._late_event(*each) for each in last]
+            worst = [self._late(kind, step).of_seconds() for kind in kinds]
+            return [breach_event(self._timeline.slo, *each[:5]) for each in _last(worst, limit)]
 
     def next_late_event(self, step: int, direction: int) -> SessionEvent | None:
         """The nearest late event in a later step (direction 1) or an earlier one (-1)."""
         with self._lock:
-            steps = self._timeline.columns.steps
-            near = [
-                (int(place), kind)
-                for kind in _KINDS
-                for place in self._worst_places(kind)
-                if (steps[place] - step) * direction > 0
-            ]
-            nearest = min(near, key=lambda each: each[0] * direction, default=None)
-            return None if nearest is None else self._late_event(*nearest)
+            found = [self._late(kind).of_seconds().next(step, direction) for kind in _KINDS]
+            near = [each for each in found if each is not None]
+            if not near:
+                return None
+            nearest = min(near, key=lambda each: each.step * direction)
+            return breach_event(self._timeline.slo, *nearest[:5])
 
     def late(self, step: int | None) -> LateCounts:
         """Counts of all late tokens in memory up to `step` (None: all)."""
         with self._lock:
-            places = [self._late_places(kind, step) for kind in _KINDS]
-            if not (num_breaches := sum(map(len, places))):
-                return LateCounts(0, 0, 0)
-            num_steps = len({place for each in places for place in each})
-            last = max(int(each[-1]) for each in places if len(each))
-            until_ns = self._timeline.columns.tokens_ns[last]
+            found = [self._late(kind, step) for kind in _KINDS]
+            until_ns = max((each.time_ns for waits in found for each in waits.last(1)), default=-1)
             judged = [self._judged(kind) for kind in _KINDS]
             num_tokens = sum(samples.num_above(-1, until_ns, bound) for samples, bound in judged)
-            return LateCounts(num_tokens, num_steps, num_breaches)
+            steps = {each for waits in found for each in waits.steps}
+            return LateCounts(num_tokens, len(steps), sum(map(len, found)))
 
     def _judged(self, kind: str) -> tuple[Samples, float]:
-        slo, latencies = self._timeline.slo, self._timeline.latencies
-        if kind == "ITL":
-            return latencies.of["itl"], slo.itl_ms * 1e6
-        return latencies.of["ttft"], slo.ttft_ms * 1e6
+        slo = self._timeline.slo
+        level_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
+        return self._timeline.latencies.of[_KINDS[kind]], level_ms * 1e6
 
-    def _late_places(self, kind: str, step: int | None = None) -> "_Places":
-        columns = self._timeline.columns
+    def _late(self, kind: str, step: int | None = None) -> LateWaits:
+        """The waits above the level; how many tokens waited so long is not counted yet."""
+        columns, latency = self._timeline.columns, _KINDS[kind]
         end = len(columns) if step is None else columns.num_before(step + 1)
-        late = _column(columns, kind)[:end] > self._judged(kind)[1] if end else None
-        return range(0) if late is None or not late.any() else late.nonzero()[0]
+        if not end:
+            return LateWaits(latency)
+        import numpy as np  # not before the first step
 
-    def _worst_places(self, kind: str, step: int | None = None) -> "_Places":
-        late, columns = self._late_places(kind, step), self._timeline.columns
-        if isinstance(late, range):
-            return late
-        return late[worst_of_seconds(_column(columns, None)[late], _column(columns, kind)[late])]
+        names = ("step", "tokens_ns", f"max_{latency}_ns", f"max_{latency}_request_id")
+        found = [np.frombuffer(columns.column(name), dtype=np.int64)[:end] for name in names]
+        places = (found[2] > self._judged(kind)[1]).nonzero()[0]
+        rows = [each[places] for each in found]
+        return LateWaits(latency, np.array([*rows, np.ones_like(places)]))
 
-    @staticmethod
-    def _last(
-        places_of: "Callable[[str, int | None], _Places]",
-        step: int | None,
-        limit: int,
-        kinds: Sequence[str] = _KINDS,
-    ) -> list[tuple[int, str]]:
-        """The last places of all kinds, with their kind; within a step, ITL comes before TTFT."""
-        found = [(places_of(kind, step), kind) for kind in kinds]
-        last = [
-            (int(place), kind)
-            for places, kind in found
-            for place in places[max(0, len(places) - limit) :]
-        ]
-        return sorted(last)[max(0, len(last) - limit) :]
-
-    def _longest_of(self, places: "_Places", kind: str, limit: int) -> list[Breach]:
-        if isinstance(places, range):
-            return []
-        waits_ns = _column(self._timeline.columns, kind)[places]
-        longest = places[(-waits_ns).argsort(kind="stable")[: max(0, limit)]]
-        return [self._breach(place, kind) for place in longest.tolist()]
-
-    def _late_event(self, place: int, kind: str) -> SessionEvent:
-        return breach_event(self._timeline.slo, *self._breach(place, kind)[:5])
-
-    def _breach(self, place: int, kind: str) -> Breach:
-        """The breach of `kind` (ITL or TTFT) in a late step, from the cache if possible."""
-        columns, name = self._timeline.columns, kind.lower()
-        step, time_ns = columns.steps[place], columns.tokens_ns[place]
-        if (step, time_ns, kind) not in self._at_hand:
-            if len(self._at_hand) >= _MAX_AT_HAND:
-                self._at_hand.clear()
-            samples, bound_ns = self._judged(kind)
-            number = max(1, samples.num_above(time_ns - 1, time_ns, bound_ns))
-            ns = columns.column(f"max_{name}_ns")[place]
-            request_id = columns.column(f"max_{name}_request_id")[place]
-            breach = Breach(step, time_ns, kind, ns, request_id, number)
-            self._at_hand[step, time_ns, kind] = breach
-        return self._at_hand[step, time_ns, kind]
+    def _counted(self, found: Sequence[Breach]) -> list[Breach]:
+        """Count the late tokens of each step; from the cache if possible: lists are drawn often."""
+        if len(self._at_hand) >= _MAX_AT_HAND:
+            self._at_hand.clear()
+        for each in found:
+            if each not in self._at_hand:
+                samples, bound_ns = self._judged(each.kind)
+                number = samples.num_above(each.time_ns - 1, each.time_ns, bound_ns)
+                self._at_hand[each] = each._replace(num_tokens=max(1, number))
+        return [self._at_hand[each] for each in found]
 
     def _window(self, end_ns: int | None, window_s: float | None) -> tuple[int, int]:
         timeline = self._timeline
@@ -369,9 +326,8 @@ class Windows:
         return end_ns, (tokens_ns[0] if tokens_ns else end_ns) - 1
 
 
-def _column(columns: StepTable, kind: str | None) -> "NDArray[np.int64]":
-    """The longest waits of a kind; None: the end of each step. Keep it only under the lock."""
-    import numpy as np  # not before the first step
-
-    name = "tokens_ns" if kind is None else f"max_{kind.lower()}_ns"
-    return np.frombuffer(columns.column(name), dtype=np.int64)
+def _last(found: Sequence[LateWaits], limit: int) -> list[Breach]:
+    """The last of all kinds; within a step, ITL comes before TTFT."""
+    last = [each for waits in found for each in waits.last(limit)]
+    last.sort(key=lambda each: each.step)
+    return last[max(0, len(last) - limit) :]

@@ -2,89 +2,27 @@
 
 Its thread reads the indexes of the file with a handle of its own. A file without indexes has its
 messages read for them, a third of the time and a millisecond or two at once, so that this delays
-nothing else. `WorstWaits`: the longest ITL (or TTFT) of each of its seconds, in a few bytes each.
+nothing else.
 """
 
 import contextlib
 import threading
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, Mark
 from stepscope.recordings.attribution.baseline import ENOUGH_STEPS, Baseline
-from stepscope.recordings.attribution.late_sweep import Breach, worst_of_seconds
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.session.index import Index, IndexRows
+from stepscope.recordings.session.late_waits import LateWaits
 from stepscope.recordings.state.series import events
 from stepscope.recordings.state.series.events import SessionEvent
-from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-
-class WorstWaits:
-    """The longest wait of each second of engine time; of equal ones the first.
-
-    Late tokens come in swarms, so one per second is enough for a list from which people jump to
-    steps. The longest wait of a second serves for all service levels. One thread adds, any number
-    read: what they read is replaced, never changed. `num_tokens` of a breach is the tokens of its
-    step with exactly this wait.
-    """
-
-    def __init__(self, kind: LatencyKind) -> None:
-        self._kind = kind
-        self._rows: NDArray[np.int64] | None = None  # step, time, ns, request, tokens
-
-    def __len__(self) -> int:
-        return 0 if self._rows is None else self._rows.shape[1]
-
-    def add(self, rows: IndexRows) -> None:
-        import numpy as np
-
-        places, *waits = rows.longest(self._kind)
-        steps = [rows.column("steps", name)[places] for name in ("step", "tokens_ns")]
-        fresh = np.array([*steps, *waits])
-        known = self._rows
-        found = fresh if known is None else np.concatenate((known[:, -1:], fresh), axis=1)
-        found = found[:, found[2] > 0]
-        found = found[:, worst_of_seconds(found[1], found[2])]
-        self._rows = found if known is None else np.concatenate((known[:, :-1], found), axis=1)
-
-    def next(self, step: int, direction: int, bound_ns: float) -> Breach | None:
-        """The nearest wait above a bound in a later step (direction 1) or an earlier one (-1)."""
-        if (rows := self._rows) is None:
-            return None
-        steps, late = rows[0], rows[2] > bound_ns
-        if direction > 0:
-            begin = bisect_right(steps, step)
-            places = late[begin:].nonzero()[0][:1] + begin
-        else:
-            places = late[: bisect_left(steps, step)].nonzero()[0][-1:]
-        return self._breach(rows[:, places[0]].tolist()) if len(places) else None
-
-    def longest(self, limit: int, bound_ns: float) -> list[Breach]:
-        if (rows := self._rows) is None:
-            return []
-        late = rows[:, rows[2] > bound_ns]
-        order = (-late[2]).argsort(kind="stable")[:limit]
-        return [self._breach(each) for each in late[:, order].T.tolist()]
-
-    def num_above(self, bound_ns: float) -> int:
-        return 0 if self._rows is None else int((self._rows[2] > bound_ns).sum())
-
-    def _breach(self, row: list[int]) -> Breach:
-        step, time_ns, ns, request_id, num_tokens = row
-        return Breach(step, time_ns, self._kind.upper(), ns, request_id, num_tokens)
-
 
 MAX_KEPT = 1_500_000  # waits of 40 bytes, of which a busy week has 1.2 million; events of 300
 _FIRST_PAUSE_S = 0.3  # the first screen is drawn first
@@ -125,7 +63,8 @@ class FileIndex:
         self.audited: Sequence[events.AuditedStep] = ()
         self.share = 0.0
         self._logs = {kind: events.EventLog(2 * MAX_KEPT) for kind in _LOGGED}
-        self._itl, self._ttft = WorstWaits("itl"), WorstWaits("ttft")
+        # The longest of each second, which serves for all service levels: ITL and TTFT.
+        self._itl, self._ttft = LateWaits("itl"), LateWaits("ttft")
         self._path = path
         self._is_busy = is_busy
         self._learnt = learnt
@@ -168,8 +107,8 @@ class FileIndex:
         logs = [log for kind, log in self._logs.items() if kind in kinds]
         found = [log.next(step, direction, None) for log in logs]
         if "slo" in kinds:
-            for waits, bound_ms in self._kinds(slo):
-                wait = waits.next(step, direction, bound_ms * 1e6)
+            for waits in self._late(slo):
+                wait = waits.next(step, direction)
                 found.append(None if wait is None else events.breach_event(slo, *wait[:5]))
         near = [each for each in found if each is not None]
         return min(near, key=lambda each: (each.step - step) * direction, default=None)
@@ -194,13 +133,11 @@ class FileIndex:
         If there are none, the waits above the TTFT level instead. `num_tokens` counts the tokens
         with exactly this wait; `number` counts the seconds with a wait above the level.
         """
-        for waits, bound_ms in self._kinds(slo):
-            if longest := waits.longest(limit, bound_ms * 1e6):
-                return Stalls(longest, waits.num_above(bound_ms * 1e6))
-        return Stalls([], 0)
+        late = next((waits for waits in self._late(slo) if waits), None)
+        return Stalls([], 0) if late is None else Stalls(late.longest(limit), len(late))
 
-    def _kinds(self, slo: SLO) -> list[tuple[WorstWaits, float]]:
-        return [(self._itl, slo.itl_ms), (self._ttft, slo.ttft_ms)]
+    def _late(self, slo: SLO) -> tuple[LateWaits, LateWaits]:
+        return self._itl.above(slo.itl_ms * 1e6), self._ttft.above(slo.ttft_ms * 1e6)
 
     def note(self, marks: Sequence[Mark]) -> None:
         """Add marks that are not in the file. Call it before `start`."""
@@ -242,8 +179,7 @@ class FileIndex:
 
     def _take(self, index: Index) -> None:
         rows = IndexRows(index)
-        self._itl.add(rows)
-        self._ttft.add(rows)
+        self._itl, self._ttft = self._itl.with_seconds_of(rows), self._ttft.with_seconds_of(rows)
         for lost in index.lost:
             self._log(events.gap_event(*lost))
         for step, time_ns, event in index.noted:

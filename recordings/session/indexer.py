@@ -109,7 +109,9 @@ class Indexer:
         since_ns: engine time since when pauses are known; None: since the first snapshot.
         open: the requests of which all is known, from the index before.
 
-    `sequence`: the number of the last message; None before the first.
+    Attributes:
+        sequence: the number of the last message; None before the first.
+        needs_snapshot: whether messages are missing and no snapshot has corrected the state since.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Indexer:
         self.state = state or SessionState()
         self.sequence = sequence
         self._since_ns = since_ns
-        self._needs_snapshot = False
+        self.needs_snapshot = False
         self._last_step, self._last_ns = self.state.step, 0
         self._trail = self.state.pauses
         self._watch = RequestWatch(0.0)
@@ -200,12 +202,12 @@ class Indexer:
                 self._noted.append((step, time_ns, event))
 
     def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
-        num_lost = lost_before(sequence, message, self.sequence, is_unsure=self._needs_snapshot)
+        num_lost = lost_before(sequence, message, self.sequence, is_unsure=self.needs_snapshot)
         if num_lost is None:
             return False
         self.sequence = sequence
         is_snapshot = isinstance(message, wire.Snapshot)
-        self._needs_snapshot = not is_snapshot and (self._needs_snapshot or num_lost > 0)
+        self.needs_snapshot = not is_snapshot and (self.needs_snapshot or num_lost > 0)
         if num_lost:
             self._lost.append(Lost(num_lost, self._last_step, self.state.time_ns))
             self._watch.begin(self.state)

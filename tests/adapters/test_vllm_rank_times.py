@@ -369,9 +369,9 @@ def test_the_fleet_names_the_rank_that_its_others_wait_for_and_how_much_of_the_t
         ranks = [RankTimes(0, work, 0, None) for work in works]
         history.append(number + 1, step(number, [], ranks=ranks))
     measured = measure(history)
-    assert measured.long.rank_wait == (15 * 1 + 5 * 2) / (20 * 8)
+    assert measured["rank_wait"] == (15 * 1 + 5 * 2) / (20 * 8)
     found = figures("a", SimpleNamespace(history=history, status="live", error=None), measured)  # type: ignore[arg-type]
-    assert (found.slow_rank, found.rank_wait) == ("tp1", measured.long.rank_wait)
+    assert (found.slow_rank, found.rank_wait) == ("tp1", measured["rank_wait"])
     [column] = [each for each in COLUMNS if each.key == "ranks"]
     assert column.draw is not None
     assert column.draw(found) == ("tp1 16%", "caution")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.recordings.attribution import late_sweep
-from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history import lives
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.session import late_waits
+from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
@@ -46,7 +46,7 @@ def test_the_worst_wait_of_each_second_is_exact(waits: list[tuple[int, int]]) ->
     late = list(zip(range(len(waits)), times_ns, waits_ns, strict=True))
     columns = (np.array(column, dtype=np.int64) for column in (times_ns, waits_ns))
     expected_places = [at for at, _, _ in worst_of_seconds(late)]
-    assert late_sweep.worst_of_seconds(*columns).tolist() == expected_places
+    assert late_waits.worst_of_seconds(*columns).tolist() == expected_places
 
 
 def expected(history: History, until: int | None = None) -> list[SessionEvent]:

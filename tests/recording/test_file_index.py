@@ -20,7 +20,6 @@ from mcap.reader import make_reader
 from numpy.typing import NDArray
 
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
-from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX
 from stepscope.recordings.file.messages import indexes, stored_index
 from stepscope.recordings.file.reader import Position, Recording
@@ -28,7 +27,7 @@ from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
 from stepscope.recordings.packing.steps import StepPacker
 from stepscope.recordings.replay import file_index
-from stepscope.recordings.replay.file_index import FileIndex, WorstWaits
+from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.session.index import (
     INDEX_VERSION,
@@ -39,6 +38,7 @@ from stepscope.recordings.session.index import (
     pack,
     unpack,
 )
+from stepscope.recordings.session.late_waits import Breach, LateWaits
 from stepscope.recordings.session.steps import COLUMNS
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.sessions.seek_sessions import busy, one_by_one, record
@@ -313,21 +313,21 @@ waits = st.builds(
 @given(st.lists(st.lists(waits, max_size=12), max_size=5), st.integers(0, 100))
 def test_the_longest_wait_of_each_second_is_kept(parts: list[list[Breach]], bound: int) -> None:
     times = iter(sorted(each.time_ns for part in parts for each in part))
-    step, ordered, found = 0, list[Breach](), WorstWaits("itl")
+    step, ordered, found = 0, list[Breach](), LateWaits("itl")
     for part in parts:
         steps = [each._replace(step=(step := step + 1), time_ns=next(times)) for each in part]
         ordered += steps
-        found.add(Rows(steps))
+        found = found.with_seconds_of(Rows(steps))
     seconds = groupby(ordered, lambda wait: wait.time_ns // 10**9)
     kept = [max(second, key=lambda each: each.ns) for _, second in seconds]
     late = [each for each in kept if each.ns > bound]
     for at in range(-1, step + 2):
         after = next((each for each in late if each.step > at), None)
         before = next((each for each in reversed(late) if each.step < at), None)
-        assert (found.next(at, 1, bound), found.next(at, -1, bound)) == (after, before)
+        assert [found.above(bound).next(at, each) for each in (1, -1)] == [after, before]
     ranked = sorted(late, key=lambda each: (-each.ns, each.step))
-    assert found.longest(4, bound) == ranked[:4]
-    assert found.num_above(bound) == len(late)
+    assert found.above(bound).longest(4) == ranked[:4]
+    assert len(found.above(bound)) == len(late)
 
 
 @pytest.fixture(scope="module")

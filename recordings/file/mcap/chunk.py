@@ -26,7 +26,6 @@ _MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish tim
 _MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id
 _NUMBERED = struct.Struct("<BQHI")  # the same, and the sequence
 _MESSAGE_OPCODE = int(Opcode.MESSAGE)
-_CHANNEL = struct.Struct("<HHI")  # id, schema id, length of the topic
 
 
 class RawMessage(NamedTuple):
@@ -200,18 +199,6 @@ def _message(records: bytes, begin: int, length: int) -> RawMessage:
     channel_id, sequence, log_ns, _ = _MESSAGE.unpack_from(records, body)
     payload = records[body + _MESSAGE.size : body + length]
     return RawMessage(channel_id, sequence, log_ns, payload)
-
-
-def channels(records: bytes) -> dict[int, str]:
-    found = {}
-    for opcode, begin, length in _records(records):
-        if opcode == Opcode.MESSAGE:
-            break  # channels come first in a chunk
-        if opcode == Opcode.CHANNEL and length >= _CHANNEL.size:
-            channel_id, _, num_chars = _CHANNEL.unpack_from(records, begin + RECORD.size)
-            name = begin + RECORD.size + _CHANNEL.size
-            found[channel_id] = records[name : name + num_chars].decode(errors="replace")
-    return found
 
 
 def _records(records: bytes) -> Iterator[tuple[int, int, int]]:

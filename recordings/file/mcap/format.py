@@ -14,8 +14,7 @@ FORMAT_VERSION = 2
 LOSSES = "stepscope.losses"
 
 PACKED_STEP = "packed_step"  # see recordings/packing/steps.py
-# Topics of messages, in the order of their channel ids 1, 2, ... Files that do not name their
-# channels fix these ids, so add new topics at the end.
+# Topics of messages, in the order of their channel ids 1, 2, ... Add new ones at the end.
 TOPICS = ("info", "knobs", "step", "status", "keyframe", "mark", PACKED_STEP, "audit", "in_flight")
 
 

@@ -104,7 +104,6 @@ class ChunkPlace:
 @dataclass(slots=True)
 class McapIndex:
     profile: str | None = None  # None if the file was cut before it
-    library: str = ""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)  # metadata records, by name
     chunks: list[ChunkPlace] = field(default_factory=list)
     # Text for people; None for a closed file with an intact summary.
@@ -190,8 +189,7 @@ def _read_about(
     body = ReadDataStream(io.BytesIO(stream.read(length - RECORD.size)))
     try:
         if opcode == Opcode.HEADER:
-            header = Header.read(body)
-            index.profile, index.library = header.profile, header.library
+            index.profile = Header.read(body).profile
         else:
             metadata = Metadata.read(body)
             index.metadata[metadata.name] = metadata.metadata

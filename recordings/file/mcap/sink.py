@@ -78,10 +78,6 @@ class McapSink:
         stream.write(MAGIC + _encoded(records.Header(profile=profile, library=library)))
         self.num_bytes = stream.tell()  # bytes in the file, without those that the next flush adds
 
-    @property
-    def num_messages(self) -> int:
-        return self._num_messages.total()
-
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """Add a metadata record. Call it before the first message or after the last one."""
         self.end_chunk()
@@ -224,7 +220,7 @@ class McapSink:
             channel_count=len(self._channels),
             channel_message_counts=dict(self._num_messages),
             chunk_count=len(self._chunks),
-            message_count=self.num_messages,
+            message_count=self._num_messages.total(),
             message_start_time=min((c.message_start_time for c in self._chunks), default=0),
             message_end_time=max((c.message_end_time for c in self._chunks), default=0),
             metadata_count=len(self._metadata),

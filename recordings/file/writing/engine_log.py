@@ -16,7 +16,6 @@ from stepscope.recordings.state.session import SessionState
 
 _INFO = wire.TOPICS[wire.EngineInfo]
 _KEYFRAME = wire.TOPICS[wire.Snapshot]
-_MARK = wire.TOPICS[wire.Mark]
 _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
@@ -34,16 +33,13 @@ class EngineLog:
         self._file = file
         self._metadata = dict(metadata)
         self._indexer = Indexer()
-        self._last_sequence: int | None = None
-        self._last_applied: int | None = None  # sequence of the last message in the session state
-        self._needs_snapshot = False
         self._anchor: wire.EngineInfo | None = None  # pair of monotonic and wall time
         self._last_log_ns = 0
 
     @property
     def can_go_on(self) -> bool:
         """Whether the state is complete, so that another file can begin."""
-        return self._anchor is not None and not self._needs_snapshot
+        return self._anchor is not None and not self._indexer.needs_snapshot
 
     def go_on_in(self, file: RecordingFile) -> None:
         """Write into another file from now on.
@@ -53,7 +49,7 @@ class EngineLog:
         self._file = file
         self._begin_file()
         state = self._indexer.state
-        info, snapshot = state.info, state.snapshot(self._last_sequence or 0)
+        info, snapshot = state.info, state.snapshot(self._indexer.sequence or 0)
         assert info is not None
         assert snapshot is not None
         # Who reads the new file alone knows the waits that begin in it.
@@ -69,18 +65,19 @@ class EngineLog:
         topic, sequence, payload = frame
         if self._anchor is None and not self._introduce(message, sequence):
             return
-        if not self._is_next(message, sequence):
+        indexer = self._indexer
+        last = None if isinstance(message, wire.Mark) else indexer.sequence
+        num_lost = lost_before(sequence, message, last, is_unsure=indexer.needs_snapshot)
+        if num_lost is None:  # a duplicate, or a needless keyframe
             return
         log_ns = self._log_ns(message)
         self._file.end_chunk_if_full(log_ns)
-        is_first = self._indexer.state.info is None
-        if self._file.wants_keyframe and not isinstance(message, wire.Snapshot):
+        is_first = indexer.state.info is None
+        if self._file.wants_keyframe and not num_lost and not isinstance(message, wire.Snapshot):
             self._add_keyframe()
         self._last_log_ns = log_ns
         self._file.add(topic, sequence, payload, log_ns)
-        self._indexer.take(sequence, message)
-        if topic != _MARK:
-            self._last_applied = sequence
+        indexer.take(sequence, message)
         if isinstance(message, wire.StepRecord):
             self.num_steps += 1
             self.last_step = message.step
@@ -93,25 +90,11 @@ class EngineLog:
 
     def _add_keyframe(self) -> None:
         """Write the state after the last message as a keyframe, unless messages are missing."""
-        if self._needs_snapshot or self._last_applied is None:
+        sequence = self._indexer.sequence
+        if self._indexer.needs_snapshot or sequence is None:
             return
-        if (snapshot := self._indexer.state.snapshot(self._last_applied)) is not None:
-            payload = wire.encode(snapshot)
-            self._file.add(_KEYFRAME, self._last_applied, payload, self._last_log_ns)
-
-    def _is_next(self, message: wire.Telemetry, sequence: int) -> bool:
-        """Whether a message belongs into the file: no duplicate and no needless keyframe."""
-        if isinstance(message, wire.Mark):
-            return True
-        last, is_unsure = self._last_sequence, self._needs_snapshot
-        num_lost = lost_before(sequence, message, last, is_unsure=is_unsure)
-        if num_lost is None:
-            return False
-        self._last_sequence = sequence
-        self._needs_snapshot = not isinstance(message, wire.Snapshot) and (
-            is_unsure or num_lost > 0
-        )
-        return True
+        if (snapshot := self._indexer.state.snapshot(sequence)) is not None:
+            self._file.add(_KEYFRAME, sequence, wire.encode(snapshot), self._last_log_ns)
 
     def _introduce(self, message: wire.Telemetry, sequence: int) -> bool:
         """Begin the file, if a message describes the engine. Returns whether it did.

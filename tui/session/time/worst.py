@@ -6,9 +6,9 @@ A stall is a wait for a token above the service level.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.session.late_waits import Breach
 from stepscope.tui.session.time.goto import is_searched, unsearched
 from stepscope.tui.session.time.navigator import Navigator
 from stepscope.tui.views import format as fmt

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.attribution.late_sweep import Breach
 from stepscope.recordings.session.drafts import Speculation, SpeculationGroup
+from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.series.latency import LatencyKind, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt

@@ -1,6 +1,6 @@
 """Latencies of the last minute against the service levels, the last stall and the worst one."""
 
-from stepscope.recordings.attribution.late_sweep import Breach
+from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.series.latency import TREND_BUCKETS, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
