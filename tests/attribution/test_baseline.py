@@ -177,35 +177,25 @@ LONG = SimulatedWorkload(rate=0.6, document_share=0.5, document_tokens=20_000, o
 MIXED = SimulatedWorkload(rate=4.0, document_share=0.3, document_tokens=3000, output_tokens=60)
 
 
+LARGE = {"num_blocks": 8192, "max_model_len": 40_000, "context_ns": 60.0}
 BATCHES: dict[str, dict[str, Any]] = {
-    "chunks": {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED},
-    "long contexts": {
-        "knobs": Knobs(max_num_batched_tokens=512),
-        "workload": LONG,
-        "num_blocks": 8192,
-        "max_model_len": 40_000,
-        "context_ns": 60.0,
-    },
+    "chunks": {"knobs": Knobs(max_num_batched_tokens=256)},
+    "long contexts": {"knobs": Knobs(max_num_batched_tokens=512), "workload": LONG, **LARGE},
     "whole prompts": {
         "knobs": Knobs(max_num_batched_tokens=8192, enable_chunked_prefill=False),
-        "workload": MIXED,
         "context_ns": 60.0,
     },
-    "padded": {"knobs": Knobs(batching="static", max_num_seqs=8), "workload": MIXED},
-    "separate": {"knobs": Knobs(batching="separate"), "workload": MIXED},
-    "preempted": {
-        "knobs": Knobs(max_num_batched_tokens=1024),
-        "num_blocks": 520,
-        "workload": MIXED,
-    },
-    "overlap": {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED, "overlap": True},
+    "padded": {"knobs": Knobs(batching="static", max_num_seqs=8)},
+    "separate": {"knobs": Knobs(batching="separate")},
+    "preempted": {"knobs": Knobs(max_num_batched_tokens=1024), "num_blocks": 520},
+    "overlap": {"knobs": Knobs(max_num_batched_tokens=256), "overlap": True},
 }
 
 
 @cache
 def undisturbed(name: str, seed: int) -> Messages:
     """A session in which no step was slow, with large batches of this kind."""
-    given = dict(BATCHES[name])
+    given = {"workload": MIXED, **BATCHES[name]}
     base = CostModel(floor_ms=4.0, context_ns=given.pop("context_ns", 20.0))
     return session(NoisyCost(base), **given, seed=seed)
 
