@@ -158,10 +158,8 @@ def test_memory_and_recording_explain_a_slow_step_alike(slow_session: Slow) -> N
         history.append(sequence, message)
         if isinstance(message, StepRecord) and message.step == step:
             asked_early = history.stall(step)
-    assert asked_early is not None
     assert asked_early.cause == "held_up"
     late = history.stall(step)
-    assert late is not None
     of = {w.request_id: w for w in of_file(path, 200, 60_000).late if w.step == step}
     told = of[late.request_id]
     assert [piece.cause for piece in late.pieces] == [piece.cause for piece in told.pieces]
@@ -169,7 +167,6 @@ def test_memory_and_recording_explain_a_slow_step_alike(slow_session: Slow) -> N
         assert mine.ns == pytest.approx(other.ns, rel=0.1)
     view = history.state.requests[late.request_id]
     life = history.lives.life(view)
-    assert life is not None
     assert [wait.pieces for wait in life.waits if wait.step == step] == [late.pieces]
 
 
@@ -257,10 +254,8 @@ def test_the_baseline_of_rare_work_uses_steps_of_more_work_never_of_less() -> No
         assert baseline_ns(work._replace(**{figure: number // 30})) is None  # far less of it
     assert baseline.slow_step(work, 140 * MS) is None
     slow = baseline.slow_step(work, 500 * MS)
-    assert slow is not None
     assert slow.excess_ns == pytest.approx(450 * MS, rel=0.01)
     still = baseline.slow_step(work, 140 * MS, after_slow=True)
-    assert still is not None
     assert still.excess_ns == pytest.approx(90 * MS, rel=0.01)
     assert baseline.slow_step(work, 95 * MS, after_slow=True) is None
 
@@ -304,11 +299,9 @@ def test_the_waits_of_a_request_are_explained_again_once_one_of_its_steps_is_fou
     for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):
         history.append(sequence, message)
         if isinstance(message, StepRecord) and cost.slow == [message.step]:
-            assert message.batch is not None
             view = history.state.requests[message.batch[0].request_id]
         if view is not None and sequence % 10 == 0:
             life = history.lives.life(view)
-            assert life is not None
             told.append([piece.step for piece in slow_pieces(life.waits)])
             assert sum(piece.ns for piece in life.pieces) == sum(w.gap_ns for w in life.waits)
     assert told[0] == []  # too few steps are known

@@ -75,7 +75,6 @@ def test_verify_counts_a_gap_and_finds_no_further_problem_after_it(tmp_path: Pat
 
 def test_rejected_drafts_counted_as_output_are_found(tmp_path: Path) -> None:
     def counted(record: wire.StepRecord) -> wire.StepRecord:
-        assert record.batch is not None
         rows = [msgspec.structs.replace(row, num_tokens=row.num_tokens + 3) for row in record.batch]
         return msgspec.structs.replace(record, batch=rows)
 
