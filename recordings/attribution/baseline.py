@@ -207,7 +207,8 @@ class MemoryBaseline:
             if is_anew := self.baseline.num_steps >= self._judge_at:
                 known = max(MIN_STEPS // 2, self.baseline.num_steps)
                 self._judge_at = 2 * known if known < ENOUGH_STEPS else math.inf
-                begin, self._slow, measured = 0, {}, _measured(self._columns, 0)
+                measured = _measured(self._columns, 0) if begin else measured
+                begin, self._slow = 0, {}
             numbers, was_slow = steps[begin:], begin > 0 and steps[begin - 1] in self._slow
         for step, each in zip(numbers, measured, strict=True):
             slow = each and self.baseline.slow_step(*each, after_slow=was_slow)
