@@ -112,7 +112,7 @@ def tune(
         document = _document(found, level, verdict)
         write_json({**document, "diagnosis": _diagnosis_document(diagnosis, level)})
     else:
-        say(fit, *_bottlenecks(diagnosis), "", *_report(found, level), "", verdict, *_guess(found))
+        say(fit, *_bottlenecks(diagnosis), "", *_report(found, level), "", verdict)
     return DONE if found.candidates[0].keeps else FAILED
 
 
@@ -141,16 +141,10 @@ def _report(found: Tuned, level: SLO) -> Iterator[str]:
         )
     heading = ["keep levels", *(label for label, _ in _SHOWN), "guessed", "with"]
     yield from text_table(heading, rows, ">>>>><")
-    yield "guessed: the share of simulated steps that are unlike any in the recording"
-
-
-def _guess(found: Tuned) -> Iterator[str]:
-    if found.promising is not None:
-        unlike = found.promising.forecast.share_extrapolated
-        yield (
-            f"note: {changes_text(found.promising.changes)} promises more, but {unlike:.0%} of its "
-            "steps are unlike any in the recording; record with such knobs for some seconds"
-        )
+    yield (
+        "guessed: the share of simulated steps that are unlike any in the recording; where it is "
+        f"above {MAX_UNLIKE:.0%}, record with such knobs for some seconds"
+    )
 
 
 def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
@@ -202,7 +196,6 @@ def _document(found: Tuned, level: SLO, verdict: str) -> dict[str, Any]:
     return {
         "levels": level._asdict(),
         "best": candidate(best) if best.keeps else None,
-        "promising": found.promising and candidate(found.promising),
         "verdict": verdict,
         "load_per_s": found.load_per_s,
         "load_that_keeps_per_s": loads,
