@@ -5,6 +5,7 @@ because attention makes a late chunk of a long prompt cost more than an early ch
 alike when each of these three numbers lies within the same factor of two.
 """
 
+import math
 import threading
 from bisect import bisect_right
 from collections import defaultdict
@@ -182,7 +183,7 @@ class MemoryBaseline:
         self._of_file, self._lock, self._columns = of_file, lock, columns
         self._slow: dict[int, SlowStep] = {}
         self._first = self._last = -1  # the steps that were added
-        self._judge_at = MIN_STEPS
+        self._judge_at: float = MIN_STEPS  # so many steps
 
     def refresh(self) -> bool:
         """Add the new steps. Returns whether all were judged anew, as twice as many are known."""
@@ -204,8 +205,10 @@ class MemoryBaseline:
                 if each is not None:
                     self.baseline.add(*each)
             if is_anew := self.baseline.num_steps >= self._judge_at:
-                self._judge_at = max(MIN_STEPS, 2 * self.baseline.num_steps)
-                begin, self._slow, measured = 0, {}, _measured(self._columns, 0)
+                known = max(MIN_STEPS // 2, self.baseline.num_steps)
+                self._judge_at = 2 * known if known < ENOUGH_STEPS else math.inf
+                measured = _measured(self._columns, 0) if begin else measured
+                begin, self._slow = 0, {}
             numbers, was_slow = steps[begin:], begin > 0 and steps[begin - 1] in self._slow
         for step, each in zip(numbers, measured, strict=True):
             slow = each and self.baseline.slow_step(*each, after_slow=was_slow)

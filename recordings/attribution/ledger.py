@@ -52,7 +52,9 @@ class Ledger:
         state: the state right before the first message.
         baseline: finds slow steps; None: no step counts as slow.
 
-    `preemptions`: all preemptions, oldest first; some may precede the first message.
+    Attributes:
+        explainer, state: after the last message.
+        preemptions: all preemptions, oldest first; some may precede the first message.
     """
 
     def __init__(self, state: SessionState, baseline: Baseline | None = None) -> None:
@@ -60,10 +62,10 @@ class Ledger:
         self.num_admitted = 0  # number of waits that ended in an admission
         self.publishes_requests = True  # whether the engine publishes the batches of its steps
         before = None if state.info is None else state
-        self._explainer = Explainer(
+        self.explainer = Explainer(
             math.inf, math.inf, state=before, baseline=baseline, with_queue=True
         )
-        self._state = self._explainer.state
+        self.state = self.explainer.state
         self._longest: list[tuple[int, int, QueueWait]] = []  # a heap
         self._open: dict[int, list[Preemption]] = {}  # by request: those since its last token
         self._num_tokens = self._step_ns = 0
@@ -73,48 +75,28 @@ class Ledger:
         """Process the next message."""
         info = message.info if isinstance(message, wire.Snapshot) else message
         if isinstance(info, wire.EngineInfo):
-            if self.info is not None and self.info.engine_id != info.engine_id:
+            if self.state.info is not None and self.state.info.engine_id != info.engine_id:
                 self._open = {}
         elif isinstance(message, wire.StepRecord):
-            if self._explainer.is_repeated(message):
+            if self.explainer.is_repeated(message):
                 return
             self._take_step(message)
         elif isinstance(message, wire.EngineStatus):
             self._take_events(message.events, message.time_ns, None, {})
-        self._explainer.take(message, after_gap)
-        for wait in self._explainer.waits.queued:
+        self.explainer.take(message, after_gap)
+        for wait in self.explainer.waits.queued:
             self._keep(wait)
-        self._explainer.waits.queued.clear()
+        self.explainer.waits.queued.clear()
         if isinstance(info, wire.EngineInfo):
             self._adopt()
 
     # Results
 
-    @property
-    def info(self) -> wire.EngineInfo | None:
-        return self._state.info
-
-    @property
-    def num_steps(self) -> int:
-        return self._explainer.num_steps
-
-    @property
-    def first_ns(self) -> int | None:
-        return self._explainer.first_step_ns
-
-    @property
-    def last_step(self) -> int:
-        return self._state.step
-
-    @property
-    def now_ns(self) -> int:
-        return self._state.time_ns
-
     def waiting(self) -> list[QueueWait]:
         """The waits of the requests still in the queue after the last message, in queue order."""
-        waits, views = self._explainer.waits.waiting(), self._state.requests
+        waits, views = self.explainer.waits.waiting(), self.state.requests
         preempted_ns = {each: wait.since_ns for each, wait in waits.items() if wait.was_preempted}
-        queue = in_order([views[each] for each in waits], preempted_ns, self._state.knobs)
+        queue = in_order([views[each] for each in waits], preempted_ns, self.state.knobs)
         return [
             self._of(waits[view.request_id]._replace(num_behind=len(queue) - place))
             for place, view in enumerate(queue, 1)
@@ -125,14 +107,14 @@ class Ledger:
         return [wait for _, _, wait in sorted(self._longest, reverse=True)]
 
     def _of(self, wait: QueueWait) -> QueueWait:
-        view = self._state.requests.get(wait.request_id)
+        view = self.state.requests.get(wait.request_id)
         if view is None:
             return wait
         return wait._replace(client_id=view.client_id, num_prompt_tokens=view.num_prompt_tokens)
 
     def _keep(self, wait: QueueWait) -> None:
         self.num_admitted += wait.step is not None
-        waited_ns = wait.waited_ns(self.now_ns)
+        waited_ns = wait.waited_ns(self.state.time_ns)
         if waited_ns is not None:
             entry = waited_ns, -wait.request_id, self._of(wait)
             if len(self._longest) < MAX_ADMITTED:
@@ -156,7 +138,7 @@ class Ledger:
         start_ns = record.schedule_start_ns
         if record.events:
             is_preempting = any(isinstance(event, wire.Preempted) for event in record.events)
-            takers = beneficiaries(record, self._state) if is_preempting else {}
+            takers = beneficiaries(record, self.state) if is_preempting else {}
             self._take_events(record.events, start_ns, record.step, takers)
         num_tokens = record.num_prefill_tokens + record.num_decode_tokens
         step_ns = max(0, record.tokens_ns - start_ns)
@@ -175,7 +157,7 @@ class Ledger:
     def _recompute(self, row: wire.BatchRow, token_ns: float) -> None:
         preemptions = self._open.get(row.request_id)
         if preemptions is None:  # it was preempted before the first message
-            view = self._state.requests.get(row.request_id)
+            view = self.state.requests.get(row.request_id)
             preemptions = [self._unseen(view, row.request_id)]
         end = row.start + row.num_tokens
         numbers = lost_between(preemptions, row.start, end)
@@ -208,7 +190,7 @@ class Ledger:
     def _preempt(
         self, event: wire.Preempted, time_ns: int, step: int | None, beneficiary: int | None
     ) -> None:
-        view = self._state.requests.get(event.request_id)
+        view = self.state.requests.get(event.request_id)
         client_id = "" if view is None else view.client_id
         num_lost = None if view is None else view.num_computed_tokens
         preemption = Preemption(
@@ -235,7 +217,7 @@ class Ledger:
 
     def _adopt(self) -> None:
         """Take over the requests of the state; those missing there have ended unobserved."""
-        views = self._state.requests
+        views = self.state.requests
         live = {each for each, view in views.items() if view.status != "finished"}
         self._open = {each: held for each, held in self._open.items() if each in live}
         for request_id, view in sorted(views.items()):

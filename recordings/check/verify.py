@@ -170,7 +170,7 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
                 chunk = position.chunk
                 progress(chunk / recording.num_chunks)
             session.take(frame)
-        session.end()
+        session.end_gap(None)
         for number in range(chunk + 1, recording.num_chunks):
             _check_chunk(recording, number, report)
         expected = recording.index.num_messages
@@ -220,35 +220,25 @@ class _MessageChecks:
                 f"message {frame.sequence:,} under {frame.topic.decode()} is a "
                 f"{type(message).__name__}"
             )
-        self._check_privacy(frame, message)
+        report.privacy.num_checked += 1
+        if not report.with_tokens and holds_tokens(message):
+            report.privacy.problem(
+                f"message {frame.sequence:,} holds prompts or outputs, and the file says that it "
+                "has none; 'stepscope verify --strip-tokens' takes them out"
+            )
         if not isinstance(message, wire.Mark):
             self._take_sequence(frame, message)
+        info = message.info if isinstance(message, wire.Snapshot) else message
+        if isinstance(info, wire.EngineInfo):
+            self._has_map = info.num_blocks is not None
+            if not self._has_map:
+                self._ledger.close()
         if isinstance(message, wire.StepRecord):
             self._take_step(message)
         elif isinstance(message, wire.EngineStatus):
             self._take_changes(message, f"after step {message.step:,}", message.step < 0)
         elif isinstance(message, wire.Snapshot):
-            self._take_info(message.info)
             self._take_keyframe(message)
-        elif isinstance(message, wire.EngineInfo):
-            self._take_info(message)
-
-    def end(self) -> None:
-        self._end_gap(None)
-
-    def _take_info(self, info: wire.EngineInfo) -> None:
-        self._has_map = info.num_blocks is not None
-        if not self._has_map:
-            self._ledger.close()
-
-    def _check_privacy(self, frame: MessageFrame, message: wire.Telemetry) -> None:
-        check = self._report.privacy
-        check.num_checked += 1
-        if not self._report.with_tokens and holds_tokens(message):
-            check.problem(
-                f"message {frame.sequence:,} holds prompts or outputs, and the file says that it "
-                "has none; 'stepscope verify --strip-tokens' takes them out"
-            )
 
     def _take_sequence(self, frame: MessageFrame, message: wire.Telemetry) -> None:
         check = self._report.sequence
@@ -272,7 +262,7 @@ class _MessageChecks:
         self._ledger.close()
         self._tokens.forget()
 
-    def _end_gap(self, before_step: int | None) -> bool:
+    def end_gap(self, before_step: int | None) -> bool:
         """Report what is missing since the last step, unless a repair told it; whether any is."""
         last, num_missing, self._num_missing = self._step, self._num_missing, 0
         is_known = Loss(last, before_step) in self._report.losses
@@ -285,17 +275,14 @@ class _MessageChecks:
         report, step = self._report, record.step
         report.num_steps += 1
         report.steps.num_checked += 1
-        has_gap = self._end_gap(step)
+        has_gap = self.end_gap(step)
         last = self._step
         if last is not None and (step <= last or (step > last + 1 and not has_gap)):
             report.steps.problem(f"step {step:,} comes after step {last:,}")
         self._step = step
         report.times.num_checked += 1
-        times = [
-            record.schedule_start_ns,
-            *(t for t in (record.schedule_end_ns, record.launch_ns) if t is not None),
-            record.tokens_ns,
-        ]
+        between = [t for t in (record.schedule_end_ns, record.launch_ns) if t is not None]
+        times = [record.schedule_start_ns, *between, record.tokens_ns]
         if times != sorted(times) or record.tokens_ns < self._tokens_ns:
             report.times.problem(f"step {step:,}: its times are not in order")
         self._tokens_ns = max(self._tokens_ns, record.tokens_ns)

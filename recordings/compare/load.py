@@ -14,7 +14,7 @@ run is the run's own merit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from stepscope.recordings.compare.side.requests import RequestRun
@@ -102,11 +102,8 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
         a, b: must be up to date (`Side.settle`).
         is_one_session: both are parts of one session, so their requests are never the same.
     """
-    silent = [
-        name
-        for name, side in (("A", a), ("B", b))
-        if not side.requests and side.sums().num_arrived is None
-    ]
+    sides = {"A": a, "B": b}
+    silent = [n for n, x in sides.items() if not x.requests and x.sums().num_arrived is None]
     if silent:
         text = f"{' and '.join(silent)} without requests in the telemetry"
         return LoadDifference(
@@ -116,18 +113,13 @@ def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
     caches_alike = a.knob_values.get(_CACHING) == b.knob_values.get(_CACHING)
     left, right = (_Offer(each, had_cache=each.had_cache and caches_alike) for each in (a, b))
     has_all = not a.num_unlisted and not b.num_unlisted and not is_one_session
-    is_chance = is_same = False
-    if has_all and _has_same_requests(left, right):
-        found = [_other_pace(left, right, min(left.seconds, right.seconds)), _spared(left, right)]
-        parts = [part for part in found if part is not None]
-        is_same = not parts
-    else:
-        parts, is_other = _other_rates(left, right)
-        is_chance = bool(parts) and not is_other
+    has_same = has_all and _has_same_requests(left, right)
+    found = [*(_other_pace if has_same else _other_rates)(left, right)]
+    is_same = has_same and not found
     return LoadDifference(
         is_same,
-        ", ".join(parts) or None,
-        is_chance=is_chance,
+        ", ".join(text for text, _ in found) or None,
+        is_chance=bool(found) and not any(is_other for _, is_other in found),
         more_a=1.0 if is_same else _more(left, right),
         more_b=1.0 if is_same else _more(right, left),
     )
@@ -157,28 +149,21 @@ def _sums(runs: Sequence[RequestRun]) -> dict[str, _Sum]:
     return found
 
 
-def _other_rates(a: _Offer, b: _Offer) -> tuple[list[str], bool]:
-    """Texts for the differences of loads, and whether any of them is more than chance."""
-    parts, is_other = [], False
+def _other_rates(a: _Offer, b: _Offer) -> Iterator[tuple[str, bool]]:
+    """Texts for the differences of loads, each with whether it is more than chance."""
     for name in _RATES:
-        if name not in a.came or name not in b.came or not _differ(a.rate(name), b.rate(name)):
-            continue
-        is_other = is_other or _is_other_rate(a, b, name)
-        rates = a.rate(name), b.rate(name)
-        digits = 0 if max(rates) >= 19.5 else 1 if max(rates) >= 0.95 else 2
-        change = f" ({rates[1] / rates[0] - 1:+.0%})" if rates[0] else ""
-        parts.append(f"{name}/s {rates[0]:,.{digits}f}→{rates[1]:,.{digits}f}{change}")
+        if name in a.came and name in b.came and _differ(*(rates := (a.rate(name), b.rate(name)))):
+            digits = 0 if max(rates) >= 19.5 else 1 if max(rates) >= 0.95 else 2
+            change = f" ({rates[1] / rates[0] - 1:+.0%})" if rates[0] else ""
+            text = f"{name}/s {rates[0]:,.{digits}f}→{rates[1]:,.{digits}f}{change}"
+            yield text, _is_other_rate(a, b, name)
     if (spared := _spared(a, b, _OTHER_HITS)) is not None:
-        parts.append(spared)
-        is_other = is_other or _is_other_rate(a, b, _COMPUTED)
+        yield spared, _is_other_rate(a, b, _COMPUTED)
     came = a.came[_REQUESTS].total + b.came[_REQUESTS].total
     if not came and _differ(a.num_in_flight, b.num_in_flight):
-        parts.append(f"requests at a time {a.num_in_flight:,.1f}→{b.num_in_flight:,.1f}")
-        is_other = True
+        yield f"requests at a time {a.num_in_flight:,.1f}→{b.num_in_flight:,.1f}", True
     if _has_other_queue(a, b):
-        parts.append(f"waiting at the start {a.num_queued:,}→{b.num_queued:,}")
-        is_other = True
-    return parts, is_other
+        yield f"waiting at the start {a.num_queued:,}→{b.num_queued:,}", True
 
 
 def _spared(a: _Offer, b: _Offer, least: float = _ALIKE_SHARE) -> str | None:
@@ -217,13 +202,14 @@ def _has_same_requests(a: _Offer, b: _Offer) -> bool:
     return not any(_differ(a.all[name].total, b.all[name].total) for name in names)
 
 
-def _other_pace(a: _Offer, b: _Offer, shorter_s: float) -> str | None:
+def _other_pace(a: _Offer, b: _Offer) -> Iterator[tuple[str, bool]]:
     """Other times of the same requests, unless clients that wait for answers explain it."""
-    if abs(a.span_s - b.span_s) <= ALIKE * max(a.span_s, b.span_s, shorter_s):
-        return None
-    if not _differ(a.num_in_flight, b.num_in_flight):
-        return None
-    return f"the same requests within {a.span_s:,.1f}→{b.span_s:,.1f} s"
+    longest_s = max(a.span_s, b.span_s, min(a.seconds, b.seconds))
+    is_other = abs(a.span_s - b.span_s) > ALIKE * longest_s
+    if is_other and _differ(a.num_in_flight, b.num_in_flight):
+        yield f"the same requests within {a.span_s:,.1f}→{b.span_s:,.1f} s", True
+    if (spared := _spared(a, b)) is not None:
+        yield spared, True
 
 
 def _is_other_rate(a: _Offer, b: _Offer, name: str) -> bool:

@@ -43,6 +43,23 @@ class _Ended(NamedTuple):
         """Return what the arrival says; None if that was not seen."""
         return None if self.view.is_partial else getattr(self.view, name)
 
+    def ms(self, start_ns: int | None, end_ns: int | None, num: int = 1) -> float | None:
+        """A time without pauses, divided by `num`; None if pauses are not known, or an end."""
+        moment = self.moment
+        if start_ns is None or end_ns is None or start_ns < moment.since_ns or num < 1:
+            return None
+        return (end_ns - start_ns - moment.state.pauses.within(start_ns, end_ns)) / 1e6 / num
+
+    @property
+    def tpot_ms(self) -> float | None:
+        view = self.view
+        return self.ms(view.first_token_ns, view.last_token_ns, view.num_output_tokens - 1)
+
+    @property
+    def e2e_ms(self) -> float | None:
+        is_over = self.view.status == "finished"
+        return self.ms(self.said("arrival_ns"), self.view.last_token_ns) if is_over else None
+
 
 def _of(part: str, *names: str) -> Iterator[ExportColumn]:
     return (ExportColumn(name, attrgetter(f"{part}.{name}")) for name in names)
@@ -50,6 +67,10 @@ def _of(part: str, *names: str) -> Iterator[ExportColumn]:
 
 def _sum(drafts: Sequence[wire.DraftRow] | None, name: str) -> int | None:
     return sum(getattr(each, name) for each in drafts) if drafts else None
+
+
+def _plus(ns: int | None, offset_ns: int) -> int | None:
+    return None if ns is None else ns + offset_ns
 
 
 def _kv(name: str) -> ExportColumn:
@@ -106,50 +127,23 @@ ROW_COLUMNS = (
 )
 
 
-def _ms(ended: _Ended, start_ns: int | None, end_ns: int | None) -> float | None:
-    """Return a time without the operator's pauses; None if these are not known, or an end."""
-    moment = ended.moment
-    if start_ns is None or end_ns is None or start_ns < moment.since_ns:
-        return None
-    return (end_ns - start_ns - moment.state.pauses.within(start_ns, end_ns)) / 1e6
-
-
-def _ttft_ms(ended: _Ended) -> float | None:
-    return _ms(ended, ended.said("arrival_ns"), ended.view.first_token_ns)
-
-
-def _tpot_ms(ended: _Ended) -> float | None:
-    view = ended.view
-    decoded_ms = _ms(ended, view.first_token_ns, view.last_token_ns)
-    num_gaps = view.num_output_tokens - 1
-    return None if decoded_ms is None or num_gaps <= 0 else decoded_ms / num_gaps
-
-
-def _e2e_ms(ended: _Ended) -> float | None:
-    is_over = ended.view.status == "finished"
-    return _ms(ended, ended.said("arrival_ns"), ended.view.last_token_ns) if is_over else None
-
-
 REQUEST_COLUMNS = (
     *_of("view", "request_id"),
     ExportColumn("client_id", lambda ended: ended.said("client_id"), "text"),
     ExportColumn("status", attrgetter("view.status"), "text"),
     ExportColumn("finish_reason", attrgetter("view.finish_reason"), "text"),
     ExportColumn("arrival_ns", lambda ended: ended.said("arrival_ns")),
-    ExportColumn(
-        "arrival_wall_ns",
-        lambda ended: (
-            None if ended.view.is_partial else ended.view.arrival_ns + ended.moment.offset_ns
-        ),
-    ),
+    ExportColumn("arrival_wall_ns", lambda it: _plus(it.said("arrival_ns"), it.moment.offset_ns)),
     *_of("view", "first_token_ns", "last_token_ns", "finish_ns", "finish_step"),
     *_of("view", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
     ExportColumn("max_tokens", lambda ended: ended.said("max_tokens")),
     *_of("view", "priority", "num_preemptions"),
-    ExportColumn("ttft_ms", _ttft_ms, "float"),
-    ExportColumn("tpot_ms", _tpot_ms, "float"),
+    ExportColumn(
+        "ttft_ms", lambda it: it.ms(it.said("arrival_ns"), it.view.first_token_ns), "float"
+    ),
+    ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
     ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
-    ExportColumn("e2e_ms", _e2e_ms, "float"),
+    ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
 )
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": STEP_COLUMNS,

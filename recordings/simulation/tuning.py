@@ -61,7 +61,6 @@ class Candidate(NamedTuple):
 
 class Tuned(NamedTuple):
     candidates: list[Candidate]  # the best first, including the recorded knobs
-    promising: Candidate | None  # seems better, but too many of its steps are unlike recorded ones
     load_per_s: float  # recorded requests per second
     load_share: float  # share of that at which the best keeps the levels, else the lowest tried
     at_load: Candidate  # the best candidate at that load
@@ -91,10 +90,7 @@ class Tuning:
         final.sort(key=_rank, reverse=True)
         best = _best(final)
         final.insert(0, final.pop(final.index(best)))
-        guess = max(final, key=_promise)
-        is_better = _promise(guess) > _promise(best) and not guess.is_known
-        promising = guess if is_better else None
-        return Tuned(final, promising, self._load_per_s, *self._load_that_keeps(best))
+        return Tuned(final, self._load_per_s, *self._load_that_keeps(best))
 
     def _finalists(self) -> list[Changes]:
         seen = self._forecasts("trying chunks", list(chunks_for(self._setup.knobs)))

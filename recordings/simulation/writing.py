@@ -63,22 +63,14 @@ class RecordingSink:
 
     def __init__(self, path: Path, levels: Levels) -> None:
         self.next_sequence = 0
-        self._writer = RecordingWriter(path, levels)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._writer.num_bytes
-
-    @property
-    def num_steps(self) -> int:
-        return self._writer.num_steps
+        self.writer = RecordingWriter(path, levels)
 
     def begin(self, snapshot: Snapshot) -> None:
         """Write the snapshot with which the recording begins. Call it before `publish`."""
-        self._writer.start(snapshot)
+        self.writer.start(snapshot)
 
     def publish(self, message: Telemetry) -> None:
-        writer = self._writer
+        writer = self.writer
         while writer.num_queued_bytes > _MAX_QUEUE_BYTES and writer.state == "recording":
             time.sleep(_WAIT_S)
         if writer.state == "failed":
@@ -90,6 +82,6 @@ class RecordingSink:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._writer.close()
-        if kind is None and self._writer.error is not None:
-            raise RecordingError(self._writer.error)
+        self.writer.close()
+        if kind is None and self.writer.error is not None:
+            raise RecordingError(self.writer.error)

@@ -158,10 +158,8 @@ def test_memory_and_recording_explain_a_slow_step_alike(slow_session: Slow) -> N
         history.append(sequence, message)
         if isinstance(message, StepRecord) and message.step == step:
             asked_early = history.stall(step)
-    assert asked_early is not None
     assert asked_early.cause == "held_up"
     late = history.stall(step)
-    assert late is not None
     of = {w.request_id: w for w in of_file(path, 200, 60_000).late if w.step == step}
     told = of[late.request_id]
     assert [piece.cause for piece in late.pieces] == [piece.cause for piece in told.pieces]
@@ -169,7 +167,6 @@ def test_memory_and_recording_explain_a_slow_step_alike(slow_session: Slow) -> N
         assert mine.ns == pytest.approx(other.ns, rel=0.1)
     view = history.state.requests[late.request_id]
     life = history.lives.life(view)
-    assert life is not None
     assert [wait.pieces for wait in life.waits if wait.step == step] == [late.pieces]
 
 
@@ -177,35 +174,25 @@ LONG = SimulatedWorkload(rate=0.6, document_share=0.5, document_tokens=20_000, o
 MIXED = SimulatedWorkload(rate=4.0, document_share=0.3, document_tokens=3000, output_tokens=60)
 
 
+LARGE = {"num_blocks": 8192, "max_model_len": 40_000, "context_ns": 60.0}
 BATCHES: dict[str, dict[str, Any]] = {
-    "chunks": {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED},
-    "long contexts": {
-        "knobs": Knobs(max_num_batched_tokens=512),
-        "workload": LONG,
-        "num_blocks": 8192,
-        "max_model_len": 40_000,
-        "context_ns": 60.0,
-    },
+    "chunks": {"knobs": Knobs(max_num_batched_tokens=256)},
+    "long contexts": {"knobs": Knobs(max_num_batched_tokens=512), "workload": LONG, **LARGE},
     "whole prompts": {
         "knobs": Knobs(max_num_batched_tokens=8192, enable_chunked_prefill=False),
-        "workload": MIXED,
         "context_ns": 60.0,
     },
-    "padded": {"knobs": Knobs(batching="static", max_num_seqs=8), "workload": MIXED},
-    "separate": {"knobs": Knobs(batching="separate"), "workload": MIXED},
-    "preempted": {
-        "knobs": Knobs(max_num_batched_tokens=1024),
-        "num_blocks": 520,
-        "workload": MIXED,
-    },
-    "overlap": {"knobs": Knobs(max_num_batched_tokens=256), "workload": MIXED, "overlap": True},
+    "padded": {"knobs": Knobs(batching="static", max_num_seqs=8)},
+    "separate": {"knobs": Knobs(batching="separate")},
+    "preempted": {"knobs": Knobs(max_num_batched_tokens=1024), "num_blocks": 520},
+    "overlap": {"knobs": Knobs(max_num_batched_tokens=256), "overlap": True},
 }
 
 
 @cache
 def undisturbed(name: str, seed: int) -> Messages:
     """A session in which no step was slow, with large batches of this kind."""
-    given = dict(BATCHES[name])
+    given = {"workload": MIXED, **BATCHES[name]}
     base = CostModel(floor_ms=4.0, context_ns=given.pop("context_ns", 20.0))
     return session(NoisyCost(base), **given, seed=seed)
 
@@ -267,10 +254,8 @@ def test_the_baseline_of_rare_work_uses_steps_of_more_work_never_of_less() -> No
         assert baseline_ns(work._replace(**{figure: number // 30})) is None  # far less of it
     assert baseline.slow_step(work, 140 * MS) is None
     slow = baseline.slow_step(work, 500 * MS)
-    assert slow is not None
     assert slow.excess_ns == pytest.approx(450 * MS, rel=0.01)
     still = baseline.slow_step(work, 140 * MS, after_slow=True)
-    assert still is not None
     assert still.excess_ns == pytest.approx(90 * MS, rel=0.01)
     assert baseline.slow_step(work, 95 * MS, after_slow=True) is None
 
@@ -314,11 +299,9 @@ def test_the_waits_of_a_request_are_explained_again_once_one_of_its_steps_is_fou
     for sequence, message in session(cost, knobs=Knobs(max_num_batched_tokens=256)):
         history.append(sequence, message)
         if isinstance(message, StepRecord) and cost.slow == [message.step]:
-            assert message.batch is not None
             view = history.state.requests[message.batch[0].request_id]
         if view is not None and sequence % 10 == 0:
             life = history.lives.life(view)
-            assert life is not None
             told.append([piece.step for piece in slow_pieces(life.waits)])
             assert sum(piece.ns for piece in life.pieces) == sum(w.gap_ns for w in life.waits)
     assert told[0] == []  # too few steps are known

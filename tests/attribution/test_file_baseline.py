@@ -138,20 +138,16 @@ def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
         explainer.take(message)
 
     def causes(late: Late | None) -> set[str]:
-        assert late is not None
         return {piece.cause for piece in late.pieces}
 
     first = history.stall(step)
     assert "held_up" not in causes(first)  # too few steps are in memory
-    assert first is not None
     view, version = history.state.requests[first.request_id], history.version
     history.lives.life(view)
     history.know_baseline(baseline)
     assert history.version > version  # so that it is drawn anew
     second, life = history.stall(step), history.lives.life(view)
-    assert second is not None
     assert len(slow_pieces([second])) == 1
-    assert life is not None
     assert [wait.pieces for wait in life.waits if wait.step == step] == [second.pieces]
 
 
@@ -163,7 +159,6 @@ def test_a_baseline_from_fewer_steps_than_are_in_memory_is_not_used() -> None:
     (step,) = cost.slow
     history.know_baseline(hasty)
     late = history.stall(step)
-    assert late is not None
     assert late.cause == "held_up"
 
 
@@ -212,5 +207,4 @@ def test_slow_steps_in_a_row_are_one_event_with_waits_explained_as_by_explain() 
     assert len(waits) > 10
     for late in waits:
         told = history.wait(late.step, late.request_id)
-        assert told is not None
         assert told.pieces == late.pieces

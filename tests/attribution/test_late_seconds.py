@@ -104,7 +104,6 @@ def test_late_token_events_match_the_steps_in_memory_and_the_current_service_lev
         elif sequence % 10 == 0:
             history.next_event(0, 1, SLO_KIND)  # the index grows bit by bit
     assert len(number) > 4
-    assert history.first_step is not None
     assert history.first_step > 0
     history.set_slo(levels[2])
     assert history.rewind(history.first_step + 150)
@@ -122,7 +121,6 @@ def test_a_replay_with_all_steps_in_memory_has_the_late_tokens_of_the_searched_f
         assert source.wait()
         assert source.file_index.wait(30)
         extent = source.extent
-        assert extent is not None
         for slo in (SLO(30.0, 12.0), SLO(ttft_ms=900.0, itl_ms=60.0), SLO(500.0, 33.0)):
             history = source.history
             for step in (850, 120, 640, extent[1]):
@@ -167,7 +165,6 @@ def _assert_lists(history: History) -> None:
             late[kind] = []
             samples = list(history.windows.samples(kind.lower(), None, None))  # type: ignore[arg-type]
             for each in history.summaries(first, until):
-                assert each is not None
                 ns = getattr(each, f"max_{kind.lower()}_ns") or 0
                 if ns > bound_ms * 1e6:
                     told = [
@@ -212,5 +209,4 @@ def test_the_oldest_stall_in_memory_is_explained_too(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lives, "MAX_LIFE_STEPS", 100)
     assert [history.wait(each.step, each.request_id) for each in stalls] == whole
     last = history.last_stall(99)
-    assert last is not None
     assert last.pieces == history.wait(last.step, last.request_id).pieces  # type: ignore[union-attr]

@@ -94,7 +94,6 @@ def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause(
     assert history.windows.latency().itl.max_ms == 70.0
     assert history.windows.latency().ttft.num_samples == 1
     stall = history.stall(2)
-    assert stall is not None
     assert stall.cause == "preempted"
     assert [(p.cause, p.step, p.ns // MS) for p in stall.pieces] == [
         ("preempted", 1, 10),
@@ -134,11 +133,9 @@ def test_an_operators_pause_counts_in_no_latency_or_service_level() -> None:
     assert report.tpot.max_ms == 20.0
     # The client's wait and its cause are shown all the same.
     wait = history.wait(1, 1)
-    assert wait is not None
     assert (wait.gap_ns, wait.paused_ns) == (5020 * MS, 5000 * MS)
     assert (wait.cause, wait.is_excused) == ("paused", True)
     breach = history.last_stall()
-    assert breach is not None
     assert (breach.step, breach.is_excused) == (2, False)
     told = [event.text for event in history.events(kinds=frozenset({"engine"}))]
     assert told == ["the engine was paused", "the engine goes on after 5.0 s of pause"]

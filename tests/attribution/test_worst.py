@@ -192,7 +192,6 @@ def test_the_latency_panel_names_the_worst_stall_beside_the_last(source: Any, wi
     history = source.history
     stalls = history.windows.stalls(None, 1000)
     worst, frame = stalls.longest[0], frame_of(history)
-    assert frame.stall is not None
     assert frame.stall.step != worst.step
     lines = line_texts(latency_panel.draw(frame, width, 10, 14))
     assert {len(line) for line in lines} == {width}
@@ -250,8 +249,6 @@ def test_the_heading_of_the_breach_list_says_when_it_covers_only_a_part(
 
     replay.history.set_slo(SLO(100.0, 15.0))
     first, last = replay.history.first_step, replay.history.last_step
-    assert first is not None
-    assert last is not None
     assert re.fullmatch(r"breaches \([\d,]+ tokens late in \d+ steps\) .*", said((first, last)))
     cursor = (first + last) // 2
     assert "steps up to the cursor) " in said((first, last), cursor=cursor)

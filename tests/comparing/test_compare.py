@@ -146,14 +146,12 @@ def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_s
             points.extend(columns[:, begin:end])
     assert len(points) <= 8
     whole = points.worst(0, len(points) - 1)
-    assert whole is not None
     assert (whole.first, whole.last) == (0, len(prefills) - 1)
     assert whole.num_prefill_tokens == max(prefills)
     assert whole.longest_us is None
     step = data.draw(st.integers(0, len(prefills) - 1))
     index = points.index_at(step, by_step=True)
     point = points.worst(index, index)
-    assert point is not None
     assert point.first <= step <= point.last
     assert point.num_prefill_tokens == max(prefills[point.first : point.last + 1])
     assert bool(point.flags & LATE) == any(
@@ -172,7 +170,6 @@ def test_percentiles_are_exact_or_state_their_error(values: list[int]) -> None:
     exact = percentiles([(value, 1) for value in sorted(values)], len(values), (50, 95, 99))
     for rank, value in zip((50, 95, 99), exact, strict=True):
         found = spread.at(rank)
-        assert found is not None
         assert 0 <= value - found <= counts.error * value
     assert spread.at(100) == max(values)
     assert counts.num_within == sum(value <= 10**9 for value in values)
@@ -231,8 +228,6 @@ def test_the_better_run_is_named_with_the_knobs_that_differ() -> None:
     large = side_of(messages, "large", max_num_batched_tokens=4096, order="arrival")
     found = compare(small, large)
     itl = found.figure("itl_p95")
-    assert itl.a is not None
-    assert itl.b is not None
     assert itl.a > 2 * itl.b  # chunks in every other step, not whole prompts now and then
     assert itl.verdict == "b"
     assert itl.factor == pytest.approx(itl.a / itl.b)
@@ -296,13 +291,10 @@ def test_under_different_loads_no_run_is_called_better() -> None:
     )  # fmt: skip
     for other in (calm, another(calm)):  # a part of the same session, and another engine
         found = compare(side_of(busy), side_of(other))
-        assert found.different_work is not None
         assert "requests" in found.different_work
         assert found.better("a") == found.better("b") == []
         itl = found.figure("itl_p95")
         assert itl.verdict in ("differs", "unclear")
-        assert itl.b is not None
-        assert itl.a is not None
         assert itl.b < itl.a
         told = dict([outcome(found, "a"), outcome(found, "b")])
         assert list(told) == ["A lower", "B lower"]
@@ -325,7 +317,6 @@ def test_figures_that_an_engine_does_not_publish_are_unknown(small_and_large: Bo
         assert figure.b is not None, key
     assert found.figure("ttft_p50").a is not None  # events tell it
     point = side_of(bare).points.worst(0, 0)
-    assert point is not None
     assert (point.token_budget, point.longest_us) == (None, None)
 
 
@@ -355,21 +346,16 @@ def test_compared_runs_are_aligned_by_time_step_or_request(small_and_large: Both
     by_step = axis_of("step", a, b, None)
     point = by_step.column(by_step.a, 40, 41)
     other = by_step.column(by_step.b, 40, 41)
-    assert point is not None
-    assert other is not None
     assert (point.first, other.first) == (40, 40)
     assert by_step.column(by_step.a, 10_000, 10_001) is None
     by_time = axis_of("time", a, b, None)
     for place in (by_time.a, by_time.b):
         found = by_time.column(place, 2_000_000_000, 2_000_000_001)
-        assert found is not None
         assert found.start_ns <= 2_000_000_000 < found.end_ns
     pair = compare(a, b).requests.pairs[0]
     by_request = axis_of("request", a, b, pair)
     for place, side, one in ((by_request.a, a, pair.a), (by_request.b, b, pair.b)):
-        assert one.ttft_ns is not None
         first = by_request.column(place, one.ttft_ns - 1, one.ttft_ns)
-        assert first is not None
         assert first.first == one.first_token_step
         assert place.zero + (side.totals.start_ns or 0) == one.arrival_ns
     whole = [by_time.column(by_time.a, s, s + 10**8) for s in range(0, by_time.end, 10**8)]
@@ -488,7 +474,6 @@ def test_a_compared_run_that_begins_with_a_queue_includes_the_waits_of_its_reque
     [expected] = read_whole(HistoryFeed(whole, "x", SLO_, StepRange(126, None)))
     number = next(n for n, m in messages if isinstance(m, wire.StepRecord) and m.step == 125)
     snapshot = state.snapshot(number)
-    assert snapshot is not None
     pauses = (snapshot.pauses or []) if are_told else None
     snapshot = msgspec.structs.replace(snapshot, pauses=pauses)
     joined = History(SLO_, known_since_ns=known_since(snapshot))

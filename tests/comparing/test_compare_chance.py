@@ -102,7 +102,6 @@ def test_any_number_of_waits_takes_bounded_memory_and_all_are_counted(
     assert waits.count == sum(waits.totals) == sum(weight for _, _, weight in samples)
     longest = max(wait_ms for _, wait_ms, _ in samples) * 1_000_000
     last = waits.percentile(100)
-    assert last is not None
     assert waits.within(last) == waits.totals
     assert start_of(last) <= longest < start_of(last + 1)
     assert start_of(last + 1) - start_of(last) <= 1 + longest / 60
@@ -184,8 +183,6 @@ def test_the_effect_of_a_smaller_budget_is_found_despite_varying_load(before: Si
     assert found.different_work is None
     figure = found.figure("itl_prefill_p99")
     assert figure.verdict == "b"
-    assert figure.interval is not None
-    assert figure.ratio is not None
     assert figure.interval.low <= figure.ratio <= figure.interval.high < 1
     assert "ITL beside a prefill p99" in outcome(found, "b")[1][-1]
     assert ", at least " in outcome(found, "b")[1][-1]
@@ -197,7 +194,6 @@ def test_the_effect_of_a_smaller_budget_is_found_despite_varying_load(before: Si
 
 def test_a_run_is_not_called_worse_for_more_load_and_a_faster_run_still_wins(before: Side) -> None:
     busier = compare(before, side_of(2, 2048, 10.0))
-    assert busier.different_work is not None
     assert "requests/s" in busier.different_work
     assert won(busier) == {}
     # The same load on an engine three times as fast: it has more load and is still quicker.

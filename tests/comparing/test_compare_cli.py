@@ -137,7 +137,6 @@ def test_parts_before_and_after_a_mark_reach_only_to_the_nearest_other_knob_chan
 ) -> None:
     found = document(capsys, str(session), None, mark=mark)
     with Recording(session) as recording:
-        assert recording.last_step is not None
         end = recording.last_step + 1 if until is None else until
     assert (found["a"]["num_steps"], found["b"]["num_steps"]) == (step - since, end - step)
     names = found["a"]["name"], found["b"]["name"]

@@ -42,7 +42,6 @@ SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (3
 
 
 def page_of(app: Dashboard) -> ComparePage:
-    assert app.main.frame is not None
     page = app.main.frame.compare
     assert page is not None
     return page
@@ -55,7 +54,6 @@ def shown_page(app: Dashboard) -> list[str]:
 async def read_all(app: Dashboard, pilot: Pilot[None]) -> None:
     """Wait until both sides are read and shown."""
     comparer = app.main.session.compare.comparer
-    assert comparer is not None
     for _ in range(600):
         await asyncio.sleep(0.02)
         if comparer.comparison is not None and not comparer.is_reading:
@@ -124,7 +122,6 @@ async def test_one_cursor_moves_through_both_compared_runs() -> None:
         by_time = page_of(app)
         assert by_time.cursor == 3 * by_time.width
         for point in by_time.points:
-            assert point is not None
             assert point.start_ns < by_time.cursor + by_time.width
             assert point.end_ns > by_time.cursor
         await pilot.press("right_square_bracket")
@@ -141,7 +138,6 @@ async def test_one_cursor_moves_through_both_compared_runs() -> None:
         await pilot.press("end")
         a, b = page_of(app).points
         assert a is None  # B has more steps
-        assert b is not None
         assert b.last == 472
         assert "no step here" in screen_text(app)
         # The mouse does the same.
@@ -161,7 +157,6 @@ async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_eit
         home = app.main
         await pilot.press("o", "o", "down", "down")
         page = page_of(app)
-        assert page.pair is not None
         assert page.pair.name == "chat-2"
         assert "aligned by request chat-2" in screen_text(app)
         assert "A chat-2" in screen_text(app)
@@ -198,7 +193,6 @@ async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_eit
 async def test_an_uncertain_difference_is_shown_with_its_number_of_requests() -> None:
     async with samples_compared() as (app, _):
         found = page_of(app).comparison
-        assert found is not None
     first = ComparedFigure(
         "ttft_p50", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
     )
@@ -246,7 +240,6 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("7")
         choices = page_of(app).choices
-        assert choices is not None
         kinds = [choice.kind for choice in choices]
         shipped = ["sample"] * len(samples.SHOWS)
         assert kinds == ["knobs", "mark", "recording", "recording", *shipped, "file"]
@@ -264,15 +257,12 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
         shown = screen_text(app)
         assert "A before  B after  before lunch" in shown
         origins = app.main.session.compare.origins
-        assert origins is not None
         assert [origin.stretch for origin in origins] == [StepRange(None, 99), StepRange(100, 339)]
         assert "B until the change at step 340" in shown
         first = page_of(app).comparison
-        assert first is not None
         assert first.works[0].num_steps == 100
         # What is not comparable is said first, whole, in the narrowest of terminals too; then
         # nobody is called better.
-        assert first.different_work is not None
         for width, height in ((120, 37), (80, 21)):
             frame = app.main.frame
             assert frame is not None
@@ -311,7 +301,6 @@ async def test_escape_stops_reading_compared_runs_and_keeps_what_was_read(
     app.compare(session, file_origin(SAMPLES / "chunked.mcap", session), "step")
     async with app.run_test(size=(120, 40)) as pilot:
         reading = app.main.session.compare.comparer
-        assert reading is not None
         await pilot.press("escape")
         app.main.draw()
         assert app.main.view.page == "compare"

@@ -241,7 +241,6 @@ def test_a_repaired_file_is_whole_with_every_readable_step(large: Written, tmp_p
             if frame.topic == b"step"
         }
         assert recording.info == Recording(large.path).info
-    assert first_loss.after_step is not None
     assert first_loss.before_step is not None
     missing = set(range(first_loss.after_step + 1, first_loss.before_step))
     assert missing == {step for step in steps if step <= max(found)} - found
@@ -259,9 +258,6 @@ def test_steps_of_a_chunk_without_its_head_are_told_as_lost(large: Written, tmp_
     path.write_bytes(content)
     with Recording(large.path) as recording:
         before, hit, after = (recording.steps_in(number) for number in (2, 3, 4))
-    assert before is not None
-    assert hit is not None
-    assert after is not None
     report = rewrite(path, tmp_path / "new.mcap", nothing)
     assert report.losses == [Loss(before[1], after[0])]
     assert before[1] < hit[0] <= hit[1] < after[0]
@@ -435,19 +431,16 @@ def test_a_recorder_killed_while_writing_loses_only_unflushed_messages(tmp_path:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     num_safe = 0
     try:
-        assert process.stdout is not None
         deadline_s = time.monotonic() + 60
         while num_safe == 0 and time.monotonic() < deadline_s:
             num_safe = int(process.stdout.readline() or -1)
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert process.stdout is not None
         process.stdout.close()
     assert num_safe > 0
     with Recording(path) as recording:
         assert recording.opened_path.name == "killed.mcap.part"
-        assert recording.last_step is not None
         assert recording.last_step + 1 >= num_safe
         steps = [frame for frame, _ in recording.frames() if frame.topic == b"step"]
         assert len(steps) == recording.last_step + 1
@@ -525,7 +518,6 @@ def test_a_full_disk_ends_the_recording_and_loses_only_unflushed_messages(tmp_pa
             writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
         writer.close()
     assert writer.state == "failed"
-    assert writer.error is not None
     assert "File too large" in writer.error
     with Recording(writer.part_path) as recording:
         assert f"(steps 0 to {recording.last_step:,} are in it)" in writer.error
@@ -563,7 +555,6 @@ def test_reading_may_begin_at_any_message_of_a_chunk(large: Written) -> None:
             place = rng.randrange(len(expected))
             number = max(n for n in numbers if starts[n] <= place)
             frame = recording._chunks.load(number).frame(place - starts[number])
-            assert frame is not None
             assert frame.payload == expected[place].payload
 
 

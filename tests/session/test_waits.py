@@ -179,7 +179,7 @@ def test_the_reasons_of_each_wait_in_the_queue_sum_to_it_and_are_never_guessed(
     waits = [*ledger.admitted(), *ledger.waiting()]
     assert len(waits) > 50
     for wait in waits:
-        waited_ns = wait.waited_ns(ledger.now_ns)
+        waited_ns = wait.waited_ns(ledger.state.time_ns)
         if waited_ns is not None:
             assert sum(wait.reasons.values()) == waited_ns
     assert any("" in wait.reasons for wait in waits) == has_hole

@@ -175,7 +175,6 @@ def engine(tmp_path: Path) -> Iterator[Endpoint]:
         spec = WorkloadSpec(rate=8, document_share=0.5, chat_tokens=128, document_tokens=4000)
         assert isinstance(client.ask(SetWorkload(workload=spec, who="test")), Ack)
         yield endpoint
-    assert process.stdin is not None
     process.stdin.close()
     process.wait(30)
 
@@ -200,7 +199,6 @@ def test_autopilot_knob_changes_are_leased_audited_and_reverted(engine: Endpoint
     moves = ticked(pilot, lambda: BUDGET in pilot.held, "a move")
     with ControlClient(engine, 30.0) as client:
         during = client.snapshot()
-        assert during.leased is not None
         assert during.leased.before == {BUDGET: 2048}
         assert during.knobs[BUDGET] == moves[-1].move.changes[BUDGET] != 2048
         assert pilot.close() == {BUDGET: 2048}
@@ -251,7 +249,6 @@ def test_a_second_autopilot_is_refused_and_a_killed_one_gives_back(engine: Endpo
     command = [sys.executable, "-m", "stepscope.tui.cli", "tune", engine.control]
     command += ["--hold", "--slo-itl", "15ms", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert json.loads(process.stdout.readline())["kind"] == "move"
     with ControlClient(engine, 30.0) as client:
         assert client.snapshot().knobs[BUDGET] != 2048
@@ -271,7 +268,6 @@ def test_ctrl_c_ends_the_autopilot_and_restores_the_knobs(engine: Endpoint) -> N
     command = [sys.executable, "-m", "stepscope.tui.cli", "tune", engine.control]
     command += ["--hold", "--slo-itl", "15ms"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert "holds 95 %" in process.stdout.readline()
     assert "max_num_batched_tokens 2048 -> " in process.stdout.readline()
     process.send_signal(signal.SIGINT)

@@ -47,16 +47,16 @@ def print_ledger(
         for number, each in enumerate(messages(recording, begin, sequence)):
             found.take(each.message, each.after_gap)
             if number % 4096 == 0:
-                done = found.last_step - first + 1
+                done = found.state.step - first + 1
                 progress(f"reading {name}", done / max(1, last - first + 1))
     note(recording.message)
-    if not found.num_steps:
+    if not found.explainer.num_steps:
         raise NothingMeasured(f"{name}: it holds no step")
     if as_json:
         write_json(_document(name, found))
     else:
-        span_s = (found.now_ns - (found.first_ns or 0)) / 1e9
-        say(session_text(name, found.num_steps, span_s, last_s), *_lines(found, limit))
+        span_s = (found.state.time_ns - (found.explainer.first_step_ns or 0)) / 1e9
+        say(session_text(name, found.explainer.num_steps, span_s, last_s), *_lines(found, limit))
 
 
 # Text output
@@ -89,7 +89,7 @@ def _waits(found: Ledger, title: str, waits: Sequence[QueueWait], limit: int) ->
         [
             request_name(wait.request_id) + (" (preempted)" if wait.was_preempted else ""),
             clock_ms(_wall_ns(found, wait.since_ns)),
-            ms(wait.waited_ns(found.now_ns)),
+            ms(wait.waited_ns(found.state.time_ns)),
             f"{wait.num_prompt_tokens:,}",
             "—" if wait.step is None else f"{wait.step:,}",
             f"{wait.num_behind:,}",
@@ -146,7 +146,7 @@ def _share(share: float | None) -> str:
 
 
 def _wall_ns(found: Ledger, time_ns: int | None) -> int | None:
-    info = found.info
+    info = found.state.info
     assert info is not None, "it has steps"
     return None if time_ns is None else info.wall_ns + time_ns - info.monotonic_ns
 
@@ -174,6 +174,6 @@ def _wait(found: Ledger, wait: QueueWait) -> dict[str, Any]:
         **told(wait, "request_id", "client_id", "num_prompt_tokens", "was_preempted"),
         **told(wait, "step", "num_behind"),
         "since_wall_ns": _wall_ns(found, wait.since_ns),
-        "waited_ms": in_ms(wait.waited_ns(found.now_ns)),
+        "waited_ms": in_ms(wait.waited_ns(found.state.time_ns)),
         "for_ms": {reason or "unknown": in_ms(ns) for reason, ns in wait.reasons.items()},
     }

@@ -169,7 +169,8 @@ def simulate(
                 sink.begin(session.snapshot())
                 on_request = watch(f"recording seed {spec.seed}")
                 run_requests(session, work.requests(spec.seed), on_request=on_request)
-            written = f"{path} ({sink.num_steps:,} steps, {file_size(sink.num_bytes)})"
+            size = file_size(sink.writer.num_bytes)
+            written = f"{path} ({sink.writer.num_steps:,} steps, {size})"
     if not found:
         raise Interrupted("interrupted before a run was done")
     if cases:

@@ -110,7 +110,7 @@ def tune(
         document = _document(found, level, verdict)
         write_json({**document, "diagnosis": _diagnosis_document(diagnosis, level)})
     else:
-        say(fit, *_bottlenecks(diagnosis), "", *_report(found, level), "", verdict, *_guess(found))
+        say(fit, *_bottlenecks(diagnosis), "", *_report(found, level), "", verdict)
     return DONE if found.candidates[0].keeps else FAILED
 
 
@@ -134,16 +134,10 @@ def _report(found: Tuned, level: SLO) -> Iterator[str]:
         rows.append([f"{each.kept_share:.0%}", *cells, guessed, text])
     heading = ["keep levels", *(label for label, _ in _SHOWN), "guessed", "with"]
     yield from text_table(heading, rows, ">>>>><")
-    yield "guessed: the share of simulated steps that are unlike any in the recording"
-
-
-def _guess(found: Tuned) -> Iterator[str]:
-    if found.promising is not None:
-        unlike = found.promising.forecast.share_extrapolated
-        yield (
-            f"note: {changes_text(found.promising.changes)} promises more, but {unlike:.0%} of its "
-            "steps are unlike any in the recording; record with such knobs for some seconds"
-        )
+    yield (
+        "guessed: the share of simulated steps that are unlike any in the recording; where it is "
+        f"above {MAX_UNLIKE:.0%}, record with such knobs for some seconds"
+    )
 
 
 def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
@@ -183,11 +177,9 @@ def _late(each: Candidate, level: SLO) -> str:
 
 def _document(found: Tuned, level: SLO, verdict: str) -> dict[str, Any]:
     candidates = [told(each, "changes", "keeps") | _case(each) for each in found.candidates]
-    guess = found.promising
     return {
         "levels": level._asdict(),
         "best": candidates[0] if found.candidates[0].keeps else None,
-        "promising": None if guess is None else candidates[found.candidates.index(guess)],
         "verdict": verdict,
         "load_per_s": found.load_per_s,
         "load_that_keeps_per_s": found.load_share * found.load_per_s
