@@ -128,7 +128,7 @@ class _Trials:
     def _forecast(self, remedy: Remedy, what: str = "simulating it as it was") -> Forecast:
         basis = self._seen.basis._replace(setup=remedy.setup)
         on_run = partial(self._on_run, what)
-        return forecast(basis, remedy.text, remedy.changes, [self._level], on_run, NUM_RUNS)
+        return forecast(basis, remedy.text, remedy.changes, self._level, on_run, NUM_RUNS)
 
 
 def _trial(remedy: Remedy, found: Forecast, before: Forecast) -> Trial:
@@ -142,7 +142,7 @@ def _kept(found: Forecast) -> float:
 
 
 def _kept_in(run: Mapping[str, float | None]) -> float:
-    return (run["goodput_0_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
+    return (run["goodput_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
 
 
 def _weight(found: Finding) -> tuple[bool, float]:

@@ -113,7 +113,7 @@ class WhatIf(NamedTuple):
 def what_if(
     basis: WhatIfBasis,
     variants: Sequence[tuple[str, Mapping[str, KnobValue]]],
-    levels: Sequence[SLO],
+    level: SLO,
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
 ) -> WhatIf | None:
@@ -132,7 +132,7 @@ def what_if(
             return on_run((number + share) / len(wanted))
 
         try:
-            cases.append(forecast(basis, text, changes, levels, on_case, num_runs))
+            cases.append(forecast(basis, text, changes, level, on_case, num_runs))
         except ForecastStopped:
             return None
     again, *rest = cases
@@ -143,7 +143,7 @@ def forecast(
     basis: WhatIfBasis,
     text: str,
     changes: Mapping[str, KnobValue],
-    levels: Sequence[SLO],
+    level: SLO,
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
 ) -> Forecast:
@@ -162,7 +162,7 @@ def forecast(
     for seed in range(num_runs):
         if on_run(seed / num_runs):
             raise ForecastStopped
-        figures, model = run_once(basis, changes, levels, seed)
+        figures, model = run_once(basis, changes, level, seed)
         runs.append(flat(figures.result()))
         num_steps += figures.num_steps
         num_extrapolated += model.num_extrapolated
@@ -171,13 +171,13 @@ def forecast(
 
 
 def run_once(
-    basis: WhatIfBasis, changes: Mapping[str, KnobValue], levels: Sequence[SLO], seed: int
+    basis: WhatIfBasis, changes: Mapping[str, KnobValue], level: SLO, seed: int
 ) -> tuple[RunSums, MachineStepTimes]:
     """Simulate a session once. Returns its figures and the model of step times that it used."""
     setup = basis.setup
     given = msgspec.structs.replace(setup, knobs=setup.knobs.changed(changes, setup.limits))
     model = MachineStepTimes(setup.model, basis.speed, seed)
-    figures = RunSums(levels)
+    figures = RunSums(level)
     replica = Replica(given.scheduler(), model, figures, overlap=given.overlap)
     run_requests(replica, basis.work.requests, changes=later_knobs(basis, changes))
     return figures, model

@@ -32,6 +32,7 @@ from stepscope.engine.simulation.virtual.requests import (
 from stepscope.engine.simulation.virtual.session import run_requests
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.simulation.figures import RunSums
+from stepscope.recordings.state.series.latency import SLO
 
 LIKE_AZURE = WorkloadSpec(rate=5.4, document_share=0.0, chat_tokens=1155, output_tokens=211)
 SESSION_S = 60
@@ -39,7 +40,7 @@ SESSION_S = 60
 
 def run(requests: Iterable[SimulatedRequest], *, short: bool = True) -> tuple[float, RunSums]:
     """Processor seconds, and the result."""
-    made, figures = setup(Knobs()), RunSums()
+    made, figures = setup(Knobs()), RunSums(SLO())
     model = DrawnStepTimes(made.model, 0)
     begin_s = time.process_time()
     run_requests(Replica(made.scheduler(), model, figures, takes_short_way=short), requests)

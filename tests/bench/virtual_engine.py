@@ -12,6 +12,7 @@ from stepscope.engine.simulation.virtual.replica import EndedRequest, Replica
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.engine.simulation.virtual.session import run_requests
 from stepscope.recordings.simulation.figures import RunSums
+from stepscope.recordings.state.series.latency import SLO
 
 BLOCK_SIZE = 16
 
@@ -53,7 +54,7 @@ class _Ended(RunSums):
     """A sink that keeps ended requests by name."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(SLO())
         self.by_name: dict[str, EndedRequest] = {}
 
     def add_finished(self, request: EndedRequest, worst_itl_ns: int) -> None:

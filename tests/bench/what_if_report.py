@@ -46,9 +46,9 @@ def forecasts(folder: Path, knob: str, budgets: Sequence[int]) -> dict[str, What
     found = {}
     for path in sorted(folder.glob("*.mcap")):
         with Recording(path) as recording:
-            basis = basis_of(recording, [SLO()])
+            basis = basis_of(recording, SLO())
         variants = [(str(budget), {knob: budget}) for budget in budgets]
-        result = what_if(basis, variants, [SLO()])
+        result = what_if(basis, variants, SLO())
         assert result is not None
         found[path.stem] = result
     return found
