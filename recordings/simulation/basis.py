@@ -189,7 +189,7 @@ class WhatIfBasis(NamedTuple):
 
 
 def basis_of(
-    recording: Recording, levels: Sequence[SLO], progress: Progress = lambda share: None
+    recording: Recording, level: SLO, progress: Progress = lambda share: None
 ) -> WhatIfBasis:
     """Read from a recording what a forecast needs, and fit step times on its steps.
 
@@ -197,7 +197,7 @@ def basis_of(
     steps are too much alike to fit a model.
     """
     path = recording.path
-    work = recorded_work(recording, levels, progress)
+    work = recorded_work(recording, level, progress)
     if work.figures.num_requests < _MIN_REQUESTS:
         raise RecordingError(
             f"{path}: {work.figures.num_requests} requests arrived and finished in it, and a "

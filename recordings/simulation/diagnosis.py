@@ -72,7 +72,7 @@ def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Di
 
     def simulated(remedy: Remedy, what: str) -> Forecast:
         basis, report = seen.basis._replace(setup=remedy.setup), partial(on_run, what)
-        return forecast(basis, remedy.text, remedy.changes, [level], report, NUM_RUNS)
+        return forecast(basis, remedy.text, remedy.changes, level, report, NUM_RUNS)
 
     def best_trial(suspect: Suspect) -> Trial | None:
         """The trial of its best remedy, together with what is lifted already.
@@ -123,7 +123,7 @@ def _kept(found: Forecast) -> float:
 
 
 def _kept_in(run: Mapping[str, float | None]) -> float:
-    return (run["goodput_0_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
+    return (run["goodput_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
 
 
 def _weight(found: Finding) -> tuple[bool, float]:

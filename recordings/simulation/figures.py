@@ -1,7 +1,5 @@
 """`RunSums`: sums up one simulated run as figures (latencies, rates, counts), in bounded memory."""
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
 from stepscope.engine.simulation.virtual.replica import EndedRequest
@@ -10,6 +8,10 @@ from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO
 
 RANKS = (50, 95, 99)
+_RATES = (
+    "requests_per_s", "output_tokens_per_s", "prefill_tokens_per_s", "hit_share",
+    "num_preemptions", "num_steps", "goodput_per_s",
+)  # fmt: skip
 
 
 class Spread(Struct, frozen=True):
@@ -38,21 +40,16 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float
     hit_share: float  # share of prompt tokens that were cached at admission
     num_preemptions: int
-    goodput_per_s: tuple[float, ...]  # for each level, requests per second that kept it
+    goodput_per_s: float  # requests per second that kept their service levels
 
 
 class RunSums:
-    """A `FigureSink` that sums up one run.
+    """A `FigureSink` that sums up one run, judged by the service levels `level`."""
 
-    `levels`: service levels. A request keeps a level if its first token and each next one came in
-    time.
-    """
-
-    def __init__(self, levels: Sequence[SLO] = ()) -> None:
+    def __init__(self, level: SLO) -> None:
         self.ttft, self.itl, self.e2e = Distribution(), Distribution(), Distribution()
-        self._levels = levels
-        self._num_good = [0] * len(levels)
-        self.num_steps = self._num_prefill_tokens = self._num_output_tokens = 0
+        self._level = level
+        self._num_good = self.num_steps = self._num_prefill_tokens = self._num_output_tokens = 0
         self._num_prompt_tokens = self._num_hit_tokens = 0
         self._num_preemptions = 0
         self._first_ns: int | None = None
@@ -90,8 +87,7 @@ class RunSums:
             self._first_ns = arrival_ns
         self._last_ns = max(self._last_ns, last_ns)
         finished = FinishedRequest(first_ns - arrival_ns, worst_itl_ns, 0)
-        for index, level in enumerate(self._levels):
-            self._num_good[index] += finished.keeps(level.ttft_ms * 1e6, level.itl_ms * 1e6)
+        self._num_good += finished.keeps(self._level.ttft_ms * 1e6, self._level.itl_ms * 1e6)
 
     def result(self) -> RunFigures:
         seconds = (self._last_ns - (self._first_ns or 0)) / 1e9
@@ -104,7 +100,7 @@ class RunSums:
             prefill_tokens_per_s=self._num_prefill_tokens * per_s,
             hit_share=self._num_hit_tokens / max(1, self._num_prompt_tokens),
             num_preemptions=self._num_preemptions,
-            goodput_per_s=tuple(good * per_s for good in self._num_good),
+            goodput_per_s=self._num_good * per_s,
         )  # fmt: skip
 
 
@@ -113,15 +109,9 @@ def _spread(samples: Distribution) -> Spread:
 
 
 def flat(figures: RunFigures) -> dict[str, float | None]:
-    """Return name -> value of each figure. The name of a goodput has the index of its level."""
+    """Return name -> value of each figure."""
     found: dict[str, float | None] = {}
     for name in ("ttft", "itl", "e2e"):
         spread: Spread = getattr(figures, f"{name}_ms")
         found |= {f"{name}_p{rank}_ms": getattr(spread, f"p{rank}") for rank in RANKS}
-    for name in ("requests_per_s", "output_tokens_per_s", "prefill_tokens_per_s", "hit_share"):
-        found[name] = getattr(figures, name)
-    found["num_preemptions"] = figures.num_preemptions
-    found["num_steps"] = figures.num_steps
-    for index, rate in enumerate(figures.goodput_per_s):
-        found[f"goodput_{index}_per_s"] = rate
-    return found
+    return found | {name: getattr(figures, name) for name in _RATES}

@@ -4,7 +4,6 @@ A recording need not have tokens. Shared prefixes of prompts are known if the en
 hashes of their blocks (`prefix_hashes`), or else from hits in its prefix cache (`PrefixBook`).
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -46,7 +45,7 @@ class RecordedWork(NamedTuple):
 
 
 def recorded_work(
-    recording: Recording, levels: Sequence[SLO] = (), progress: Progress = lambda share: None
+    recording: Recording, level: SLO, progress: Progress = lambda share: None
 ) -> RecordedWork:
     """Read the requests, knobs and figures of a recorded session.
 
@@ -74,7 +73,7 @@ def recorded_work(
         max_num_seqs=max(info.max_num_seqs or 256, knobs.max_num_seqs),
         max_model_len=min(max_model_len, info.num_blocks * info.block_size),
     )
-    reader = _WorkReader(info.block_size, knobs, levels)
+    reader = _WorkReader(info.block_size, knobs, level)
     last: Moment | None = None
     for last in moments(recording, StepRange(), progress):
         reader.apply(last)
@@ -93,8 +92,8 @@ def recorded_work(
 
 
 class _WorkReader:
-    def __init__(self, block_size: int, knobs: Knobs, levels: Sequence[SLO]) -> None:
-        self.figures = RunSums(levels)
+    def __init__(self, block_size: int, knobs: Knobs, level: SLO) -> None:
+        self.figures = RunSums(level)
         self.reader = RequestReader(block_size, id_tokens=block_size)
         self._block_size = block_size
         self._knobs = knobs

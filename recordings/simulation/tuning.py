@@ -152,9 +152,9 @@ class Tuning:
     ) -> Candidate:
         text = changes_text(changes)
         basis = self._basis._replace(work=work)
-        found = forecast(basis, text, changes, [self._level], on_run, num_runs)
+        found = forecast(basis, text, changes, self._level, on_run, num_runs)
         figures = {name: each.value for name, each in found.figures.items()}
-        goodput, rate = figures["goodput_0_per_s"], figures["requests_per_s"]
+        goodput, rate = figures["goodput_per_s"], figures["requests_per_s"]
         strain = max(
             figures.get("ttft_p95_ms", 0.0) / self._level.ttft_ms,
             figures.get("itl_p95_ms", 0.0) / self._level.itl_ms,

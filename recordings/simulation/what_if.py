@@ -109,7 +109,7 @@ class WhatIf(NamedTuple):
 def what_if(
     basis: WhatIfBasis,
     variants: Sequence[tuple[str, Mapping[str, KnobValue]]],
-    levels: Sequence[SLO],
+    level: SLO,
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
 ) -> WhatIf:
@@ -127,7 +127,7 @@ def what_if(
         return on_run((number + share) / len(wanted))
 
     again, *rest = [
-        forecast(basis, text, changes, levels, partial(on_case, number), num_runs)
+        forecast(basis, text, changes, level, partial(on_case, number), num_runs)
         for number, (text, changes) in enumerate(wanted)
     ]
     return WhatIf(flat(basis.work.figures), again, rest, basis.speed.drift)
@@ -137,7 +137,7 @@ def forecast(
     basis: WhatIfBasis,
     text: str,
     changes: Mapping[str, KnobValue],
-    levels: Sequence[SLO],
+    level: SLO,
     on_run: Callable[[float], bool] = lambda share: False,
     num_runs: int = NUM_RUNS,
 ) -> Forecast:
@@ -156,7 +156,7 @@ def forecast(
     for seed in range(num_runs):
         if on_run(seed / num_runs):
             raise ForecastStopped
-        figures, model = run_once(basis, changes, levels, seed)
+        figures, model = run_once(basis, changes, level, seed)
         runs.append(flat(figures.result()))
         num_steps += figures.num_steps
         num_extrapolated += model.num_extrapolated
@@ -165,13 +165,13 @@ def forecast(
 
 
 def run_once(
-    basis: WhatIfBasis, changes: Mapping[str, KnobValue], levels: Sequence[SLO], seed: int
+    basis: WhatIfBasis, changes: Mapping[str, KnobValue], level: SLO, seed: int
 ) -> tuple[RunSums, MachineStepTimes]:
     """Simulate a session once. Returns its figures and the model of step times that it used."""
     setup = basis.setup
     given = msgspec.structs.replace(setup, knobs=setup.knobs.changed(changes, setup.limits))
     model = MachineStepTimes(setup.model, basis.speed, seed)
-    figures = RunSums(levels)
+    figures = RunSums(level)
     replica = Replica(given.scheduler(), model, figures, overlap=given.overlap)
     run_requests(replica, basis.work.requests, changes=later_knobs(basis, changes))
     return figures, model

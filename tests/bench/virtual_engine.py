@@ -12,6 +12,7 @@ from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import SimulatedRequest
 from stepscope.engine.simulation.virtual.session import run_requests
 from stepscope.recordings.simulation.figures import RunSums
+from stepscope.recordings.state.series.latency import SLO
 
 BLOCK_SIZE = 16
 Terms = tuple[float, ...]
@@ -36,7 +37,7 @@ class _Summing(RunSums):
     """
 
     def __init__(self, model: StepTimeModel, terms: Callable[[StepShape], Terms]) -> None:
-        super().__init__()
+        super().__init__(SLO())
         self._model, self._terms = model, terms
         self._ends_ns = [0]
         self._sums = [tuple(0.0 for _ in terms(StepShape(0, 0, 0, 0, 0)))]

@@ -215,12 +215,8 @@ def test_an_invalid_demo_rate_is_refused_with_the_allowed_range(text: str) -> No
         workload_of(text)
 
 
-def test_without_a_rate_the_demo_keeps_its_default_workload() -> None:
-    assert workload_of(None) == WORKLOAD
-    assert workload_of("0.5") == replace(WORKLOAD, rate=0.5)
-
-
 def test_a_closed_loop_is_told_by_how_many_are_under_way_and_not_by_its_rate() -> None:
+    assert workload_of(None) == WORKLOAD
     assert workload_text(WORKLOAD).startswith("up to 12 requests under way at once: chats of 96 ")
     assert workload_text(workload_of("0.5")).startswith("at most 12 under way, 0.5 requests/s: ")
 

@@ -158,16 +158,10 @@ def test_explain_can_be_limited_to_one_request(
     assert f"first tokens of r{some}: " in shown
 
 
-def test_explaining_one_request_uses_the_lateness_bounds_of_all_requests(
-    session: Path, run: Callable[..., Any], document: Callable[..., Any]
-) -> None:
-    whole, alone = document(str(session)), document(str(session), "--request", "0")
-    for kind in ("itl", "ttft"):
-        assert alone[kind]["bound_ms"] == whole[kind]["bound_ms"]
-    done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s", "--request", "r0")
-    assert done.stdout.endswith("no token of r0 was late\n")
-    done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s")
-    assert (done.exit_code, done.stdout.endswith("no token was late\n")) == (0, True)
+def test_explain_says_that_no_token_was_late(session: Path, run: Callable[..., Any]) -> None:
+    for of, request in (("", ()), (" of r0", ("--request", "r0"))):
+        done = run(str(session), "--slo-itl", "60s", "--slo-ttft", "60s", *request)
+        assert (done.exit_code, done.stdout.endswith(f"no token{of} was late\n")) == (0, True)
 
 
 def test_explain_counts_requests_without_any_token(

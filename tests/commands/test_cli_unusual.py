@@ -18,8 +18,6 @@ from stepscope.engine.transport.keys import KeyFolder
 from stepscope.recordings import samples
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
-from stepscope.tui.cli.shared.paths import output_path
-from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.theme import TO_ASCII
 
 MANY = "9" * 400
@@ -93,6 +91,8 @@ def folder(tmp_path: Path, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
         ("export ok.mcap --format csv -o no/a.csv", 1, "no is not a folder"),
         ("export ok.mcap --format csv -o a.csv --until -1", 2, "invalid value for '--until'"),
         ("verify ok.mcap --strip-tokens -o no/a.mcap", 1, "no is not a folder"),
+        ("verify ok.mcap --strip-tokens -o dir.mcap", 1, "is a folder; name the file to write"),
+        ("verify ok.mcap --strip-tokens -o dir/", 1, "is a folder; name the file to write"),
         ("verify ok.mcap --strip-tokens -o ok.mcap", 1, "is there already"),
         ("record nobody -o ''", 2, "--output: expected the name of a file"),
         (f"record nobody --no-wait -o a.mcap --rotate {MANY}GB", 1, "there is no such socket"),
@@ -288,23 +288,6 @@ def test_a_read_only_file_system_is_reported_with_the_requested_name(
     said = r"cannot write .*/a\.svg: Read-only file system"
     with pytest.raises(RecordingError, match=said), writing(tmp_path / "a.svg"):
         pass
-
-
-def test_the_output_path_is_checked_before_any_work(tmp_path: Path) -> None:
-    (tmp_path / "there").touch()
-    assert output_path(f"{tmp_path}/there").name == "there"
-    assert output_path(f"{tmp_path}/new", is_new=True).name == "new"
-    for text in ("", " ", "-"):
-        with pytest.raises(WrongUsage, match="--output: expected the name of a file"):
-            output_path(text)
-    for text, said in (
-        (f"{tmp_path}", "is a folder"),
-        (f"{tmp_path}/new/", "is a folder"),
-        (f"{tmp_path}/no/new", "is not a folder"),
-        (f"{tmp_path}/there", "is there already"),
-    ):
-        with pytest.raises(CommandFailed, match=said):
-            output_path(text, is_new=True)
 
 
 def test_a_command_in_another_encoding_prints_its_table_and_its_errors(tmp_path: Path) -> None:

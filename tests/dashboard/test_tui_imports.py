@@ -37,7 +37,6 @@ for name in ("textual", "torch", "matplotlib", "PIL", "numpy", "pyarrow", "perfe
     sys.modules[name] = None
 import stepscope.tui.cli.command_line
 import stepscope.tui.cli.recordings.explain, stepscope.tui.cli.recordings.export
-import stepscope.tui.cli.recordings.plot
 import stepscope.tui.cli.recordings.record, stepscope.tui.cli.recordings.verify
 import stepscope.tui.cli.dashboards.replay
 import stepscope.tui.cli.recordings.verify

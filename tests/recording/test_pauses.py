@@ -87,9 +87,9 @@ def test_exported_latencies_are_without_pauses(table: Table, first: int, tmp_pat
 
 def test_the_measured_side_of_a_forecast_is_without_pauses(tmp_path: Path) -> None:
     with Recording(record(tmp_path / "plain.mcap", [*PLAIN])) as recording:
-        plain = recorded_work(recording).figures
+        plain = recorded_work(recording, SLO()).figures
     with Recording(record(tmp_path / "paused.mcap", paused([*PLAIN]))) as recording:
-        found = recorded_work(recording).figures
+        found = recorded_work(recording, SLO()).figures
     for name in ("ttft_ms", "itl_ms", "e2e_ms"):
         assert getattr(found, name) == pytest.approx(getattr(plain, name))
 

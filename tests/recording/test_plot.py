@@ -20,7 +20,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.figure import figure
 from stepscope.recordings.plot.series import PlotEvent, read_series
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.recordings.plot import plot_file
+from stepscope.tui.cli.recordings.export import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 

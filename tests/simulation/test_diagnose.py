@@ -131,7 +131,7 @@ def test_tune_names_host_work_if_it_is_most_of_a_step(recorded: Callable[..., Pa
     path = recorded(*WORK)
     level = SLO(ttft_ms=1000.0, itl_ms=9.0)
     with Recording(path) as recording:
-        basis = basis_of(recording, [level])
+        basis = basis_of(recording, level)
     model = msgspec.structs.replace(basis.model, host_s=0.006)
     basis = basis._replace(model=model, setup=msgspec.structs.replace(basis.setup, model=model))
     side = read_side(RecordingFeed(Recording(path), "session", level, StepRange()))
@@ -142,7 +142,7 @@ def test_tune_names_host_work_if_it_is_most_of_a_step(recorded: Callable[..., Pa
 def test_tune_suggests_no_change_that_the_engine_refuses(recorded: Callable[..., Path]) -> None:
     path = recorded(*WORK)
     with Recording(path) as recording:
-        setup = basis_of(recording, [SLO()]).setup
+        setup = basis_of(recording, SLO()).setup
     remedies = [remedy for suspect in SUSPECTS for remedy in suspect.remedies(setup)]
     assert remedies
     for remedy in remedies:

@@ -65,7 +65,7 @@ def test_without_published_hashes_simulated_requests_share_the_prefixes_that_wer
     monkeypatch.setattr(session, "PrefixHashes", lambda kv, salt: None)  # none are published
     run("simulate", *WORK, "-o", str(path))
     with Recording(path) as recording:
-        work = recorded_work(recording)
+        work = recorded_work(recording, SLO())
     assert work.num_hits > 50
     assert work.num_unknown_hits < work.num_hits / 10
     found = json.loads(run("simulate", str(path), "--step-time", str(path), "--json"))["runs"][0]
@@ -77,8 +77,8 @@ def test_prefix_hits_are_forecast_from_a_session_without_a_cache(run: Run, tmp_p
     truth = json.loads(run("simulate", *WORK, "--json"))["runs"][0]
     run("simulate", *WORK, "--no-enable-prefix-caching", "-o", str(path))
     with Recording(path) as recording:
-        basis = basis_of(recording, [SLO()])
-    figures, _ = run_once(basis, {"enable_prefix_caching": True}, [SLO()], seed=0)
+        basis = basis_of(recording, SLO())
+    figures, _ = run_once(basis, {"enable_prefix_caching": True}, SLO(), seed=0)
     assert truth["hit_share"] > 0.02
     assert figures.result().hit_share == pytest.approx(truth["hit_share"], rel=0.02)
 
@@ -118,10 +118,10 @@ def test_a_what_if_variant_can_be_recorded_for_comparison(run: Run, tmp_path: Pa
 
 def test_a_what_if_report_says_if_the_machine_was_disturbed() -> None:
     with Recording(samples.shipped()["chunked"]) as recording:
-        basis = basis_of(recording, [SLO()])
+        basis = basis_of(recording, SLO())
     calm = WhatIf({}, Forecast("as recorded", {}, 0.0, []), [], drift=0.03)
     for found, is_noted in ((calm, False), (calm._replace(drift=0.4), True)):
-        said = "\n".join(report(found, basis, [SLO()]))
+        said = "\n".join(report(found, basis, SLO()))
         assert ("note: the machine's speed changed by 40%" in said) == is_noted
 
 
@@ -131,15 +131,15 @@ def test_a_too_wide_forecast_leaves_out_the_intervals(monkeypatch: pytest.Monkey
             return True
 
     with Recording(samples.shipped()["chunked"]) as recording:
-        basis = basis_of(recording, [SLO()])
+        basis = basis_of(recording, SLO())
     names = [f"{kind}_p{rank}_ms" for kind in ("ttft", "itl", "e2e") for rank in (50, 95, 99)]
-    figures = dict.fromkeys([*names, "goodput_0_per_s"], Predicted(12345.0, 10000.0, 20000.0))
+    figures = dict.fromkeys([*names, "goodput_per_s"], Predicted(12345.0, 10000.0, 20000.0))
     cases = [Forecast(f"max_num_seqs={number}", figures, 0.0, []) for number in range(5)]
     found = WhatIf(dict.fromkeys(figures, 1.0), *(cases[0], cases[1:]), drift=0.0)
     monkeypatch.setenv("COLUMNS", "120")
-    assert "(10,000 to 20,000)" in "\n".join(report(found, basis, [SLO()]))
+    assert "(10,000 to 20,000)" in "\n".join(report(found, basis, SLO()))
     monkeypatch.setattr(sys, "stdout", Terminal())
-    lines = list(report(found, basis, [SLO()]))
+    lines = list(report(found, basis, SLO()))
     assert "(10,000 to 20,000)" not in "\n".join(lines)
     assert max(len(line) for line in lines if line.startswith("max_num_seqs")) <= 120
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_forecast_gives_a_one_line_error_with_a_remedy(
 
 def test_a_recording_without_the_size_of_its_cache_cannot_be_simulated(tmp_path: Path) -> None:
     with Recording(samples.shipped()["vllm"]) as recording:
-        work = recorded_work(recording)
+        work = recorded_work(recording, SLO())
         assert work.num_blocks == recording.info.num_blocks
     assert work.num_begun == 2
     assert work.num_unfinished == 15

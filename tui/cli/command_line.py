@@ -38,7 +38,7 @@ stats  recordings.check:stats  Print all figures of a recording, an engine or /m
 check  recordings.check  Check that a session keeps its bounds, for CI.
 export  recordings.export:export_file  Convert a recording to the format of another program.
 screenshot  dashboards.replay:screenshot_file  Draw the dashboard at a step of a recording.
-plot  recordings.plot:plot_file  Draw a figure of a recording for a report.
+plot  recordings.export:plot_file  Draw a figure of a recording for a report.
 
 Predict
 simulate  simulation.simulate  Run a workload on a GPU that is not here.
@@ -53,7 +53,7 @@ demo  dashboards.demo  Start a real engine and watch it at work, or simulate one
 bench  engines.bench  Measure an engine on this machine.
 
 Learn
-tour  dashboards.tour  Learn how serving works, on a live engine.
+tour  dashboards.demo:tour  Learn how serving works, on a live engine.
 lab  lab.lab  Try what the literature claims on this machine.
 
 Care

@@ -5,7 +5,6 @@ A line of the `[keys]` section of the config file gives an action other keys: `p
 """
 
 import difflib
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -141,7 +140,11 @@ def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
         for key in action.keys:
             other = owners.setdefault(key, action)
             if other is not action:
-                raise KeyMapError(_conflict(key, lines, action, other, owners))
+                mine, its = (action, other) if action.id in lines else (other, action)
+                raise KeyMapError(
+                    f"[keys] {mine.id} = {lines[mine.id]!r}: {shown(key)} is the key of {its.id} "
+                    f"({its.label}); give {its.id} another one, or take one of f2 to f24"
+                )
     return actions
 
 
@@ -163,19 +166,3 @@ def _keys(name: str, value: object) -> tuple[str, ...]:
         except KeyNameError as error:
             raise KeyMapError(f"[keys] {name} = {value!r}: {error}") from error
     return tuple(dict.fromkeys(keys))
-
-
-def _conflict(
-    key: str,
-    lines: Mapping[str, object],
-    action: Action,
-    other: Action,
-    owners: Mapping[str, Action],
-) -> str:
-    mine, its = (action, other) if action.id in lines else (other, action)
-    taken = {*owners, *(each for one in ACTIONS for each in one.keys)}
-    free = " ".join(each for each in string.ascii_letters if each not in taken)
-    return (
-        f"[keys] {mine.id} = {lines[mine.id]!r}: {shown(key)} is the key of {its.id} ({its.label})"
-        f"; give {its.id} another one, or take one that is free: {free} f2 to f24"
-    )

@@ -1,7 +1,8 @@
-"""`stepscope demo`: runs engine, workload and dashboard together, and leaves nothing behind."""
+"""`stepscope demo` and `tour`: run engine and dashboard together, and leave nothing behind."""
 
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.commands import SetWorkload
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.workload.arrivals import in_words
 from stepscope.recordings.figures.table import FIGURES, value_text
 from stepscope.recordings.history.history import History
@@ -22,11 +24,11 @@ from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.errors import StopSignals, ending_on_signals
 from stepscope.tui.cli.shared.levels import own_levels
-from stepscope.tui.cli.shared.options import command, flag, option, seconds_option
+from stepscope.tui.cli.shared.options import argument, command, flag, option, seconds_option
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.paths import output_path
-from stepscope.tui.session.tour.chapters import Act
-from stepscope.tui.session.tour.tour import Director
+from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL, Act
+from stepscope.tui.session.tour.tour import Director, Tour
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
@@ -199,3 +201,69 @@ def _summary(history: History) -> Iterator[str]:
         yield f"{kind.upper():<10} p50 {text(f'{kind}_p50')}  p99 {text(f'{kind}_p99')}"
     yield f"mixed      {text('mixed_steps')} of the steps held prefill and decode"
     yield f"gaps       {len(history.gaps)}"
+
+
+# The tour
+
+# Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
+_TOUR_LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
+_TOUR_KNOBS: Mapping[str, KnobValue] = {"max_num_batched_tokens": SMALL, "max_num_seqs": 16}
+_TOUR_ENGINE: Mapping[str, KnobValue] = {
+    "model": "demo",
+    "http": "",
+    "kv_memory": "64MB",
+    **_TOUR_KNOBS,
+}
+# The same engine simulated: the step times of a sample that ran the demo model, and as many blocks
+# as 64 MB hold of that model.
+_TOUR_SIMULATED: Mapping[str, KnobValue] = {
+    "step_time": "chunked",
+    "num_blocks": 682,
+    **_TOUR_KNOBS,
+}
+
+
+@command(
+    "stepscope tour",
+    "stepscope tour 4",
+    "stepscope tour --simulate",
+    sections=("dashboard",),
+    defaults=_TOUR_LEVELS,
+)
+def tour(
+    chapter: int = argument(
+        "CHAPTER",
+        "a step, the batch, the budget, a freeze, chunks, the knee, KV blocks, prefix "
+        "hits, preemption, a late token: 1 to 10",
+        default=1,
+        min=1,
+        max=len(CHAPTERS),
+    ),
+    *,
+    simulate: bool | None = flag(
+        "simulate the engine instead of running one (default: only where torch is missing)",
+        "--simulate/--no-simulate",
+        default=None,
+    ),
+    flags: dict[str, Any],
+) -> None:
+    """Learn how serving works, on a live engine."""
+    settings = resolve(DashboardSettings, "dashboard", flags, _TOUR_LEVELS)
+    need_terminal("the tour runs only in a terminal")
+    if simulate is None:
+        simulate = not has_torch()
+    options, runs = (_TOUR_SIMULATED, "simulated-engine") if simulate else (_TOUR_ENGINE, "serve")
+    with ending_on_signals(), Progress() as progress:
+        options = {**options, **own_levels(settings)}
+        with EngineProcess(options, progress, runs, name="tour") as engine:
+            source = Subscriber(engine.endpoint, new_history(settings))
+            source.start()
+            try:
+                wait_until_live(engine, source, StopSignals(signal.SIGINT))
+                progress.close()
+                with Director(engine.endpoint) as director:
+                    news = news_of(engine, director.news)
+                    lesson = Tour(director.do, director.ended, chapter - 1)
+                    run_live(source, settings, keeps_levels=False, news=news, tour=lesson)
+            finally:
+                source.stop()

@@ -90,13 +90,12 @@ def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
     from stepscope.tui.cli.dashboards import demo as demo_command
     from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command
-    from stepscope.tui.cli.dashboards import tour as tour_command
 
     gpu = None if has_torch() else "h100"
     sessions = {
         "engines": lambda: top_command.top(choice.names, wait=False, flags=flags),
         "file": lambda: replay_command.replay(choice.names[0], flags=flags),
-        "tour": lambda: tour_command.tour(flags=flags),
+        "tour": lambda: demo_command.tour(flags=flags),
         "demo": lambda: demo_command.demo(gpu=gpu, flags=flags),
     }
     return _error_of(choice, sessions[choice.kind])

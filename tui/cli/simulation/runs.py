@@ -98,7 +98,7 @@ def open_source(
         rows = list(of_trace(read_trace(Path(source), limit), max_model_len, time_scale))
         return SimulatedSource(Path(source).name, len(rows), lambda seed: rows)
     with Recording(find_recording(source)) as recording:
-        work = recorded_work(recording)
+        work = recorded_work(recording, SLO())
     requests = [
         each._replace(arrival_ns=round(each.arrival_ns * time_scale))
         for each in work.requests[:limit]
@@ -192,11 +192,11 @@ def run_once(
     setup: SimulatedSetup,
     model: DrawnStepTimes,
     requests: Iterable[SimulatedRequest],
-    levels: Sequence[SLO],
+    level: SLO,
     on_request: Callable[[int], bool],
 ) -> RunFigures:
     """Simulate one run and return its figures. The steps are not kept."""
-    figures = RunSums(levels)
+    figures = RunSums(level)
     replica = Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
     run_requests(replica, requests, on_request=on_request)
     return figures.result()
@@ -234,7 +234,7 @@ def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
     return found
 
 
-def figure_lines(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[str]:
+def figure_lines(runs: Sequence[RunFigures], level: SLO) -> Iterator[str]:
     def text(name: str, form: str) -> str:
         return found[name].text(form)
 
@@ -256,7 +256,6 @@ def figure_lines(runs: Sequence[RunFigures], levels: Sequence[SLO]) -> Iterator[
         ranks = [*(f"p{rank}" for rank in RANKS), "max"]
         cells = [f"{rank} {text(f'{kind}_{rank}_ms', ',.1f')} ms" for rank in ranks]
         rows.append((kind.upper(), "  ".join(cells)))
-    for index, level in enumerate(levels):
-        rate = text(f"goodput_{index}_per_s", ".2f")
-        rows.append(("goodput", f"{rate} requests/s keep {said(level)} in every gap"))
+    rate = text("goodput_per_s", ".2f")
+    rows.append(("goodput", f"{rate} requests/s keep {said(level)} in every gap"))
     return (f"{name:<10} {value}" for name, value in rows)

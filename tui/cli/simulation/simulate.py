@@ -142,7 +142,7 @@ def simulate(
     if source is not None and gpu is None and step_time is None and is_recording_name(source):
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
-    levels = [slo_of(chosen_levels(flags), {})]
+    level = slo_of(chosen_levels(flags), {})
     path = None if output is None else output_path(output)
     work, setup = open_work(source or MIX, engine, spec, flags, time_scale, limit)
     seeds = range(spec.seed, spec.seed + runs)
@@ -158,13 +158,13 @@ def simulate(
             for seed in seeds:
                 times = DrawnStepTimes(case.model, seed)
                 on_request = watch(f"simulating {name}" if name else f"simulating, seed {seed}")
-                run = run_once(case, times, work.requests(seed), levels, on_request)
+                run = run_once(case, times, work.requests(seed), level, on_request)
                 if stop:
                     break
                 found.setdefault(name, []).append(run)
                 num_extrapolated += times.num_extrapolated
         if path is not None and not stop:
-            with RecordingSink(path, levels_of(levels[0])) as sink:
+            with RecordingSink(path, levels_of(level)) as sink:
                 session = SimulatedSession(setup, spec.seed, sink)
                 sink.begin(session.snapshot())
                 on_request = watch(f"recording seed {spec.seed}")
@@ -182,14 +182,14 @@ def simulate(
                 "model": setup.model_name,
                 "work": work.text,
                 "knobs": setup.knobs.as_dict(),
-                "levels": plain(levels),
+                "levels": level._asdict(),
                 "seeds": list(seeds[: len(found[""])]),
                 "runs": found[""],
                 "figures": plain(intervals(found[""])),
             }
         )
     else:
-        say(f"{setup.simulated}: {work.text}", *figure_lines(found[""], levels))
+        say(f"{setup.simulated}: {work.text}", *figure_lines(found[""], level))
         if source is None:
             default = f", model {DEFAULT_MODEL} (--model)" if gpu and model is None else ""
             mix = f"a mix of {work.num_requests:,} requests (--num-requests, --rate; or a trace"

@@ -31,7 +31,7 @@ from stepscope.tui.settings.setting_values import said
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
     ("ITL p99 ms", "itl_p99_ms"),
-    ("goodput /s", "goodput_0_per_s"),
+    ("goodput /s", "goodput_per_s"),
 )
 
 
@@ -86,7 +86,7 @@ def tune(
         Progress() as progress,
     ):
         level = level_of(flags, recording)
-        basis = basis_of(recording, [level], lambda share: progress(f"reading {name}", share))
+        basis = basis_of(recording, level, lambda share: progress(f"reading {name}", share))
         seen = seen_of(side_of(recording.path, name, level), basis)
 
         def on_run(what: str, share: float) -> bool:
@@ -220,7 +220,7 @@ def _outcome(trial: Trial) -> str:
 def _figures(found: Forecast) -> str:
     values = found.figures
     return (
-        f"goodput {values['goodput_0_per_s'].value:,.2f}/s, "
+        f"goodput {values['goodput_per_s'].value:,.2f}/s, "
         f"TTFT p95 {values['ttft_p95_ms'].value:,.0f} ms, "
         f"ITL p95 {values['itl_p95_ms'].value:,.1f} ms"
     )

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -26,7 +26,7 @@ from stepscope.tui.views.format import three_digits
 _SHOWN = {
     "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "TTFT p99 ms", "itl_p50_ms": "ITL p50 ms",
     "itl_p99_ms": "ITL p99 ms", "e2e_p50_ms": "E2E p50 ms", "e2e_p99_ms": "E2E p99 ms",
-    "goodput_0_per_s": "goodput /s",
+    "goodput_per_s": "goodput /s",
 }  # fmt: skip
 _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs/simulate.md)
 
@@ -71,8 +71,8 @@ def what_if(
         raise WrongUsage("--output: a recording is of one variant; give one value of each knob")
     stop = StopSignals()
     with stop, Progress() as progress, Recording(path) as recording:
-        levels = [level_of(flags, recording)]
-        basis = basis_of(recording, levels, lambda share: progress(f"reading {file}", share))
+        level = level_of(flags, recording)
+        basis = basis_of(recording, level, lambda share: progress(f"reading {file}", share))
         for text, changes in variants:
             try:
                 basis.setup.knobs.changed(changes, basis.setup.limits)
@@ -87,23 +87,24 @@ def what_if(
             return bool(stop)
 
         if session is not None:
-            level = levels_of(levels[0])
-            write_what_if(basis, *variants[0], level, session, lambda n: on_run(n / num_requests))
+            write_what_if(
+                basis, *variants[0], levels_of(level), session, lambda n: on_run(n / num_requests)
+            )
             if stop:
                 raise Interrupted(f"interrupted; {session} holds the session up to there")
             note(f"wrote {session}", "")
             return
         try:
-            found = forecasts(basis, variants, levels, on_run)
+            found = forecasts(basis, variants, level, on_run)
         except ForecastStopped as error:
             raise Interrupted("interrupted before the runs were done") from error
     if as_json:
-        write_json(document(found, basis, levels))
+        write_json(document(found, basis, level))
     else:
-        say(*report(found, basis, levels))
+        say(*report(found, basis, level))
 
 
-def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator[str]:
+def report(found: WhatIf, basis: WhatIfBasis, level: SLO) -> Iterator[str]:
     yield basis.model.in_words()
     yield (
         f"each case is the median of {NUM_RUNS} runs (in brackets where nine in ten sessions "
@@ -118,7 +119,7 @@ def report(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> Iterator
     yield from lines
     yield ""
     yield f"recorded: of the {basis.work.figures.num_requests:,} requests that finished"
-    yield f"goodput: requests a second that keep {said(levels[0])}"
+    yield f"goodput: requests a second that keep {said(level)}"
     yield from _notes(found, basis)
 
 
@@ -169,12 +170,12 @@ def _number(value: float | None) -> str:
     return "-" if value is None else three_digits(value)
 
 
-def document(found: WhatIf, basis: WhatIfBasis, levels: Sequence[SLO]) -> dict[str, Any]:
+def document(found: WhatIf, basis: WhatIfBasis, level: SLO) -> dict[str, Any]:
     return {
         **told(found, "recorded", "variants", "drift"),
         "simulated": plain(found.again),
         "median_error": basis.model.median_error,
-        "levels": plain(levels),
+        "levels": level._asdict(),
         "num_requests": len(basis.work.requests),
         "num_unknown_hits": basis.work.num_unknown_hits,
     }

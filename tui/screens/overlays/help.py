@@ -32,8 +32,8 @@ _READING = (
     "minute, from the engine's own clock; the operator's pauses are not counted."
 )
 _START_READING = (
-    "The engines on this machine and in the config file, recent recordings and those in this "
-    "folder, the samples, and the demo. {inspect} opens the selected line, a click any. The list "
+    "The engines on this machine and in the config file, the recordings in this folder, the "
+    "samples, and the demo. {inspect} opens the selected line, a click any. The list "
     "looks for engines once a second. If a session ends with an error, the error stands below the "
     "list."
 )
