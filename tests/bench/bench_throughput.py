@@ -18,6 +18,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
@@ -25,8 +26,8 @@ from typing import NamedTuple
 import torch
 from checkpoints import SHAPES, Shape, ensure
 from common import parser
-from contenders import CONTENDERS, Contender, ContenderError, Running, running
-from protocol import Done, Work
+from contenders import CONTENDERS, ContenderError, Running, running
+from peers import Done, Work
 
 from stepscope.engine.execution.machine.devices import find_dtype
 
@@ -60,9 +61,9 @@ def main() -> None:
     start_s = time.perf_counter()
     for num_cores in given.cores:
         cores = sorted(os.sched_getaffinity(0))[-num_cores:]
-        contenders = [CONTENDERS[key] for key in given.contenders]
+        contenders = {key: CONTENDERS[key] for key in given.contenders}
         if find_dtype("auto", torch.device("cpu")) == torch.float32:
-            contenders = [each.with_dtype("float32") for each in contenders]
+            contenders = dict.fromkeys(contenders, "float32")
             print("this CPU has no instructions for bf16: everybody in fp32", flush=True)
         for size in given.sizes:
             bench(SHAPES[size], contenders, cores, given)
@@ -78,7 +79,7 @@ def options() -> argparse.Namespace:
 
 
 def bench(
-    shape: Shape, contenders: list[Contender], cores: list[int], given: argparse.Namespace
+    shape: Shape, contenders: Mapping[str, str], cores: list[int], given: argparse.Namespace
 ) -> None:
     """All points of one size on these cores."""
     folder = ensure(shape)
@@ -93,8 +94,8 @@ def bench(
 
 def check_sample(folder: Path, cores: list[int]) -> None:
     """Exits unless stepscope and `generate` choose the same tokens in fp32."""
-    pair = [CONTENDERS[key].with_dtype("float32") for key in ("stepscope", "generate")]
-    with running(pair, folder, cores) as runners:
+    pair = ("stepscope", "generate")
+    with running(dict.fromkeys(pair, "float32"), folder, cores) as runners:
         for work in SAMPLE:
             ours, theirs = (each.ask(work, TIMEOUT_S).outputs for each in runners)
             if ours != theirs:
@@ -105,7 +106,7 @@ def check_sample(folder: Path, cores: list[int]) -> None:
 
 def measure(point: Point, runners: list[Running], repeats: int, seconds: float) -> Rounds:
     """Rounds in changing order; no new one for who has used so many seconds."""
-    rounds: Rounds = {each.contender.key: [] for each in runners}
+    rounds: Rounds = {each.contender: [] for each in runners}
     for runner in runners:
         short = point._replace(
             num_prompt_tokens=min(64, point.num_prompt_tokens), num_output_tokens=4
@@ -115,7 +116,7 @@ def measure(point: Point, runners: list[Running], repeats: int, seconds: float) 
         first_tokens: dict[str, list[int]] = {}
         turn = number % len(runners)
         for runner in [*runners[turn:], *runners[:turn]]:
-            key = runner.contender.key
+            key = runner.contender
             if sum(each.seconds for each in rounds[key]) > seconds:
                 continue
             done = runner.ask(Work(*point, number), TIMEOUT_S)
@@ -141,7 +142,7 @@ def show_point(point: Point, runners: list[Running], rounds: Rounds) -> None:
     num_tokens = point.num_requests * point.num_output_tokens
     rates = {key: [num_tokens / each.seconds for each in done] for key, done in rounds.items()}
     for runner in runners:
-        key = runner.contender.key
+        key = runner.contender
         rate, against = median(rates[key]), ""
         if "stepscope" in rates and key != "stepscope":
             against = f"stepscope is {median(rates['stepscope']) / rate:.2f} x"

@@ -8,40 +8,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import common  # noqa: F401 - the repository is on the path
+from peers import Done, Work
 
-PEERS = Path(__file__).parent / "peers"
-sys.path.insert(0, str(PEERS))
+from tests.attached.run_vllm import environment
 
-from protocol import Done, Work  # noqa: E402
-
-from tests.attached.run_vllm import environment  # noqa: E402
-
+PEERS = Path(__file__).with_name("peers.py")
 VLLM = "0.32.0"
 LOAD_TIMEOUT_S = 600.0
 
 
-class Contender(NamedTuple):
-    key: str
-    script: str
-    settings: dict[str, Any]
-
-    def with_dtype(self, dtype: str) -> "Contender":
-        return self._replace(settings={**self.settings, "dtype": dtype})
-
-
+# What each computes in, where the CPU has instructions for bf16.
 CONTENDERS = {
-    key: Contender(key, script, {"contender": key, "dtype": dtype})
-    for key, script, dtype in (
-        ("stepscope", "stepscope_peer.py", "bfloat16"),
-        ("generate", "transformers_peer.py", "bfloat16"),
-        ("generate_batch", "transformers_peer.py", "float32"),
-        ("vllm", "vllm_peer.py", "bfloat16"),
-    )
+    "stepscope": "bfloat16",
+    "generate": "bfloat16",
+    "generate_batch": "float32",
+    "vllm": "bfloat16",
 }
 
 
@@ -55,12 +41,14 @@ class Running:
     Raises ContenderError if its model cannot be loaded.
     """
 
-    def __init__(self, contender: Contender, model: Path, cores: list[int], log: IO[str]) -> None:
+    def __init__(
+        self, contender: str, dtype: str, model: Path, cores: list[int], log: IO[str]
+    ) -> None:
         self.contender = contender
-        python = environment(VLLM) if contender.key == "vllm" else Path(sys.executable)
-        settings = {"model": str(model), "cores": cores, **contender.settings}
+        python = environment(VLLM) if contender == "vllm" else Path(sys.executable)
+        settings = {"model": str(model), "cores": cores, "contender": contender, "dtype": dtype}
         self._process = subprocess.Popen(
-            [python, PEERS / contender.script, json.dumps(settings)],
+            [python, PEERS, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -82,7 +70,7 @@ class Running:
         done = Done(**self._answer(timeout_s))
         lengths = [len(each) for each in done.outputs]
         if lengths != [work.num_output_tokens] * work.num_requests:
-            raise ContenderError(f"{self.contender.key} made {lengths} tokens for {work}")
+            raise ContenderError(f"{self.contender} made {lengths} tokens for {work}")
         return done
 
     def close(self) -> None:
@@ -102,23 +90,25 @@ class Running:
         stream = self._process.stdout
         assert stream is not None
         if not select.select([stream], [], [], timeout_s)[0]:
-            raise ContenderError(f"{self.contender.key}: no answer in {timeout_s:.0f} s")
+            raise ContenderError(f"{self.contender}: no answer in {timeout_s:.0f} s")
         line = stream.readline()
         if not line:
-            raise ContenderError(f"{self.contender.key} has ended; see its output")
+            raise ContenderError(f"{self.contender} has ended; see its output")
         self._signal(signal.SIGSTOP)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 @contextlib.contextmanager
-def running(contenders: list[Contender], model: Path, cores: list[int]) -> Iterator[list[Running]]:
+def running(
+    contenders: Mapping[str, str], model: Path, cores: list[int]
+) -> Iterator[list[Running]]:
     """All of them, loaded one after another. What they print is shown if one of them fails."""
     with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
         started: list[Running] = []
         try:
-            for each in contenders:
-                started.append(Running(each, model, cores, log))
+            for name, dtype in contenders.items():
+                started.append(Running(name, dtype, model, cores, log))
                 stack.callback(started[-1].close)
             yield started
         except ContenderError:
