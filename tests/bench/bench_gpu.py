@@ -288,7 +288,7 @@ def _recordings(parser: argparse.ArgumentParser, folder: str | None) -> dict[str
     return {mode: str(file.resolve()) for mode, file in files.items()}
 
 
-def _arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -301,11 +301,7 @@ def _arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for tiny models")
     parser.add_argument("--quick", action="store_true", help="tiny models, about a minute")
     parser.add_argument("--show", nargs="+", metavar="FILE", help="only print one report, or two")
-    return parser, parser.parse_args()
-
-
-def main() -> int:
-    parser, args = _arguments()
+    args = parser.parse_args()
     if args.show is not None:
         if len(args.show) > 2:
             parser.error(f"--show: one file or two, not {len(args.show)}")

@@ -477,12 +477,9 @@ def main() -> int:
         model = Path(temporary)
         (model / "config.json").write_text(json.dumps(MODEL))
         version = f"{__version__}_v2" if given.v2 else __version__
+        missing = {"pause": not hasattr(interface, "PauseState"), "cadence": not HAS_CADENCE}
         for name, case in cases().items():
-            if given.case not in (None, name):
-                continue
-            if name == "pause" and not hasattr(interface, "PauseState"):
-                continue  # before 0.17
-            if name == "cadence" and not HAS_CADENCE:
+            if given.case not in (None, name) or missing.get(name):  # pause: before 0.17
                 continue
             lines = record(case, model, is_v2=given.v2)
             path = folder / f"{version}-{name}.jsonl"

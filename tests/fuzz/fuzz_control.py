@@ -50,11 +50,9 @@ class Engine:
     """An engine process with ended requests, a changed knob and a pause: a state to preserve."""
 
     def __init__(self, endpoint: Endpoint, log: Path, keys: str = "") -> None:
-        self.endpoint = endpoint
-        self._log = log
+        self.endpoint, self.log = endpoint, log
         self.process = subprocess.Popen(
-            [sys.executable, str(ENGINE), endpoint.control, *([keys] if keys else [])],
-            stderr=log.open("wb"),
+            [sys.executable, ENGINE, endpoint.control, keys], stderr=log.open("wb")
         )
         wait_for(self._answers, "an answer")
         self.serve_one()
@@ -100,10 +98,6 @@ class Engine:
     def check(self) -> None:
         if self.state() != self.before:
             raise Failure(f"the state of {self.endpoint.control} has changed")
-
-    def said(self) -> str:
-        """The end of its standard error output."""
-        return self._log.read_text(errors="replace")[-3000:]
 
 
 def _trail(client: ControlClient) -> list[Audited]:
@@ -209,7 +203,8 @@ def run(seconds: float, seed: int, folder: Path) -> None:
             engine.serve_one()
     except Exception:
         for engine in engines:
-            print(f"{engine.endpoint.control} said:\n{engine.said()}", file=sys.stderr)
+            said = engine.log.read_text(errors="replace")[-3000:]
+            print(f"{engine.endpoint.control} said:\n{said}", file=sys.stderr)
         raise
     finally:
         for engine in engines:
