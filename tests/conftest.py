@@ -257,20 +257,15 @@ def greedy_oracle() -> Callable[[Path], Callable[[Sequence[int], int], list[int]
     from transformers import AutoModelForCausalLM
 
     def of(folder: Path) -> Callable[[Sequence[int], int], list[int]]:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        kind = {"dtype": torch.float32, "attn_implementation": "eager"}
+        model = AutoModelForCausalLM.from_pretrained(folder, **kind).eval()
+        options = {"do_sample": False, "suppress_tokens": None, "eos_token_id": None}
 
         def generate(prompt: Sequence[int], num_output: int) -> list[int]:
+            ids = torch.tensor([list(prompt)])
+            lengths = {"max_new_tokens": num_output, "min_new_tokens": num_output}
             output = model.generate(
-                torch.tensor([list(prompt)]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=num_output,
-                min_new_tokens=num_output,
-                do_sample=False,
-                suppress_tokens=None,
-                eos_token_id=None,
-                pad_token_id=0,
+                ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **lengths, **options
             )
             tokens: list[int] = output[0, len(prompt) :].tolist()
             return tokens
@@ -338,10 +333,7 @@ def recorded_to() -> Callable[..., AbstractContextManager[Received]]:
 def still_source() -> Callable[..., Received]:
     """Makes sources of a busy simulated session: preemptions, prefix hits, a smaller budget."""
 
-    def make(num_steps: int = 400) -> Received:
-        return Received(busy_history(num_steps), "still")
-
-    return make
+    return lambda num_steps=400: Received(busy_history(num_steps), "still")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """All bytes that an attached vLLM published, collected by a subscriber."""
 
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,15 +44,12 @@ class Published:
     """Decoded messages, by kind."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
-        self.infos = [each for each in messages if isinstance(each, wire.EngineInfo)]
-        self.steps = [each for each in messages if isinstance(each, wire.StepRecord)]
-        self.in_flight = [each for each in messages if isinstance(each, wire.StepInFlight)]
-        self.audited = [each for each in messages if isinstance(each, wire.Audited)]
-        self.statuses = [each for each in messages if isinstance(each, wire.EngineStatus)]
-        self.events: list[wire.RequestEvent] = []
-        for each in messages:
-            if isinstance(each, wire.StepRecord | wire.EngineStatus):
-                self.events += each.events
+        kinds = (wire.EngineInfo, wire.StepRecord, wire.StepInFlight, wire.Audited)
+        self.infos, self.steps, self.in_flight, self.audited, self.statuses = (
+            [each for each in messages if isinstance(each, kind)]
+            for kind in (*kinds, wire.EngineStatus)
+        )
+        self.events = [event for each in messages for event in getattr(each, "events", ())]
         self.names = {each.request_id: each.client_id for each in self.of(wire.Arrived)}
         self.ends = {each.request_id: each for each in self.of(wire.Finished)}
         self.cached: dict[int, int] = {}
@@ -60,17 +58,17 @@ class Published:
         self.preempted = {each.request_id for each in self.of(wire.Preempted)}
         self.aborted = [each.request_id for each in self.of(wire.Aborted)]
         self.taken: dict[int, wire.TakenRow] = {}
-        self.chunks: dict[int, list[tuple[int, int]]] = {}  # when they came, and had gone out
+        # When they came, and had gone out.
+        self.chunks: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for each in [*self.steps, *self.statuses]:
             for front in each.front or ():
                 self.taken.update({row.request_id: row for row in front.taken})
                 for request_id, came_ns, out_ns in front.chunks():
-                    self.chunks.setdefault(request_id, []).append((came_ns, out_ns))
-        self.num_row_tokens: dict[int, int] = {}
+                    self.chunks[request_id].append((came_ns, out_ns))
+        self.num_row_tokens: Counter[int] = Counter()
         for step in self.steps:
             for row in step.batch or ():
-                tokens = self.num_row_tokens.get(row.request_id, 0)
-                self.num_row_tokens[row.request_id] = tokens + row.num_tokens
+                self.num_row_tokens[row.request_id] += row.num_tokens
 
     def of(self, kind: type[Any]) -> list[Any]:
         """Events of one kind, in order."""

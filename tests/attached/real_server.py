@@ -108,26 +108,16 @@ class VllmServer:
         _offer_plugins(plugins, ("witness", "async_on_cpu") if asynchronous else ("witness",))
         settings = [word for pair in SETTINGS.items() for word in pair]
         self._log = (folder / "log").open("w")
+        command = [
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", self._model, "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--enforce-eager", *settings, *options),
+        ]
+        switches = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
+        variables = os.environ | dict.fromkeys(("VLLM_CPU_KVCACHE_SPACE", *switches), "1")
+        variables |= {"PYTHONPATH": str(plugins), "WITNESS_DIR": str(folder), **environment}
         self._process = subprocess.Popen(
-            [
-                *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
-                *("--model", self._model, "--host", "127.0.0.1", "--port", str(self.port)),
-                *("--enforce-eager", *settings, *options),
-            ],
-            cwd=folder,
-            env=os.environ
-            | {
-                "PYTHONPATH": str(plugins),
-                "WITNESS_DIR": str(folder),
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "DO_NOT_TRACK": "1",
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-            }
-            | environment,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
+            command, cwd=folder, env=variables, stdout=self._log, stderr=subprocess.STDOUT
         )
         try:
             self._wait_until_it_answers()
@@ -155,14 +145,8 @@ class VllmServer:
         Raises:
             OSError, http.client.HTTPException: the server failed.
         """
-        body = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": num_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body = {"model": self._model, "prompt": prompt, "max_tokens": num_tokens}
+        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S)
         try:
             headers = {"content-type": "application/json"}

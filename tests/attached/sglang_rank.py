@@ -122,19 +122,16 @@ def generate_request(name: str, prompt: list[int], i: int) -> Any:
     stops = list(range(0, 260, 9)) if i % 4 == 0 else None  # so that its end is not predictable
     sampling = SamplingParams(max_new_tokens=20 + i % 17 * 4, stop_token_ids=stops)
     sampling.normalize(None)
+    left_out = ("input_text", "input_embeds", "mm_inputs", "token_type_ids", "token_ids_logprob")
     return TokenizedGenerateReqInput(
         rid=name,
-        input_text=None,
         input_ids=array("q", prompt),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
         sampling_params=sampling,
         return_logprob=False,
         logprob_start_len=-1,
         top_logprobs_num=0,
-        token_ids_logprob=None,
         stream=False,
+        **dict.fromkeys(left_out),
     )
 
 

@@ -40,7 +40,9 @@ def _schedule(schedule: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     def witnessed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not seen:
             seen.append(True)
-            _write(folder, {"call": "first", "modules": _modules(), "threads": _threads()})
+            modules = sorted(name for name in sys.modules if name.startswith("stepscope."))
+            threads = [each.name for each in threading.enumerate() if "stepscope" in each.name]
+            _write(folder, {"call": "first", "modules": modules, "threads": threads})
         if _take(folder / "fail"):
             _break_stepscope()
         out = schedule(self, *args, **kwargs)
@@ -85,21 +87,11 @@ def _break_stepscope() -> None:
     VllmWatcher.updated = updated  # type: ignore[method-assign,assignment]
 
 
-def _modules() -> list[str]:
-    return sorted(name for name in sys.modules if name.startswith("stepscope."))
-
-
-def _threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if "stepscope" in each.name]
-
-
 def _take(path: Path) -> bool:
     """Whether the file existed; removes it."""
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    return True
+    existed = path.exists()
+    path.unlink(missing_ok=True)
+    return existed
 
 
 def _write(folder: Path, line: dict[str, Any]) -> None:

@@ -62,9 +62,12 @@ def measure(
     Args:
         is_attached: False: with wrappers that do nothing, instead of our hooks.
     """
+    from record_vllm import make_scheduler
+
     from stepscope.engine.adapters.vllm.attachment import attach
 
-    scheduler = filled(num_running, model)
+    sizes = {"max_num_seqs": num_running, "num_blocks": 40 * num_running}
+    scheduler = make_scheduler({"max_num_batched_tokens": 8192, **sizes}, model)
     own_ns: list[int] = []
     for name in WRAPPED:
         setattr(scheduler, name, timed(getattr(scheduler, name), own_ns))
@@ -107,13 +110,6 @@ def untouched(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(*args, **options)
 
     return call
-
-
-def filled(num_running: int, model: Path) -> Any:
-    from record_vllm import make_scheduler
-
-    sizes = {"max_num_seqs": num_running, "num_blocks": 40 * num_running}
-    return make_scheduler({"max_num_batched_tokens": 8192, **sizes}, model)
 
 
 def add_requests(scheduler: Any, num_running: int) -> None:

@@ -106,13 +106,11 @@ def conduct(
     start_s = time.monotonic()
     report.gpu["before"] = _nvidia_smi(jobs[0].device)
     report.write(file)
-    left, is_interrupted = list(jobs), True
+    weights, is_interrupted = [START_WEIGHT + sum(job.weights(job.parts)) for job in jobs], True
     with contextlib.suppress(KeyboardInterrupt):
-        while left:
-            weights = [START_WEIGHT + sum(job.weights(job.parts)) for job in left]
+        for place, job in enumerate(jobs):
             left_s = seconds - (time.monotonic() - start_s)
-            job = left.pop(0)
-            job.seconds = max(0.0, left_s) * weights[0] / sum(weights)
+            job.seconds = max(0.0, left_s) * weights[place] / sum(weights[place:])
             _run(job, file, worker)
         is_interrupted = False
     report = _with_reasons(file, "it was interrupted")
@@ -268,8 +266,8 @@ def _device_name(parser: argparse.ArgumentParser, device: str) -> str:
 def _commit() -> str | None:
     git = ("git", "-C", str(Path(__file__).parent))
     found = _output(*git, "rev-parse", "--short=12", "HEAD")
-    changed = found and _output(*git, "status", "--porcelain", "--untracked-files=no")
-    return (f"{found}, and changes" if changed else found) or None
+    is_changed = _output(*git, "status", "--porcelain", "--untracked-files=no")
+    return (f"{found}, and changes" if is_changed else found) or None
 
 
 def _letters(parser: argparse.ArgumentParser, option: str, text: str) -> str:
@@ -282,18 +280,15 @@ def _letters(parser: argparse.ArgumentParser, option: str, text: str) -> str:
 
 
 def _recordings(parser: argparse.ArgumentParser, folder: str | None) -> dict[str, str]:
-    if folder is None:
-        return {}
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    files = {mode: path / name for mode, name in RECORDED.items()}
+    files = {mode: Path(folder, name) for mode, name in RECORDED.items()} if folder else {}
     for file in files.values():
+        file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
             parser.error(f"{file} is there already; remove it or choose another folder")
     return {mode: str(file.resolve()) for mode, file in files.items()}
 
 
-def _arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -307,11 +302,7 @@ def _arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--quick", action="store_true", help="tiny models, about a minute")
     parser.add_argument("--show", nargs="+", metavar="FILE", help="only print one report, or two")
     parser.add_argument("--steps", nargs=2, metavar=("FILE", "MODEL"), help="only print its steps")
-    return parser, parser.parse_args()
-
-
-def main() -> int:
-    parser, args = _arguments()
+    args = parser.parse_args()
     if args.steps is not None:
         print(*gpu_report.steps_csv(gpu_report.read(Path(args.steps[0])), args.steps[1]), sep="\n")
         return 0

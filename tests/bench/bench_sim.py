@@ -25,8 +25,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from common import parser
-from public_runs import METRICS, WHOLE, PublicRun, arrivals_of, figures, read_runs
-from virtual_engine import Served, serve
+from public_runs import METRICS, WHOLE, PublicRun, Served, arrivals_of, figures, read_runs, serve
 
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.model_shape import model_shape

@@ -1,6 +1,7 @@
 """What the benches share: options, turns, medians. And the repository is on the path."""
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -53,9 +54,9 @@ def medians(rows: Iterable[Iterable[float]]) -> list[float]:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The percentile at `share` (0..1), by nearest rank from above."""
+    """The percentile at `share` (0..1), by nearest rank."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import zmq
 from common import parser
-from synthetic_session import Frame, SyntheticSession
+from synthetic_session import Frame, SyntheticSession, cut
 
 from stepscope.engine.protocol import commands, replies, wire
 from stepscope.engine.protocol.commands import GetInfo, GetSnapshot, ReplayFrom
@@ -72,11 +72,7 @@ def main() -> None:
     threading.Thread(target=serve, args=arguments, daemon=True).start()
     frames = session.frames()
     if given.seconds is not None:
-        num_steps, made = int(given.rate * given.seconds), list[Frame]()
-        while num_steps:
-            made.append(next(frames))
-            num_steps -= made[-1].topic == b"step"
-        frames = iter(made)
+        frames = iter([*cut(frames, int(given.rate * given.seconds))])
         print("ready", flush=True)
     started.wait()
     start_s = time.monotonic()

@@ -1,9 +1,8 @@
 """The report of `bench_gpu.py`: its structs, and its table."""
 
-import math
 import statistics
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +138,6 @@ def steps_csv(report: Report, model: str) -> Iterator[str]:
 
 def read(file: Path) -> Report:
     return msgspec.json.decode(file.read_bytes(), type=Report)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The percentile at `share` (0..1), by nearest rank."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 # The table

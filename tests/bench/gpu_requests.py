@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import zmq
+from common import percentile
 from gpu_bench import Bench, NotMeasuredError
 from gpu_engine import EngineSide
-from gpu_report import percentile
 
 from stepscope.engine.bench.throughput import LengthRange, ThroughputSpec, plan
 from stepscope.engine.loop.core import EngineCore

@@ -129,13 +129,15 @@ class SyntheticSession:
             move(event, "time_ns")
 
 
+def cut(frames: Iterator[Frame], num_steps: int) -> Iterator[Frame]:
+    """Those up to a number of steps."""
+    while num_steps:
+        yield (frame := next(frames))
+        num_steps -= frame.topic == b"step"
+
+
 def session(num_steps: int, num_requests: int) -> Iterator[Frame]:
     """Frames of a session of so many steps, its introduction first."""
     synthetic = SyntheticSession(num_requests)
     yield Frame(wire.TOPICS[EngineInfo], 0, wire.encode(synthetic.info))
-    steps_done = 0
-    for frame in synthetic.frames():
-        yield frame
-        steps_done += frame.topic == b"step"
-        if steps_done == num_steps:
-            return
+    yield from cut(synthetic.frames(), num_steps)

@@ -47,11 +47,9 @@ class Engine:
     """An engine process with ended requests, a changed knob and a pause: a state to preserve."""
 
     def __init__(self, endpoint: Endpoint, log: Path, keys: str = "") -> None:
-        self.endpoint = endpoint
-        self._log = log
+        self.endpoint, self.log = endpoint, log
         self.process = subprocess.Popen(
-            [sys.executable, str(ENGINE), endpoint.control, *([keys] if keys else [])],
-            stderr=log.open("wb"),
+            [sys.executable, ENGINE, endpoint.control, keys], stderr=log.open("wb")
         )
         deadline_s = time.monotonic() + 20
         while True:

@@ -29,8 +29,7 @@ class Sink:
     """A sink that keeps messages as a subscriber gets them."""
 
     def __init__(self) -> None:
-        self.next_sequence = 0
-        self.num_dropped = 0
+        self.next_sequence = self.num_dropped = 0
         self.messages: list[Telemetry] = []
 
     def publish(self, message: Telemetry) -> None:

@@ -18,12 +18,8 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue, Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.simulation.simulated import (
-    START_NS,
-    VOCAB_SIZE,
-    WALL_START_NS,
-    SimulatedRunner,
-)
+from stepscope.engine.simulation import simulated
+from stepscope.engine.simulation.simulated import START_NS, VOCAB_SIZE, SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel, StepTimeModel
 from tests.support.engines.core_ends import Sink
 
@@ -56,7 +52,7 @@ def simulated_info(
         max_num_seqs=limits.max_num_seqs,
         knobs=knob_specs(limits),
         monotonic_ns=START_NS,
-        wall_ns=WALL_START_NS,
+        wall_ns=simulated.WALL_START_NS,
         bundles=is_served,
         keeps_snapshots=is_served,
     )
@@ -86,11 +82,8 @@ def simulate(
         in the order they were published.
     """
     workload = workload or SimulatedWorkload()
-    limits = Limits(
-        max_num_batched_tokens=max(8192, max_model_len),
-        max_num_seqs=256,
-        max_model_len=max_model_len,
-    )
+    most = max(8192, max_model_len)
+    limits = Limits(max_num_batched_tokens=most, max_num_seqs=256, max_model_len=max_model_len)
     runner = SimulatedRunner(cost or CostModel(), seed)
     scheduler = Scheduler(KVCacheManager(num_blocks, block_size), knobs or Knobs(), limits)
     sink = Sink()
@@ -98,8 +91,7 @@ def simulate(
     info = msgspec.structs.replace(info, overlap=True if overlap else None)
     core = EngineCore(info, runner, scheduler, limits, sink, overlap=overlap)
     random_source = random.Random(seed)
-    arrival_ns = START_NS
-    number = 0
+    arrival_ns, number = START_NS, 0
     core.publish_heartbeat(idle=True)
     while core.next_step < num_steps:
         while arrival_ns <= runner.clock():

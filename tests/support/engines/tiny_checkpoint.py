@@ -2,31 +2,23 @@
 
 from pathlib import Path
 
+_WINDOWS: dict[str, object] = {
+    "head_dim": 16,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 # Two layers of width 64 with 4 query and 2 KV heads, and what distinguishes each family.
 TINY_MODELS: dict[str, dict[str, object]] = {
     "llama": {"rms_norm_eps": 1e-5},
     "qwen2": {"use_sliding_window": False},
     "qwen3": {"head_dim": 32},
     "mistral": {"sliding_window": 20, "head_dim": 16},
-    "gemma3_text": {
-        "head_dim": 16,
-        "sliding_window": 12,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "query_pre_attn_scalar": 24,
-    },
-    "gemma2": {
-        "head_dim": 16,
-        "sliding_window": 12,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "query_pre_attn_scalar": 24,
-        "attn_logit_softcapping": 5.0,
-    },
+    "gemma3_text": {**_WINDOWS, "query_pre_attn_scalar": 24},
+    "gemma2": {**_WINDOWS, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
     "phi3": {},
     "phimoe": {"num_local_experts": 2, "num_experts_per_tok": 2},
     "gpt_oss": {
-        "head_dim": 16,
-        "sliding_window": 12,
-        "layer_types": ["sliding_attention", "full_attention"],
+        **_WINDOWS,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},

@@ -58,11 +58,8 @@ def figures_by_hand(
     }
     ended = {e.request_id: ns for ns, e in events if isinstance(e, Finished)}
     tpot = [round(sum(itl[each]) / len(itl[each])) for each in ended if itl[each]]
-    kept = [
-        each
-        for each in ended
-        if ttft[each] <= ttft_ms * 1e6 and max(itl[each], default=0) <= itl_ms * 1e6
-    ]
+    in_time = {each for each in ended if ttft[each] <= ttft_ms * 1e6}
+    kept = [each for each in in_time if max(itl[each], default=0) <= itl_ms * 1e6]
     gaps = [gap for each in itl.values() for gap in each]
     seconds = (steps[-1].tokens_ns - steps[0].schedule_start_ns) / 1e9
     prompts = {e.request_id: e.num_prompt_tokens for _, e in events if isinstance(e, Arrived)}
@@ -79,6 +76,7 @@ def figures_by_hand(
     recomputed = prefill - (sum(reached.values()) - sum(hits.values()))
     kv = [step.kv for step in steps if step.kv is not None]
     shares = [each.used / (each.used + each.cached + each.empty) for each in kv]
+    took_ns = [step.tokens_ns - step.schedule_start_ns for step in steps]
     found: dict[str, float | int | None] = {
         "ttft_within_slo": _share([ns <= ttft_ms * 1e6 for ns in ttft.values()]),
         "itl_within_slo": _share([ns <= itl_ms * 1e6 for ns in gaps]),
@@ -94,23 +92,21 @@ def figures_by_hand(
         "evictions": sum(each.evicted for each in kv),
         "waiting": sum(step.num_waiting for step in steps) / len(steps),
         "kv_peak": max(shares),
-        "mixed_steps": _share(
-            [step.num_prefill_tokens > 0 and step.num_decode_tokens > 0 for step in steps]
-        ),
-        "busy": sum(step.tokens_ns - step.schedule_start_ns for step in steps) / 1e9 / seconds,
+        "mixed_steps": _share([s.num_prefill_tokens > 0 < s.num_decode_tokens for s in steps]),
+        "busy": sum(took_ns) / 1e9 / seconds,
         "steps": len(steps),
         "seconds": seconds,
     }
     if ranked := [step for step in steps if step.ranks]:
         work_ns = [sorted(rank.work_ns for rank in step.ranks or ()) for step in ranked]  # of two
-        took_ns = sum(step.tokens_ns - step.schedule_start_ns for step in ranked)
-        found["rank_wait"] = sum(longer - shorter for shorter, longer in work_ns) / took_ns
+        whole_ns = sum(step.tokens_ns - step.schedule_start_ns for step in ranked)
+        found["rank_wait"] = sum(longer - shorter for shorter, longer in work_ns) / whole_ns
     for kind, samples in {
         "ttft": list(ttft.values()),
         "itl": gaps,
         "tpot": tpot,
         "e2e": [waited(arrival_ns[each], ns) for each, ns in ended.items()],
-        "step": [step.tokens_ns - step.schedule_start_ns for step in steps],
+        "step": took_ns,
     }.items():
         ordered = sorted(samples)
         for rank in (50, 90, 95, 99):
