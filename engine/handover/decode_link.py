@@ -1,7 +1,7 @@
 """`DecodeLink`: sends requests from a prefill engine to a decode engine, and forwards the outputs.
 
 Its own thread uses the connection. If the decode engine is gone or silent, the link returns all
-requests to its owner (`HandOver`), and keeps looking for a decode engine.
+requests to its owner (`LinkOwner`), and keeps looking for a decode engine.
 
 An `AwayRequest` is used on that thread alone until it ends or comes back.
 """
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.loop.delivery import output_of
@@ -27,9 +27,6 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import killed_pid
-
-if TYPE_CHECKING:
-    from stepscope.engine.handover.hand_over import HandOver
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +66,16 @@ class AwayRequest:
             request.stop_text.finish(armed=False)
         token_ids = [] if self.submit.stream else request.output_token_ids
         self.client.reply(output_of(request, token_ids, "abort"))
+
+
+class LinkOwner(Protocol):
+    """What a link reports to, on the engine's thread. See `hand_over.HandOver`."""
+
+    def loaded(self, away: AwayRequest) -> None: ...
+    def ended(self, away: AwayRequest) -> None: ...
+    def refused(self, away: AwayRequest) -> None: ...
+    def lost(self, aways: list[AwayRequest]) -> None: ...
+    def opened(self) -> None: ...
 
 
 log = logging.getLogger("stepscope.engine")
@@ -130,7 +137,7 @@ class DecodeLink:
         assert self._info is not None, "connect comes first"
         self._check_layout(self._info)
 
-    def start(self, owner: "HandOver", post: Callable[[Callable[[], None]], None]) -> None:
+    def start(self, owner: LinkOwner, post: Callable[[Callable[[], None]], None]) -> None:
         """Start the link's thread. Call it once, after `connect`.
 
         `post`: has the owner's reports carried out on the engine's thread.
