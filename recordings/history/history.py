@@ -215,8 +215,7 @@ class History(HistoryView):
             self._begin(self._new_timeline(state, sequence))
             if isinstance(message, Snapshot):
                 self._timeline.know_transcripts(message)
-            text = f"{info.name} restarted (pid {info.pid or '?'})"
-            self._timeline.log.add(SessionEvent(max(state.step, 0), state.time_ns, "engine", text))
+            self._say(f"{info.name} restarted (pid {info.pid or '?'})")
             return
         times_ns = self._timeline.columns.tokens_ns
         if isinstance(message, StepRecord) and times_ns:
@@ -234,7 +233,10 @@ class History(HistoryView):
         self._keep_as_previous()
         state = set_back(old.state, back_ns)
         self._begin(self._new_timeline(state, last_sequence))
-        text = f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins"
+        self._say(f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins")
+
+    def _say(self, text: str) -> None:
+        state = self._timeline.state
         event = SessionEvent(max(state.step, 0), max(state.time_ns, 0), "engine", text)
         self._timeline.log.add(event)
 

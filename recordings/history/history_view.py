@@ -92,8 +92,7 @@ class HistoryView:
     def snapshot(self) -> wire.Snapshot | None:
         """The newest state as a message; None before the engine is known."""
         with self._lock:
-            sequence = self._timeline.last_sequence
-            return self._timeline.state.snapshot(0 if sequence is None else sequence)
+            return self._timeline.state.snapshot(self._timeline.last_sequence or 0)
 
     def wall_ns(self, monotonic_ns: int) -> int | None:
         """Wall-clock time (Unix) of an engine time; None before the engine is known."""
@@ -104,14 +103,12 @@ class HistoryView:
     @property
     def first_step(self) -> int | None:
         with self._lock:
-            steps = self._timeline.columns.steps
-            return steps[0] if steps else None
+            return next(iter(self._timeline.columns.steps), None)
 
     @property
     def last_step(self) -> int | None:
         with self._lock:
-            steps = self._timeline.columns.steps
-            return steps[-1] if steps else None
+            return next(reversed(self._timeline.columns.steps), None)
 
     @property
     def kept_from_ns(self) -> int:
@@ -237,9 +234,8 @@ class HistoryView:
         self, step: int, direction: int, kinds: frozenset[str] | None = None
     ) -> SessionEvent | None:
         """The nearest event in a later step (direction 1) or an earlier one (-1)."""
-        found = []
         with self._lock:
-            found.append(self._timeline.log.next(step, direction, kinds))
+            found = [self._timeline.log.next(step, direction, kinds)]
         if kinds is None or "slo" in kinds:
             found.append(self.windows.next_late_event(step, direction))
         near = [each for each in found if each is not None]
