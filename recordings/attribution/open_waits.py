@@ -39,8 +39,7 @@ def span_of(
     """Divide the time of a step, with what held it up at its end.
 
     In a slow step that is at most its excess over the usual duration; the rest of that is
-    `held_up`, if
-    the step was slow without what is known.
+    `held_up`, if the step was slow without what is known.
     """
     load = _load_in(record)
     largest = None

@@ -30,13 +30,9 @@ def stripped(message: wire.Telemetry) -> wire.Telemetry:
     """The message as an engine without `--with-tokens` would send it."""
     replace = msgspec.structs.replace
     if isinstance(message, wire.StepRecord):
-        return replace(
-            message,
-            token_ids=None,
-            texts=None,
-            drafts=_drafts(message.drafts),
-            events=_events(message.events),
-        )
+        drafts = message.drafts and [replace(draft, token_ids=None) for draft in message.drafts]
+        bare = {"token_ids": None, "texts": None, "drafts": drafts}
+        return replace(message, events=_events(message.events), **bare)
     if isinstance(message, wire.EngineStatus):
         return replace(message, events=_events(message.events))
     if isinstance(message, wire.EngineInfo):
@@ -50,12 +46,6 @@ def _has_tokens(event: wire.RequestEvent) -> bool:
     return isinstance(event, wire.Arrived) and (
         event.prompt_token_ids is not None or event.prompt_text is not None
     )
-
-
-def _drafts(drafts: list[wire.DraftRow] | None) -> list[wire.DraftRow] | None:
-    if drafts is None:
-        return None
-    return [msgspec.structs.replace(draft, token_ids=None) for draft in drafts]
 
 
 def _events(events: list[wire.RequestEvent]) -> list[wire.RequestEvent]:

@@ -48,13 +48,9 @@ def landmark_of(message: object) -> Landmark | None:
 
 def find_landmark(found: Sequence[Landmark], text: str) -> Landmark | None:
     """The last landmark with that text, or else the last one whose text contains it."""
-    for matches in (
-        [each for each in found if each.text == text],
-        [each for each in found if text.lower() in each.text.lower()],
-    ):
-        if matches:
-            return matches[-1]
-    return None
+    exact = [each for each in found if each.text == text]
+    within = [each for each in found if text.lower() in each.text.lower()]
+    return next(reversed(exact or within), None)
 
 
 _SINCE, _UNTIL = " since the change at step ", " until the change at step "

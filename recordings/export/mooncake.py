@@ -6,14 +6,10 @@ hashes, because a recording need not have tokens. They are equal where hits in t
 cache showed that the tokens are equal.
 
 `PrefixBook`: finds which prompts begin alike, from the moves of KV blocks. A request admitted with
-a
-hit gets blocks that another request filled with the same tokens. The cache identifies a block by
-its
-tokens and all before them, so the last block of a hit shows which request filled the prefix, and
-how
-long it is. Not found are prefixes no longer cached, tokens after a hit, and hits on blocks that
-were
-filled in the same step.
+a hit gets blocks that another request filled with the same tokens. The cache identifies a block by
+its tokens and all before them, so the last block of a hit shows which request filled the prefix,
+and how long it is. Not found are prefixes no longer cached, tokens after a hit, and hits on blocks
+that were filled in the same step.
 """
 
 from collections.abc import Iterable

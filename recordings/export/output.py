@@ -13,7 +13,11 @@ UNFINISHED_SUFFIX = ".exporting"
 
 
 class MissingPackage(Exception):  # noqa: N818 - reads as what it is
-    """A package that a format needs is not installed; the message says how to get it."""
+    """A package that `what` needs is not installed; the message says how to get it."""
+
+    def __init__(self, package: str, what: str) -> None:
+        hint = f"pip install 'stepscope[export]' (or {package})"
+        super().__init__(f"{what} needs the package {package}: {hint}")
 
 
 @contextmanager
@@ -40,10 +44,3 @@ def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> I
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-
-
-def missing(package: str, name: str) -> MissingPackage:
-    """Return the error that says which package a format lacks and how to install it."""
-    return MissingPackage(
-        f"{name} needs the package {package}: pip install 'stepscope[export]' (or {package})"
-    )

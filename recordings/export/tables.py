@@ -8,7 +8,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeAlias
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire_events import Aborted, Finished
 from stepscope.recordings.export.moments import Moment
-from stepscope.recordings.export.output import missing
+from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, Limit, limit_of
 
@@ -234,7 +234,7 @@ def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) ->
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise missing("pyarrow", "parquet") from error
+        raise MissingPackage("pyarrow", "parquet") from error
 
     kinds: dict[str, Any] = {
         "int": pyarrow.int64(),

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.export.moments import Moment
-from stepscope.recordings.export.output import missing
+from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.state.session import SessionState, request_name
 
 ROOT, STEPS, ARRIVALS, OPERATOR = 1, 2, 3, 4  # ids of tracks; slots come after the counters
@@ -44,7 +44,7 @@ class _Packets:
             from perfetto.protos.perfetto.trace import perfetto_trace_pb2
             from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
         except ImportError as error:
-            raise missing("perfetto", "perfetto") from error
+            raise MissingPackage("perfetto", "perfetto") from error
         self.number = 0
         self._protos: Any = perfetto_trace_pb2
         self._builder = StreamingTraceProtoBuilder(stream)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from stepscope.recordings.export.output import missing
+from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.plot.series import PlotSeries
 from stepscope.recordings.state.series.distribution import Distribution
 
@@ -85,7 +85,7 @@ def rendered(
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise missing("matplotlib", "a figure") from error
+        raise MissingPackage("matplotlib", "a figure") from error
     look: Any = settings(COLOURS[theme])
     with mpl.rc_context(look):
         drawing = Figure(figsize=size, dpi=DPI)

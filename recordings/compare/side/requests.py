@@ -81,8 +81,7 @@ def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched
     """Match the requests of two runs by client id, or else in order of arrival.
 
     By client id if at least half of those of the smaller run occur in the other one; the n-th
-    request
-    of an id matches the n-th.
+    request of an id matches the n-th.
     """
     runs_a, runs_b = _in_order(a.values()), _in_order(b.values())
     names_a, names_b = _named(runs_a), _named(runs_b)

@@ -60,17 +60,14 @@ _POINT_COLUMNS = (
 class RunFollower:
     """Follows the waits and the requests of a compared run, and those before it.
 
-    A wait belongs to the run in which it ends, and a request to the one in which it finishes. Those
-    that were in progress at the beginning of a run must count: else a run that begins with a queue
-    would lose its longest waits and keep only short ones. So it is fed the messages from the
-    arrival of the oldest request on. What is still in progress at the end of a run does not belong
-    to that run. So each wait and each request counts once.
+    A wait belongs to the run in which it ends, a request to the one in which it finishes: so each
+    counts once, and a run that begins with a queue keeps its longest waits. It is fed the messages
+    from the arrival of the oldest request on.
 
     Args:
         state: the state right before the first message; not changed.
         since_ns: engine time from which all pauses are known; None: the time of `state`. Waits that
-            began earlier are left out, because an unknown part of them, perhaps hours, may be a
-            pause by the operator.
+            began earlier are left out: an unknown part of them may be a pause by the operator.
     """
 
     def __init__(self, slo: SLO, state: SessionState, since_ns: int | None = None) -> None:

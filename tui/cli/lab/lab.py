@@ -12,7 +12,7 @@ from stepscope.engine.execution.machine.environment import num_threads
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.export.output import missing
+from stepscope.recordings.export.output import MissingPackage
 from stepscope.tui.cli.engines.engine import model_on_text
 from stepscope.tui.cli.lab.arms import ArmRun, run_arm
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS, Experiment, LabFinding
@@ -159,7 +159,7 @@ def draw(experiment: Experiment, finding: LabFinding, path: Path) -> None:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise missing("matplotlib", "the pictures of the lab") from error
+        raise MissingPackage("matplotlib", "the pictures of the lab") from error
     drawn = [n for n, column in enumerate(experiment.columns, 1) if column.is_drawn]
     if not drawn:
         return
