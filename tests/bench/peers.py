@@ -125,9 +125,7 @@ def load_transformers(settings: dict[str, Any]) -> Loaded:
         attn_implementation="sdpa",
         local_files_only=True,
     ).eval()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    model.generation_config.do_sample = False
+    model.generation_config.update(eos_token_id=None, pad_token_id=0, do_sample=False)
     if settings["contender"] == "generate":
         return partial(padded, model), f"{settings['dtype']}, sdpa"
     how = f"pages of {PAGE_SIZE}, {MAX_BATCH_TOKENS} tokens a step"

@@ -237,8 +237,6 @@ class Chaos:
             if code:
                 raise Wrong(f"a process ended with {code}: {self._said()[-2000:]}")
 
-    # The verdict
-
     def check(self) -> dict[str, Any]:
         for engine in self.engines:
             engine.read_truth()
