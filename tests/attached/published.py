@@ -19,7 +19,6 @@ class Collector:
         self._socket.subscribe(b"")
         self._socket.connect(telemetry)
         self.payloads: list[bytes] = []
-        self.sequences: list[int] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -27,9 +26,7 @@ class Collector:
     def _run(self) -> None:
         while not self._stopped.is_set():
             if self._socket.poll(100):
-                _, sequence, payload = self._socket.recv_multipart()
-                self.sequences.append(wire.sequence_of(sequence))
-                self.payloads.append(payload)
+                self.payloads.append(self._socket.recv_multipart()[-1])
         self._socket.close(0)
 
     def stop(self) -> None:

@@ -116,8 +116,6 @@ def keep_busy(endpoint: Endpoint, stop: threading.Event) -> None:
 
 
 class Measured(NamedTuple):
-    """One turn."""
-
     steps_per_s: float
     waits_s: list[float]  # of the operator
 

@@ -336,9 +336,9 @@ def main() -> int:
         device=named,
         commit=_commit(),
         host={name: getattr(machine, name) for name in ("python", "system", "cpu", "num_cores")},
-        settings={"parts": letters, "models": models, "time_limit_s": args.time_limit},
+        settings={"parts": letters, "models": models, "device": args.device},
     )
-    report.settings["device"] = args.device
+    report.settings["time_limit_s"] = args.time_limit
     report.write(file)  # now, so that an error does not come after minutes of measuring
     recordings = _recordings(parser, args.recordings)
     jobs = plan_jobs(letters, models, args.device, recordings, is_quick=is_quick)

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median_high
 
-from common import cpu_s, parser, percentile
-from dashboard_terminal import Terminal, engine
+from common import parser, percentile
+from dashboard_terminal import Terminal, cpu_s, engine
 
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.settings.actions import BY_ID

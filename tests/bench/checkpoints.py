@@ -9,10 +9,7 @@ from typing import NamedTuple
 
 from stepscope.engine.models.cache import cached_folder
 
-SEED = 20_26
-MAX_MODEL_LEN = 4096
-HEAD_DIM = 64
-ROPE_THETA = 10_000.0
+SEED, HEAD_DIM, ROPE_THETA = 20_26, 64, 10_000.0
 
 
 class Shape(NamedTuple):
@@ -75,7 +72,7 @@ def _write(shape: Shape, folder: Path) -> None:
         num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_kv_heads,
         head_dim=HEAD_DIM,
-        max_position_embeddings=MAX_MODEL_LEN,
+        max_position_embeddings=4096,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 T = TypeVar("T")
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -57,8 +55,3 @@ def percentile(values: Iterable[float], share: float) -> float:
     """The percentile at `share` (0..1), by nearest rank."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def cpu_s(process: psutil.Process) -> float:
-    """Processor time of a process so far, to about ten milliseconds."""
-    return float(sum(process.cpu_times()[:2]))

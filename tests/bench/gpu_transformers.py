@@ -67,9 +67,7 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     with torch.no_grad():
         for tensor, parameter in model.named_parameters():
             parameter.copy_(weights.draw(tensor, tuple(parameter.shape)))
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    model.generation_config.do_sample = False
+    model.generation_config.update(eos_token_id=None, pad_token_id=0, do_sample=False)
     return model
 
 

@@ -52,15 +52,11 @@ class Engine:
 
 @dataclass
 class Noted:
-    """What a client noted of one engine.
-
-    Attributes:
-        replays: for each reply of the replay ring its first message, its end, and the oldest in
-            the ring.
-    """
+    """What a client noted of one engine."""
 
     joined: list[int] = field(default_factory=list)
     got: dict[int, tuple[str, int]] = field(default_factory=dict)  # topic, checksum
+    # Of each reply of the replay ring: its first message, its end, and the oldest in the ring.
     replays: list[list[int]] = field(default_factory=list)
     session: dict[str, Any] = field(default_factory=dict)
 

@@ -151,8 +151,6 @@ class Chaos:
             line = f"join {self.engines[-1].name} "
             wait_for(f"{client.name} has joined", lambda c=client, line=line: c.has_noted(line))
 
-    # Faults
-
     def fault(self) -> None:
         """Inject a random fault into the connections of one client."""
         kind, client = self.rng.choice(self._kinds), self.rng.choice(list(self.clients.values()))
@@ -236,8 +234,6 @@ class Chaos:
                 raise Wrong(f"a process does not end: {error.cmd}") from error
             if code:
                 raise Wrong(f"a process ended with {code}: {self._said()[-2000:]}")
-
-    # The verdict
 
     def check(self) -> dict[str, Any]:
         for engine in self.engines:
