@@ -262,20 +262,6 @@ async def test_sessions_before_the_last_engine_restart_but_one_are_reported_as_n
     app.close()
 
 
-async def test_before_the_first_step_there_is_nothing_to_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = Feed()
-    source.history = History(SLO())
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("D")
-        assert "there is no step in memory yet" in notice(app)
-    app.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_export_range_from_before_an_engine_restart_is_not_in_the_recording(
     tmp_path: Path,
 ) -> None:
