@@ -65,7 +65,6 @@ class FleetPicture(NamedTuple):
     imbalances: tuple[Imbalance, ...] = ()
     differences: tuple[str, ...] = ()
     events: tuple[FleetEvent, ...] = ()  # oldest first
-    num_looks: int = 0  # so far
     now_s: float = 0.0  # by the same clock as `Imbalance.since_s`
     wall_s: float = 0.0
     lives: tuple[WholeLife, ...] = ()  # across prefill and decode engines
@@ -206,7 +205,6 @@ class Fleet:
             tuple(self._keeper.update(engines, now_s)),
             tuple(differences(engines)),
             tuple(self._events),
-            self.version,
             now_s,
             self._wall_clock(),
             self._lives.look(engines, [member.source.history.state for member in self._members]),

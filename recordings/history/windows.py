@@ -9,7 +9,6 @@ from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
 from stepscope.recordings.session.late_waits import Breach, LateWaits
-from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import TREND_BUCKETS, LatencyKind, LatencyReport
@@ -155,19 +154,6 @@ class Windows:
             seconds = sums_in(self._timeline.columns, start_ns, end_ns).seconds
         kept = finished.kept(slo.ttft_ms, slo.itl_ms)
         return Goodput(*kept, per(kept.num_kept, seconds))
-
-    def output_trend(self, end_ns: int | None, seconds: int) -> tuple[float | None, ...]:
-        """Output tokens in each of the last whole seconds, None where unknown; oldest first."""
-        with self._lock:
-            table, (end_ns, _) = self._timeline.columns, self._window(end_ns, 0.0)
-            begin_ns = (end_ns // _SECOND_NS - seconds) * _SECOND_NS
-            counts: list[float | None] = []
-            for since_ns in range(begin_ns, begin_ns + seconds * _SECOND_NS, _SECOND_NS):
-                first, last = table.places(since_ns, since_ns + _SECOND_NS)
-                tokens = table.column("num_output_tokens")[first:last]
-                is_known = first > 0 and UNKNOWN not in tokens
-                counts.append(sum(tokens) if is_known else None)
-        return tuple(counts)
 
     def speculation(self, end_ns: int | None, window_s: float | None) -> Speculation | None:
         with self._lock:

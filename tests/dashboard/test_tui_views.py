@@ -312,19 +312,18 @@ def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
 
 
 @pytest.mark.parametrize("status", ["PRE", "WAIT"])
-@pytest.mark.parametrize("context", [41, 312, 4100, 99_499, 128_400, 999_999, 10_000_000, None])
-@pytest.mark.parametrize("request_id", [1, 999, 1000, 431_999, 99_999_999])
-def test_lane_labels_widen_for_long_names_and_prompts(
+@pytest.mark.parametrize("context", [41, 312, 4100, 128_400, 10_000_000, None])
+@pytest.mark.parametrize("request_id", [1, 1000, 99_999_999])
+def test_lane_labels_leave_out_a_size_without_room(
     request_id: int, context: int | None, status: str
 ) -> None:
     row = lanes.LaneRow(request_id, f"r{request_id}", "", status, context, b"")
-    width = lanes.label_width([row], 14)
-    said = "".join(text for text, _ in lanes._label(row, width, False))
-    assert len(said) == width <= lanes.MAX_LABEL
+    said = "".join(text for text, _ in lanes._label(row, 16, False))
+    assert len(said) == 16
     assert said.split()[:2] == [f"r{request_id}", status]
-    if context is not None and context >= 99_500 and request_id < 1_000_000:
-        assert said.split()[2] in ("128k", "1.0M", "1M", "10M")
-    assert lanes.label_width([], width) == width  # it never shrinks: columns would jump
+    if request_id == 1:
+        sizes = {41: "41", 312: "0.3k", 4100: "4k", 128_400: "128k", 10_000_000: "10M", None: ""}
+        assert " ".join(said.split()[2:]) == sizes[context]
 
 
 def test_the_step_page_marks_the_first_step_as_prepared_without_an_earlier_one(source: Any) -> None:

@@ -63,14 +63,8 @@ async def test_space_plays_and_pauses_a_replay(source: ReplaySource) -> None:
         await until(lambda: "▐REPLAY 1x▌" in main_text(app), "the badge does not say so")
         await pilot.press("space")
         assert source.status == "paused"
-
-
-async def test_keys_change_the_replay_speed(source: ReplaySource) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("greater_than_sign", "greater_than_sign", "less_than_sign")
         assert source.speed == 2.0
-        await until(lambda: "▐REPLAY 2x▌" in main_text(app), "the badge does not say so")
 
 
 async def test_steps_outside_memory_are_read_from_the_file(source: ReplaySource) -> None:
@@ -117,13 +111,6 @@ async def test_the_end_of_a_replay_is_announced_and_space_starts_again(
         await until(lambda: "▐REPLAY END▌" in main_text(app), "the end is not said")
         await pilot.press("space")
         await until(lambda: source.history.last_step < 100, "it does not begin again")
-
-
-async def test_a_key_that_needs_an_engine_says_so_in_a_replay(source: ReplaySource) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("B")
-        await until(lambda: "B needs a live engine" in main_text(app), "silence")
 
 
 async def test_keys_typed_in_one_burst_reach_the_input_line_that_the_first_key_opens(

@@ -51,19 +51,13 @@ class Dashboard(App[None], inherit_bindings=False):
 
     Args:
         source: fills `history` from its own daemon thread.
-        history: the steps to draw; its SLO defines a breach.
-        control_endpoint: control address of the engine, as `Endpoint.parse` accepts it. None if the
-            engine has none (a replay): actions that change the engine are then hidden.
-        readonly: hide and disable everything that changes the engine.
-        fps: frames per second; `+` and `-` change it. None means 10, or 5 over SSH.
+        control_endpoint: as `Endpoint.parse` accepts it. None if the engine has none (a replay):
+            actions that change the engine are then hidden.
+        fps: None means 10, or 5 over SSH.
         recorder: a recording of `source` that already runs; it ends with `R` or with the dashboard.
-            Without it, `R` starts a new file in the current folder.
         title: the first words of the header line, and the title of screenshots.
-        theme: `T` changes it. A terminal with 16 colours or with NO_COLOR overrides it.
-        sort, axis: the initial order of the lanes, and the initial axis of the charts.
-        actions: the action table, with the operator's choice of keys.
+        theme: a terminal with 16 colours or with NO_COLOR overrides it.
         preferences: stores what the operator changes; by default nothing is kept.
-        log_file: the file for errors; by default a file in the platform's state folder.
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
         fleet: several engines, `source` among them; the caller starts and stops them. The dashboard
             opens with a list of them.

@@ -8,12 +8,10 @@ from textual.binding import BindingType
 
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.handlers import Handlers
-from stepscope.tui.screens.handlers.page_handlers import PageHandlers
 from stepscope.tui.screens.textual_parts import bindings
 from stepscope.tui.session.session import Session
 from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.views.charts import scrub_bar
-from stepscope.tui.views.frame.fleet_view import SORTS
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages import compare_page
@@ -30,89 +28,6 @@ _DETAILS: Mapping[str, Page] = {
 }
 
 
-class Mouse:
-    def __init__(self, screen: SessionScreen, pages: PageHandlers) -> None:
-        self._screen = screen
-        self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
-        self._canvas = screen.canvas
-        self._pages = pages
-
-    def click(self, event: events.Click) -> None:
-        """Handle a click on one of the views; a double click opens what was clicked."""
-        name, x, y = self._canvas.at(event.x, event.y)
-        is_double = event.chain == 2
-        frame = self._screen.frame
-        if frame is None:
-            return
-        if name in ("chart", "lanes"):
-            if name == "lanes" and 0 < y <= len(frame.lanes):
-                self._view.selected = frame.lanes[y - 1].request_id
-            self._navigator.of_column(x - 1 - self._canvas.label_width)
-            if is_double:
-                self._screen.action_do("inspect")
-        elif name == "scrub":
-            self.scrub_to(x)
-        elif name != "page" or not self._click_charts(frame, x, y, is_double):
-            self._click_spot(name, x, y, is_double)
-
-    def _click_spot(self, name: str, x: int, y: int, is_double: bool) -> None:
-        view = self._view
-        kind, value = spot_of(self._canvas.content(name, y), x) or ("", "")
-        if kind == "row":
-            view.row = int(value)
-            self._pages.select(0)
-            if is_double:
-                self._screen.action_do("inspect")
-        elif kind == "do":
-            self._screen.action_do(value)
-        elif kind == "engine":
-            self._session.fleet_view.selected = value
-            if is_double:
-                self._screen.action_do("inspect")
-        elif kind == "sort":
-            self._session.fleet_view.sort_by(next(each for each in SORTS if each == value))
-        elif kind == "step":
-            self._navigator.go(int(value))
-        elif kind == "latency":
-            view.latency = next(each for each in LATENCIES if each == value)
-            self._pages.show("latency")
-        elif kind == "knob" and is_double:
-            self._pages.edit(value)
-        elif is_double and name in _DETAILS:
-            self._pages.show(_DETAILS[name])
-
-    def _click_charts(self, frame: Frame, x: int, y: int, is_double: bool) -> bool:
-        """Go to the clicked column of the compare charts; return false if none was clicked."""
-        if frame.compare is None:
-            return False
-        line = "".join(text for text, _ in self._canvas.content("page", y))
-        column = compare_page.column_at(line, self._canvas.area.width, x)
-        if column is None:
-            return False
-        self._session.compare.go_to_column(column)
-        if is_double:
-            self._screen.action_do("inspect")
-        return True
-
-    def scrub_to(self, x: int) -> None:
-        """Move the cursor to the step at cell `x` of the scrub bar."""
-        frame = self._screen.frame
-        step = None if frame is None else scrub_bar.step_at(frame, x, self._canvas.area.width)
-        if step is not None:
-            self._navigator.go(step)
-
-    def scroll(self, direction: int, through_time: bool) -> None:
-        """Handle the wheel: scroll lanes or rows, or move in time while shift is held."""
-        if through_time and self._view.page == "compare":
-            self._session.compare.move(direction * 3)
-        elif through_time:
-            self._navigator.move(direction * 3)
-        elif self._view.page != "live":
-            self._screen.action_do("lane_down" if direction > 0 else "lane_up")
-        else:
-            self._view.scroll_lanes(direction * 3, self._screen.num_lanes)
-
-
 class MainScreen(SessionScreen, inherit_bindings=False):
     """The screen of one engine or recording, with its keys."""
 
@@ -122,17 +37,16 @@ class MainScreen(SessionScreen, inherit_bindings=False):
         super().__init__(session, skin, fps)
         self.handlers = Handlers(self)
         self.by_action = self.handlers.by_action
-        self._mouse = Mouse(self, self.handlers.pages)
 
     def on_click(self, event: events.Click) -> None:
         with self.shown_failures("the click"):
-            self._mouse.click(event)
+            self._click(event)
         self.draw_next()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if event.button and self.canvas.at(event.x, event.y)[0] == "scrub":
             with self.shown_failures("the scrub bar"):
-                self._mouse.scrub_to(event.x)
+                self._scrub_to(event.x)
             self.draw_next()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
@@ -145,5 +59,74 @@ class MainScreen(SessionScreen, inherit_bindings=False):
         if self.canvas.is_too_small:
             return
         with self.shown_failures("the wheel"):
-            self._mouse.scroll(direction, through_time)
+            self._scroll_by(direction, through_time)
         self.draw()
+
+    def _click(self, event: events.Click) -> None:
+        """Handle a click on one of the views; a double click opens what was clicked."""
+        name, x, y = self.canvas.at(event.x, event.y)
+        is_double = event.chain == 2
+        frame = self.frame
+        if frame is None:
+            return
+        if name in ("chart", "lanes"):
+            if name == "lanes" and 0 < y <= len(frame.lanes):
+                self.view.selected = frame.lanes[y - 1].request_id
+            self.navigator.of_column(x - 1 - self.canvas.label_width)
+            if is_double:
+                self.action_do("inspect")
+        elif name == "scrub":
+            self._scrub_to(x)
+        elif name != "page" or not self._click_charts(frame, x, y, is_double):
+            self._click_spot(name, x, y, is_double)
+
+    def _click_spot(self, name: str, x: int, y: int, is_double: bool) -> None:
+        view = self.view
+        kind, value = spot_of(self.canvas.content(name, y), x) or ("", "")
+        if kind == "row":
+            view.row = int(value)
+            self.handlers.pages.select(0)
+            if is_double:
+                self.action_do("inspect")
+        elif kind == "do":
+            self.action_do(value)
+        elif kind == "step":
+            self.navigator.go(int(value))
+        elif kind == "latency":
+            view.latency = next(each for each in LATENCIES if each == value)
+            self.handlers.pages.show("latency")
+        elif kind == "knob" and is_double:
+            self.handlers.pages.edit(value)
+        elif is_double and name in _DETAILS:
+            self.handlers.pages.show(_DETAILS[name])
+
+    def _click_charts(self, frame: Frame, x: int, y: int, is_double: bool) -> bool:
+        """Go to the clicked column of the compare charts; return false if none was clicked."""
+        if frame.compare is None:
+            return False
+        line = "".join(text for text, _ in self.canvas.content("page", y))
+        column = compare_page.column_at(line, self.canvas.area.width, x)
+        if column is None:
+            return False
+        self.session.compare.go_to_column(column)
+        if is_double:
+            self.action_do("inspect")
+        return True
+
+    def _scrub_to(self, x: int) -> None:
+        """Move the cursor to the step at cell `x` of the scrub bar."""
+        frame = self.frame
+        step = None if frame is None else scrub_bar.step_at(frame, x, self.canvas.area.width)
+        if step is not None:
+            self.navigator.go(step)
+
+    def _scroll_by(self, direction: int, through_time: bool) -> None:
+        """Handle the wheel: scroll lanes or rows, or move in time while shift is held."""
+        if through_time and self.view.page == "compare":
+            self.session.compare.move(direction * 3)
+        elif through_time:
+            self.navigator.move(direction * 3)
+        elif self.view.page != "live":
+            self.action_do("lane_down" if direction > 0 else "lane_up")
+        else:
+            self.view.scroll_lanes(direction * 3, self.num_lanes)

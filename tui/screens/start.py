@@ -52,11 +52,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         check: tests whether a choice can be opened, on a separate thread; returns one line about
             what is wrong, or None.
         finder: makes the `Finder` of engines and recordings; called after the first picture.
-        has_torch: whether the demo can run a real engine.
-        actions: the action table, with the operator's choice of keys.
         selected: the choice whose entry is selected first.
         notice: a text to show at once, such as why a session ended.
-        any_terminal: use the theme without asking which colours the terminal has; for pictures.
     """
 
     CSS = """

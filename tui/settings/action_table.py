@@ -97,7 +97,7 @@ _ACTIONS: tuple[Action, ...] = (
     Action("screen_kv", ("4",), "KV map", "every KV block, by state, owner or kind ({sort})",
            "screens"),
     Action("screen_latency", ("5",), "Latency",
-           "latencies against the service levels, histogram, breaches and their causes",
+           "latencies against the service levels, over time, and why late tokens were late",
            "screens"),
     Action("screen_knobs", ("6",), "Knobs screen",
            "knobs, who changed them, and the latencies before and after", "screens"),
@@ -196,7 +196,7 @@ _ACTIONS: tuple[Action, ...] = (
                       ("fleet", "the screens of the chosen engine"),
                       ("start", "open the selected line"))),
     Action("copy", ("y",), "Copy", "put what this screen says on the clipboard", "view",
-           elsewhere=(("live", "put key figures, the last and the worst stall on the clipboard"),)),
+           elsewhere=(("live", "put the key figures and the latencies on the clipboard"),)),
     # act
     Action("budget", ("B",), "Budget",
            "token budget of a step: ←/→ 5 %, ⇧←/→ 25 %, digits type it, Enter applies, Esc drops",

@@ -61,6 +61,13 @@ def percent(share: float | None) -> str:
     return "—" if share is None else f"{share * 100:.0f}%"
 
 
+def exact_percent(share: float) -> str:
+    """Return a share in percent. One that only rounds to 100 % or 0 % is not shown as such."""
+    if share >= 1 or share <= 0:
+        return f"{share:.0%}"
+    return f"{min(0.999, max(0.001, share)):.1%}"
+
+
 def first_fitting(forms: Sequence[str], room: int) -> str:
     """Return the first of these texts that fits into `room` cells; the last if none fits."""
     return next((form for form in forms if len(form) <= room), forms[-1])

@@ -176,6 +176,11 @@ def _eighths(value: float | None, top: float, height: int) -> int:
     return max(1, round(min(1.0, value / top) * height * 8)) if top > 0 else 1
 
 
+def labelled(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
+    """Return what stands left of a row of a chart, in `width` cells."""
+    return (f"{label[: width - 2]:>{width - 2}} ", "muted"), (edge, "frame")
+
+
 def sparkline(values: Sequence[float | None], width: int, top: float = 0.0) -> str:
     """Return a cell, never full, for the largest value of each slice; blank if none is known.
 

@@ -82,7 +82,6 @@ _OTHERS = (
     ("▶", "text", "the selected line"),
     ("◂", "muted", "text of the prompt"),
     ("▸", "muted", "text of the output"),
-    ("▏", "muted", "a histogram bar shorter than a cell"),
     ("▔", "prefill", "run B of a comparison: its bars hang from the axis (also ▀)"),
 )  # fmt: skip
 

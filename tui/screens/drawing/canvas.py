@@ -74,7 +74,6 @@ class Canvas(Lines):
         self._drawn: dict[str, list[Line]] = {}  # the lines of each view
         self._is_changed = True  # since the last `write`
         self._session = session
-        self._label_width = 14
         self._small: list[Line] = []
         self._broken: dict[str, str] = {}  # views that failed when they were drawn last
         self._logged: set[str] = set()
@@ -104,13 +103,7 @@ class Canvas(Lines):
     @property
     def label_width(self) -> int:
         """Number of cells left of the first column, in the chart and in the lanes."""
-        return lanes.MAX_LABEL if self.area.width >= layout.WIDE_WIDTH else self._label_width
-
-    def fit(self, frame: Frame) -> bool:
-        """Make room for the names; return true if that changed the columns."""
-        before = self.label_width
-        self._label_width = lanes.label_width(frame.lanes, self._label_width)
-        return self.label_width != before
+        return 20 if self.area.width >= layout.WIDE_WIDTH else 16
 
     @property
     def num_columns(self) -> int:

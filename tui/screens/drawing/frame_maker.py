@@ -82,8 +82,8 @@ class FrameMaker:
             fleet_view = session.fleet_view
             recorded = frozenset(fleet_view.name_of(each) for each in session.switches.active)
             frame.fleet = fleet_view.page(fleet_view.name_of(session.source), recorded)
-            places = fleet_columns.placed(frame.fleet, canvas.area.width - 2)
-            fleet_view.shown = tuple(place.column.key for place in places)
+            shown = fleet_columns.placed(frame.fleet, canvas.area.width - 2)
+            fleet_view.shown = tuple(column.key for column in shown)
         session.compare.watch(view.page == "compare", session.source)
         if view.page == "compare":
             frame.compare = session.compare.page(compare_page.chart_columns(canvas.area.width))

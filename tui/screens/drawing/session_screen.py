@@ -208,8 +208,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         frame = shown if self.view.page != "live" and not everything else None
         if frame is None:
             frame = self.new_frame()
-            if canvas.fit(frame):
-                frame = self.new_frame()
             # New latency figures: draw all, so that the header and the slow panels agree.
             everything |= shown is None or frame.latency is not shown.latency
         self._is_partial = not everything

@@ -1,7 +1,7 @@
 """The help page: the keys that work here, how to read the glyphs, and the glossary."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from textual.geometry import Region
 
 from stepscope.recordings.attribution.causes import WORDS
 from stepscope.tui.screens.overlays.overlay import Overlay
-from stepscope.tui.settings.action_table import GROUPS, Page, Place
+from stepscope.tui.settings.action_table import GROUPS, Place
 from stepscope.tui.settings.actions import Abilities
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.glossary import GLYPHS, TERMS
@@ -41,8 +41,6 @@ _KV_LEGEND: tuple[Run, ...] = (
     *((glyph, style) for glyph, style, _ in KV_LEGEND),
     ("    KV blocks: " + ", ".join(meaning for *_, meaning in KV_LEGEND), "text"),
 )
-_ON_BAR = "✗◆▼!?"  # glyphs of the scrub bar and the figures
-_GLYPHS: Mapping[Page, str] = {"compare": "▓━·✗●◆▼!?", "fleet": "!"}  # pages with other glyphs
 
 
 def help_blocks(
@@ -61,8 +59,8 @@ def help_blocks(
             for action in actions:
                 block += _entry(action.shown, "key", action.help, width)
             blocks.append(block)
-    if page != "start":
-        blocks.append([_heading("Glyphs"), *_glyphs(page, width)])
+    if glyphs := _glyphs(page, width):
+        blocks.append([_heading("Glyphs"), *glyphs])
     if log_file is not None:
         blocks.append([(), *_text(f"Errors are written to {clean(str(log_file), 80)}", width)])
     return blocks
@@ -107,14 +105,14 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width) if width > 20 else [text]
 
 
-def _glyphs(page: Page, width: int) -> list[Line]:
+def _glyphs(page: Place, width: int) -> list[Line]:
+    """Return how to read the glyphs of a page, if they are drawn on it alone; see the glossary."""
     lines: list[Line] = []
     if page == "request":
         for cause, (glyph, style) in CAUSE_GLYPHS.items():
             lines += _entry(glyph, style, WORDS[cause].label, width)
-        return lines
-    for glyph, style, meaning in LEGEND:
-        if page == "live" or glyph in _GLYPHS.get(page, _ON_BAR):
+    elif page == "live":
+        for glyph, style, meaning in LEGEND:
             lines += _entry(glyph, style, meaning, width)
     return [*lines, (("  ", "text"), *_KV_LEGEND)] if page in ("live", "kv") else lines
 

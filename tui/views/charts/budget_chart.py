@@ -15,6 +15,7 @@ from stepscope.recordings.state.series.limits import LIMITS, Limit
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.framed_panels import labelled
 from stepscope.tui.views.lines import Line, Run, framed
 from stepscope.tui.views.theme import LEVELS, LIMIT_LETTERS
 
@@ -56,7 +57,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         )
     )
     scale, what = (budget, "budget") if budget else (most or 1, "most")
-    labels = [f"{what} {_fitting(scale, gutter - 3 - len(what))}", *[""] * (num_rows - 1)]
+    labels = [f"{what} {fmt.count(scale)}", *[""] * (num_rows - 1)]
     labels[-1] = "prefill tok" if num_rows > 1 else labels[-1]
     if num_rows >= 4:
         labels[num_rows // 2] = fmt.count(scale / 2)
@@ -167,16 +168,6 @@ def _title(frame: Frame) -> Line:
     knee = "" if frame.knee is None else f" · knee {frame.knee:,}"
     runs = "" if flying is None else f"  step {flying.step:,} still runs "
     return ((name, "title"), (knee, "text"), (f" ({unit})", "muted"), (runs, "caution"))
-
-
-def labelled(label: str, width: int, edge: str = "│") -> tuple[Run, Run]:
-    return (f"{label[: width - 2]:>{width - 2}} ", "muted"), (edge, "frame")
-
-
-def _fitting(number: int, room: int) -> str:
-    """Return a number in full, or shortened (8.2k), never cut off: that reads as another."""
-    whole = fmt.count(number)
-    return whole if len(whole) <= room else fmt.short(number)
 
 
 @lru_cache(maxsize=4096)

@@ -18,10 +18,10 @@ from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.figures.table import KINDS
 from stepscope.recordings.session.waits import BESIDE_PREFILL, DECODE_ONLY
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts.budget_chart import labelled, with_cursor
+from stepscope.tui.views.charts.budget_chart import with_cursor
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.frame.compare_choices import ComparePage
-from stepscope.tui.views.framed_panels import column_chart
+from stepscope.tui.views.framed_panels import column_chart, labelled
 from stepscope.tui.views.lines import Field, Line, Run, clean, facts, fitted, joined, whole
 
 _LABEL = 7
@@ -149,8 +149,9 @@ def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
         columns, is_down = page.columns[number], letter == "B"
         scale, label = _budget_scale(columns)
         tokens = [None if p is None else p.num_prefill_tokens for p in columns]
-        styles = ["prefill"] * len(columns)
-        bars = column_chart(tokens, num_rows, scale, styles, is_down=is_down, full="▓")
+        bars = column_chart(
+            tokens, num_rows, scale, ["prefill"] * len(columns), is_down=is_down, full="▓"
+        )
         happened = [_happened(point) for point in columns]
         name = f"{letter} decode"
         if page.align == "request" and page.pair is not None:

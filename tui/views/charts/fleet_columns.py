@@ -3,7 +3,7 @@
 A column has a width for narrow screens and one for wide screens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from stepscope.recordings.fleets.figures import EngineFigures
@@ -13,8 +13,8 @@ from stepscope.recordings.state.ranks import MATTERS, rank_sizes
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.fleet_view import ColumnKey, FleetPage
-from stepscope.tui.views.framed_panels import sparkline
-from stepscope.tui.views.lines import Line, Run, clean, spot
+from stepscope.tui.views.framed_panels import Cell, Column, Rows, sparkline, table
+from stepscope.tui.views.lines import Line, Run
 
 UNKNOWN = "-"
 _Value = TypeVar("_Value")
@@ -113,30 +113,22 @@ COLUMNS: tuple[FleetColumn, ...] = (
     FleetColumn("model", "", "model", 0, 18,
                 lambda f: _known(f.info, model_text, "muted"),
                 is_right=False),
-    FleetColumn("load", "load", "load: requests in it", 0, 0, None, is_right=False),
+    FleetColumn("load", "load", "load", 0, 0, None, is_right=False),
 )  # fmt: skip
 FIGURES = {column.key: column.draw for column in COLUMNS if column.draw is not None}
-_LEAST_SPARK = 5
 # Left out in this order.
 _WIDE_ONLY: tuple[ColumnKey, ...] = ("model", "ranks", "hit", "out", "steps")
 _ROOMY_SPARK = 24
 
 
-class PlacedColumn(NamedTuple):
-    column: FleetColumn
-    width: int
-    name: str
+def placed(page: FleetPage, width: int) -> list[FleetColumn]:
+    """Return the columns to show in `width` cells, from left to right; the load fills the rest.
 
-
-def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
-    """Return the columns that fit into `width` cells, from left to right.
-
-    The load sparkline is the last column; it is left out if it would be too narrow. So is that of
-    ranks if no engine has several.
+    That of ranks is left out if no engine has several.
     """
     is_wide = width >= 100
     left_out = "" if any(rank_sizes(each.info) != (1, 1) for each in page.engines) else "ranks"
-    kept = [each for each in COLUMNS if each.key not in ("load", left_out) and each.width(is_wide)]
+    kept = [each for each in COLUMNS[:-1] if each.key != left_out and each.width(is_wide)]
 
     def total() -> int:
         return 1 + sum(column.width(is_wide) + 1 for column in kept)
@@ -145,62 +137,44 @@ def placed(page: FleetPage, width: int) -> list[PlacedColumn]:
         if total() + _ROOMY_SPARK <= width:
             break
         kept = [column for column in kept if column.key != key]
-    while len(kept) > 1 and total() > width:
-        kept.pop()
-    found = [
-        PlacedColumn(each, each.width(is_wide), each.name if is_wide else each.short)
-        for each in kept
-    ]
-    spark, left = COLUMNS[-1], width - total()
-    if left >= _LEAST_SPARK:
-        name = spark.name if left >= len(spark.name) else "load"
-        found.append(PlacedColumn(spark, left, name))
-    return found
+    return [*kept, COLUMNS[-1]]
 
 
-def heading(places: Sequence[PlacedColumn], page: FleetPage) -> Line:
-    runs: list[Run] = []
-    for place in places:
-        is_sorted, name = place.column.key == page.sort, place.name[: place.width]
-        if is_sorted:
-            name = place.name[: place.width - 1] + ("▲" if page.is_ascending else "▼")
-        text = name.rjust(place.width) if place.column.is_right else name.ljust(place.width)
-        runs += [(" ", "muted"), spot("sort", place.column.key)]
-        runs.append((text, "key" if is_sorted else "muted"))
-    return tuple(runs)
+def draw(page: FleetPage, width: int, height: int) -> list[Line]:
+    """Return the table: a heading, and the lines of as many engines as fit."""
+    shown, is_wide = placed(page, width), width >= 100
+    widths = [column.width(is_wide) for column in shown]
+    widths[-1] = max(0, width - 1 - sum(widths) - len(widths))
+    columns: list[Column] = []
+    for column, room in zip(shown, widths, strict=True):
+        name = column.name if is_wide else column.short
+        if column.key == page.sort:
+            name = name[: room - 1] + ("▲" if page.is_ascending else "▼")
+        columns.append(Column(name, column.width(is_wide), column.is_right))
+    top = max((each for line in page.lines for each in line.load if each is not None), default=0)
+
+    def row(at: int) -> list[Cell]:
+        found = zip(shown, widths, strict=True)
+        return [_cell(page, page.lines[at], column, room, top) for column, room in found]
+
+    return table(columns, Rows(len(page.lines), row), width, height, page.selected)
 
 
-def row(
-    places: Sequence[PlacedColumn], line: EngineLine, page: FleetPage, is_selected: bool
-) -> Line:
-    """Return the line of one engine; ▲ or ▼ before a value that differs much from others."""
-    mark = "+cursor" if is_selected else ""
-    figures = page.standing_out.get(line.figures.name, frozenset())
-    top = max((each for other in page.lines for each in other.load if each is not None), default=0)
-    selected = ("▶" if is_selected else " ", f"text{mark}")
-    runs: list[Run] = [spot("engine", line.figures.name), selected]
-    for place in places:
-        column = place.column
-        if column.key == "load":
-            load = (*[None] * (NUM_LOADS - len(line.load)), *line.load)
-            return (*runs, (sparkline(load, place.width, top), f"decode{mark}"))
-        text, style = column.draw(line.figures) if column.draw else state_text(line)
-        if line.figures.status == "stale" and style in ("text", "good"):
-            style = "muted"  # the figure is from before the engine fell silent
-        is_name = column.key == "engine"
-        if is_name and len(text) > place.width:  # similar engines differ at the end
-            text = "…" + text[len(text) - place.width + 1 :]
-        text = clean(text, place.width)
-        if column.figure is not None and column.figure in figures:
-            style = style if style == "breach" else "caution"
-            if len(text) < place.width:
-                text = f"▲{text}" if column.figure != "hits" else f"▼{text}"
-        before = place.width - len(text) if column.is_right else 0
-        after = place.width - len(text) - before + 1
-        plain = f"text{mark}"  # a badge is as long as its text
-        runs += [(" " * before, plain), (text, f"{style}{mark}")]
-        if is_name and line.figures.name in page.recorded:
-            runs.append((" ●"[-after:], f"mark{mark}"))
-            after -= min(2, after)
-        runs.append((" " * after, plain))
-    return tuple(runs)
+def _cell(page: FleetPage, line: EngineLine, column: FleetColumn, width: int, top: int) -> Cell:
+    """Return one figure of an engine; ▲ or ▼ before a value that differs much from others."""
+    name = line.figures.name
+    if column.key == "load":
+        load = (*[None] * (NUM_LOADS - len(line.load)), *line.load)
+        return sparkline(load, width, top), "decode"
+    text, style = column.draw(line.figures) if column.draw else state_text(line)
+    if line.figures.status == "stale" and style in ("text", "good"):
+        style = "muted"  # the figure is from before the engine fell silent
+    if column.key == "engine":
+        mark = " ●" if name in page.recorded else ""
+        room = width - len(mark)  # similar engines differ at the end
+        text = (text if len(text) <= room else f"…{text[len(text) - room + 1 :]}") + mark
+    elif column.figure in page.standing_out.get(name, ()):
+        style = style if style == "breach" else "caution"
+        sign = "▲" if column.figure != "hits" else "▼"
+        text = f"{sign}{text}" if len(text) < width else text
+    return text, style

@@ -15,17 +15,13 @@ from stepscope.engine.protocol.wire import (
     KVGroup,
     RequestView,
 )
-from stepscope.recordings.state.session import request_name
-from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import beside
-from stepscope.tui.views.lines import Line, clean, facts, first_fitting, fitted, framed, titled
+from stepscope.tui.views.lines import Line, first_fitting, framed, titled
 from stepscope.tui.views.theme import KV_CACHED, KV_EMPTY, KV_GLYPHS, KV_SHARED, KV_STYLES, KV_USED
 
 _GROUP_STYLES = ("kv_used", "decode", "prefill", "kv_shared")
 _NAMES = ("free", "cached", "used", "shared")
 _SHORT_DTYPES = {"float8_e4m3fn": "FP8", "bfloat16": "BF16"}
-_OWNERS_WIDTH = 26
 MAX_SAMPLED = 16_384  # most blocks to look at; of more, evenly spaced ones
 _Blocks = TypeVar("_Blocks", "array[int]", bytearray)
 _SAME = re.compile(r"((.)\2*)")
@@ -34,13 +30,10 @@ _STYLE_OF = dict(zip(KV_GLYPHS, KV_STYLES, strict=True))
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     inner, rows = width - 4, height - 3
-    with_owners = inner >= 90
-    map_width = inner - (_OWNERS_WIDTH if with_owners else 0)
-    body = state_map(frame, map_width, rows)
-    if with_owners:
-        body = beside([fitted(line, map_width + 3) for line in body], _owners(frame, rows))
-    body = [((" ", "text"), *line) for line in [*body, key(frame, inner + 1)]]
-    return framed(body, width, height, _title(frame, width - 6))
+    body = [*state_map(frame, inner, rows), key(frame, inner + 1)]
+    return framed(
+        [((" ", "text"), *line) for line in body], width, height, _title(frame, width - 6)
+    )
 
 
 def _title(frame: Frame, room: int) -> Line:
@@ -121,26 +114,6 @@ def merged(names: str, num_cells: int) -> str:
 @lru_cache(maxsize=8192)
 def _most(names: str) -> str:
     return max(set(names), key=lambda name: (names.count(name), KV_GLYPHS.find(name), name))
-
-
-def _owners(frame: Frame, rows: int) -> list[Line]:
-    """Return lines that name the requests with most KV blocks.
-
-    Then the share of the pool that each group uses; with one group, the share of slots not filled.
-    """
-    holders = holders_of(frame)
-    if not holders and frame.state.kv is None:
-        return [()] * rows
-    last = [
-        facts((f"{clean(group.kind, 17):<18}", "text"), (f"{share:>4.0%}", "muted"))
-        for group, _, share in groups_of(frame)
-    ] or [facts("unfilled ", fmt.percent(unfilled_share(frame)), " of slots")]
-    lines = [facts("holds most")]
-    for view in holders[: max(0, rows - 1 - len(last))]:
-        name = f"{clean(request_name(view.request_id), 10):<10}"
-        lines.append(((name, "text"), (f"{view.num_blocks:>6} blocks", "muted")))
-    lines += [()] * (rows - len(last) - len(lines))
-    return [*lines, *last][:rows]
 
 
 def holders_of(frame: Frame) -> list[RequestView]:

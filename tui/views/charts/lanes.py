@@ -1,7 +1,7 @@
 """The lanes: a line per request and a column per step show what each request did in each step."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from itertools import pairwise
 
@@ -14,7 +14,6 @@ from stepscope.tui.views.lines import Line, Run, clean, framed, titled
 from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
 from stepscope.tui.views.view import Axis
 
-MAX_LABEL = 20
 _RUNS = re.compile(r"!+|[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
 _STATUS_STYLES = {
     "WAIT": "muted",
@@ -77,21 +76,6 @@ def _text(cells: bytes, glyphs: tuple[Mapping[int, str], ...], edges: list[int])
     return "".join([raw[begin:end].translate(glyphs[i % 2]) for i, (begin, end) in spans])
 
 
-def label_width(rows: Iterable[LaneRow], least: int) -> int:
-    """Return the width of the labels left of the columns, from `least` to `MAX_LABEL` cells.
-
-    A label is a request's name, status and context size. Context sizes count in their shortest
-    form, so that the columns seldom move.
-    """
-    wide = least
-    for row in rows:
-        size = "" if row.context is None else _rougher(row.context)
-        # A status of three letters leaves a blank in its four cells. Most sizes take two cells.
-        needed = 8 + len(row.name) + max(2, len(size)) - (len(row.status) <= 3)
-        wide = max(wide, needed)
-    return min(wide, MAX_LABEL)
-
-
 def _empty(frame: Frame) -> str:
     if frame.view.filter:
         return f"no request matches {frame.view.filter!r}; {frame.key('filter')} changes the filter"
@@ -114,20 +98,19 @@ def _legend(frame: Frame) -> Line:
 
 
 def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
-    context = () if row.context is None else (_rough(row.context), _rougher(row.context))
+    context = "" if row.context is None else _rough(row.context)
     return _label_runs(row.name, row.status, context, width, selected)
 
 
 @lru_cache(maxsize=1024)
 def _label_runs(
-    name: str, status: str, context: tuple[str, ...], width: int, selected: bool
+    name: str, status: str, context: str, width: int, selected: bool
 ) -> tuple[Run, ...]:
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
     room = width - len(name) - 7
     # A status of four letters needs a blank before the figure.
-    room_for = room - (len(status) > 3)
-    text = fmt.first_fitting((*context, ""), room_for)
+    text = context if len(context) <= room - (len(status) > 3) else ""
     return (
         (f"{'▶' if selected else ' '}{name} ", f"text{mark}"),
         (f"{status:<4}", f"{_STATUS_STYLES.get(status, 'muted')}{mark}"),
@@ -136,15 +119,10 @@ def _label_runs(
 
 
 def _rough(tokens: int) -> str:
-    """Return a number in two digits, so that its line is seldom redrawn."""
-    return f"{tokens / 1000:.1f}k" if 100 <= tokens < 9950 else fmt.short(tokens)
-
-
-def _rougher(tokens: int) -> str:
-    """Return a number in a shorter form, for use beside a long name: `4k`, `0.3k`."""
-    if tokens < 950 or tokens >= 999_500:
-        return _rough(tokens)
-    return f"{tokens / 1000:.0f}k"
+    """Return a number in few digits, so that its line is seldom redrawn: `41`, `0.3k`, `4k`."""
+    if 100 <= tokens < 999_500:
+        return f"{tokens / 1000:.{int(tokens < 950)}f}k"
+    return fmt.short(tokens)
 
 
 def _cells(text: str, cursor_column: int | None) -> Line:

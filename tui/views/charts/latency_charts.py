@@ -1,7 +1,4 @@
-"""Charts of one kind of latency: a heat map over time, and a histogram of the whole window.
-
-Both use the same latency bands.
-"""
+"""The heat map of one kind of latency over time."""
 
 import math
 from collections.abc import Sequence
@@ -92,28 +89,6 @@ def heat_map(counted: Counted, window_s: float) -> list[Line]:
         lines.append((*_label(counted, band), (text, _style(counted, band))))
     room = len(counted.cells[0])
     return [*lines, ((f"{'ms':>6} ", "muted"), ("┤", "frame"), (_axis(room, window_s), "muted"))]
-
-
-def spread(counted: Counted, width: int) -> list[Line]:
-    """Return a horizontal histogram with the bands of the heat map."""
-    counts = [sum(row) for row in counted.cells]
-    total, most = sum(counts), max(counts)
-    room = max(4, width - 24)
-    lines: list[Line] = []
-    for band in range(len(counts) - 1, -1, -1):
-        eighths = round(counts[band] / most * room * 8)
-        cells = "█" * (eighths // 8) + ("▌" if eighths % 8 >= 4 else "")
-        if counts[band] and not cells:
-            cells = "▏"
-        lines.append(
-            (
-                *_label(counted, band),
-                (f"{cells:<{room}}", _style(counted, band)),
-                (f" {fmt.short(counts[band]):>5} {counts[band] / total:>6.1%}", "muted"),
-            )
-        )
-    lines.append(((f"{'ms':>6} ", "muted"), ("┤", "frame"), (f"{total:,} samples", "muted")))
-    return lines
 
 
 def _label(counted: Counted, band: int) -> Line:

@@ -80,8 +80,7 @@ def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> L
     return joined((" ", "text") if cell < 0 else glyphs[cell] for cell in cells)
 
 
-_BAR_WIDTH, _NARROW_BAR_WIDTH = 20, 5
-_NARROW = 100
+_BAR_WIDTH = 10
 
 
 def wait_height(late: Late | None, room: int) -> int:
@@ -110,10 +109,9 @@ def _line(late: Late, number: int, width: int) -> Line:
     piece = late.pieces[number]
     glyph, style = CAUSE_GLYPHS[piece.cause]
     share = piece.ns / max(1, late.gap_ns)
-    bar_width = _BAR_WIDTH if width >= _NARROW else _NARROW_BAR_WIDTH
-    cells = max(1, round(share * bar_width))
+    cells = max(1, round(share * _BAR_WIDTH))
     where = f" from step {piece.step:,}" if piece.num_steps else f" before step {piece.step:,}"
-    room = max(8, width - 23 - bar_width)
+    room = max(8, width - 23 - _BAR_WIDTH)
     text = clean(late_text.of_piece(piece, room), room)
     where = where if len(text) + len(where) <= room else ""
     bar_style = "text" if style in ("preempted", "idle") else style
@@ -121,7 +119,7 @@ def _line(late: Late, number: int, width: int) -> Line:
         (f" {piece.ns / 1e6:>10,.1f} ms {share:>4.0%} ", "strong" if share >= 0.5 else "text"),
         (glyph, style),
         (" ", "text"),
-        ("▇" * cells + " " * (bar_width - cells + 1), bar_style),
+        ("▇" * cells + " " * (_BAR_WIDTH - cells + 1), bar_style),
         (text, "text"),
         (where, "muted"),
     )

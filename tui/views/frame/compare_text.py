@@ -41,17 +41,10 @@ def value(figure: ComparedFigure, number: float | None) -> str:
     if figure.unit == "ms":
         return fmt.milliseconds(number)
     if figure.unit == "share":
-        return percent(number)
+        return fmt.exact_percent(number)
     if abs(number) >= 99.95 or number == int(number):
         return f"{number:,.0f}" if abs(number) < 99_999 else fmt.short(number)
     return f"{number:.1f}" if abs(number) >= 0.095 else f"{number:.2g}"
-
-
-def percent(share: float) -> str:
-    """Return a share in percent. A share that only rounds to 100 % or 0 % is not shown as such."""
-    if share >= 1 or share <= 0:
-        return f"{share:.0%}"
-    return f"{min(0.999, max(0.001, share)):.1%}"
 
 
 def ratio(figure: ComparedFigure) -> str:
@@ -264,7 +257,7 @@ def causes_of(found: Comparison, kind: str, side: SideName, limit: int = 3) -> s
         known = within.a if side == "a" else within.b
         return "unknown" if known is None else "none" if known == 1 else "of unknown cause"
     parts = [
-        f"{WORDS[cause].name} {percent(ns / total_ns)}"
+        f"{WORDS[cause].name} {fmt.exact_percent(ns / total_ns)}"
         for cause, ns, _ in sorted(shares, key=lambda share: -share[1])[:limit]
         if ns >= total_ns / 100
     ]

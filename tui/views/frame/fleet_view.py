@@ -108,13 +108,6 @@ class FleetView:
         names = self.fleet.names
         return self.fleet.sources[names.index(self.selected)] if self.selected in names else None
 
-    def sort_by(self, column: ColumnKey) -> None:
-        """Sort by a column; if it is already sorted by that column, reverse the order."""
-        if column == self.sort:
-            self.is_reversed = not self.is_reversed
-        else:
-            self.sort, self.is_reversed = column, False
-
     def move_sort(self, direction: int) -> None:
         """Sort by the column `direction` places right of the current sort column on the screen."""
         columns = [each for each in self.shown if each in SORTS]

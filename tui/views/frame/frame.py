@@ -30,7 +30,6 @@ from stepscope.tui.views.view import View
 
 LATENCY_WINDOW_S = 60.0
 RATES_WINDOW_S = 10.0
-OUTPUT_TREND_S = 12
 BEHIND_S = 2.0  # messages may come so much later than usual
 OLD_S = 3.0  # figures may be so much older than the step beside them
 NOTABLE = frozenset({"preempt", "abort", "reject", "knobs", "slo", "gap", "mark", "engine"})
@@ -61,7 +60,6 @@ class Frame:
     verdict: Verdict  # on the seconds up to the cursor
     advice: Sequence[Advice] = ()  # which knob to change; only on the knobs screen
     knee: int | None = None  # tokens from which on a step is bound by compute; two digits
-    output_trend: tuple[float | None, ...] = ()  # tokens in each of the last seconds
     figures_age_s: float = 0.0  # from the step that latencies, rates and verdict are up to
     age_s: float = 0.0  # since the last message of the engine, on the clock of the dashboard
     behind_s: float = 0.0  # by how much later than usual its messages come

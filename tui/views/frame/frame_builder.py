@@ -18,7 +18,6 @@ from stepscope.tui.views.frame import chart_columns
 from stepscope.tui.views.frame.frame import (
     LATENCY_WINDOW_S,
     NOTABLE,
-    OUTPUT_TREND_S,
     RATES_WINDOW_S,
     Frame,
 )
@@ -65,11 +64,9 @@ class FrameBuilder:
 
     Args:
         recorded: first and last step of the replayed file; None for a live source.
-        clock: returns seconds; paces the updates, and tells how late messages come.
         cpu_clock: returns the seconds of processor time that this thread has used; None: as told
             by the system, or by `clock` if that is a test's.
         keys: action -> its first key as people write it, for actions without their default key.
-        in_file: the landmarks of the whole replayed file; None for a live source.
         stands: returns true if the newest step changes only when the operator moves (a replay that
             does not play).
     """
@@ -221,7 +218,6 @@ class FrameBuilder:
             "worst": windows.stalls(),
             "waiting_trend": self._waiting_trend(cursor, state),
             "verdict": verdict_at(history, state, cursor, minute),
-            "output_trend": windows.output_trend(end_ns, OUTPUT_TREND_S),
             "advice": advice(RecentRun(history, state)) if page == "knobs" else (),
             "speculation": history.speculation(end_ns, window_s) if page == "latency" else None,
             "prompts": windows.sums(end_ns, None) if page == "kv" else None,

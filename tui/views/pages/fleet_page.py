@@ -13,7 +13,7 @@ from stepscope.recordings.fleets.imbalance import Imbalance
 from stepscope.recordings.fleets.whole_lives import WholeLife
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts.fleet_columns import heading, placed, row, state_text
+from stepscope.tui.views.charts import fleet_columns
 from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target, first_shown
@@ -128,12 +128,9 @@ def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
 
 
 def _table(page: FleetPage, width: int, height: int, legend: str) -> list[Line]:
-    places, room, number = placed(page, width - 2), height - 3, len(page.lines)
+    room, number = height - 3, len(page.lines)
     first = first_shown(number, room, page.selected)
-    body = [heading(places, page)]
-    for at in range(first, min(number, first + room)):
-        line = row(places, page.lines[at], page, at == page.selected)
-        body.append(fitted(line, width - 2))
+    body = fleet_columns.draw(page, width - 2, height - 2)
     which = f"  {first + 1}-{first + room} of {number}" if number > room else ""
     return framed(body, width, height, titled("engines", which), legend)
 
@@ -169,7 +166,7 @@ def _notes(page: FleetPage, width: int) -> list[Line]:
     for each in picture.lines:
         figures, info = each.figures, each.figures.info
         if not figures.is_up and figures.status != "connecting":
-            text, style = state_text(each)
+            text, style = fleet_columns.state_text(each)
             begin: Line = ((" ", "text"), (f"{figures.name} {text}", style), ("  ", "text"))
             error = figures.error or "nothing received from it yet"
             lines += _wrapped(begin, clean(error, 300), "text", width)
@@ -198,27 +195,18 @@ def _notes(page: FleetPage, width: int) -> list[Line]:
 def _imbalance(picture: FleetPicture, each: Imbalance, width: int) -> list[Line]:
     sign, style = ("▼", "good") if each.has_room else ("▲", "caution")
     seconds = picture.now_s - each.since_s
-    since = f" for {fmt.duration(seconds).split('.')[0]}"
-    if width >= 98:
-        begun = fmt.clock(round((picture.wall_s - seconds) * 1e9))
-        since = f" since {begun} ({since.removeprefix(' for ')})"
+    begun = fmt.clock(round((picture.wall_s - seconds) * 1e9))
+    since = f" since {begun} ({fmt.short_span(seconds)})"
     begin: Line = ((f" {sign} {each.name}", style), (f"{since}  ", "muted"))
     return _wrapped(begin, "; ".join(each.texts), "text", width)
 
 
 def _all_well(page: FleetPage) -> str:
-    picture = page.picture
-    if len(picture.lines) < 2:
-        return "one engine: there is nothing to compare it with"
-    if picture.num_up < 2:
+    if page.picture.num_up < 2:
         return "fewer than two engines are up: there is nothing to compare"
-    infos = [line.figures.info for line in picture.lines]
-    roles = {None if info is None else info.role for info in infos}
-    if roles == {"prefill", "decode"} and len(infos) == len(roles):
-        return "one prefill and one decode engine: neither is compared with the other"
     return (
         "no engine stands out: waiting within 2x, KV within 25 points, TTFT within 2x and ITL "
-        "within 1.5x of the others"
+        "within 1.5x of the others of its kind"
     )
 
 

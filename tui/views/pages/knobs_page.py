@@ -35,7 +35,7 @@ _LEAST, _MOST = 32, 90  # least and most cells of the change
 # Which figures to show if there is little room, most important first: the longest wait shows what
 # p99 does not. The p50 of ITL says least, because most steps are the same before and after.
 _FIGURES = (("itl", "max"), ("itl", "p99"), ("ttft", "p99"), ("ttft", "p50"), ("itl", "p50"))
-_BOUNDS, _LAST, _HELP = " may be", "last changed", "what it does"
+_BOUNDS, _LAST = " may be", "last changed"
 
 
 class _Trail(NamedTuple):
@@ -154,10 +154,7 @@ def _knob_columns(width: int) -> tuple[Column, ...]:
     )
     if width < 100:  # the text on the selected knob has its bounds
         return (*columns, Column(_LAST, 0))
-    bounds = Column(_BOUNDS, 20 if width < 110 else 34 if width < 150 else 26)
-    if width < 150:
-        return (*columns, bounds, Column(_LAST, 0))
-    return (*columns, bounds, Column(_LAST, 24), Column(_HELP, 0))
+    return (*columns, Column(_BOUNDS, 20 if width < 110 else 34), Column(_LAST, 0))
 
 
 def _knob(
@@ -173,7 +170,6 @@ def _knob(
     texts = {
         _BOUNDS: "" if spec is None else f" {bounds_text(spec, rooms.get(_BOUNDS, 0) - 1)}",
         _LAST: _last(frame, name, past, rooms[_LAST]),
-        _HELP: "" if spec is None else fmt.whole_words(spec.help, rooms.get(_HELP, 0)),
     }
     return [
         ("*" if differs else " ", "mark"),

@@ -14,7 +14,15 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import kv_map
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
-from stepscope.tui.views.framed_panels import Cell, Column, Target, beside, column_chart, table
+from stepscope.tui.views.framed_panels import (
+    Cell,
+    Column,
+    Target,
+    beside,
+    column_chart,
+    labelled,
+    table,
+)
 from stepscope.tui.views.lines import Line, Run, clean, facts, framed, joined, titled
 from stepscope.tui.views.view import next_kv_map
 
@@ -165,13 +173,11 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
     top = max((size for size in sizes if size is not None), default=1)
     chart = column_chart(used, height - 3, top, ["kv_used"] * room)
     labels = [fmt.short(top), *[""] * (len(chart) - 2), "0"]
-    body: list[Line] = [
-        ((f"{label:>6} ", "muted"), ("│", "frame"), *line)
-        for label, line in zip(labels, chart, strict=False)
-    ]
+    body = [(*labelled(label, 8), *line) for label, line in zip(labels, chart, strict=False)]
     marks = "".join("✗" if step is not None and step.num_preempted else "─" for step in steps)
-    axis = joined((glyph, "preempted" if glyph == "✗" else "frame") for glyph in f"┤{marks}")
-    return framed([*body, (("       ", "muted"), *axis)], width, height, title, _TREND_KEY)
+    axis = joined((glyph, "preempted" if glyph == "✗" else "frame") for glyph in marks)
+    body.append((*labelled("", 8, "┤"), *axis))
+    return framed(body, width, height, title, _TREND_KEY)
 
 
 # The figures

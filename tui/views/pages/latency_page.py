@@ -1,7 +1,7 @@
 """The latency page: latencies against the service levels, and why late tokens were late.
 
-From the top: percentiles by time window, a heat map with a histogram, and the list of breaches. A
-breach is a token that came later than its service level.
+From the top: percentiles by time window, a heat map, and the list of breaches. A breach is a token
+that came later than its service level.
 """
 
 import math
@@ -21,16 +21,15 @@ from stepscope.tui.views.framed_panels import (
     Column,
     Rows,
     Target,
-    beside,
     first_shown,
     room_of_last,
     table,
 )
 from stepscope.tui.views.lines import Line, Run, clean, facts, first_fitting, framed, spot, titled
+from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.theme import LEVELS
 
 MAX_BREACHES = 200
-NARROW = 100  # below this width no histogram beside the heat map
 _READ_NS = 10_000_000_000  # of waits that are explained for one picture, at most
 _MOST_ROWS = 100_000  # of steps to read for one wait
 _NUM_LIMITS = 3
@@ -91,7 +90,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     title: Line = (
         *titled("latency", f"  ms; service levels: TTFT <{slo.ttft_ms:g}  ITL <{slo.itl_ms:g}"),
         (f"  {own}" if own else "", "caution"),
-        *_goodput(frame),
+        ("  ", "text"),
+        *latency_panel.goodput(frame),
     )
     hint: Line = facts("the operator's pauses are not counted")
     if (window_s := frame.window_s) is not None:
@@ -138,19 +138,7 @@ def _limited(frame: Frame) -> Line:
     limits = ", ".join(
         f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares
     )
-    tax = frame.rates.recompute_tax
-    line = facts(" steps limited by ", limits or "—")
-    if tax is None:
-        return line
-    return (*line, *facts("   recompute tax ", (f"{tax:.1%}", "caution" if tax else "text")))
-
-
-def _goodput(frame: Frame) -> Line:
-    goodput = frame.goodput
-    if not goodput.num_judged or goodput.per_s is None:
-        return ()
-    kept = f"{goodput.num_kept} of {goodput.num_judged} requests kept both"
-    return ((f"  goodput {goodput.per_s:.1f} req/s", "text"), (f", {kept}", "muted"))
+    return facts(" steps limited by ", limits or "—")
 
 
 # Percentiles
@@ -206,8 +194,7 @@ def _block(series: Series, bound: float | None, is_known: bool) -> Line:
         line.append((f"{text:>7}", "breach" if late else "text"))
     kept, style = "", "muted"
     if bound is not None and series.within_slo is not None:
-        # Never round up to 100 %: that would hide a breach.
-        kept = f"{min(series.within_slo, 0.999 if series.within_slo < 1 else 1.0):.1%}"
+        kept = fmt.exact_percent(series.within_slo)
         style = "good" if series.within_slo >= 0.95 else "breach"
     return (*line, (f"{kept:>7} ", style))
 
@@ -222,20 +209,14 @@ def _charts(frame: Frame, width: int, height: int) -> list[Line]:
     samples = frame.history.windows.samples(kind, end_ns, window_s)
     bound = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}.get(kind)
     name = _KINDS[kind]
-    heat_title = titled(f"{name} × time", f"  last {window_s:g} s")
+    other = f"({frame.key('sort')}: another kind)"
+    heat_title = titled(f"{name} × time", f"  last {window_s:g} s {other}")
     if not samples:
         text = f" no sample in the last {window_s:g} s"
         return framed([facts(text)], width, height, heat_title)
-    spread_width = 0 if width < NARROW else min(60, width * 2 // 5)
-    heat_width = width - spread_width
-    counted = latency_charts.count(samples, end_ns, window_s, heat_width - 11, height - 3, bound)
+    counted = latency_charts.count(samples, end_ns, window_s, width - 11, height - 3, bound)
     heat = latency_charts.heat_map(counted, window_s)
-    left = framed(heat, heat_width, height, heat_title, latency_charts.DENSITY_KEY)
-    if not spread_width:
-        return left
-    title = titled(f"{name} spread", f"  samples ({frame.key('sort')}: another kind)")
-    spread = latency_charts.spread(counted, spread_width - 2)
-    return beside(left, framed(spread, spread_width, height, title))
+    return framed(heat, width, height, heat_title, latency_charts.DENSITY_KEY)
 
 
 # Breaches
@@ -276,24 +257,16 @@ def _row(frame: Frame, breach: Breach, room: int) -> list[Cell]:
 
 # What drafts of speculative decoding did
 
-_SPECULATION_HEIGHT = 8
+_SPECULATION_HEIGHT = 7
 _LABEL, _CELL = 20, 9
-_MIN_DRAFTS = 8  # of a request, before it is called the best or the worst
 
 
 def _speculation(found: Speculation, width: int) -> list[Line]:
     groups = found.groups[-max(1, (width - 2 - _LABEL) // _CELL) :]
-    many = [each for each in found.requests.items() if each[1].drafted >= _MIN_DRAFTS]
-    many.sort(key=lambda each: -(each[1].share or 0))
-    by_request = ", ".join(
-        f"{request_name(request_id)} {count.share or 0:.0%} of {count.drafted:,}"
-        for request_id, count in many[:2] + many[2:][-2:]
-    )
     atonce = [f"{g.low}" if g.low == g.high else f"{g.low}-{g.high}" for g in groups]
     extra = ["—" if each.extra is None else f"+{each.extra:.0%}" for each in groups]
     rows = [
         _accepted(found),
-        facts(" by request ", by_request or "—"),
         _spec_row(" requests at once", [(text, "muted") for text in atonce]),
         _spec_row(
             " tokens a step", [(f"{each.tokens_per_decode:.2f}", "multi") for each in groups]

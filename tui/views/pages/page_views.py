@@ -60,12 +60,11 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
         "latency screen",
         latency_page.draw,
         latency_page.targets,
-        "Exact percentiles over three windows, and the share of samples within the service level. "
-        "The third window is all of the session, or in a replay (mem) what is in memory up to the "
-        "cursor. In the heat map time runs to the right and latency upwards on a logarithmic "
-        "scale; bands beyond the service level are marked !. Each breach is listed with the "
-        "causes of its wait, the newest or the longest ({reverse}) first. Time in which the "
-        "operator paused the engine never counts.",
+        "Exact percentiles over two windows, and the share of samples within the service level. "
+        "In the heat map time runs to the right and latency upwards on a logarithmic scale; bands "
+        "beyond the service level are marked !. Each breach is listed with the causes of its "
+        "wait, the newest or the longest ({reverse}) first. Time in which the operator paused the "
+        "engine never counts.",
     ),
     "knobs": PageView(
         "knobs screen",

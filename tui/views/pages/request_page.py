@@ -4,7 +4,6 @@ For each late token it says why the token was late.
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,13 +23,13 @@ from stepscope.tui.views.framed_panels import (
     Column,
     Target,
     column_chart,
+    labelled,
     pairs,
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, clean, facts, first_fitting, framed, joined, titled
+from stepscope.tui.views.lines import Line, clean, facts, framed, joined, titled
 
-MEDIANS = 2.0  # if no wait breaks the service level, list those longer than so many medians
 MIN_HEIGHT = 4  # of the panel with the text
 _PROMPT_SHARE = 3  # the prompt gets a third of its lines if the output needs the rest
 _STATUS = {"WAIT": "waiting", "PRE": "prefilling", "DEC": "decoding", "OUT": "preempted"}
@@ -51,7 +50,6 @@ class _Waits(NamedTuple):
     life: Life | None
     all: tuple[Late, ...]
     late: list[Late]
-    bound_text: str
 
 
 def request_id_of(frame: Frame) -> int | None:
@@ -111,10 +109,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     listed: list[Line] = [((" no token of it was late", "good"),)]
     if rows:
         listed = table(_COLUMNS, rows, width - 2, rest - 2, selected)
-    forms = [f"  longer than {waits.bound_text}, newest first", "  newest first"]
-    heading = first_fitting(
-        [titled(f"late tokens ({len(rows)})", each) for each in forms], width - 6
-    )
+    heading = titled(f"late tokens ({len(rows)})", "  newest first")
     lines += framed(listed, width, rest, heading, f"{frame.key('inspect')} goes to the step")
     if chosen is not None and pieces_height:
         lines += life_line.draw_wait(chosen, width, pieces_height)
@@ -140,19 +135,11 @@ def _view(frame: Frame) -> RequestView | None:
 
 
 def _waits(frame: Frame, view: RequestView) -> _Waits:
-    history, slo = frame.history, frame.history.slo
-    life = history.lives.life(view, None if frame.view.live else frame.cursor)
+    life = frame.history.lives.life(view, None if frame.view.live else frame.cursor)
     cursor = math.inf if frame.cursor is None else frame.cursor
     every = tuple(late for late in (() if life is None else life.waits) if late.step <= cursor)
     late = [each for each in every if each.gap_ns > _bound_ns(frame, each)]
-    text = f"{slo.itl_ms:g} ms (first token {slo.ttft_ms:g} ms)"
-    gaps = [each for each in every if each.token_idx]
-    if not late and gaps:
-        median_ns = statistics.median(each.gap_ns for each in gaps)
-        late = [each for each in gaps if each.gap_ns > MEDIANS * median_ns]
-        if late:
-            text = f"twice its median of {median_ns / 1e6:.1f} ms; none broke {slo.itl_ms:g} ms"
-    return _Waits(life, every, late[::-1], text)
+    return _Waits(life, every, late[::-1])
 
 
 def _bound_ns(frame: Frame, late: Late) -> float:
@@ -228,13 +215,11 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     labels = [fmt.milliseconds(top), *[""] * (chart_height - 1)]
     labels[chart_height - 1 - at_bound] = f"<{bound_ms:g}"
     chart = column_chart(values, chart_height, top, styles, bound_ms)
-    body: list[Line] = [
-        ((f"{label:>{life_line.GUTTER - 2}} ", "muted"), ("│", "frame"), *line)
-        for label, line in zip(labels, chart, strict=True)
-    ]
+    rows = zip(labels, chart, strict=True)
+    body = [(*labelled(label, life_line.GUTTER), *line) for label, line in rows]
     glyphs = {"breach": ("!", "breach"), "mark": ("‖", "mark"), "decode": ("─", "frame")}
     marks = joined(glyphs[style] for style in styles)
-    body.append(((f"{'token':>{life_line.GUTTER - 2}} ", "muted"), ("┤", "frame"), *marks))
+    body.append((*labelled("token", life_line.GUTTER, "┤"), *marks))
     unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
     return framed(body, width, height, titled(title, f"  ms ({unit})"), _STRIP_KEY)
 

@@ -8,7 +8,6 @@ from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import sparkline
 from stepscope.tui.views.lines import (
     Field,
     Line,
@@ -117,7 +116,6 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         Field(4, facts(f"  {clean(connection.endpoint, 40)}")),
         Field(0, _step(frame)),
         Field(2, ((rate, "text"),)),
-        Field(4, _output(frame)),
         Field(3, facts("  gap ", (f"{lost:,}", "caution" if lost else "text"))),
     ]
     if connection.recording is not None:
@@ -175,14 +173,6 @@ def _rate(frame: Frame, connection: SourceState) -> str:
         return "—"
     seconds = (summary.tokens_ns - summary.schedule_start_ns) / 1e9
     return f"{totals.num_steps / seconds:.1f}" if seconds > 0 else "—"
-
-
-def _output(frame: Frame) -> Line:
-    rate = frame.rates.output_tokens_per_s
-    if rate is None or frame.is_past:
-        return ()
-    trend = sparkline(frame.output_trend, len(frame.output_trend))
-    return facts("  out ", f"{fmt.count(round(rate))} tok/s", (f" {trend}", "decode"))
 
 
 def _minutes(seconds: float) -> str:

@@ -37,7 +37,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if (window_s := frame.window_s) is not None:
         said, style = f"last {window_s:.0f} s: the rest is not in memory", "caution"
     title: Line = (("latency", "title"), (f" ms ({said})", style))
-    return framed(body, width, height, title, _goodput(frame))
+    return framed(body, width, height, title, goodput(frame))
 
 
 def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -68,9 +68,7 @@ def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Li
     elif values.within_slo is None:
         line.append((f"<{bound:<5g}       ", "muted"))
     else:
-        # Never round up to 100 %: that would hide a breach.
-        kept = f"{min(values.within_slo, 0.999 if values.within_slo < 1 else 1.0):.1%}"
-        good = values.within_slo >= _GOOD_SHARE
+        kept, good = fmt.exact_percent(values.within_slo), values.within_slo >= _GOOD_SHARE
         line += [(f"<{bound:<5g}", "muted"), (f"{kept:>6} ", "good" if good else "breach")]
     return (*line, (sparkline(values.trend_ms, trend_width), "decode"))
 
@@ -90,7 +88,7 @@ def _wall(frame: Frame, width: int) -> Line:
     return first_fitting(forms, width)
 
 
-def _goodput(frame: Frame) -> Line:
+def goodput(frame: Frame) -> Line:
     share, rate = frame.goodput.share, frame.goodput.per_s
     if share is None or rate is None:
         return ()
