@@ -1,6 +1,6 @@
 """The `stepscope` command: its entry point, and how every command ends.
 
-May import: tui.cli.dashboards, tui.cli.shared, tui.settings.
+May import: tui.cli.dashboards, tui.cli.shared, tui.settings, tui.views.
 Any function of a command may raise the errors of `tui.settings.cli_errors` and those that
 `shared/errors.py` knows: they end it with one line.
 A command is a module in the package of its kind, such as `engines` or `recordings`, with its

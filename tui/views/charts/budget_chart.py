@@ -57,7 +57,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         )
     )
     scale, what = (budget, "budget") if budget else (most or 1, "most")
-    labels = [f"{what} {fmt.count(scale)}", *[""] * (num_rows - 1)]
+    labels = [_named(what, scale, gutter - 2), *[""] * (num_rows - 1)]
     labels[-1] = "prefill tok" if num_rows > 1 else labels[-1]
     if num_rows >= 4:
         labels[num_rows // 2] = fmt.count(scale / 2)
@@ -65,7 +65,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     ceiling = (frame.state.info and frame.state.info.max_graph_tokens) or scale
     row = num_rows + -ceiling * num_rows // scale  # 0, under the budget's label: none
     if bars and row > 0:
-        labels[row] = f"graph {_fitting(ceiling, gutter - 8)}"
+        labels[row] = _named("graph", ceiling, gutter - 2)
         bars[row] = bars[row].replace(" ", "─")
     rows = zip(labels, bars, strict=False)
     decodes = "".join([_decode_cell(column) for column in frame.columns])
@@ -77,6 +77,11 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         body.append((*labelled(_limit_at_cursor(frame, gutter - 2), gutter), *_limits(frame)))
     body.append((*axis, *_runs(_axis(frame), frame, _AXIS_RUNS)))
     return framed(body, width, height, _title(frame), _legend(frame))
+
+
+def _named(what: str, number: int, room: int) -> str:
+    # A number that is cut off reads as another.
+    return fmt.first_fitting((f"{what} {fmt.count(number)}", f"{what} {fmt.short(number)}"), room)
 
 
 def _bars(frame: Frame, scale: int, num_rows: int) -> list[str]:
