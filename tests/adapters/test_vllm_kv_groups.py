@@ -12,15 +12,15 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.check.verify import verify
-from stepscope.recordings.history.history import History
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import kv_page
 from stepscope.tui.views.view import View
 from tests.adapters.conftest import Attach
 from tests.adapters.played_vllm import PlayedScheduler
-from tests.adapters.test_vllm_schedules import Played
+from tests.adapters.test_vllm_schedules import Played, explained
 from tests.support.screens.screen_text import line_texts
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 
 # The group of each block table of vLLM.
@@ -66,7 +66,9 @@ def test_used_and_cached_blocks_of_each_group_are_those_of_vllms_managers(
 
 
 def test_a_load_that_came_before_a_step_is_not_blamed_on_it(attach: Attach) -> None:
-    pieces = [p for late in Grouped(attach, "connector").explained().late for p in late.pieces]
+    pieces = [
+        p for late in explained(Grouped(attach, "connector").messages).late for p in late.pieces
+    ]
     assert any((each.cause, each.detail) == ("queued", "remote_kv") for each in pieces)
     assert not any(each.cause == "transfer" for each in pieces)
 
@@ -142,9 +144,7 @@ def test_verify_names_groups_that_do_not_add_up_to_the_pool(attach: Attach, tmp_
 
 
 def test_the_kv_page_shows_each_group_and_maps_blocks_by_it(attach: Attach) -> None:
-    history = History()
-    for sequence, message in Grouped(attach, "hybrid").messages:
-        history.append(sequence, message)
+    history = history_of(Grouped(attach, "hybrid").messages)
     view = View(page="kv", cursor=30)
     titles = []
     for _ in range(3):
@@ -173,7 +173,7 @@ def test_the_kv_page_shows_each_group_and_maps_blocks_by_it(attach: Attach) -> N
 
 
 def test_without_a_block_map_kv_usage_and_prefix_hits_are_vllms_own(attach: Attach) -> None:
-    told, history = [], History()
+    told = []
 
     def use(scheduler: PlayedScheduler, line: dict[str, Any]) -> None:
         usage = 1 - scheduler.num_free / scheduler.head["num_blocks"]
@@ -188,9 +188,7 @@ def test_without_a_block_map_kv_usage_and_prefix_hits_are_vllms_own(attach: Atta
     steps = played.steps
     assert all(step.kv is None and not step.moves for step in steps)
     assert [step.totals and step.totals.kv_used for step in steps] == told
-    for sequence, message in played.messages:
-        history.append(sequence, message)
-    figures = history.windows.figures(None, None)
+    figures = history_of(played.messages).windows.figures(None, None)
     num_hit = sum(each.num_cached_tokens for each in played.events(wire.Admitted))
     adds = [line for line in played.scheduler.calls if line["call"] == "add"]
     assert num_hit > 0

@@ -9,7 +9,7 @@ from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
-from tests.adapters.test_vllm_schedules import Played
+from tests.adapters.test_vllm_schedules import Played, explained
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ def test_who_waits_for_a_paused_vllm_waits_for_the_pause(played: Played) -> None
     reasons = [step.waiting_reasons for step in played.steps]
     assert {"paused": 1} in reasons
     queued = next(
-        late for late in played.explained().late if late.token_idx == 0 and late.request_id == 3
+        late
+        for late in explained(played.messages).late
+        if late.token_idx == 0 and late.request_id == 3
     )
     said = "waited in the queue because the engine admits nobody (paused)"
     assert any(piece.text.startswith(said) for piece in queued.pieces)
@@ -49,7 +51,7 @@ def test_requests_that_a_reset_took_out_did_not_lack_blocks(played: Played) -> N
     assert reasons == {"the prefix cache was reset"}
     assert len(played.events(Preempted)) == 6
     assert not any("preemption" in (step.waiting_reasons or {}) for step in played.steps)
-    pieces = [piece for late in played.explained().late for piece in late.pieces]
+    pieces = [piece for late in explained(played.messages).late for piece in late.pieces]
     again = [piece.text for piece in pieces if piece.cause == "recompute"]
     assert again
     assert all(text.endswith("the prefix cache was reset") for text in again)

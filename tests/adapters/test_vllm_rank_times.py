@@ -18,7 +18,6 @@ from stepscope.engine.adapters.vllm import plugin
 from stepscope.engine.adapters.vllm import ranks as rank_module
 from stepscope.engine.adapters.vllm.ranks import _STAMP, RankTable
 from stepscope.engine.protocol.wire import EngineInfo, RankTimes, StepRecord
-from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.fleets.figures import figures, measure
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.ranks import late_rank, names, waited_for
@@ -26,6 +25,7 @@ from stepscope.tui.views.charts.fleet_columns import COLUMNS
 from stepscope.tui.views.panels import inspector
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
+from tests.adapters.test_vllm_schedules import explained
 from tests.support.engines.fake_engine import info as fake_info
 from tests.support.sessions.history_steps import step
 
@@ -304,13 +304,11 @@ def test_the_only_worker_of_an_engine_is_left_alone(group: Start) -> None:
 def test_a_late_token_names_the_rank_that_held_its_step_up(group: Start) -> None:
     ranks = group(2, 1)
     ranks.play(lambda out, _: side_by_side(ranks.workers, out, (0, 0), (1.0, 900.0)))
-    explainer = Explainer(0, 0)
-    for _, message in published(ranks.attachment):
-        explainer.take(message)
-    assert explainer.late
-    for late in explainer.late:
+    found = explained(published(ranks.attachment)).late
+    assert found
+    for late in found:
         assert sum(piece.ns for piece in late.pieces) == late.gap_ns
-    pieces = [piece for late in explainer.late for piece in late.pieces if piece.cause == "rank"]
+    pieces = [piece for late in found for piece in late.pieces if piece.cause == "rank"]
     assert pieces
     assert {piece.detail for piece in pieces} == {"tp1"}
     assert pieces[0].text.startswith("waited for rank tp1 in ")

@@ -1,7 +1,7 @@
 """Telemetry of schedules recorded from several releases of a real vLLM."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,11 +85,12 @@ class Played:
             found.update(line.get("requests", {}))
         return found
 
-    def explained(self) -> Explainer:
-        explainer = Explainer(0, 0)
-        for _, message in self.messages:
-            explainer.take(message)
-        return explainer
+
+def explained(messages: Iterable[tuple[int, wire.Telemetry]]) -> Explainer:
+    explainer = Explainer(0, 0)
+    for _, message in messages:
+        explainer.take(message)
+    return explainer
 
 
 @pytest.fixture(params=VERSIONS)

@@ -12,12 +12,11 @@ from stepscope.engine.adapters.vllm import waits
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
 from stepscope.recordings.alerts.judge import waiting_figures
-from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.history.history import History
 from stepscope.recordings.state.session import SessionState
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
-from tests.adapters.test_vllm_schedules import Played
+from tests.adapters.test_vllm_schedules import Played, explained
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 
 
@@ -33,16 +32,15 @@ def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(atta
     expected = [names for names, has_run in zip(told, played.ran, strict=True) if has_run]
     assert [sorted(each) for each in held] == expected
     assert {"2": "lora: a", "3": "lora: a"} in held
-    late = {late.client_id: late for late in played.explained().late if not late.token_idx}
+    late = {late.client_id: late for late in explained(played.messages).late if not late.token_idx}
     waited = "waited in the queue for a LoRA slot (max_loras), held by a"
     assert any(piece.text.startswith(waited) for piece in late["2"].pieces)
     for name in ("0", "1", "4", "5"):
         assert not any("LoRA" in piece.text for piece in late[name].pieces)
-    history = History()
-    for sequence, message in played.messages:
-        history.append(sequence, message)
     num_lora = sum(bool(names) for names in expected)
-    assert history.windows.limits(None, None)["lora"] == num_lora / len(played.steps)
+    assert history_of(played.messages).windows.limits(None, None)["lora"] == num_lora / len(
+        played.steps
+    )
 
 
 def test_the_step_screen_says_for_which_slot_each_request_of_the_queue_waits(
@@ -76,12 +74,10 @@ def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
         attachment.core.heartbeat.publish_status("running")
     deque(play, 0)
     attachment.close()
-    explainer, rows = Explainer(0, 0), []
-    for _, message in published(attachment):
-        explainer.take(message)
-        rows += [message.held] if isinstance(message, EngineStatus) and message.held else []
-    assert rows == [[HeldRow(0, "grammar")]]
-    first = next(late for late in explainer.late if late.request_id == 0)
+    messages = published(attachment)
+    held = [message.held for _, message in messages if isinstance(message, EngineStatus)]
+    assert [rows for rows in held if rows] == [[HeldRow(0, "grammar")]]
+    first = next(late for late in explained(messages).late if late.request_id == 0)
     said = [piece.text for piece in first.pieces]
     assert "waited in the queue for a grammar to be compiled" in said
 
@@ -139,7 +135,7 @@ def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> Non
     for step in played.steps:
         assert not (step.held_prefills and step.num_prefill_tokens)
         assert "kv_blocks" not in (step.waiting_reasons or {})
-    late = [each for each in played.explained().late if not each.token_idx]
+    late = [each for each in explained(played.messages).late if not each.token_idx]
     said = " ".join(each.explanation for each in late)
     assert "waited in the queue for a step that takes prefills" in said
     assert "without prefills (prefill_schedule_interval)" in said
@@ -167,7 +163,7 @@ def test_a_request_that_later_ones_of_higher_priority_overtake_waits_for_priorit
     told = [(s.step, [(row.request_id, row.reason) for row in s.held or []]) for s in played.steps]
     # 4 was admitted in step 4, before 2 and 3, which came earlier; 5 came last.
     assert [each for each in told if each[1]] == [(4, [(2, "priority"), (3, "priority")])]
-    late = {late.client_id: late for late in played.explained().late if not late.token_idx}
+    late = {late.client_id: late for late in explained(played.messages).late if not late.token_idx}
     text = "later requests of higher priority went ahead"
     assert {name for name in late if text in late[name].explanation} == {"2", "3"}
     assert "for a seat (max_num_seqs)" in late["2"].explanation  # until then

@@ -111,7 +111,6 @@ def a_budget_holds_from_the_answered_step(
 
 
 def an_abort_is_published_once(published: Published, num_given_up: int) -> str:
-    """For clients that left while their request ran, and while it waited."""
     assert len(published.aborted) == len(set(published.aborted)), "an abort was published twice"
     assert len(published.aborted) == num_given_up, f"{len(published.aborted)} of {num_given_up}"
     return f"{num_given_up} aborts"

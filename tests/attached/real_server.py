@@ -167,9 +167,6 @@ class VllmServer:
             headers = {"content-type": "application/json"}
             sent_ns = time.monotonic_ns()
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            if give_up_after == 0:
-                time.sleep(0.05)  # it is in vLLM's queue now
-                return Answer("", 0, 0)
             response = connection.getresponse()
             if response.status != 200:
                 raise http.client.HTTPException(f"HTTP {response.status}: {response.read()!r}")
@@ -195,10 +192,10 @@ class VllmServer:
         found = [line for line in self.log.splitlines() if "Error" in line]
         return found[-1][-300:] if found else f"exit code {self._process.poll()}"
 
-    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+    def stop(self) -> None:
         """End it as Ctrl-C does."""
         if self._process.poll() is None:
-            self._process.send_signal(how)
+            self._process.send_signal(signal.SIGINT)
             try:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:

@@ -48,9 +48,7 @@ def main(releases: list[str]) -> int:
             report = Report(release)
             try:
                 python = environment(release)
-                trial = Trial(python, model, Path(temporary) / release, report)
-                trial.run()
-                trial.with_windows(windows)
+                Trial(python, model, Path(temporary) / release, report).run(windows)
             except CannotServeError as error:
                 report.line("cannot run", str(error))
             except (OSError, HTTPException, AssertionError, AttributeError) as error:
@@ -93,21 +91,17 @@ class Trial:
         self._sockets = folder / "sockets"
         self._endpoint = f"ipc://{self._sockets}/vllm"
 
-    def run(self) -> None:
+    def run(self, windows: Path) -> None:
+        """`windows`: a model with sliding windows, so with several groups of blocks."""
         self._sockets.mkdir(parents=True)
-        self._under_load(self._serve("load"), self._report)
-        self._with_two_steps_in_flight()
+        self._under_load("load")
+        self._under_load("two steps in flight", asynchronous=True)
         self._with_an_error_of_ours()
         self._left_out()
-
-    def with_windows(self, model: Path) -> None:
-        """Hold a model with sliding windows to the laws of one server, and its groups of blocks."""
-        report = Report(self._report.release, "sliding windows: ")
-        self._model = model
+        self._model = windows
         # Its longest request needs 70 blocks.
         blocks = ("--num-gpu-blocks-override", "75", "--no-disable-hybrid-kv-cache-manager")
-        self._under_load(self._serve("windows", blocks), report)
-        self._report.num_failed += report.num_failed
+        self._under_load("sliding windows", blocks)
 
     def _serve(
         self,
@@ -124,17 +118,15 @@ class Trial:
             self._python, self._model, folder, settings, options, asynchronous=asynchronous
         )
 
-    def _with_two_steps_in_flight(self) -> None:
-        report = Report(self._report.release, "two steps in flight: ")
+    def _under_load(
+        self, name: str, more: tuple[str, ...] = (), *, asynchronous: bool = False
+    ) -> None:
+        report = Report(self._report.release, f"{name}: ")
         try:
-            server = self._serve("ahead", asynchronous=True)
+            server = self._serve(name, more, asynchronous=asynchronous)
         except CannotServeError as error:
             report.line("cannot run", str(error))
             return
-        self._under_load(server, report)
-        self._report.num_failed += report.num_failed
-
-    def _under_load(self, server: VllmServer, report: "Report") -> None:
         try:
             collector = Collector(f"{self._endpoint}.telemetry")
             recording = server.folder / "run.mcap"
@@ -176,6 +168,7 @@ class Trial:
         finally:
             server.stop()
         report.check(laws.no_socket_is_left, self._sockets)
+        self._report.num_failed += report.num_failed
 
     def _with_an_error_of_ours(self) -> None:
         server = self._serve("error")
@@ -256,7 +249,7 @@ def turn_budget(endpoint: str, load: Load) -> tuple[list[tuple[int, int]], list[
 
 
 def give_up(server: VllmServer) -> int:
-    """Clients that leave while their requests run: after some tokens, and before the first."""
+    """Clients that leave while their requests run, after so many chunks. Returns how many."""
     chunks = (3, 20, 1, 60)
     with ThreadPoolExecutor(len(chunks)) as pool:
         list(pool.map(lambda count: server.ask(SECRET * 8, 600, count), chunks))
