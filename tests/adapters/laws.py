@@ -39,12 +39,11 @@ def check_detached(
 
 def check_rows(found: Published, scheduled: Sequence[dict[str, int]]) -> None:
     """Check that every token of each step is in a row or counted as wasted."""
-    names = {number: name for name, number in found.names.items()}
     assert [step.step for step in found.steps] == list(range(len(scheduled)))
     for step, tokens in zip(found.steps, scheduled, strict=True):
-        rows = {names[row.request_id]: row.num_tokens for row in step.batch or ()}
+        rows = {found.names[row.request_id]: row.num_tokens for row in step.batch or ()}
         for each in step.drafts or ():  # a row has the tokens that its request got
-            rows[names[each.request_id]] += each.num_drafted - each.num_accepted
+            rows[found.names[each.request_id]] += each.num_drafted - each.num_accepted
         assert sum(rows.values()) == step.num_prefill_tokens + step.num_decode_tokens
         assert sum(rows.values()) + (step.num_wasted_tokens or 0) == sum(tokens.values())
         assert rows.items() <= tokens.items()

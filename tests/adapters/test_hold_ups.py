@@ -191,7 +191,7 @@ def test_prompt_tokens_that_a_connector_loads_within_a_step_are_told_with_the_ad
 
         scheduler.schedule = schedule_with_loads  # type: ignore[method-assign]
 
-    admitted = Played(attach, "0.32.0", "prefix", prepare=load).events(Admitted)
+    admitted = Played(attach, "0.32.0", "prefix", prepare=load).of(Admitted)
     assert any(loaded)
     assert [event.num_loaded_tokens for event in admitted] == loaded
     assert not any(event.load_ns or event.is_loaded_early for event in admitted)

@@ -24,7 +24,7 @@ NUM_PAGES = 20  # so few that requests are retracted
 SHARED = [7] * 8  # two pages of every prompt
 
 
-class Run:
+class Run(Published):
     """Twelve requests with a shared prefix in a small KV pool; three of them are aborted.
 
     Attributes:
@@ -50,9 +50,7 @@ class Run:
             assert attachment.is_attached
         attachment.close()
         self.messages = published(attachment)
-        self.found = Published([message for _, message in self.messages])
-        self.steps, self.events = self.found.steps, self.found.of
-        self.names = {number: name for name, number in self.found.names.items()}
+        super().__init__([message for _, message in self.messages])
 
     def _aborts(self) -> list[AbortReq]:
         """Abort at most one request a turn: the first in a state in which none was aborted yet."""
@@ -77,7 +75,7 @@ def run(attach_sglang: AttachSglang, request: pytest.FixtureRequest) -> Run:
 
 
 def test_every_token_of_a_batch_is_in_a_row_or_counted_as_wasted(run: Run) -> None:
-    check_rows(run.found, run.scheduler.scheduled)
+    check_rows(run, run.scheduler.scheduled)
     for step in run.steps:
         if step.num_prefill_tokens:
             assert step.num_prefill_tokens + step.num_decode_tokens <= step.token_budget == 16
@@ -85,8 +83,8 @@ def test_every_token_of_a_batch_is_in_a_row_or_counted_as_wasted(run: Run) -> No
 
 def test_every_request_has_the_finish_reason_that_sglang_gave_it(run: Run) -> None:
     reasons = {req.rid: req.finished_reason for req in run.scheduler.requests}
-    finished = {run.names[each.request_id]: each for each in run.events(wire.Finished)}
-    aborted = {run.names[each.request_id] for each in run.events(wire.Aborted)}
+    finished = {run.names[each.request_id]: each for each in run.of(wire.Finished)}
+    aborted = {run.names[each.request_id] for each in run.of(wire.Aborted)}
     assert {rid for rid, reason in reasons.items() if reason and reason.type == "abort"} == aborted
     assert aborted == run.aborted_when.keys()
     assert len(aborted) == 3
@@ -97,17 +95,17 @@ def test_every_request_has_the_finish_reason_that_sglang_gave_it(run: Run) -> No
     for req in run.scheduler.requests:
         if req.rid in finished:
             assert finished[req.rid].num_output_tokens == len(req.output_ids)
-    assert len(run.events(wire.Finished)) + len(run.events(wire.Aborted)) == len(run.names) == 12
+    assert len(run.of(wire.Finished)) + len(run.of(wire.Aborted)) == len(run.names) == 12
 
 
 def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(run: Run) -> None:
-    check_computed_tokens(run.found)
+    check_computed_tokens(run)
 
 
 def test_sglangs_retractions_are_published_as_preemptions_with_their_recompute(run: Run) -> None:
-    preempted = [run.names[each.request_id] for each in run.events(wire.Preempted)]
+    preempted = [run.names[each.request_id] for each in run.of(wire.Preempted)]
     assert Counter(preempted) == Counter(run.scheduler.retracted)
-    assert {each.reason for each in run.events(wire.Preempted)} == {"out of KV blocks"}
+    assert {each.reason for each in run.of(wire.Preempted)} == {"out of KV blocks"}
     assert preempted
     recomputed = {
         run.names[row.request_id]
@@ -115,13 +113,13 @@ def test_sglangs_retractions_are_published_as_preemptions_with_their_recompute(r
         for row in step.batch or ()
         if row.phase == wire.Phase.RECOMPUTE
     }
-    ended = {run.names[each.request_id] for each in run.events(wire.Aborted)}
+    ended = {run.names[each.request_id] for each in run.of(wire.Aborted)}
     assert set(preempted) - ended <= recomputed <= set(preempted)
 
 
 def test_published_prefix_hits_equal_those_of_sglangs_radix_cache(run: Run) -> None:
     hits: dict[str, int] = {}
-    for each in run.events(wire.Admitted):
+    for each in run.of(wire.Admitted):
         hits.setdefault(run.names[each.request_id], each.num_cached_tokens)
     in_a_chunk = {rid for rid, state in run.aborted_when.items() if state == "in a chunk"}
     expected = run.scheduler.hits
@@ -157,7 +155,7 @@ def test_a_recording_of_an_attached_sglang_passes_verify(
 
 
 def test_page_counts_are_published_without_a_block_map(run: Run) -> None:
-    info = run.found.infos[0]
+    info = run.infos[0]
     assert (info.engine, info.num_blocks, info.block_size) == ("sglang", None, PAGE)
     assert run.first.kv is not None
     assert run.first.blocks is None

@@ -18,7 +18,7 @@ from stepscope.engine.adapters.attached.reports import FrontReport, ProcessRepor
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.vllm import front_end, plugin
 from stepscope.engine.adapters.vllm.front_end import FrontEndWatch
-from stepscope.engine.protocol.wire import Aborted, Arrived, Finished, FrontEnd, TakenRow
+from stepscope.engine.protocol.wire import Aborted, Finished, FrontEnd, TakenRow
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.front import FrontSums, served_life, shares_of
 from stepscope.recordings.state.session import SessionState
@@ -26,6 +26,7 @@ from tests.adapters import vllm_front_end
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.adapters.vllm_front_end import AT_ONCE, STREAMED, Processor, output, request
+from tests.attached.published import Published
 
 
 @pytest.fixture
@@ -209,11 +210,9 @@ def test_a_request_that_ends_in_a_stop_string_has_stopped_and_one_whose_client_l
     attach: Attach, tmp_path: Path
 ) -> None:
     stopped = {"1", "5"}
-    messages = played(attach, tmp_path, stopped)
-    events = [event for _, message in messages for event in getattr(message, "events", ())]
-    names = {event.request_id: event.client_id for event in events if isinstance(event, Arrived)}
-    finished = {names[e.request_id]: e.reason for e in events if isinstance(e, Finished)}
-    aborted = {names[e.request_id]: e.reason for e in events if isinstance(e, Aborted)}
+    found = Published([message for _, message in played(attach, tmp_path, stopped)])
+    finished = {found.names[each.request_id]: each.reason for each in found.of(Finished)}
+    aborted = {found.names[each.request_id]: each.reason for each in found.of(Aborted)}
     assert {name for name, reason in finished.items() if reason == "stop"} == stopped
     assert aborted == dict.fromkeys(["0", "2", "3", "6"], "its client left")
 

@@ -110,11 +110,11 @@ def test_the_map_by_group_is_the_same_by_moves_and_by_snapshot(attach: Attach, c
 
 
 def test_layers_that_hold_the_same_of_a_context_are_one_group(attach: Attach) -> None:
-    assert Grouped(attach, "windows").found.infos[0].kv_groups == (
+    assert Grouped(attach, "windows").infos[0].kv_groups == (
         wire.KVGroup("full attention", 2, 16),
         wire.KVGroup("sliding window", 4, 16, 40, 2),
     )
-    groups = Grouped(attach, "hybrid").found.infos[0].kv_groups or ()
+    groups = Grouped(attach, "hybrid").infos[0].kv_groups or ()
     assert [(group.kind, group.window) for group in groups] == [
         ("full attention", None),
         ("chunked attention", 64),
@@ -189,11 +189,11 @@ def test_without_a_block_map_kv_usage_and_prefix_hits_are_vllms_own(attach: Atta
     assert all(step.kv is None and not step.moves for step in steps)
     assert [step.totals and step.totals.kv_used for step in steps] == told
     figures = history_of(played.messages).windows.figures(None, None)
-    num_hit = sum(each.num_cached_tokens for each in played.events(wire.Admitted))
+    num_hit = sum(each.num_cached_tokens for each in played.of(wire.Admitted))
     adds = [line for line in played.scheduler.calls if line["call"] == "add"]
     assert num_hit > 0
     assert figures["prefix_hit_rate"] == num_hit / sum(line["prompt"] for line in adds)
     assert figures["kv_peak"] == round(max(told), 6)
-    last = played.found.statuses[-1]
+    last = played.statuses[-1]
     assert last.totals is not None
     assert last.totals.kv_used == played.scheduler.kv_cache_manager.usage

@@ -47,9 +47,9 @@ def test_who_waits_for_a_paused_vllm_waits_for_the_pause(played: Played) -> None
 
 
 def test_requests_that_a_reset_took_out_did_not_lack_blocks(played: Played) -> None:
-    reasons = {event.reason for event in played.events(Preempted)}
+    reasons = {event.reason for event in played.of(Preempted)}
     assert reasons == {"the prefix cache was reset"}
-    assert len(played.events(Preempted)) == 6
+    assert len(played.of(Preempted)) == 6
     assert not any("preemption" in (step.waiting_reasons or {}) for step in played.steps)
     pieces = [piece for late in explained(played.messages).late for piece in late.pieces]
     again = [piece.text for piece in pieces if piece.cause == "recompute"]

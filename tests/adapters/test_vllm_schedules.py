@@ -24,7 +24,7 @@ VERSIONS = sorted({path.name.split("-")[0] for path in SCHEDULES.glob("*.jsonl")
 CASES = ("chunked", "preemption", "prefix", "abort", "asynchronous")
 
 
-class Played:
+class Played(Published):
     """One recorded schedule, played to its end with stepscope attached.
 
     Args:
@@ -62,9 +62,7 @@ class Played:
             self.snapshot = self.attachment.core.snapshot() if with_snapshot else None
         self.attachment.close()
         self.messages = published(self.attachment)
-        self.found = Published([message for _, message in self.messages])
-        self.steps, self.events = self.found.steps, self.found.of
-        self.names = {number: name for name, number in self.found.names.items()}
+        super().__init__([message for _, message in self.messages])
 
     @property
     def ran(self) -> list[bool]:
@@ -104,27 +102,26 @@ def played(attach: Attach, request: pytest.FixtureRequest) -> Played:
 
 
 def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) -> None:
-    check_rows(played.found, played.scheduled)
+    check_rows(played, played.scheduled)
     for step, budget in zip(played.steps, played.budgets, strict=True):
         assert step.num_prefill_tokens + step.num_decode_tokens <= budget == step.token_budget
 
 
 def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -> None:
-    names = played.names
-    assert len(names) == len(played.events(wire.Arrived)) == len(played.found.names)
-    last = played.last
-    finished = {names[each.request_id]: each for each in played.events(wire.Finished)}
-    aborted = {names[each.request_id] for each in played.events(wire.Aborted)}
+    names, last = played.names, played.last
+    assert len(names) == len(played.of(wire.Arrived)) == len(set(names.values()))
+    finished = {names[each.request_id]: each for each in played.of(wire.Finished)}
+    aborted = {names[each.request_id] for each in played.of(wire.Aborted)}
     assert aborted == {name for name, state in last.items() if state[3] == "FINISHED_ABORTED"}
     assert finished.keys() == last.keys() - aborted
     assert all(each.num_output_tokens == last[name][2] for name, each in finished.items())
     reasons = {"FINISHED_LENGTH_CAPPED": "length", "FINISHED_STOPPED": "stop"}
     assert all(each.reason == reasons[last[name][3]] for name, each in finished.items())
-    assert len(played.events(wire.Finished)) + len(played.events(wire.Aborted)) == len(names)
+    assert len(played.of(wire.Finished)) + len(played.of(wire.Aborted)) == len(names)
 
 
 def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(played: Played) -> None:
-    check_computed_tokens(played.found)
+    check_computed_tokens(played)
 
 
 def test_the_recording_of_an_attached_vllm_passes_verify(played: Played, tmp_path: Path) -> None:
@@ -162,14 +159,13 @@ def test_a_step_is_under_way_until_vllm_has_finished_it(attach: Attach) -> None:
 def test_published_preemptions_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "preemption")
     expected = sum(len(call.get("preempted", ())) for call in played.scheduler.calls)
-    assert len(played.events(wire.Preempted)) == expected > 2
+    assert len(played.of(wire.Preempted)) == expected > 2
 
 
 def test_a_row_recomputes_if_its_request_has_come_further_before(
     attach: Attach, version: str
 ) -> None:
     played = Played(attach, version, "preemption")
-    preempted = {each.request_id for each in played.events(wire.Preempted)}
     num_computed: Counter[int] = Counter()
     recomputed: set[int] = set()
     for step in played.steps:
@@ -180,14 +176,14 @@ def test_a_row_recomputes_if_its_request_has_come_further_before(
             num_computed[row.request_id] = max(num_computed[row.request_id], end)
             recomputed |= {row.request_id} if is_again else set()
     assert recomputed
-    assert recomputed <= preempted
+    assert recomputed <= played.preempted
 
 
 def test_published_prefix_hits_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "prefix")
     hits = {
         played.names[each.request_id]: each.num_cached_tokens
-        for each in played.events(wire.Admitted)
+        for each in played.of(wire.Admitted)
         if each.num_cached_tokens
     }
     expected = {
@@ -206,8 +202,7 @@ def test_rows_of_requests_aborted_in_flight_are_counted_as_wasted(
     attach: Attach, version: str
 ) -> None:
     played = Played(attach, version, "asynchronous")
-    aborted = {each.request_id for each in played.events(wire.Aborted)}
-    assert aborted
+    assert played.aborted
     assert sum(step.num_wasted_tokens or 0 for step in played.steps) > 0
     assert any(step.hidden_ns is not None for step in played.steps)
     ended_at: dict[int, int] = {}
@@ -232,7 +227,7 @@ def test_output_is_what_vllm_accepted_not_what_was_drafted(attach: Attach) -> No
 
 def test_a_request_that_only_reads_its_prompt_has_no_token_and_no_ttft(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "pooling")
-    assert not played.events(wire.FirstToken)
+    assert not played.of(wire.FirstToken)
     session = SessionState()
     outcomes = [found for _, m in played.messages if (found := session.apply(m)) is not None]
     assert not any(each.num_output_tokens or each.ttft_ns for each in outcomes)
@@ -247,7 +242,7 @@ def test_an_abort_of_a_request_with_stop_strings_may_be_its_stop(attach: Attach)
             request.sampling_params = SimpleNamespace(stop=stop)
 
     played = Played(attach, "0.32.0", "abort", each=stops)
-    reasons = {played.names[each.request_id]: each.reason for each in played.events(wire.Aborted)}
+    reasons = {played.names[each.request_id]: each.reason for each in played.of(wire.Aborted)}
     assert reasons.pop("2") == "by a stop string, or its client left"
     assert set(reasons.values()) == {"aborted in vLLM"}
 
@@ -261,14 +256,14 @@ def test_the_ledger_has_the_cost_of_vllms_preemptions(attach: Attach, version: s
     ledger = Ledger(SessionState())
     for _, message in played.messages:
         ledger.take(message)
-    assert len(ledger.preemptions) == len(played.events(wire.Preempted)) > 0
+    assert len(ledger.preemptions) == len(played.of(wire.Preempted)) > 0
     for each in ledger.preemptions:
         assert each.status == "back"
         assert each.num_lost == each.num_recomputed + each.num_from_cache
         assert each.beneficiary is not None
         assert each.waited_ns is not None
     assert ledger.waiting() == []
-    assert ledger.num_admitted == len(played.events(wire.Admitted))
+    assert ledger.num_admitted == len(played.of(wire.Admitted))
 
 
 def test_evicted_blocks_are_cached_blocks_that_vllm_reassigned(

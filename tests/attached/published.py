@@ -52,7 +52,7 @@ class Published:
         for each in messages:
             if isinstance(each, wire.StepRecord | wire.EngineStatus):
                 self.events += each.events
-        self.names = {each.client_id: each.request_id for each in self.of(wire.Arrived)}
+        self.names = {each.request_id: each.client_id for each in self.of(wire.Arrived)}
         self.ends = {each.request_id: each for each in self.of(wire.Finished)}
         self.cached: dict[int, int] = {}
         for admitted in self.of(wire.Admitted):
@@ -78,4 +78,4 @@ class Published:
 
     def request_id(self, name: str) -> int | None:
         """Our id for the id that a client got; vLLM appends to the latter."""
-        return next((ours for each, ours in self.names.items() if each.startswith(name)), None)
+        return next((ours for ours, each in self.names.items() if each.startswith(name)), None)

@@ -177,9 +177,10 @@ def all_tokens_are_in_rows(run: Run) -> str:
 def prompt_and_output_add_up(run: Run) -> str:
     published, ends = run.published, run.witness["ends"]
     assert len(ends) == NUM_REQUESTS, f"{len(ends)} of {NUM_REQUESTS} requests ended"
+    assert ends.keys() == set(published.names.values())
     check_computed_tokens(published)
-    for name, (reason, num_output) in ends.items():
-        ours = published.names[name]
+    for ours, name in published.names.items():
+        reason, num_output = ends[name]
         if reason == "abort":
             assert published.aborted.count(ours) == 1, f"{name} was aborted"
         else:
@@ -189,8 +190,7 @@ def prompt_and_output_add_up(run: Run) -> str:
 
 
 def retractions_are_published(run: Run) -> str:
-    names = {ours: name for name, ours in run.published.names.items()}
-    found = sorted(names[each.request_id] for each in run.published.of(Preempted))
+    found = sorted(run.published.names[each.request_id] for each in run.published.of(Preempted))
     assert found == sorted(run.witness["retracted"]), f"{len(found)} were published"
     assert found
     return f"{len(found)}"
