@@ -13,7 +13,6 @@ from stepscope.tui.settings.action_table import GROUPS, PAGES, Need, Page, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.panels import footer
-from tests.house.generated_docs import key_table
 from tests.support.screens import still_dashboard
 from tests.support.screens.palette import offered_in_palette
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
@@ -57,12 +56,6 @@ async def test_every_action_has_a_handler_and_its_keys(still_source: Callable[..
             bound.setdefault(binding.id or "", set()).add(key)
         of_screens = [action for action in ACTIONS if not action.pages.isdisjoint(PAGES)]
         assert bound == {action.id: set(action.keys) for action in of_screens}
-
-
-def test_the_documentation_lists_every_key() -> None:
-    table = key_table()
-    assert all(f"`{action.shown}`" in table for action in ACTIONS)
-    assert all(f"| `{action.id}` |" in table for action in ACTIONS)
 
 
 @pytest.mark.parametrize("width", [1, 40, 80, 120, 200])

@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 from textual.geometry import Region
 
-from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.drawing import canvas
 from stepscope.tui.views import layout
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
+from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 
 SIZES = [(120, 40), (200, 60), (90, 24), (100, 20), (160, 45), (159, 50), (80, 20), (300, 100)]
 TINY = [(79, 24), (80, 19), (40, 10), (10, 3), (5, 1), (1, 5), (2, 2), (1, 1)]
-
-
-def screen_text(app: Dashboard) -> list[str]:
-    """The lines of the whole screen, as the compositor composes them."""
-    return [strip.text for strip in app.main._compositor.render_strips()]
 
 
 @pytest.mark.parametrize("size", [*SIZES, *TINY])
@@ -43,7 +38,7 @@ async def test_a_terminal_below_80x20_shows_a_notice(
     app = dashboard(still_source())
     async with app.run_test(size=size) as pilot:
         await pilot.press("space", "left", "question_mark", "escape", "g", "escape", "S-x")
-        lines = screen_text(app)
+        lines = screen_text(app).splitlines()
         assert len(lines) == size[1]
         has = f"{size[0]}x{size[1]}"
         wanted = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20")
@@ -63,7 +58,7 @@ async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
             await pilot.press(key)
             assert app.screen is app.main, key
             assert (view.page, view.live, view.cursor, view.right, view.row) == before, key
-            assert " needs a larger screen" in "\n".join(screen_text(app)), key
+            assert " needs a larger screen" in screen_text(app), key
         assert list(tmp_path.iterdir()) == []
         await pilot.press("question_mark")
         assert app.screen is not app.main
@@ -107,7 +102,7 @@ async def test_an_engine_without_a_step_yet_is_drawn() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("space", "left", "right", "home", "end", "left_square_bracket", "B", "K")
         await pilot.press("escape", "U", "M", "escape", "enter", "apostrophe", "comma", "z", "t")
-        lines = "\n".join(screen_text(app))
+        lines = screen_text(app)
         assert "▐CONNECTING▌" in lines
         assert "no step yet" in lines
 

@@ -68,17 +68,6 @@ async def test_the_wheel_and_a_click_select_a_row_and_a_second_click_opens_it(
                 assert app.main.view.cursor == rows[number].step
 
 
-async def test_clicking_a_knob_change_goes_to_its_step(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(160, 50)) as pilot:
-        await pilot.press("6")
-        frame = app.main.frame
-        last = len(targets(frame)) - 1
-        await click(pilot, "page", place_of(app, "page", "row", last), times=2)
-        assert app.main.view.page == "live"
-        assert app.main.view.cursor == source.history.knob_changes[0].effective_step
-
-
 async def test_clicking_the_name_of_a_latency_selects_it(source: Any) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -167,20 +156,6 @@ async def test_clicking_a_footer_entry_does_what_its_key_does(source: Any, page:
             "palette",
             "record",
         ]
-
-
-async def test_in_readonly_mode_the_mouse_opens_no_editor(source: Any) -> None:
-    app = dashboard(source, readonly=True)
-    async with app.run_test(size=(200, 60)) as pilot:
-        await click(pilot, "knobs", place_of(app, "knobs", "knob", "policy"), times=2)
-        assert app.screen is app.main
-        assert "--readonly" in screen_text(app)
-        await pilot.press("6")
-        await click(pilot, "page", place_of(app, "page", "row", 1), times=2)
-        assert app.screen is app.main
-        line = screen_text(app).splitlines()[2]
-        await click(pilot, "figures", (line.index("BUDGET") + 2, 0))
-        assert app.screen is app.main
 
 
 async def test_clicks_on_the_verdict_and_on_the_names_of_screens_lead_there(source: Any) -> None:

@@ -79,14 +79,6 @@ def wait_until_stopped(pid: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_terminal_without_a_cursor_is_refused_in_one_line(
-    terminal: Callable[..., Any], tmp_path: Path
-) -> None:
-    screen = terminal(*REPLAY, columns=200, TERM="dumb", XDG_CONFIG_HOME=str(tmp_path))
-    screen.wait_for(r"stepscope: error: the dashboard cannot move the cursor.*TERM is 'dumb'")
-    assert screen.wait_for_exit() == 2
-
-
 @pytest.mark.parametrize(
     ("environment", "why"),
     [

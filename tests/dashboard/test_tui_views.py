@@ -26,6 +26,7 @@ from stepscope.tui.views.frame.chart_columns import ChartColumns
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.frame.lane_rows import FilterError, lane_filter
+from stepscope.tui.views.framed_panels import cells_by_share
 from stepscope.tui.views.lines import clean, fitted, framed
 from stepscope.tui.views.pages import step_page
 from stepscope.tui.views.panels import event_list, header, inspector, key_figures
@@ -332,34 +333,18 @@ def test_the_step_page_marks_the_first_step_as_prepared_without_an_earlier_one(s
 
 
 @pytest.mark.parametrize(
-    ("schedule_ms", "launch_ms", "model_ms", "bar"),
+    ("parts", "cells"),
     [
-        (0.02, 802.75, 13.16, "l" * 61 + "━"),
-        (0.39, 0.49, 714.0, "━" * 62),
-        (0.03, 0.24, 7.7, "ll" + "━" * 60),
-        (30.0, 0.0, 32.0, "s" * 30 + "━" * 32),
+        ((0.02, 802.75, 13.16), [0, 61, 1]),
+        ((0.39, 0.49, 714.0), [0, 0, 62]),
+        ((0.03, 0.24, 7.7), [0, 2, 60]),
+        ((30.0, 0.0, 32.0), [30, 0, 32]),
     ],
 )
-def test_the_time_bar_of_a_step_gives_each_part_its_share_and_short_parts_no_cell(
-    source: Any, schedule_ms: float, launch_ms: float, model_ms: float, bar: str
+def test_a_time_bar_gives_each_part_its_share_and_short_parts_no_cell(
+    parts: tuple[float, ...], cells: list[int]
 ) -> None:
-    history = source.history
-    last = history.record(history.last_step)
-    start_ns = last.tokens_ns + 100_000
-    scheduled_ns = start_ns + round(schedule_ms * 1e6)
-    launch_ns = scheduled_ns + round(launch_ms * 1e6)
-    record = msgspec.structs.replace(
-        last,
-        step=last.step + 1,
-        schedule_start_ns=start_ns,
-        schedule_end_ns=scheduled_ns,
-        launch_ns=launch_ns,
-        tokens_ns=launch_ns + round(model_ms * 1e6),
-    )
-    history.append(history.last_sequence + 1, record)
-    frame = frame_of(source)
-    drawn = line_texts(step_page.draw(frame, 80, 24))
-    assert drawn[1].strip("│ ").split()[-1] == bar
+    assert cells_by_share(parts, 62) == cells
 
 
 def test_the_filter_narrows_the_lanes(source: Any) -> None:
@@ -439,6 +424,9 @@ def test_the_header_badge_never_marks_an_earlier_step_as_live(
     line = line_texts(header.draw(frame, connection, 120))[0]
     assert len(line) == 120
     assert expected in line
+    frame.status = status
+    (scrubber,) = line_texts(scrub_bar.draw(frame, 120, 1, GUTTER))
+    assert live is False or ("LIVE" in scrubber) == (expected == "▐LIVE▌")
     if not live:
         assert f" {fmt.moment(frame.wall_ns(300), with_tenths=True)}, 1.4 s back (99 steps)" in line
 
@@ -517,27 +505,6 @@ def test_the_scrub_bar_maps_steps_to_cells_and_back(source: Any) -> None:
     assert "✗" in line
     assert scrub_bar.step_at(frame, 0, 120) is None
     assert "LIVE" in line_texts(scrub_bar.draw(frame_of(source), 120, 1, GUTTER))[0]
-
-
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        ("live", ("LIVE", "good")),
-        ("stale", ("STALE", "caution")),
-        ("down", ("DOWN", "caution")),
-        ("starting", None),
-        ("connecting", None),
-    ],
-)
-def test_the_scrub_bar_says_live_only_for_a_live_picture(
-    source: Any, status: Any, said: tuple[str, str] | None
-) -> None:
-    frame = frame_of(source)
-    frame.status = status
-    states = {"LIVE", "STALE", "DOWN", "STARTING", "CONNECTING"}
-    (line,) = scrub_bar.draw(frame, 120, 1, GUTTER)
-    found = [(run.strip(), style) for run, style in line if run.strip() in states]
-    assert found == ([] if said is None else [said])
 
 
 # Lines

@@ -78,23 +78,6 @@ def test_a_signal_that_ends_the_dashboard_finishes_its_recording(
     assert_whole_and_quiet(tmp_path)
 
 
-def test_a_terminal_that_vanishes_ends_the_dashboard_with_a_finished_recording(
-    live_engine: Any, tmp_path: Path
-) -> None:
-    arguments = ("top", live_engine.endpoint.control, "--no-keep")
-    with in_a_session_of_its_own(tmp_path, *arguments) as (process, terminal):
-        read_until(terminal, b"LIVE")
-        os.write(terminal, b"R")
-        read_until(terminal, b"REC")
-        with ControlClient(live_engine.endpoint) as client:
-            sampling = SamplingParams(max_tokens=900, ignore_eos=True)
-            client.send(Submit(prompt_token_ids=[1] * 20, sampling=sampling))
-            read_until(terminal, b"DEC")
-        os.close(terminal)
-        assert process.wait(15) == 128 + signal.SIGHUP
-    assert_whole_and_quiet(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("arguments", "shown", "key"),
     [((), b"freeze", b""), (("replay", "freeze"), b"REPLAY", b" ")],

@@ -1,7 +1,5 @@
 """A paste goes into the text field that is open, as one line, and runs no command."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +7,8 @@ from textual import events
 from textual.pilot import Pilot
 
 from stepscope.tui.screens.overlays.overlay import Overlay, pasted_line
-from tests.screens.test_terminal import STEPSCOPE
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
-from tests.support.screens.terminal import Terminal
 
 
 async def paste(pilot: Pilot[Any], text: str) -> None:
@@ -89,19 +85,3 @@ async def test_a_paste_where_nothing_is_typed_does_nothing(
         before = screen_text(app)
         await paste(pilot, "q2\n")
         assert screen_text(app) == before
-
-
-@pytest.mark.slow
-def test_a_bracketed_paste_works_in_a_terminal(
-    terminal: Callable[..., Terminal], tmp_path: Path
-) -> None:
-    screen = terminal(*STEPSCOPE, "replay", "chunked", "--at", "300", XDG_CONFIG_HOME=str(tmp_path))
-    screen.wait_for("requests × steps")
-    screen.send("/")
-    screen.wait_for("lanes .*:")
-    screen.send("\x1b[200~state:\r\nq\x1b[201~")
-    screen.wait_for("state:_")
-    screen.send("\x1b[200~dec\n\x1b[201~\r")
-    screen.wait_for("filter: state:dec")
-    screen.send("q")
-    assert screen.wait_for_exit() == 0

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, cast
@@ -305,24 +306,18 @@ def picture_text(world: World, screen: str, size: Size, look: Look) -> str:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with Surroundings():
+    with surroundings():
         yield World(tmp_path_factory.mktemp("snapshots"))
 
 
-class Surroundings:
+@contextmanager
+def surroundings() -> Iterator[None]:
     """Times of day in UTC, and colours, on any machine and terminal."""
-
-    def __init__(self) -> None:
-        self._patch = patch.dict(os.environ, TZ="UTC")
-
-    def __enter__(self) -> None:
-        self._patch.start()
+    with patch.dict(os.environ, TZ="UTC"):
         os.environ.pop("NO_COLOR", None)
         time.tzset()
-
-    def __exit__(self, *_: object) -> None:
-        self._patch.stop()
-        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.mark.parametrize(
@@ -358,7 +353,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.iterdir():
         path.unlink()
-    with Surroundings(), TemporaryDirectory() as folder:
+    with surroundings(), TemporaryDirectory() as folder:
         world = World(Path(folder))
         for picture in PICTURES:
             file_of(*picture).write_text(picture_text(world, *picture), "utf-8")

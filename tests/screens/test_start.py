@@ -261,14 +261,6 @@ async def test_a_failing_search_is_reported_in_a_line_and_tried_again(
         assert "week.mcap" in screen_text(app)
 
 
-async def test_theme_and_glyphs_can_be_changed_on_the_start_screen() -> None:
-    app = start_app()
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("T", "v")
-        assert (app.skin.mode, app.skin.ascii_only) == ("light", True)
-        assert screen_text(app).isascii()
-
-
 # What is found
 
 

@@ -219,20 +219,6 @@ async def test_keys_pause_the_engine_and_run_single_steps(source: Subscriber) ->
     app.close()
 
 
-async def test_a_single_step_without_work_waits_for_a_request(live_engine: Any) -> None:
-    source = Subscriber(live_engine.endpoint)
-    source.start()
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
-        await press(app, "P")
-        await until(lambda: source.history.state.state == "paused", "it does not pause")
-        await press(app, "N")
-        said = "the engine runs step 0 once a request comes, then pauses"
-        await until(lambda: said in main_text(app), "the answer is not shown")
-    app.close()
-    source.stop()
-
-
 async def test_a_workload_change_keeps_the_fields_it_does_not_name(
     source: Subscriber, live_engine: Any
 ) -> None:

@@ -1,8 +1,5 @@
 """The events up to the cursor: a framed list at the right edge, or as many lines as there are."""
 
-import textwrap
-from functools import lru_cache
-
 from stepscope.recordings.state.series.events import EventKind, SessionEvent
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
@@ -25,12 +22,10 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """Return the events, newest last: as a framed list if that fits, else packed into lines."""
     if height < 3:
         return _packed(frame, width, height)
-    events, room = frame.events[-(height - 2) :], height - 2
-    body: list[Line] = []
-    for number, event in enumerate(events):
-        most = room - len(body) - (len(events) - number - 1)
-        begin: Line = (spot("step", event.step), (" ", "text"))
-        body += [(*begin, *line) for line in _wrapped(frame, event, width - 4, most)]
+    body: list[Line] = [
+        (spot("step", event.step), (" ", "text"), *_entry(frame, event, width - 4))
+        for event in frame.events[-(height - 2) :]
+    ]
     return framed(body, width, height, "events")
 
 
@@ -45,21 +40,6 @@ def _packed(frame: Frame, width: int, height: int) -> list[Line]:
             lines.append(())
         lines[-1] = (*entry, *lines[-1])
     return [()] * (height - len(lines)) + lines[::-1]
-
-
-def _wrapped(frame: Frame, event: SessionEvent, width: int, most: int) -> list[Line]:
-    first = _entry(frame, event, 10_000)
-    indent = length_of(first[:-1]) + 1
-    cut = _cut(first[-1][0].strip(), max(10, width - indent))
-    if len(cut) > most:
-        return [_entry(frame, event, width)]
-    more: list[Line] = [((" " * indent + each, "text"),) for each in cut[1:]]
-    return [(*first[:-1], (f" {cut[0]}", "text")), *more]
-
-
-@lru_cache(maxsize=256)  # each picture draws the same events again
-def _cut(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width) or [""]
 
 
 def _entry(frame: Frame, event: SessionEvent, width: int) -> Line:
