@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from stepscope.tui.views.view import View
 from tests.support import waiting
 from tests.support.screens.clicks import click
 from tests.support.screens.screen_text import screen_text
+from tests.support.waiting import wait_for
 
 
 class EngineProcess:
@@ -48,10 +48,7 @@ class EngineProcess:
         self._client: ControlClient | None = None
 
     def work(self) -> None:
-        deadline = time.monotonic() + 20
-        while not Path(self.endpoint.control.removeprefix("ipc://")).exists():
-            assert time.monotonic() < deadline, "the engine never listened"
-            time.sleep(0.02)
+        wait_for(lambda: Path(self.endpoint.control.removeprefix("ipc://")).exists())
         self._client = ControlClient(self.endpoint)
         for number in range(40):
             self._client.ask(

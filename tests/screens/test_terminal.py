@@ -15,6 +15,7 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.file.reader import Recording
+from tests.support.waiting import wait_for
 
 STEPSCOPE = (sys.executable, "-m", "stepscope.tui.cli")
 LEFT, PAGE_UP, ESCAPE, F1 = "\x1b[D", "\x1b[5~", "\x1b", "\x1bOP"
@@ -46,10 +47,7 @@ def busy_engine(runtime_folder: Path) -> Iterator[str]:
 
 
 def connected(endpoint: Endpoint) -> ControlClient:
-    deadline = time.monotonic() + 20
-    while not Path(endpoint.control.removeprefix("ipc://")).exists():
-        assert time.monotonic() < deadline, "the engine never listened"
-        time.sleep(0.02)
+    wait_for(lambda: Path(endpoint.control.removeprefix("ipc://")).exists())
     return ControlClient(endpoint)
 
 

@@ -16,6 +16,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.file.reader import Recording
 from tests.support.engines.warm_command import WarmCommand
+from tests.support.waiting import wait_for
 
 STEPSCOPE = [sys.executable, "-m", "stepscope.tui.cli"]
 START_S = 90.0
@@ -156,10 +157,7 @@ def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
             assert num_tokens(step) <= step.token_budget
 
         finished = chats.num_finished
-        deadline = time.monotonic() + 30
-        while chats.num_finished < finished + 4:
-            assert time.monotonic() < deadline, "requests do not finish any more"
-            time.sleep(0.05)
+        wait_for(lambda: chats.num_finished >= finished + 4)
         screen.send("q")
         assert screen.wait_for_exit() == 0
         client.set_knobs(change.old, who="test")
@@ -181,23 +179,14 @@ def test_keys_pause_step_and_record_a_real_engine(
         paused_at = client.snapshot()
         assert paused_at.state == "paused"
         screen.send("N")
-        deadline = time.monotonic() + 60
-        while client.snapshot().step == paused_at.step:
-            assert time.monotonic() < deadline, "N did not run a step"
-            time.sleep(0.02)
+        wait_for(lambda: client.snapshot().step != paused_at.step)
         stepped = client.snapshot()
         assert (stepped.step, stepped.state) == (paused_at.step + 1, "paused")
         screen.wait_for(rf"step {stepped.step:,}\b")
         screen.send("P")
-        while client.snapshot().step < stepped.step + 10:
-            assert time.monotonic() < deadline + 20, "the engine did not resume"
-            time.sleep(0.02)
-
+        wait_for(lambda: client.snapshot().step >= stepped.step + 10)
         screen.send("R")
-        deadline = time.monotonic() + 30
-        while not list(tmp_path.glob("*.mcap")):  # it has this name once it is finished
-            assert time.monotonic() < deadline, f"R did not end the recording:\n{screen.text()}"
-            time.sleep(0.05)
+        wait_for(lambda: bool(list(tmp_path.glob("*.mcap"))))  # so named once it is finished
         screen.send("q")
         assert screen.wait_for_exit() == 0
     (path,) = tmp_path.glob("*.mcap")
@@ -216,8 +205,5 @@ def test_a_dashboard_whose_terminal_vanishes_leaves_the_engine_serving(
         screen.wait_for(r"LIVE.*step [\d,]+", START_S)
         screen.close()
         finished = chats.num_finished
-        deadline = time.monotonic() + 30
-        while chats.num_finished < finished + 4:
-            assert time.monotonic() < deadline, "the engine stopped serving"
-            time.sleep(0.05)
+        wait_for(lambda: chats.num_finished >= finished + 4)
     assert chats.wrong == []
