@@ -27,6 +27,7 @@ from stepscope.recordings.state.audit_text import change_text
 from stepscope.tui.cli.dashboards.demo_engine import WORKLOAD, workload_of, workload_text
 from stepscope.tui.settings.cli_errors import WrongUsage
 from tests.support.done import Done
+from tests.support.waiting import wait_for
 
 WAIT_S = 90.0
 SIMULATED = ("demo", "--simulate", "h100")
@@ -82,10 +83,9 @@ def demo_engine(runtime: Path, process: "subprocess.Popen[str]") -> int:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline_s, f"process {pid} is still there"
-        time.sleep(0.05)
+    wait_for(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
 
 
 def test_a_headless_demo_records_and_sums_up_a_session_without_gaps(
@@ -159,10 +159,7 @@ def test_a_demo_ended_while_its_model_loads_leaves_nothing_behind(
 ) -> None:
     process = start("demo", "--headless", "--seconds", "600")
     lock = runtime / "stepscope" / f"demo-{process.pid}.lock"
-    deadline_s = time.monotonic() + WAIT_S
-    while not lock.exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    wait_for(lock.exists)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=WAIT_S)
     assert process.returncode == 128 + signal.SIGTERM

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import is_refused
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
+from tests.support.waiting import wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 
@@ -165,10 +165,7 @@ def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     address = f"ipc://{tmp_path}/keyless"
     with subprocess.Popen([sys.executable, str(ENGINE), address]) as process:
         try:
-            deadline_s = time.monotonic() + 20
-            while not (tmp_path / "keyless").exists():
-                assert time.monotonic() < deadline_s, "the engine does not listen"
-                time.sleep(0.02)
+            wait_for((tmp_path / "keyless").exists)
             yield address, process
         finally:
             process.kill()
@@ -260,10 +257,7 @@ def test_ctrl_c_ends_load_aborts_its_requests_and_still_prints_the_summary(
         env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
     )
     try:
-        deadline_s = time.monotonic() + 30
-        while len(live_engine.core.scheduler.requests) < 20:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_for(lambda: len(live_engine.core.scheduler.requests) >= 20)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=30)
     finally:

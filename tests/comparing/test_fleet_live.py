@@ -23,6 +23,7 @@ from stepscope.tui.cli.dashboards import top as top_command
 from stepscope.tui.cli.shared.connect import check_any
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.charts.fleet_columns import state_text
+from tests.support.waiting import wait_for
 
 ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
 
@@ -51,10 +52,7 @@ class Engines:
 
     def wait(self, address: str) -> None:
         """Wait until the engine answers."""
-        deadline_s = time.monotonic() + 30
-        while not Path(address).exists():
-            assert time.monotonic() < deadline_s, "the engine never started"
-            time.sleep(0.02)
+        wait_for(Path(address).exists)
 
     def submit(self, address: str, number: int) -> None:
         """Submit requests, more than there are seats or KV blocks for."""
@@ -117,13 +115,9 @@ def test_an_engine_that_is_killed_is_down_without_waiting_for_silence(
     source = Subscriber(address, stale_s=3600.0)
     source.start()
     try:
-        for wanted in ("live", "down"):
-            deadline_s = time.monotonic() + 20
-            while source.status != wanted:
-                assert time.monotonic() < deadline_s, f"it is {source.status}"
-                time.sleep(0.02)
-            if wanted == "live":
-                engines.kill(address)
+        wait_for(lambda: source.status == "live")
+        engines.kill(address)
+        wait_for(lambda: source.status == "down")
     finally:
         source.stop()
 

@@ -15,6 +15,7 @@ import pytest
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.settings.terminal import cannot_be_drawn_on, only_ascii
+from tests.support.waiting import wait_for
 
 REPLAY = (sys.executable, "-m", "stepscope.tui.cli", "replay", "chunked", "--at", "200")
 SIZES = [(1, 1), (200, 60), (80, 24), (60, 15), (3, 50), (300, 5), (79, 19)]
@@ -73,10 +74,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
 
 
 def wait_until_stopped(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < deadline, "ctrl+z did not stop it"
-        time.sleep(0.02)
+    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,11 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.transcripts import KnownText, Said
 from stepscope.tui.cli.recordings import export as export_command
-from stepscope.tui.cli.recordings import verify as repair_command
 from stepscope.tui.cli.recordings import verify as verify_command
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views.pages import request_page
 from tests.support.engines.simulated_run import simulate
+from tests.support.waiting import wait_for
 
 # No eight characters of these may be in a help text.
 PROMPT = "Patient in room seven wants her biopsy looked at by somebody else."
@@ -143,10 +143,7 @@ def serve(endpoint: Endpoint, source: Subscriber, *, with_tokens: bool) -> bytes
             Submit(prompt_token_ids=PROMPT_IDS, sampling=sampling),
         ):
             assert ask(client, prompt) == ANSWER  # the client that asked has got it
-        deadline_s = time.monotonic() + WAIT_S
-        while len(source.history.events(kinds=frozenset({"finish"}))) < 3:
-            time.sleep(0.05)
-            assert time.monotonic() < deadline_s
+        wait_for(lambda: len(source.history.events(kinds=frozenset({"finish"}))) >= 3)
         replies = client.snapshot(), client.kept_snapshot(60.0), client.ask(ReplayFrom(sequence=0))
         return msgspec.msgpack.encode(replies)
 
@@ -167,14 +164,10 @@ def session(engine: Any, folder: Path, *, with_tokens: bool) -> Session:
     recorder = Recorder(source, path)
     tap = Tap(endpoint.telemetry)
     source.start()
-    deadline_s = time.monotonic() + WAIT_S
-    while source.status != "live" and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    wait_for(lambda: source.status == "live")
     try:
         replies = serve(endpoint, source, with_tokens=with_tokens)
-        deadline_s = time.monotonic() + WAIT_S
-        while recorder.num_steps < len(ANSWER) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        wait_for(lambda: recorder.num_steps >= len(ANSWER))
     finally:
         recorder.stop()
         source.stop()
@@ -264,7 +257,7 @@ def test_a_recording_with_tokens_says_so_and_can_be_stripped(
             recording, output, "jsonl", StepRange(), "steps", lambda share: None, with_tokens=True
         )
     assert PROMPT.encode() in output.read_bytes()
-    repair_command.repair_file(str(told.path), strip_tokens=True)
+    verify_command.rewrite_file(str(told.path), None, strip_tokens=True)
     bare = told.path.with_name("session-stripped.mcap")
     assert leaks(file_content(bare)) == []
     report = verify(bare, lambda share: None)
@@ -288,9 +281,7 @@ def test_a_late_subscriber_gets_the_text_of_running_requests(telling_engine: Any
             time.sleep(0.02)
         late = Subscriber(telling_engine.endpoint)
         late.start()
-        deadline_s = time.monotonic() + WAIT_S
-        while late.history.num_steps < 10 and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        wait_for(lambda: late.history.num_steps >= 10)
         late.stop()
     (view,) = late.history.state.requests.values()
     life = late.history.lives.life(view)

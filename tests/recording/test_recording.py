@@ -29,6 +29,7 @@ from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.later import Later
+from tests.support.waiting import wait_for
 
 BUSY = SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150, document_tokens=900)
 NUM_STEPS = 4000
@@ -290,10 +291,7 @@ def test_a_recording_ends_when_the_engine_restarts(
         source.receive(sequence, message)
     for sequence, message in simulate(seed=8, num_steps=50):
         source.receive(sequence, message)
-    deadline_s = time.monotonic() + 20
-    while recorder.state == "recording":
-        time.sleep(0.01)
-        assert time.monotonic() < deadline_s
+    wait_for(lambda: recorder.state != "recording")
     assert recorder.error is not None
     assert f"the engine restarted: the recording ends {at}" in recorder.error
     recorder.stop()
@@ -388,9 +386,7 @@ def test_a_recording_that_ended_by_itself_ignores_further_messages(tmp_path: Pat
     for sequence, message in MESSAGES[:50]:
         source.receive(sequence, message)
     source.receive(0, other_engine())
-    deadline_s = time.monotonic() + 20
-    while recorder.state == "recording" and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    wait_for(lambda: recorder.state != "recording")
     assert recorder.state == "finished"
     assert len(source.tap._listeners) == 1
     source.receive(1, other_engine())

@@ -21,6 +21,7 @@ from stepscope.engine.workload.arrivals import (
 )
 from stepscope.engine.workload.driver import WorkloadDriver
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
+from tests.support.waiting import wait_for
 
 WAIT_S = 20.0
 
@@ -217,9 +218,7 @@ def test_a_new_workload_replaces_the_old_one_and_a_bounded_workload_ends() -> No
     driver.set(WorkloadSpec(rate=0.001))
     driver.set(WorkloadSpec(rate=500.0, num_requests=7))
     inbox.wait_for(7)
-    deadline = time.monotonic() + WAIT_S
-    while driver.spec is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: driver.spec is None)
     assert driver.spec is None
     assert len(inbox.taken) == 7
     driver.close()

@@ -19,6 +19,7 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.reader import Recording
+from tests.support.waiting import wait_for
 
 _CLI = (sys.executable, "-m", "stepscope.tui.cli")
 _ALTERNATE_SCREEN, _ALL_MOTION = 1049 << 5, 1003 << 5  # as pyte keeps private modes
@@ -44,10 +45,7 @@ def test_a_signal_ends_the_screen_and_restores_the_terminal(
     assert _is_drawn_on(screen)
     os.kill(screen.process.pid, number)
     assert screen.wait_for_exit() == 128 + number
-    deadline_s = time.monotonic() + 60
-    while _is_drawn_on(screen):
-        assert time.monotonic() < deadline_s, "the terminal was not given back"
-        time.sleep(0.02)
+    wait_for(lambda: not _is_drawn_on(screen))
 
 
 @pytest.mark.parametrize("is_terminal_gone", [False, True], ids=["ended", "terminal gone"])

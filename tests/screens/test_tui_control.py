@@ -3,7 +3,6 @@
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +42,7 @@ from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.live_dashboard import press
 from tests.support.screens.screen_text import main_text, screen_text
-from tests.support.waiting import WAIT_S, until
+from tests.support.waiting import WAIT_S, until, wait_for
 
 
 @pytest.fixture
@@ -61,10 +60,7 @@ def source(live_engine: Any) -> Iterator[Subscriber]:
                 ),
                 timeout_s=WAIT_S,
             )
-        deadline = time.monotonic() + 60
-        while (subscriber.history.last_step or 0) < 5:
-            assert time.monotonic() < deadline, "the engine runs no steps"
-            time.sleep(0.01)
+        wait_for(lambda: (subscriber.history.last_step or 0) >= 5)
         yield subscriber  # requests end with the client that asked for them
     subscriber.stop()
 

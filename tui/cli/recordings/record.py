@@ -178,7 +178,7 @@ class RecordedEngine:
         self.recorder = Recorder(source, target, levels)
         self.problem: CommandFailed | None = None  # why the recording ended too early, if it did
         self.is_over = self.is_joined = False
-        self.heard_s = time.monotonic()
+        self._heard_s = time.monotonic()
         self._is_series = isinstance(target, FileSeries)
         self._num_steps = 0
         source.start()
@@ -188,11 +188,11 @@ class RecordedEngine:
         source, recorder = self.source, self.recorder
         self.is_joined = self.is_joined or source.status == "live" or source.error is not None
         if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:
-            self.heard_s, self._num_steps = now_s, recorder.num_steps
+            self._heard_s, self._num_steps = now_s, recorder.num_steps
         self.is_over = recorder.state != "recording" or recorder.error is not None
         if self._is_series or self.is_over:
             return
-        is_gone = now_s - self.heard_s > _GONE_S
+        is_gone = now_s - self._heard_s > _GONE_S
         self.is_over = is_gone or source.history.state.state == "stopped"
         if is_gone and source.history.state.state != "stopped":
             self.problem = CommandFailed(f"the engine no longer answers ({source.error})")
@@ -242,7 +242,7 @@ def watch_recordings(
         if (number := max(each.num_files for each in recorders)) > 1:
             detail += f", file {number}"
         what = "recording"
-        if all(now_s - each.heard_s > _GONE_S for each in sessions):  # it records nothing then
+        if all(each.is_joined and each.source.status != "live" for each in sessions):
             what, detail = "waiting for", f"{detail}; {sessions[0].source.error}"
         share = None if seconds is None else min(1.0, elapsed_s / seconds)
         progress(f"{what} {names}", share, detail)
