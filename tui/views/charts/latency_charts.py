@@ -1,4 +1,4 @@
-"""The heat map of one kind of latency over time."""
+"""The heat map of one kind of latency over time, and its histogram."""
 
 import math
 from collections.abc import Sequence
@@ -89,6 +89,19 @@ def heat_map(counted: Counted, window_s: float) -> list[Line]:
         lines.append((*_label(counted, band), (text, _style(counted, band))))
     room = len(counted.cells[0])
     return [*lines, ((f"{'ms':>6} ", "muted"), ("┤", "frame"), (_axis(room, window_s), "muted"))]
+
+
+def spread(counted: Counted, width: int) -> list[Line]:
+    """Return a horizontal histogram with the bands of the heat map."""
+    counts = [sum(row) for row in counted.cells]
+    total, most, room = sum(counts), max(counts), max(4, width - 23)
+    lines: list[Line] = []
+    for band in range(len(counts) - 1, -1, -1):
+        cells = "█" * round(counts[band] / most * room) or ("▏" if counts[band] else "")
+        said = f" {fmt.short(counts[band]):>5} {counts[band] / total:>6.1%}"
+        bar = (f"{cells:<{room}}", _style(counted, band))
+        lines.append((*_label(counted, band), bar, (said, "muted")))
+    return lines
 
 
 def _label(counted: Counted, band: int) -> Line:

@@ -208,6 +208,7 @@ class FrameBuilder:
         reports = {}
         if page == "latency" and not history.is_short:
             reports = {"10 s": windows.latency(end_ns, 10.0), "60 s": minute}
+            reports["all"] = windows.latency(end_ns, None)
         return {
             "latency": minute,
             "windows": reports,

@@ -21,6 +21,7 @@ from stepscope.tui.views.framed_panels import (
     Column,
     Rows,
     Target,
+    beside,
     first_shown,
     room_of_last,
     table,
@@ -30,6 +31,7 @@ from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.theme import LEVELS
 
 MAX_BREACHES = 200
+_WIDE = 120  # from this width on there is a histogram beside the heat map
 _READ_NS = 10_000_000_000  # of waits that are explained for one picture, at most
 _MOST_ROWS = 100_000  # of steps to read for one wait
 _NUM_LIMITS = 3
@@ -145,14 +147,16 @@ def _limited(frame: Frame) -> Line:
 
 
 def _figures(frame: Frame, width: int) -> list[Line]:
-    slo, reports = frame.history.slo, dict(frame.windows)
-    if width < 7 + 2 * _BLOCK:
-        reports.pop("10 s", None)
+    slo, fitting = frame.history.slo, ("60 s", "10 s", "all")[: max(1, (width - 7) // _BLOCK)]
+    reports = {name: report for name, report in frame.windows.items() if name in fitting}
     head: list[Run] = [("       ", "muted")]
     names = f"{'samples':>8}{'p50':>6}{'p95':>7}{'p99':>7}{'max':>7}{'in SLO':>8} "
     for name in reports:
-        seconds, window_s = float(name.removesuffix(" s")), frame.window_s
-        shown = name if window_s is None else f"{min(window_s, seconds):.0f} s"
+        window_s, shown = frame.window_s, name
+        if name == "all":
+            shown = "all" if frame.is_whole else "mem"
+        elif window_s is not None:
+            shown = f"{min(window_s, float(name.removesuffix(' s'))):.0f} s"
         head += [("│ ", "frame"), (f"{shown:<5}", "strong"), (names, "muted")]
     lines: list[Line] = [tuple(head)]
     for kind, label in _KINDS.items():
@@ -214,9 +218,16 @@ def _charts(frame: Frame, width: int, height: int) -> list[Line]:
     if not samples:
         text = f" no sample in the last {window_s:g} s"
         return framed([facts(text)], width, height, heat_title)
-    counted = latency_charts.count(samples, end_ns, window_s, width - 11, height - 3, bound)
+    spread_width = 0 if width < _WIDE else min(60, width * 2 // 5)
+    heat_width = width - spread_width
+    counted = latency_charts.count(samples, end_ns, window_s, heat_width - 11, height - 3, bound)
     heat = latency_charts.heat_map(counted, window_s)
-    return framed(heat, width, height, heat_title, latency_charts.DENSITY_KEY)
+    left = framed(heat, heat_width, height, heat_title, latency_charts.DENSITY_KEY)
+    if not spread_width:
+        return left
+    spread = latency_charts.spread(counted, spread_width - 2)
+    title = titled(f"{name} histogram", f"  {sum(map(sum, counted.cells)):,} samples")
+    return beside(left, framed(spread, spread_width, height, title))
 
 
 # Breaches
