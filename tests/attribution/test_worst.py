@@ -176,7 +176,7 @@ async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_tok
     app = dashboard(replay)
     async with app.run_test(size=(width, 30)):
         await worst(app, replay)
-        assert "0% of the file searched" in notice(app)
+        assert "the file is still searched" in notice(app)
         assert notice(app).endswith("w again in a moment")
         assert searched.wait(30)
         replay.file_index = searched

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
@@ -95,23 +94,6 @@ async def test_steps_of_an_engine_that_died_during_recording_can_be_saved(
         await told(
             app, "feed is gone; D saves the steps in memory, also those from before the recording"
         )
-    app.close()
-
-
-async def test_sessions_before_the_last_engine_restart_but_one_are_reported_as_not_kept() -> None:
-    source = Feed()
-    history = source.history
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        for restart in range(2):
-            history.append(0, msgspec.structs.replace(history.info, engine_id=f"again {restart}"))
-            shown = "p shows the session before the engine restarted"
-            lost = "; 1 earlier session not kept" if restart else ""
-            await told(app, f"{shown}{lost} ")
-            if not restart:
-                source.more(20)
-        await pilot.press("p")
-        assert f"the session before the restart{lost}; p or L goes back" in notice(app)
     app.close()
 
 
