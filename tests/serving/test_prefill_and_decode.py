@@ -460,7 +460,7 @@ def test_snapshot_names_the_role_of_a_prefill_or_decode_engine(pair: Pair) -> No
         ).stdout
         for name in ("prefill", "decode")
     }
-    assert "role       prefill, then decode goes on\n" in said["prefill"]
+    assert "role       prefill, then decode\n" in said["prefill"]
     assert "role       decode\n" in said["decode"]
     [line] = announcement("127.0.0.1:8000", HttpSettings(), takes_prompts=False)
     assert line.endswith("prompts go to the prefill engine")
