@@ -427,7 +427,7 @@ def test_unsuitable_hand_over_configurations_and_requests_are_refused(
 def test_snapshot_names_the_role_of_a_prefill_or_decode_engine(
     pair: Pair, stepscope: Callable[..., Any]
 ) -> None:
-    for name, role in (("prefill", "prefill, then decode goes on"), ("decode", "decode")):
+    for name, role in (("prefill", "prefill, then decode"), ("decode", "decode")):
         assert f"role       {role}\n" in stepscope("snapshot", pair.endpoint(name)).stdout
     [line] = announcement("127.0.0.1:8000", HttpSettings(), takes_prompts=False)
     assert line.endswith("prompts go to the prefill engine")
