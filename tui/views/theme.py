@@ -117,7 +117,7 @@ _ASCII = {
     **dict(zip("─╌│┤├┬┴┼╭╮╰╯", "-~|+++++++++", strict=True)),
     **dict(zip("▐▌▲→←↑↓⇧▶◀⟨⟩", "[]^><^v^><<>", strict=True)),
     **dict(zip("×≥≤–—…▚┄‖┊", "x><--~&;H,", strict=True)),
-    **dict(zip("▏└◂▸≈≠±‹›≡", "|+<>~!~()E", strict=True)),
+    **dict(zip("└◂▸≈≠±‹›≡", "+<>~!~()E", strict=True)),
     **dict(zip("¦◊ƒ■", "|$f@", strict=True)),
 }
 TO_ASCII = str.maketrans(_ASCII)

@@ -97,7 +97,7 @@ def spread(counted: Counted, width: int) -> list[Line]:
     total, most, room = sum(counts), max(counts), max(4, width - 23)
     lines: list[Line] = []
     for band in range(len(counts) - 1, -1, -1):
-        cells = "█" * round(counts[band] / most * room) or ("▏" if counts[band] else "")
+        cells = "█" * round(counts[band] / most * room) or ("▌" if counts[band] else "")
         said = f" {fmt.short(counts[band]):>5} {counts[band] / total:>6.1%}"
         bar = (f"{cells:<{room}}", _style(counted, band))
         lines.append((*_label(counted, band), bar, (said, "muted")))
