@@ -70,7 +70,6 @@ def main() -> int:
     ranks = (all_tokens_are_in_rows, a_change_reaches_both_ranks)
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary) / "model"
-        model.mkdir()
         write_model(model)
         for name, laws, options, how in (
             ("overlap", RECORDS, {}, RETRACTS),

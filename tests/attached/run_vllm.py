@@ -39,10 +39,8 @@ def main(releases: list[str]) -> int:
     num_failed = 0
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(temporary) / "model"
-        model.mkdir()
         write_model(model)
         windows = Path(temporary) / "windows"
-        windows.mkdir()
         write_model(windows, **WINDOWS)
         for release in releases or RELEASES:
             report = Report(release)

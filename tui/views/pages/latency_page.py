@@ -268,7 +268,8 @@ def _row(frame: Frame, breach: Breach, room: int) -> list[Cell]:
 
 # What drafts of speculative decoding did
 
-_SPECULATION_HEIGHT = 7
+_SPECULATION_HEIGHT = 8
+_MIN_DRAFTS = 8  # of a request, before it is called the best or the worst
 _LABEL, _CELL = 20, 9
 
 
@@ -276,8 +277,15 @@ def _speculation(found: Speculation, width: int) -> list[Line]:
     groups = found.groups[-max(1, (width - 2 - _LABEL) // _CELL) :]
     atonce = [f"{g.low}" if g.low == g.high else f"{g.low}-{g.high}" for g in groups]
     extra = ["—" if each.extra is None else f"+{each.extra:.0%}" for each in groups]
+    many = [each for each in found.requests.items() if each[1].drafted >= _MIN_DRAFTS]
+    many.sort(key=lambda each: -(each[1].share or 0))
+    by_request = [
+        f"{request_name(request_id)} {count.share or 0:.0%} of {count.drafted:,}"
+        for request_id, count in many[:2] + many[2:][-2:]
+    ]
     rows = [
         _accepted(found),
+        facts(" by request ", ", ".join(by_request) or "—"),
         _spec_row(" requests at once", [(text, "muted") for text in atonce]),
         _spec_row(
             " tokens a step", [(f"{each.tokens_per_decode:.2f}", "multi") for each in groups]
