@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.engine.protocol.wire import EngineInfo, StepRecord
+from stepscope.engine.protocol.wire import StepRecord
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.adapters.test_vllm_schedules import Played
@@ -46,8 +46,7 @@ class Worker:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: True, Event=Event)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    module = SimpleNamespace(Worker=Worker)
-    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_worker", module)
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_worker", SimpleNamespace(Worker=Worker))
 
 
 def device_times(attach: Attach) -> list[int | None]:
@@ -65,17 +64,14 @@ def device_times(attach: Attach) -> list[int | None]:
     return [record.device_ns for record in records]
 
 
-def test_each_step_has_the_time_between_its_cuda_events(attach: Attach) -> None:
+@pytest.mark.parametrize(("is_done", "device_ns"), [(True, 7_250_000), (False, None)])
+def test_each_step_has_the_time_between_its_cuda_events_if_they_are_over(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, is_done: bool, device_ns: int | None
+) -> None:
+    monkeypatch.setattr(Event, "is_done", is_done)
     found = device_times(attach)
     assert len(found) > 20
-    assert set(found) == {7_250_000}
-
-
-def test_a_step_with_unfinished_cuda_events_has_no_device_time(
-    attach: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Event, "is_done", False)
-    assert set(device_times(attach)) == {None}
+    assert set(found) == {device_ns}
 
 
 def test_a_device_error_detaches_stepscope_and_vllm_continues(
@@ -84,9 +80,6 @@ def test_a_device_error_detaches_stepscope_and_vllm_continues(
     monkeypatch.setattr(Event, "is_broken", True)
     assert device_times(attach) == []
     assert "stepscope has detached itself, vLLM goes on: RuntimeError: CUDA error" in caplog.text
-
-
-# The CUDA graph and the padding of a step, which a worker reports too
 
 
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL", None])
@@ -112,6 +105,5 @@ def test_the_largest_graph_is_the_largest_size_that_vllm_captured(
             cudagraph_mode=SimpleNamespace(name=mode), cudagraph_capture_sizes=[1, 2, 512, 256]
         )
 
-    played = Played(attach, "0.32.0", "chunked", prepare=capture)
-    infos = [each for _, each in played.messages if isinstance(each, EngineInfo)]
+    infos = Played(attach, "0.32.0", "chunked", prepare=capture).infos
     assert {each.max_graph_tokens for each in infos} == {most}

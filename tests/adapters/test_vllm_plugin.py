@@ -13,20 +13,16 @@ from stepscope.engine.adapters.vllm.kv_blocks import VllmPrefixHashes
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_without_the_environment_variable_a_plugin_imports_nothing_of_stepscope(
-    engine: str,
-) -> None:
+def test_without_the_environment_variable_a_plugin_imports_nothing(engine: str) -> None:
     package = f"stepscope.engine.adapters.{engine}"
     code = (
         "import os, sys; os.environ.pop('STEPSCOPE_ENDPOINT', None)\n"
         f"from {package} import plugin; plugin.register()\n"
         "print(*sorted(name for name in sys.modules if name.startswith(('stepscope', 'zmq'))))"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    found = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     names = f"{package}.plugin".split(".")
-    assert found.stdout.split() == [".".join(names[:end]) for end in range(1, len(names) + 1)]
+    assert found.split() == [".".join(names[:end]) for end in range(1, len(names) + 1)]
 
 
 def test_an_error_in_the_plugin_is_logged_and_not_raised(
@@ -79,10 +75,7 @@ def test_an_engine_process_gets_a_second_to_say_that_it_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[object] = []
-
-    def shutdown(procs: list[object], timeout: float | None = None) -> None:
-        ended.append((procs, timeout))
-
+    shutdown = lambda procs, timeout=None: ended.append((procs, timeout))  # noqa: E731
     utils, engine_utils = SimpleNamespace(shutdown=shutdown), SimpleNamespace(shutdown=shutdown)
     for name, module in {
         "vllm.v1": SimpleNamespace(utils=utils),
