@@ -138,21 +138,16 @@ class Tape:
         state = dict(self._state())
         changed = {key: value for key, value in state.items() if self._before.get(key) != value}
         self._before.update(changed)
-        requests = {
-            key.partition(" ")[2]: changed.pop(key)
-            for key in list(changed)
-            if key.startswith("request ")
-        }
+        names = [key for key in changed if key.startswith("request ")]
+        requests = {key.partition(" ")[2]: changed.pop(key) for key in names}
         pool = self._scheduler.kv_cache_manager.block_pool
         hashed = {i for i, block in enumerate(pool.blocks) if block.block_hash is not None}
         fields = {key: value for key, value in fields.items() if value not in ([], {})}
         line: dict[str, Any] = {"call": call, **fields, **changed}
-        if self._loads:
-            line["loads"], self._loads = self._loads, {}
-        if self._freed:
-            line["freed"], self._freed = self._freed, []  # those that stay cached are negative
-        if requests:
-            line["requests"] = requests
+        # Freed blocks that stay cached are negative.
+        more = {"loads": self._loads, "freed": self._freed, "requests": requests}
+        line |= {key: value for key, value in more.items() if value}
+        self._loads, self._freed = {}, []
         if hashed != self._hashed:
             line["hashed"] = sorted(hashed - self._hashed)
             line["unhashed"] = sorted(self._hashed - hashed)
@@ -289,15 +284,9 @@ def repeated_texts() -> list[dict[str, Any]]:
     for number in range(8):
         phrase = [100 * number + position for position in range(5)]
         text = [token for turn in range(30) for token in (*phrase, 1000 * number + turn % 7)]
-        found.append(
-            {
-                "arrival_step": number // 2,
-                "prompt_len": 20 + 3 * number,
-                "output_len": 24,
-                "tokens": text[: 20 + 3 * number],
-                "output": text[20 + 3 * number : 60 + 3 * number],
-            }
-        )
+        end = 20 + 3 * number
+        lengths = {"arrival_step": number // 2, "prompt_len": end, "output_len": 24}
+        found.append(lengths | {"tokens": text[:end], "output": text[end : end + 40]})
     return found
 
 
@@ -327,20 +316,16 @@ def cases() -> dict[str, dict[str, Any]]:
         (0, 100, 30), (0, 40, 30), (0, 200, 30), (1, 60, 30), (1, 30, 12), (2, 70, 30), (3, 50, 8)
     )
     tight = {"num_blocks": 17, "reserve": "none"}
-    drafts = {
-        "speculative": "ngram",
-        "num_speculative_tokens": 4,
-        "prompt_lookup_min": 1,
-        "prompt_lookup_max": 4,
-    } | tight
+    lookup = {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+    drafts = {"speculative": "ngram"} | lookup | tight
     full = ("FullAttentionSpec", {})
     window = ("SlidingWindowSpec", {"sliding_window": 40})
+    chunks = ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64})
+    mamba = ("MambaSpec", {"mamba_cache_mode": "align"})
     windows = {"num_blocks": 40, "reserve": "none", "abort_at": {30: ["2"], 31: ["9"]}}
     long_outputs = [each | {"output_len": 70} for each in shared_prompts()]
     transfers = [
-        {kind: True, "remote_request_id": f"there-{number}"}
-        if (kind := CONNECTED.get(number))
-        else None
+        CONNECTED.get(number) and {CONNECTED[number]: True, "remote_request_id": f"there-{number}"}
         for number in range(5)
     ]
     return {
@@ -374,11 +359,7 @@ def cases() -> dict[str, dict[str, Any]]:
             [each | {"output_len": 50} for each in shared_prompts()],
             num_blocks=40,
             reserve="none",
-            groups=[
-                full,
-                ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64}),
-                ("MambaSpec", {"mamba_cache_mode": "align"}),
-            ],
+            groups=[full, chunks, mamba],
             reset_at=[40],
         ),
         "windows_ahead": case(
@@ -449,9 +430,7 @@ def main() -> int:
         (model / "config.json").write_text(json.dumps(MODEL))
         version = f"{__version__}_v2" if given.v2 else __version__
         for name, case in cases().items():
-            if given.case not in (None, name):
-                continue
-            if name == "cadence" and not HAS_CADENCE:
+            if given.case not in (None, name) or (name == "cadence" and not HAS_CADENCE):
                 continue
             lines = record(case, model, is_v2=given.v2)
             path = folder / f"{version}-{name}.jsonl"
