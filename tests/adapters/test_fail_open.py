@@ -174,7 +174,7 @@ def test_a_scheduler_without_a_needed_attribute_is_left_alone_and_the_lack_named
 
 
 @pytest.mark.parametrize("engine", [VLLM, SGLANG], ids=lambda each: each.name)
-def test_an_endpoint_in_use_leaves_the_scheduler_unchanged(
+def test_an_endpoint_in_use_changes_nothing(
     request: pytest.FixtureRequest, engine: Attached
 ) -> None:
     attach, second = request.getfixturevalue(engine.fixture), engine.make()
@@ -198,9 +198,7 @@ def test_an_error_while_vllm_is_idle_detaches_stepscope_too(
     assert caplog.text.count("stepscope has detached itself") == 1
 
 
-def test_a_budget_change_takes_effect_at_the_next_schedule_up_to_the_start_value(
-    attach: Attach,
-) -> None:
+def test_a_budget_change_takes_effect_up_to_the_start_value(attach: Attach) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
     attachment = attach(scheduler)
     with ControlClient(attachment.core.info.control_endpoint) as client:
@@ -215,7 +213,7 @@ def test_a_budget_change_takes_effect_at_the_next_schedule_up_to_the_start_value
     assert scheduler.max_num_scheduled_tokens == 64
 
 
-def test_on_shutdown_sockets_are_removed_before_vllm_waits_for_its_workers(
+def test_sockets_are_removed_before_vllm_waits_for_its_workers(
     attach: Attach, tmp_path: Path
 ) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
@@ -278,9 +276,7 @@ NOT_WATCHED: dict[str, Callable[[Scheduler], None]] = {
 
 
 @pytest.mark.parametrize("what", NOT_WATCHED)
-def test_an_unsupported_way_to_run_sglang_is_refused_by_name(
-    attach_sglang: AttachSglang, what: str
-) -> None:
+def test_an_unwatched_kind_of_sglang_is_named(attach_sglang: AttachSglang, what: str) -> None:
     scheduler = Scheduler()
     NOT_WATCHED[what](scheduler)
     with pytest.raises(RuntimeError, match=f"does not watch .*{what}"):

@@ -158,9 +158,7 @@ def test_a_kernel_that_triton_compiles_on_vllms_thread_travels_with_its_step(
     assert knobs.compilation.listener is before
 
 
-def test_prompt_tokens_that_a_connector_loads_within_a_step_are_told_with_the_admission(
-    attach: Attach,
-) -> None:
+def test_tokens_that_a_connector_loads_are_told_with_the_admission(attach: Attach) -> None:
     loaded = []
 
     def load(scheduler: PlayedScheduler) -> None:

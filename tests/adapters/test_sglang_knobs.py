@@ -119,9 +119,7 @@ def test_sglangs_own_state_changes_are_still_made_and_answered(attach_sglang: At
 
 
 @pytest.mark.parametrize("where", ["server_args", "recv_skipper"])
-def test_no_knob_can_be_changed_if_a_change_might_not_reach_every_rank(
-    attach_sglang: AttachSglang, where: str
-) -> None:
+def test_no_knob_changes_that_might_miss_a_rank(attach_sglang: AttachSglang, where: str) -> None:
     first = Scheduler(tp_size=2)  # on several nodes, or with a receive interval
     setattr(first, where, SimpleNamespace(model_path="played", device="cuda", nnodes=2))
     attachment: Any = attach_sglang(first)

@@ -71,9 +71,7 @@ def test_a_forward_pass_reported_by_sglang_is_a_step_with_totals_only(stream: St
     assert source.status == "live"
 
 
-def test_lost_messages_are_a_gap_garbage_is_counted_and_new_numbering_is_a_new_engine(
-    stream: Stream,
-) -> None:
+def test_lost_and_bad_messages_are_counted_and_lower_numbers_begin_anew(stream: Stream) -> None:
     send, source = stream
     send([b"", b"short", b"x"])
     send(frames(4))  # idle, which is no step

@@ -146,9 +146,7 @@ def test_after_every_step_published_used_and_evicted_pages_equal_those_of_sglang
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
-def test_a_recording_of_an_attached_sglang_passes_verify(
-    run: Run, tmp_path: Path, is_joined: bool
-) -> None:
+def test_a_recording_of_sglang_passes_verify(run: Run, tmp_path: Path, is_joined: bool) -> None:
     messages = run.messages
     if is_joined:  # it begins with a snapshot, as the recording of a running engine does
         first = run.first.sequence

@@ -186,7 +186,7 @@ def played(attach: Attach, tmp_path: Path, stopped: set[str]) -> list[tuple[int,
     return published(attachment)
 
 
-def test_a_request_that_ends_in_a_stop_string_has_stopped_and_one_whose_client_left_is_aborted(
+def test_a_stop_string_is_no_abort_and_a_client_that_left_is(
     attach: Attach, tmp_path: Path
 ) -> None:
     stopped = {"1", "5"}
@@ -197,9 +197,7 @@ def test_a_request_that_ends_in_a_stop_string_has_stopped_and_one_whose_client_l
     assert aborted == dict.fromkeys(["0", "2", "3", "6"], "its client left")
 
 
-def test_both_clocks_tell_of_each_request_and_the_parts_sum_up_to_what_was_served(
-    attach: Attach, tmp_path: Path
-) -> None:
+def test_parts_by_both_clocks_sum_up_to_what_was_served(attach: Attach, tmp_path: Path) -> None:
     state, sums, served = SessionState(), FrontSums(), {}
     for _, message in played(attach, tmp_path, set()):
         outcome = state.apply(message)
@@ -220,9 +218,7 @@ def test_both_clocks_tell_of_each_request_and_the_parts_sum_up_to_what_was_serve
     assert sum(counts) == len(views)
 
 
-def test_a_life_reads_front_end_queue_prefill_decode_delivery_without_a_hole(
-    attach: Attach, tmp_path: Path
-) -> None:
+def test_a_life_from_http_to_delivery_has_no_hole(attach: Attach, tmp_path: Path) -> None:
     messages = played(attach, tmp_path, {"1", "5"})
     explainer, state = Explainer(-1, -1, 5, with_begun=True), SessionState()
     for _, message in messages:

@@ -49,9 +49,7 @@ class Grouped(Played):
 
 
 @pytest.mark.parametrize("case", ["windows", "hybrid", "connector"])
-def test_used_and_cached_blocks_of_each_group_are_those_of_vllms_managers(
-    attach: Attach, case: str
-) -> None:
+def test_blocks_of_each_group_are_those_of_vllms_managers(attach: Attach, case: str) -> None:
     played = Grouped(attach, case)
     assert len(played.steps) == len(played.truth)
     for step, truth in zip(played.steps, played.truth, strict=True):

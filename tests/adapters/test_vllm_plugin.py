@@ -41,9 +41,7 @@ class Target:
 
 
 @pytest.mark.parametrize("is_wrapped_again", [False, True])
-def test_removed_hooks_leave_no_trace_unless_other_code_has_wrapped_them(
-    is_wrapped_again: bool,
-) -> None:
+def test_removed_hooks_leave_no_trace_unless_wrapped_by_others(is_wrapped_again: bool) -> None:
     target = Target()
     hooks = Hooks()
     hooks.wrap(target, "schedule", lambda method: lambda: method().upper())
@@ -71,9 +69,7 @@ def test_contexts_with_equal_prefixes_have_equal_salted_hashes() -> None:
     assert others.of_prompt(one)[0] != names.of_prompt(one)[0]
 
 
-def test_an_engine_process_gets_a_second_to_say_that_it_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_gets_a_second_to_say_that_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[object] = []
     shutdown = lambda procs, timeout=None: ended.append((procs, timeout))  # noqa: E731
     utils, engine_utils = SimpleNamespace(shutdown=shutdown), SimpleNamespace(shutdown=shutdown)

@@ -56,9 +56,7 @@ def budgets(ranks: list[Attachment]) -> list[KnobValue]:
 
 
 @pytest.mark.parametrize(("size", "first"), [(2, "vllm-0.dp0"), (1, "vllm-0")])
-def test_the_name_of_a_data_parallel_group_selects_all_its_ranks(
-    ranks: list[Attachment], first: str
-) -> None:
+def test_the_name_of_a_group_selects_all_its_ranks(ranks: list[Attachment], first: str) -> None:
     assert [rank.name for rank in ranks_of("vllm-0")] == [first, "vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("vllm-0.dp1")] == ["vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("another")] == ["another"]
@@ -132,17 +130,13 @@ def answer_of(link: EngineLink, value: int) -> Answer:
     return answers[0]
 
 
-def test_a_knob_change_in_the_dashboard_reaches_all_ranks(
-    ranks: list[Attachment], link: EngineLink
-) -> None:
+def test_a_change_in_the_dashboard_reaches_all(ranks: list[Attachment], link: EngineLink) -> None:
     reply: Any = answer_of(link, 32).reply
     assert reply.detail == "vllm-0.dp0 from step 0"
     assert budgets(ranks) == [32, 32]
 
 
-def test_a_knob_change_in_the_dashboard_changes_no_rank_if_one_refuses_or_has_changed(
-    ranks: list[Attachment], link: EngineLink
-) -> None:
+def test_a_change_that_one_refuses_reaches_none(ranks: list[Attachment], link: EngineLink) -> None:
     fix_the_budget(ranks[0])
     refused = answer_of(link, 32).error or ""
     assert "vllm-0.dp0: " in refused

@@ -176,9 +176,7 @@ def test_published_preemptions_are_vllms_with_what_they_cost(attach: Attach, ver
     assert ledger.num_admitted == len(played.of(wire.Admitted))
 
 
-def test_published_prefix_hits_and_evictions_equal_those_of_vllm(
-    attach: Attach, version: str
-) -> None:
+def test_prefix_hits_and_evictions_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "prefix")
     admitted = played.of(wire.Admitted)
     hits = {played.names[each.request_id]: each.num_cached_tokens for each in admitted}
@@ -199,9 +197,7 @@ def test_published_prefix_hits_and_evictions_equal_those_of_vllm(
     assert sum(kv.evicted for kv in counts) == num_evicted > 0
 
 
-def test_rows_of_requests_aborted_in_flight_are_counted_as_wasted(
-    attach: Attach, version: str
-) -> None:
+def test_rows_of_requests_aborted_in_flight_are_wasted(attach: Attach, version: str) -> None:
     played = Played(attach, version, "asynchronous")
     assert played.aborted
     assert sum(step.num_wasted_tokens or 0 for step in played.steps) > 0

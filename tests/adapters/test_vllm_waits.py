@@ -136,9 +136,7 @@ def test_the_prefill_cadence_of_vllm_0_33_changes_while_it_runs(attach: Attach) 
         before.changed({"prefill_schedule_interval": 7})
 
 
-def test_a_request_that_later_ones_of_higher_priority_overtake_waits_for_priority(
-    attach: Attach,
-) -> None:
+def test_a_request_overtaken_by_later_ones_waits_for_priority(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "priority")
     told = [(s.step, [(row.request_id, row.reason) for row in s.held or []]) for s in played.steps]
     # 4 was admitted in step 4, before 2 and 3, which came earlier; 5 came last.

@@ -65,9 +65,7 @@ def seen_by_client(engine: ServedRequest, before_ns: int, after_ns: int, clock_n
     return ClientRequest(start_ns=start_ns, end_ns=times_ns[-1], tokens_ns=times_ns, **lengths)
 
 
-def test_requests_are_found_by_id_and_the_parts_of_each_wait_are_the_clients_own_figure(
-    recording: Recording, result: ForeignSession
-) -> None:
+def test_requests_found_by_id_wait_as_told(recording: Recording, result: ForeignSession) -> None:
     match = client_match(result, recording)
     assert (match.by, len(match.pairs), match.num_requests) == ("request id", NUMBER, NUMBER)
     assert (match.num_unlike, match.num_unfit, match.apart_ns) == (0, 0, 0)
@@ -102,7 +100,7 @@ def test_without_ids_they_are_found_by_time_and_lengths_on_any_clock(
     assert all(sum(each.parts_ns) == each.ns for each in client_waits(match)[0].waits)
 
 
-def test_a_client_that_tells_no_starts_is_matched_in_order(
+def test_requests_without_starts_match_in_order(
     recording: Recording, result: ForeignSession
 ) -> None:
     session = without_ids(result)._replace(has_starts=False)

@@ -225,9 +225,7 @@ def whole(source: LogSource) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["vllm.log", "sglang.log", "trtllm.log"])
-def test_the_records_of_a_pipe_are_those_of_the_file_and_never_overlap(
-    tmp_path: Path, name: str
-) -> None:
+def test_records_of_a_pipe_are_those_of_the_file_without_overlap(tmp_path: Path, name: str) -> None:
     text = (SAMPLES / name).read_text("utf-8")
     path = tmp_path / name
     path.write_text(text, "utf-8")

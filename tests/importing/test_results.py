@@ -144,9 +144,7 @@ def test_chunks_of_several_tokens_are_one_gap_each(tmp_path: Path, stats: Stats)
     assert found["out_tokens_per_s"] * found["seconds"] == pytest.approx(7)
 
 
-def test_failed_requests_have_no_latency_and_all_failed_is_said(
-    tmp_path: Path, stats: Stats
-) -> None:
+def test_failed_requests_have_no_latency_and_are_told(tmp_path: Path, stats: Stats) -> None:
     values = result()
     values["errors"] = ["Traceback:\nConnectionError: refused"] * 100 + [""]
     values["ttfts"] = [0.0] * 100 + values["ttfts"][-1:]
