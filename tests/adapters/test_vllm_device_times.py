@@ -90,20 +90,12 @@ def test_steps_name_the_cuda_graph_and_padding_that_vllm_reports(
 
     def report(scheduler: PlayedScheduler) -> None:
         scheduler.model_output = SimpleNamespace(cudagraph_stats=stats)
-
-    found = Played(attach, "0.32.0", "chunked", prepare=report).steps
-    expected = (mode.lower(), 5) if mode else (None, None)
-    assert {(each.cuda_graph, each.num_graph_padding) for each in found} == {expected}
-
-
-@pytest.mark.parametrize(("mode", "most"), [("FULL_AND_PIECEWISE", 512), ("NONE", None)])
-def test_the_largest_graph_is_the_largest_size_that_vllm_captured(
-    attach: Attach, mode: str, most: int | None
-) -> None:
-    def capture(scheduler: PlayedScheduler) -> None:
         scheduler.vllm_config.compilation_config = SimpleNamespace(
             cudagraph_mode=SimpleNamespace(name=mode), cudagraph_capture_sizes=[1, 2, 512, 256]
         )
 
-    infos = Played(attach, "0.32.0", "chunked", prepare=capture).infos
-    assert {each.max_graph_tokens for each in infos} == {most}
+    played = Played(attach, "0.32.0", "chunked", prepare=report)
+    expected = (mode.lower(), 5) if mode else (None, None)
+    assert {(each.cuda_graph, each.num_graph_padding) for each in played.steps} == {expected}
+    most = {each.max_graph_tokens for each in played.infos}
+    assert most == {None if mode == "NONE" else 512}

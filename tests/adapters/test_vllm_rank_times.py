@@ -132,9 +132,8 @@ class Group:
         """Let `run` have each output that runs a request, and its number; return the records."""
         number = itertools.count()
         for call in self.scheduler.play():
-            out = self.scheduler.outputs[-1] if self.scheduler.outputs else None
-            if call == "schedule" and out is not None and out.total_num_scheduled_tokens:
-                run(out, next(number))
+            if call == "schedule" and self.scheduler.outputs[-1].total_num_scheduled_tokens:
+                run(self.scheduler.outputs[-1], next(number))
             self.attachment._read()  # the socket holds a few reports, no step takes time here
         with self.attachment.notes.done():
             found = published(self.attachment)
@@ -163,13 +162,13 @@ def side_by_side(
 ) -> None:
     """Run a step on all ranks of a stage, which begin and compute for so many ms, then meet."""
     start_ns = Clock.now_ns
-    arrived = [start_ns + round((b + w) * MS) for b, w in zip(begins, work, strict=True)]
+    last_ns = max(start_ns + round((b + w) * MS) for b, w in zip(begins, work, strict=True))
     for worker, begin, ms in zip(workers, begins, work, strict=True):
         Clock.now_ns = start_ns + round(begin * MS)
+        worker.communicator.last_ns = last_ns
 
         def run(worker: Worker = worker, ms: float = ms) -> None:
             Clock.spend(ms)
-            worker.communicator.last_ns = max(arrived)
             worker.communicator.combine("tensor")
 
         worker.run = run
@@ -312,22 +311,20 @@ def test_an_output_without_tokens_may_end_while_a_later_step_runs(attach: Attach
     assert ranks.attachment.is_attached
 
 
-def lines_of(info: EngineInfo, record: StepRecord, width: int = 100) -> list[str]:
-    return ["".join(text for text, _ in line) for line in inspector.rank_lines(record, info, width)]
+def lines_of(info: EngineInfo, record: StepRecord) -> list[str]:
+    return ["".join(text for text, _ in line) for line in inspector.rank_lines(record, info, 100)]
 
 
 def test_the_steps_panel_says_who_was_waited_for_and_what_is_unknown(attach: Attach) -> None:
     info = replace(Group(attach, 2, 1).attachment.core.info, device="cpu")
     ranks = [RankTimes(0, round(ms * MS), 0, None) for ms in (12.1, 18.4)]
-    assert lines_of(info, step(0, ranks=ranks, tokens_ns=30 * MS)) == [
-        " ranks   tp0 12.1 ms, tp1 18.4 ms: tp1 was waited for, 6.3 ms"
-    ]
+    [said] = lines_of(info, step(0, ranks=ranks, tokens_ns=30 * MS))
+    assert said == " ranks   tp0 12.1 ms, tp1 18.4 ms: tp1 was waited for, 6.3 ms"
     assert lines_of(info, step(0)) == [" ranks   unknown: not all of them told"]
     assert lines_of(replace(info, tensor_parallel_size=1), step(0)) == []
     even = [RankTimes(0, 12 * MS, None, None)] * 8
-    assert lines_of(replace(info, device="cuda"), step(0, ranks=even)) == [
-        " launch  slowest of 8 12.0 ms, median 12.0, spread 0.00, about even"
-    ]
+    [said] = lines_of(replace(info, device="cuda"), step(0, ranks=even))
+    assert said == " launch  slowest of 8 12.0 ms, median 12.0, spread 0.00, about even"
     stages = [RankTimes(0, 5 * MS, 0, 15 * MS), RankTimes(1, 6 * MS, 0, None)]
     assert lines_of(info, step(0, ranks=stages))[1] == " empty   pp0 75%, pp1 —"
 
@@ -341,7 +338,8 @@ def test_the_fleet_names_the_rank_that_its_others_wait_for_and_how_much_of_the_t
         history.append(number + 1, step(number, [], ranks=ranks))
     measured = measure(history)
     assert measured["rank_wait"] == (15 * 1 + 5 * 2) / (20 * 8)
-    found = figures("a", SimpleNamespace(history=history, status="live", error=None), measured)  # type: ignore[arg-type]
+    source: Any = SimpleNamespace(history=history, status="live", error=None)
+    found = figures("a", source, measured)
     assert (found.slow_rank, found.rank_wait) == ("tp1", measured["rank_wait"])
     [column] = [each for each in COLUMNS if each.key == "ranks"]
     assert column.draw(found) == ("tp1 16%", "caution")
