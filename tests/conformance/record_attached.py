@@ -311,109 +311,64 @@ def each_with(wanted: list[dict[str, Any]], name: str, values: Iterable[Any]) ->
 
 
 def cases() -> dict[str, dict[str, Any]]:
+    chunked = requests((0, 200, 6), (0, 10, 20), (2, 150, 5), (4, 30, 12), (9, 90, 1))
     pressed = requests(*((number // 3, 20 + 7 * number, 24) for number in range(9)))
     aborts = requests(
         (0, 100, 30), (0, 40, 30), (0, 200, 30), (1, 60, 30), (1, 30, 12), (2, 70, 30), (3, 50, 8)
     )
-    tight = {"num_blocks": 17, "reserve": "none"}
+    paused = requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8))
+    moved = requests((0, 90, 3), (1, 70, 40), (1, 30, 9), (2, 100, 9), (4, 60, 2))
+    # Longer than the one token by which decodes are told.
+    spaced = requests((0, 20, 50), (3, 30, 30), (8, 150, 6), (30, 60, 9), (31, 60, 5))
+    ranked = requests((0, 20, 4), (0, 20, 8), (1, 30, 4), (2, 20, 6), (3, 40, 9), (4, 9, 3))
+    adapted = requests((0, 30, 8), (1, 20, 6), (1, 40, 5), (2, 20, 4), (3, 9, 5), (4, 20, 9))
+    # During prefill, decoding, waiting, and once more, when nothing is left to abort.
+    abort_at = {1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]}
+    pause_at = {8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"}
+    tight, ahead = {"num_blocks": 17, "reserve": "none"}, {"is_asynchronous": True}
     lookup = {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
     drafts = {"speculative": "ngram"} | lookup | tight
     full = ("FullAttentionSpec", {})
     window = ("SlidingWindowSpec", {"sliding_window": 40})
     chunks = ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64})
     mamba = ("MambaSpec", {"mamba_cache_mode": "align"})
-    windows = {"num_blocks": 40, "reserve": "none", "abort_at": {30: ["2"], 31: ["9"]}}
-    long_outputs = [each | {"output_len": 70} for each in shared_prompts()]
-    transfers = [
-        CONNECTED.get(number) and {CONNECTED[number]: True, "remote_request_id": f"there-{number}"}
-        for number in range(5)
-    ]
+    roomy = {"num_blocks": 40, "reserve": "none"}
+    windows = roomy | {"abort_at": {30: ["2"], 31: ["9"]}}
+    long_outputs, outputs = (
+        [each | {"output_len": length} for each in shared_prompts()] for length in (70, 50)
+    )
+    kinds = [(number, CONNECTED.get(number)) for number in range(5)]
+    wanted = [kind and {kind: True, "remote_request_id": f"there-{n}"} for n, kind in kinds]
+    transfers = each_with(moved, "transfer", wanted)
+    # The keys and values of 1 come late, those of 3 never; 0 and 4 are sent after their end.
+    transferred_at = {
+        8: {"finished_recving": ["1"]},
+        12: {"finished_sending": ["0"]},
+        20: {"finished_sending": ["4"], "finished_recving": ["3"]},
+    }
+    connector = {"kv_role": "kv_both", "transferred_at": transferred_at, "abort_at": {16: ["3"]}}
+    priorities = each_with(ranked, "priority", (0, 0, 2, 1, 0, 2))
     return {
-        "chunked": case(
-            64,
-            requests((0, 200, 6), (0, 10, 20), (2, 150, 5), (4, 30, 12), (9, 90, 1)),
-            budget_at={5: 24, 14: 64},
-        ),
+        "chunked": case(64, chunked, budget_at={5: 24, 14: 64}),
         "preemption": case(96, pressed, **tight),
         "prefix": case(128, shared_prompts(), num_blocks=14),
-        # During prefill, decoding, waiting, and once more, when nothing is left to abort.
-        "abort": case(
-            64,
-            aborts,
-            max_num_seqs=4,
-            num_blocks=24,
-            abort_at={1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]},
-        ),
+        "abort": case(64, aborts, max_num_seqs=4, num_blocks=24, abort_at=abort_at),
         # With preemptions, and requests that end among their drafts.
         "speculation": case(96, repeated_texts(), abort_at={9: ["3"]}, **drafts),
-        "pause": case(
-            64,
-            requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8)),
-            reset_at=[5, 23],
-            pause_at={8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"},
-        ),
+        "pause": case(64, paused, reset_at=[5, 23], pause_at=pause_at),
         "pooling": case(64, requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)), pools=True),
         "windows": case(96, long_outputs, groups=[full, window, window], **windows),
-        "hybrid": case(
-            96,
-            [each | {"output_len": 50} for each in shared_prompts()],
-            num_blocks=40,
-            reserve="none",
-            groups=[full, chunks, mamba],
-            reset_at=[40],
-        ),
-        "windows_ahead": case(
-            96, long_outputs, is_asynchronous=True, groups=[full, window], **windows
-        ),
-        # The keys and values of 1 come late, those of 3 never; 0 and 4 are sent after their end.
-        "connector": case(
-            96,
-            each_with(
-                requests((0, 90, 3), (1, 70, 40), (1, 30, 9), (2, 100, 9), (4, 60, 2)),
-                "transfer",
-                transfers,
-            ),
-            num_blocks=40,
-            kv_role="kv_both",
-            groups=[full, window],
-            transferred_at={
-                8: {"finished_recving": ["1"]},
-                12: {"finished_sending": ["0"]},
-                20: {"finished_sending": ["4"], "finished_recving": ["3"]},
-            },
-            abort_at={16: ["3"]},
-        ),
-        # From 0.33 on. Prompts are longer than the one token by which decodes are told.
-        "cadence": case(
-            48,
-            requests((0, 20, 50), (3, 30, 30), (8, 150, 6), (30, 60, 9), (31, 60, 5)),
-            prefill_schedule_interval=4,
-        ),
-        "priority": case(
-            64,
-            each_with(
-                requests((0, 20, 4), (0, 20, 8), (1, 30, 4), (2, 20, 6), (3, 40, 9), (4, 9, 3)),
-                "priority",
-                (0, 0, 2, 1, 0, 2),
-            ),
-            max_num_seqs=2,
-            policy="priority",
-        ),
-        "adapters": case(
-            64,
-            each_with(
-                requests((0, 30, 8), (1, 20, 6), (1, 40, 5), (2, 20, 4), (3, 9, 5), (4, 20, 9)),
-                "adapter",
-                "aabba",
-            ),
-            max_loras=1,
-        ),
+        "hybrid": case(96, outputs, groups=[full, chunks, mamba], reset_at=[40], **roomy),
+        "windows_ahead": case(96, long_outputs, groups=[full, window], **windows | ahead),
+        "connector": case(96, transfers, num_blocks=40, groups=[full, window], **connector),
+        # From 0.33 on.
+        "cadence": case(48, spaced, prefill_schedule_interval=4),
+        "priority": case(64, priorities, max_num_seqs=2, policy="priority"),
+        "adapters": case(64, each_with(adapted, "adapter", "aabba"), max_loras=1),
         "speculation_ahead": case(
-            96, repeated_texts(), is_asynchronous=True, **drafts | {"speculative": "ngram_gpu"}
+            96, repeated_texts(), **drafts | ahead | {"speculative": "ngram_gpu"}
         ),
-        "asynchronous": case(
-            96, pressed, is_asynchronous=True, abort_at={8: ["1"], 13: ["4", "8"]}, **tight
-        ),
+        "asynchronous": case(96, pressed, abort_at={8: ["1"], 13: ["4", "8"]}, **tight | ahead),
     }
 
 
