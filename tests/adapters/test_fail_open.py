@@ -283,9 +283,6 @@ def test_an_unwatched_kind_of_sglang_is_named(attach_sglang: AttachSglang, what:
         attach_sglang(scheduler)
 
 
-# The plugin of SGLang
-
-
 class HookRegistry:
     """The part of SGLang's hook registry that the plugin uses."""
 

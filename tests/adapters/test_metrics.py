@@ -95,9 +95,6 @@ def until(source: Source, number: int) -> None:
     wait_for(lambda: source.history.num_steps >= number, "what the server did is in the history")
 
 
-# What a text says
-
-
 @pytest.mark.parametrize(
     ("name", "load", "counters", "histograms"),
     [
@@ -138,10 +135,8 @@ def page(series: list[Labels], engine: str) -> str:
     lines = []
     for number, labels in enumerate(series):
         text = ",".join(f'{name}="{value}"' for name, value in {"pp_rank": 0, **labels}.items())
-        values = (5, 2, (number + 1) / 20)
-        lines += [
-            f"{engine}:{name}{{{text}}} {value}" for name, value in zip(names, values, strict=True)
-        ]
+        for name, value in zip(names, (5, 2, (number + 1) / 20), strict=True):
+            lines.append(f"{engine}:{name}{{{text}}} {value}")
     return "\n".join(lines)
 
 
@@ -193,9 +188,6 @@ def test_older_names_are_read_and_malformed_lines_left_out() -> None:
     assert read("node_cpu_seconds_total 5\n") is None
 
 
-# Between two of them
-
-
 def test_latencies_are_estimated_from_the_growth_of_histogram_buckets() -> None:
     engine = Engine()
     before = engine.reading()
@@ -216,9 +208,6 @@ def test_a_counter_that_falls_means_that_the_server_restarted(change: dict[str, 
     assert not has_restarted(before, engine.reading())
     vars(engine).update(change)
     assert has_restarted(before, engine.reading())
-
-
-# A live server
 
 
 def test_counter_increases_are_shown_and_figures_without_a_counter_are_unknown() -> None:
@@ -304,8 +293,8 @@ def test_scraped_metrics_are_recorded_in_an_ordinary_recording_without_single_to
         recorder.stop()
     with Recording(path) as recording:
         messages = [wire.decode(frame.payload) for frame, _ in recording.frames()]
-    gained = [totals.num_output_tokens for m in messages if (totals := getattr(m, "totals", None))]
-    assert 40 in gained
+    told = [totals for each in messages if (totals := getattr(each, "totals", None))]
+    assert 40 in [each.num_output_tokens for each in told]
     done = stepscope("explain", str(path))
     assert done.exit_code != 0
     assert "why a token was late is unknown" in done.stderr
@@ -325,9 +314,6 @@ def test_several_metrics_servers_are_shown_as_a_fleet() -> None:
             lines = fleet.look().lines
     assert [line.figures.num_running for line in lines] == [3, 30]
     assert [line.figures.kv_used for line in lines] == [0.5, 0.5]
-
-
-# Addresses
 
 
 def test_metrics_addresses_are_urls_or_a_target_list_in_a_file(tmp_path: Path) -> None:
@@ -372,9 +358,6 @@ def test_stats_and_snapshot_read_a_server_by_its_address(
     assert "50% used" in said
     done = stepscope("stats", url)  # it is gone
     assert (done.exit_code != 0, done.stderr.count("\n")) == (True, 1)
-
-
-# Local servers
 
 
 def test_inference_servers_on_this_machine_are_found_and_other_servers_left_out() -> None:

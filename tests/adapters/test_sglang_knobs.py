@@ -122,8 +122,7 @@ def test_sglangs_own_state_changes_are_still_made_and_answered(attach_sglang: At
 def test_no_knob_changes_that_might_miss_a_rank(attach_sglang: AttachSglang, where: str) -> None:
     first = Scheduler(tp_size=2)  # on several nodes, or with a receive interval
     setattr(first, where, SimpleNamespace(model_path="played", device="cuda", nnodes=2))
-    attachment: Any = attach_sglang(first)
-    assert list(attachment.core.info.knobs) == []
+    assert list(attach_sglang(first).core.info.knobs) == []
 
 
 def test_an_error_restores_the_start_values_on_every_rank(

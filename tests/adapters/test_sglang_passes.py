@@ -59,14 +59,12 @@ def test_a_forward_pass_reported_by_sglang_is_a_step_with_totals_only(stream: St
     send(frames(0, prefill=700, waiting=3))
     send(frames(1, decodes=12))
     wait_for(lambda: source.history.num_steps == 2)
-    records: Any = map(source.history.record, (0, 1))
-    first, second = records
+    first, second = map(source.history.record, (0, 1))
     assert (first.num_prefill_tokens, first.num_decode_tokens, first.num_waiting) == (700, 0, 3)
     assert (second.num_prefill_tokens, second.num_decode_tokens) == (0, 12)
     assert first.device_ns == 20_000_000
     assert (first.batch, first.kv, first.token_budget, first.launch_ns) == (None,) * 4
-    info: Any = source.history.info
-    assert info.engine == "sglang"
+    assert source.history.info.engine == "sglang"
     assert not source.history.state.is_load_known
     assert source.status == "live"
 

@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from time import monotonic_ns
 from types import ModuleType, SimpleNamespace
@@ -278,15 +278,13 @@ def test_an_api_server_is_watched_once_its_configuration_is_made_and_serves_if_i
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
         "vllm.v1.engine.output_processor": {"RequestOutputCollector": queue},
     }.items():
-        for at in range(1, name.count(".") + 2):
-            parent = ".".join(name.split(".")[:at])
+        for parent in accumulate(name.split("."), "{}.{}".format):
             monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent, ModuleType(parent)))
         vars(sys.modules[name]).update(members)
     for _ in range(2):
         plugin._wrap_front_end(f"ipc://{tmp_path}/vllm")
         assert EngineArgs().create_engine_config() == "vLLM's configuration"
-    served = AsyncLLM(1)
-    assert set(vars(served.output_processor)) >= {"process_outputs", "add_request"}
+    assert set(vars(AsyncLLM(1).output_processor)) >= {"process_outputs", "add_request"}
     assert not caplog.text
     assert "process_outputs" not in vars(AsyncLLM(None).output_processor)
     assert caplog.text.count("stepscope is not attached") == 1

@@ -148,9 +148,6 @@ def test_the_kv_page_shows_each_group_and_maps_blocks_by_it(attach: Attach) -> N
     assert re.search(r"fragmentation +—", "\n".join(body))  # unknown of several groups' blocks
 
 
-# The figure of the whole pool
-
-
 def test_without_a_block_map_kv_usage_and_prefix_hits_are_vllms_own(attach: Attach) -> None:
     told = []
 
@@ -173,5 +170,4 @@ def test_without_a_block_map_kv_usage_and_prefix_hits_are_vllms_own(attach: Atta
     assert num_hit > 0
     assert figures["prefix_hit_rate"] == num_hit / sum(line["prompt"] for line in adds)
     assert figures["kv_peak"] == round(max(told), 6)
-    totals: Any = played.statuses[-1].totals
-    assert totals.kv_used == played.scheduler.kv_cache_manager.usage
+    assert played.statuses[-1].totals.kv_used == played.scheduler.kv_cache_manager.usage

@@ -73,13 +73,8 @@ def test_an_engine_gets_a_second_to_say_that_it_stops(monkeypatch: pytest.Monkey
     ended: list[object] = []
     shutdown = lambda procs, timeout=None: ended.append((procs, timeout))  # noqa: E731
     utils, engine_utils = SimpleNamespace(shutdown=shutdown), SimpleNamespace(shutdown=shutdown)
-    for name, module in {
-        "vllm.v1": SimpleNamespace(utils=utils),
-        "vllm.v1.utils": utils,
-        "vllm.v1.engine": SimpleNamespace(utils=engine_utils),
-        "vllm.v1.engine.utils": engine_utils,
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "vllm.v1", SimpleNamespace(utils=utils))
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine", SimpleNamespace(utils=engine_utils))
     plugin._wrap_shutdown()
     wrapped = utils.shutdown
     assert engine_utils.shutdown is wrapped is not shutdown

@@ -338,8 +338,7 @@ def test_the_fleet_names_the_rank_that_its_others_wait_for_and_how_much_of_the_t
         history.append(number + 1, step(number, [], ranks=ranks))
     measured = measure(history)
     assert measured["rank_wait"] == (15 * 1 + 5 * 2) / (20 * 8)
-    source: Any = SimpleNamespace(history=history, status="live", error=None)
-    found = figures("a", source, measured)
+    found = figures("a", SimpleNamespace(history=history, status="live", error=None), measured)
     assert (found.slow_rank, found.rank_wait) == ("tp1", measured["rank_wait"])
     [column] = [each for each in COLUMNS if each.key == "ranks"]
     assert column.draw(found) == ("tp1 16%", "caution")

@@ -130,8 +130,7 @@ def answer_of(link: EngineLink, value: int) -> Answer:
 
 
 def test_a_change_in_the_dashboard_reaches_all(ranks: list[Attachment], link: EngineLink) -> None:
-    reply: Any = answer_of(link, 32).reply
-    assert reply.detail == "vllm-0.dp0 from step 0"
+    assert answer_of(link, 32).reply.detail == "vllm-0.dp0 from step 0"
     assert budgets(ranks) == [32, 32]
 
 

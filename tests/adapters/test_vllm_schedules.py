@@ -53,8 +53,7 @@ class Played(Published):
             for line, call in zip(scheduler.calls, scheduler.play(), strict=True):
                 assert self.attachment.is_attached
                 if call == "update":
-                    num_blocks = scheduler.head["num_blocks"] - 1
-                    self.num_used.append(num_blocks - scheduler.num_free)
+                    self.num_used.append(scheduler.head["num_blocks"] - 1 - scheduler.num_free)
                 if call == "schedule" and scheduler.outputs[-1].num_scheduled_tokens:
                     self.budgets.append(scheduler.max_num_scheduled_tokens)
                 each(scheduler, line)

@@ -58,9 +58,7 @@ class Tape:
             def free_blocks(blocks: Iterable[Any]) -> None:
                 blocks = list(blocks)
                 free(blocks)
-                self._freed += [
-                    each.block_id if each.block_hash is None else -each.block_id for each in blocks
-                ]
+                self._freed += [b.block_id if b.block_hash is None else -b.block_id for b in blocks]
 
             manager.block_pool.free_blocks = free_blocks
         self._loads: dict[str, list[Any]] = {}  # how many tokens, and into which blocks
@@ -76,6 +74,7 @@ class Tape:
                 return blocks
 
             manager.allocate_slots = allocate_slots
+        optional = {name: getattr(scheduler, name) for name in OPTIONAL if hasattr(scheduler, name)}
         self.lines: list[dict[str, Any]] = [
             {
                 "vllm": __version__,
@@ -86,9 +85,7 @@ class Tape:
                 "max_model_len": scheduler.max_model_len,
                 "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
                 "queues": [name for name in QUEUES if hasattr(scheduler, name)],
-                "optional": {
-                    name: getattr(scheduler, name) for name in OPTIONAL if hasattr(scheduler, name)
-                },
+                "optional": optional,
                 "watermark_blocks": getattr(manager, "watermark_blocks", None),
                 "max_loras": case.get("max_loras"),
                 "policy": case.get("policy", "fcfs"),

@@ -96,8 +96,7 @@ def test_any_change_of_a_log_is_read_or_refused_in_one_line(tmp_path: Path, name
 def test_a_byte_order_mark_does_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result()), "utf-8-sig")
-    found: Any = foreign_session(path)
-    assert found.info.imported == "a result of vllm bench serve"
+    assert foreign_session(path).info.imported == "a result of vllm bench serve"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 from statistics import median
@@ -139,8 +140,7 @@ def test_time_before_and_after_the_engine_is_told_apart(
     delays = [(3_000_000 + 7_000 * n, 2_000_000 + 11_000 * (n % 9)) for n in range(len(engines))]
     delays[7] = (400_000_000, 2_000_000)  # its front end was slow
     seen = [seen_by_client(e, *delay, clock_ns) for e, delay in zip(engines, delays, strict=True)]
-    session = result._replace(requests=seen[::-1])
-    match = client_match(session, recording)
+    match = client_match(result._replace(requests=seen[::-1]), recording)
     assert len(match.pairs) == len(engines)
     assert match.offset_ns == pytest.approx(clock_ns, abs=match.error_ns)
     told = {each.pair.engine.request_id: each.parts_ns for each in client_waits(match)[0].waits}
@@ -152,9 +152,7 @@ def test_time_before_and_after_the_engine_is_told_apart(
     assert slowest.pair.engine.request_id == engines[7].request_id
 
 
-def test_other_lengths_are_said_and_a_result_of_other_requests_is_refused(
-    recording: Recording, result: ForeignSession
-) -> None:
+def test_other_lengths_and_requests_are_told(recording: Recording, result: ForeignSession) -> None:
     session = without_ids(result)
     for each in session.requests:
         each.num_prompt += 11  # a chat template that it does not know
@@ -176,23 +174,21 @@ def test_event_keys_go_to_the_steps_where_the_client_waited_longest(result: Fore
     assert (marks[0].step, len(marks)) == (slowest.step, 10)
     assert f"client's TTFT {slowest.ns / 1e6:,.1f} ms of r" in marks[0].text
     source = ReplaySource(recording, playing=False, marks=marks)
-    source.start()
-    try:
+    with ExitStack() as stack:
+        stack.callback(source.stop)
+        source.start()
         assert source.file_index.wait()
-        steps = sorted({each.step for each in marks})
-        seen = [-1]
+        steps, seen = sorted({each.step for each in marks}), [-1]
         while (event := source.file_index.next(seen[-1], 1, {"mark"}, SLO())) is not None:
             seen.append(event.step)
         assert seen == [-1, *steps]
         source.seek(steps[3])
         assert source.wait()
         assert {each.step for each in source.history.marks} == set(steps[:4])
-    finally:
-        source.stop()
 
 
 def test_compare_prints_the_split_and_writes_it_as_json(stepscope: Callable[..., Any]) -> None:
-    arguments: Sequence[str] = ("compare", str(SERVED), "--client", str(RESULT))
+    arguments = ("compare", str(SERVED), "--client", str(RESULT))
     text = stepscope(*arguments).stdout
     assert "60 of 60 requests found by request id" in text
     assert "client and engine read the same one" in text

@@ -39,8 +39,7 @@ _ITERATION = (
 
 
 def session(path: Path) -> ForeignSession:
-    file = ForeignFile(path)
-    return next(found for read in FORMATS if (found := read(file)) is not None)
+    return next(found for read in FORMATS if (found := read(ForeignFile(path))) is not None)
 
 
 def records(path: Path) -> list[Any]:
@@ -92,8 +91,7 @@ def test_an_idle_server_prints_nothing_and_its_silence_is_no_record(tmp_path: Pa
 
 
 def test_colours_and_fields_of_newer_releases_do_not_matter(tmp_path: Path) -> None:
-    line = ten_s("05-30 08:00:00", run=7, wait=3)
-    newer = line.replace(
+    newer = ten_s("05-30 08:00:00", run=7, wait=3).replace(
         "GPU KV cache", "Deferred: 2 reqs, Preemptions: 4, Warp cores: 9 units, TPU KV cache"
     )
     (found,) = records(log(tmp_path, f"\x1b[0;36m{newer}\x1b[0;0m"))
@@ -267,8 +265,7 @@ def test_a_bad_line_is_told_and_left_out() -> None:
     stream, log = piped()
     bad = ten_s("05-30 08:00:10", run="7.5")
     log.write(ten_s("05-30 08:00:00") + bad + ten_s("05-30 08:00:20", run=4))
-    pipe = LogPipe(stream, History)
-    (source,) = pipe.begin()
+    (source,) = LogPipe(stream, History).begin()
     assert "standard input, line 2, Running: expected `int`" in (source.error or "")
     log.close()
     source.start()

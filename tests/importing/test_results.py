@@ -91,8 +91,8 @@ def test_guidellms_report_tells_all_but_single_gaps(tmp_path: Path, stats: Stats
     tokens = found["out_tokens_per_s"] * found["seconds"]
     assert tokens == pytest.approx(sum(each["output_tokens"] for each in told))
     report["benchmarks"].insert(0, {"requests": {}})
-    session: Any = imported(written(tmp_path / "benchmarks.json", report))
-    assert session[1] == "benchmarks.json holds 2 benchmarks: the last one is shown"
+    said = imported(written(tmp_path / "benchmarks.json", report))[1]
+    assert said == "benchmarks.json holds 2 benchmarks: the last one is shown"
 
 
 def test_inference_perfs_requests_tell_each_chunk(stats: Stats) -> None:
@@ -159,8 +159,7 @@ def test_failed_requests_have_no_latency_and_are_told(tmp_path: Path, stats: Sta
 def test_the_last_of_several_results_is_shown(tmp_path: Path, stats: Stats) -> None:
     path = written(tmp_path / "results.json", result() | {"itls": None}, result() | {"new": {}})
     assert stats(path)["finished"] == 101
-    found: Any = imported(path)
-    assert found[1] == "results.json: it holds 2 results: the last one is shown"
+    assert imported(path)[1] == "results.json: it holds 2 results: the last one is shown"
 
 
 @pytest.mark.parametrize(
