@@ -88,49 +88,35 @@ def test_every_token_of_a_batch_is_in_a_row_or_counted_as_wasted(run: Run) -> No
 
 
 def test_every_request_has_the_finish_reason_that_sglang_gave_it(run: Run) -> None:
-    reasons = {req.rid: req.finished_reason for req in run.scheduler.requests}
-    finished = {run.names[each.request_id]: each for each in run.of(wire.Finished)}
-    aborted = {run.names[each.request_id] for each in run.of(wire.Aborted)}
-    assert {rid for rid, reason in reasons.items() if reason and reason.type == "abort"} == aborted
+    aborted = {run.names[number] for number in run.aborted}
     assert aborted == run.aborted_when.keys()
-    assert len(aborted) == 3
-    assert {rid: each.reason for rid, each in finished.items()} == {
-        rid: reason.type for rid, reason in reasons.items() if reason and rid not in aborted
-    }
-    assert {each.reason for each in finished.values()} == {"stop", "length"}
-    for req in run.scheduler.requests:
-        if req.rid in finished:
-            assert finished[req.rid].num_output_tokens == len(req.output_ids)
-    assert len(run.of(wire.Finished)) + len(run.of(wire.Aborted)) == len(run.names) == 12
+    assert len(run.aborted) == 3
+    found = {run.names[each.request_id]: each for each in run.of(wire.Finished)}
+    ends = {rid: (each.reason, each.num_output_tokens) for rid, each in found.items()}
+    reqs = {req.rid: (req.finished_reason.type, req) for req in run.scheduler.requests}
+    assert {rid for rid, (reason, _) in reqs.items() if reason == "abort"} == aborted
+    rest = [(rid, end) for rid, end in reqs.items() if rid not in aborted]
+    assert ends == {rid: (reason, len(req.output_ids)) for rid, (reason, req) in rest}
+    assert {reason for reason, _ in ends.values()} == {"stop", "length"}
+    assert len(run.of(wire.Finished)) + len(run.aborted) == len(run.names) == 12
 
 
 def test_sglangs_retractions_are_published_as_preemptions_with_their_recompute(run: Run) -> None:
     preempted = [run.names[each.request_id] for each in run.of(wire.Preempted)]
     assert Counter(preempted) == Counter(run.scheduler.retracted)
     assert {each.reason for each in run.of(wire.Preempted)} == {"out of KV blocks"}
-    assert preempted
-    recomputed = {
-        run.names[row.request_id]
-        for step in run.steps
-        for row in step.batch or ()
-        if row.phase == wire.Phase.RECOMPUTE
-    }
-    ended = {run.names[each.request_id] for each in run.of(wire.Aborted)}
-    assert set(preempted) - ended <= recomputed <= set(preempted)
+    rows = [row for step in run.steps for row in step.batch or ()]
+    again = {row.request_id for row in rows if row.phase == wire.Phase.RECOMPUTE}
+    assert run.preempted - set(run.aborted) <= again <= run.preempted
 
 
 def test_published_prefix_hits_equal_those_of_sglangs_radix_cache(run: Run) -> None:
-    hits: dict[str, int] = {}
-    for each in run.of(wire.Admitted):
-        hits.setdefault(run.names[each.request_id], each.num_cached_tokens)
-    in_a_chunk = {rid for rid, state in run.aborted_when.items() if state == "in a chunk"}
-    expected = run.scheduler.hits
-    # With overlap its only chunk was wasted, so it was never admitted.
-    assert {rid: expected[rid] for rid in expected.keys() - in_a_chunk} == {
-        rid: hits[rid] for rid in hits.keys() - in_a_chunk
-    }
-    assert sum(hits.values()) > 4 * PAGE
-    assert sum(step.kv.hit_tokens for step in run.steps if step.kv) == sum(hits.values())
+    hits = {run.names[number]: count for number, count in run.cached.items()}
+    assert sum(step.kv.hit_tokens for step in run.steps) == sum(hits.values()) > 4 * PAGE
+    for rid in [rid for rid, state in run.aborted_when.items() if state == "in a chunk"]:
+        # With overlap its only chunk was wasted, so it was never admitted.
+        assert hits.pop(rid, None) in (None, run.scheduler.hits.pop(rid))
+    assert hits == run.scheduler.hits
 
 
 def test_after_every_step_published_used_and_evicted_pages_equal_those_of_sglang(run: Run) -> None:

@@ -177,8 +177,7 @@ def test_published_preemptions_are_vllms_with_what_they_cost(attach: Attach, ver
 
 def test_prefix_hits_and_evictions_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "prefix")
-    admitted = played.of(wire.Admitted)
-    hits = {played.names[each.request_id]: each.num_cached_tokens for each in admitted}
+    hits = {played.names[number]: count for number, count in played.cached.items()}
     news = [new for output in played.scheduler.outputs for new in output.scheduled_new_reqs]
     assert hits == {new.req_id: new.num_computed_tokens for new in news}
     assert sum(map(bool, hits.values())) > 3

@@ -60,7 +60,7 @@ def log(tmp_path: Path, text: str, written: str | None = None) -> Path:
     return path
 
 
-def test_vllms_lines_tell_load_kv_cache_and_tokens() -> None:
+def test_vllms_lines_tell_load_kv_cache_and_tokens_of_one_rank() -> None:
     found = records(SAMPLES / "vllm.log")
     load = [(each.num_running, each.num_waiting) for each in found]
     assert load == [(51, 117), (1, 0), (0, 0), (1, 0), (1, 14)]
@@ -69,9 +69,6 @@ def test_vllms_lines_tell_load_kv_cache_and_tokens() -> None:
     told = wire.Totals(num_prompt_tokens=165, num_output_tokens=11572, kv_used=1.0)
     assert found[0].totals == told  # the rest is unknown
     assert found[0].tokens_ns - found[0].schedule_start_ns == 10_000_000_000
-
-
-def test_one_rank_of_several_is_read_and_the_others_are_named() -> None:
     assert session(SAMPLES / "vllm.log").note == (
         "vllm.log: it is the log of 2 ranks: engine 0 is read, not engine 1; "
         "'stepscope top - < vllm.log' shows all side by side"
@@ -261,7 +258,7 @@ def test_a_line_is_drawn_though_no_other_follows_and_a_new_rank_is_a_new_engine(
     source.stop()
 
 
-def test_a_bad_line_is_told_and_left_out() -> None:
+def test_a_bad_line_is_left_out_and_a_pipe_without_a_servers_lines_refused() -> None:
     stream, log = piped()
     bad = ten_s("05-30 08:00:10", run="7.5")
     log.write(ten_s("05-30 08:00:00") + bad + ten_s("05-30 08:00:20", run=4))
@@ -270,9 +267,6 @@ def test_a_bad_line_is_told_and_left_out() -> None:
     log.close()
     source.start()
     assert [each.num_running for each in whole(source)] == [1, 4]
-
-
-def test_a_pipe_without_a_servers_lines_is_refused() -> None:
     stream, log = piped()
     log.write("what is this\n" * 3)
     log.close()
