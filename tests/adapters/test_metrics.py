@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -281,9 +281,7 @@ def test_garbage_and_oversized_responses_give_a_one_line_error(body: bytes, expe
         reading_of(MetricsAddress.parse(f"{url}/metrics"))
 
 
-def test_scraped_metrics_are_recorded_in_an_ordinary_recording_without_single_tokens(
-    stepscope: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_scraped_metrics_are_recorded_without_single_tokens(stepscope: Any, tmp_path: Path) -> None:
     engine, path = Engine(), tmp_path / "m.mcap"
     with metrics_server(engine.text) as url, scraped(url) as source:
         until(source, 1)
@@ -336,9 +334,7 @@ def _drawn(lines: Any) -> str:
     return "\n".join("".join(text for text, *_ in line) for line in lines)
 
 
-def test_stats_and_snapshot_read_a_server_by_its_address(
-    stepscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stats_and_snapshot_read_a_server(stepscope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scraper, "Scraper", partial(Scraper, every_s=EVERY_S))
     engine = Engine()
 

@@ -1,6 +1,6 @@
 """Data-parallel ranks of vLLM: one endpoint each, found and changed as one group."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -148,9 +148,7 @@ def test_a_change_that_one_refuses_reaches_none(ranks: list[Attachment], link: E
 
 
 @pytest.mark.usefixtures("ranks")
-def test_recording_a_group_writes_one_file_for_each_rank(
-    stepscope: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_recording_a_group_writes_one_file_for_each_rank(stepscope: Any, tmp_path: Path) -> None:
     done = stepscope("record", "vllm-0", "-o", str(tmp_path / "run.mcap"), "--seconds", "0.5")
     assert done.exit_code == 0, done.stderr
     for rank in range(2):

@@ -1,7 +1,6 @@
 """What each waiting request of an attached vLLM waits for, by name."""
 
 from collections import deque
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from tests.support.sessions.seek_sessions import record
 
 
 def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(
-    attach: Attach, tmp_path: Path, stepscope: Callable[..., Any]
+    attach: Attach, tmp_path: Path, stepscope: Any
 ) -> None:
     played = Played(attach, "0.32.0", "adapters")
     told = [line.get("held", []) for line in played.scheduler.calls if line["call"] == "schedule"]

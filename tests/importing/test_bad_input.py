@@ -4,7 +4,7 @@ import copy
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +120,13 @@ def test_what_is_missing_is_said_with_the_option_that_saves_it(
         foreign_session(path)
 
 
-def test_verify_says_that_a_log_is_no_recording(stepscope: Callable[..., Any]) -> None:
+def test_verify_says_that_a_log_is_no_recording(stepscope: Any) -> None:
     answer = stepscope("verify", str(SAMPLES / "vllm.log"))
     assert answer.exit_code
     assert "vllm.log is a log of vllm: only recordings can be verified" in answer.stderr
 
 
-def test_records_are_not_counted_as_steps(stepscope: Callable[..., Any], tmp_path: Path) -> None:
+def test_records_are_not_counted_as_steps(stepscope: Any, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result()), "utf-8")
     assert "1,280 records in" in stepscope("compare", str(path), str(path), "--table").stdout

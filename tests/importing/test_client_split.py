@@ -1,7 +1,7 @@
 """A client's result beside the recording of its engine: who is who, whose clock, whose fault."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
@@ -187,7 +187,7 @@ def test_event_keys_go_to_the_steps_where_the_client_waited_longest(result: Fore
         assert {each.step for each in source.history.marks} == set(steps[:4])
 
 
-def test_compare_prints_the_split_and_writes_it_as_json(stepscope: Callable[..., Any]) -> None:
+def test_compare_prints_the_split_and_writes_it_as_json(stepscope: Any) -> None:
     arguments = ("compare", str(SERVED), "--client", str(RESULT))
     text = stepscope(*arguments).stdout
     assert "60 of 60 requests found by request id" in text
@@ -214,7 +214,7 @@ def test_compare_prints_the_split_and_writes_it_as_json(stepscope: Callable[...,
     ],
 )
 def test_what_cannot_be_laid_beside_is_said_in_one_line(
-    stepscope: Callable[..., Any], arguments: Sequence[object], said: str
+    stepscope: Any, arguments: Sequence[object], said: str
 ) -> None:
     answer = stepscope("compare", *map(str, arguments))
     assert answer.exit_code

@@ -37,7 +37,7 @@ Stats = Callable[[Path], dict[str, Any]]
 
 
 @pytest.fixture
-def stats(stepscope: Callable[..., Any]) -> Stats:
+def stats(stepscope: Any) -> Stats:
     return lambda path: json.loads(stepscope("stats", str(path), "--json").stdout)["figures"]
 
 
@@ -186,9 +186,7 @@ def test_json_of_another_kind_is_no_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_command_that_looks_back_reads_a_foreign_file(
-    tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
+def test_every_command_that_looks_back_reads_a_foreign_file(tmp_path: Path, stepscope: Any) -> None:
     path, log, other = str(VLLM), str(SAMPLES / "vllm.log"), str(SGLANG)
     assert stepscope("check", path, "--min", "finished=101").exit_code == 0
     assert "TTFT" in stepscope("compare", path, other).stdout
