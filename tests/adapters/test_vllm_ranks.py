@@ -55,13 +55,17 @@ def budgets(ranks: list[Attachment]) -> list[KnobValue]:
     return [rank.knobs.values[BUDGET] for rank in ranks]
 
 
-@pytest.mark.parametrize(("size", "first"), [(2, "vllm-0.dp0"), (1, "vllm-0")])
-def test_the_name_of_a_group_selects_all_its_ranks(ranks: list[Attachment], first: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "first", "numbers"), [(2, "vllm-0.dp0", [0, 1]), (1, "vllm-0", [None, None])]
+)
+def test_the_name_of_a_group_selects_all_its_ranks(
+    ranks: list[Attachment], first: str, numbers: list[int | None]
+) -> None:
     assert [rank.name for rank in ranks_of("vllm-0")] == [first, "vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("vllm-0.dp1")] == ["vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("another")] == ["another"]
     assert addresses("vllm-0") == ranks_of("vllm-0")
-    assert [rank.core.info.data_parallel_rank for rank in ranks] == [0, 1]
+    assert [rank.core.info.data_parallel_rank for rank in ranks] == numbers
 
 
 def test_a_knob_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
