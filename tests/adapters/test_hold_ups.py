@@ -82,8 +82,8 @@ def test_a_process_that_gets_sigstop_says_for_how_long_it_was_stopped() -> None:
         print(file=child.stdin, flush=True)
         assert child.stdout.readline() == "[]\n"
         os.kill(child.pid, signal.SIGSTOP)
-        state = Path(f"/proc/{child.pid}/stat")
-        wait_for(lambda: state.read_text("utf-8").split()[2] == "T")
+        tasks = Path(f"/proc/{child.pid}/task")
+        wait_for(lambda: {s.read_text("utf-8").split()[2] for s in tasks.glob("*/stat")} == {"T"})
         since_ns = hold_ups.monotonic_ns()
         wait_for(lambda: hold_ups.monotonic_ns() > since_ns + 2 * hold_ups.STOPPED_NS)
         stopped_ns = hold_ups.monotonic_ns() - since_ns
