@@ -3,8 +3,10 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,6 @@ from stepscope.engine.adapters.sglang.attachment import attach as attach_to_sgla
 from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
-from tests.adapters.played_vllm import PlayedScheduler
 from tests.adapters.sglang_objects import SetInternalStateReq
 from tests.adapters.sglang_stand_in import Scheduler
 
@@ -24,16 +25,9 @@ AttachSglang = Callable[[Scheduler], Attachment | None]
 @pytest.fixture
 def attach(tmp_path: Path) -> Iterator[Attach]:
     """Attaches to a scheduler; every attachment is closed after the test."""
-    attached: list[Attachment] = []
-
-    def attach(scheduler: PlayedScheduler) -> Attachment:
-        attachment = attach_to_vllm(scheduler, f"ipc://{tmp_path}/vllm")
-        attached.append(attachment)
-        return attachment
-
-    yield attach
-    for attachment in attached:
-        attachment.close()
+    with ExitStack() as stack:
+        enter, address = stack.enter_context, f"ipc://{tmp_path}/vllm"
+        yield lambda scheduler: enter(closing(attach_to_vllm(scheduler, address)))
     assert "stepscope" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -56,19 +50,15 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
 @pytest.fixture
 def attach_sglang(sglang: dict[str, ModuleType], tmp_path: Path) -> Iterator[AttachSglang]:
     """Attaches to a rank if the adapter would; every attachment is closed after the test."""
-    attached: list[Attachment] = []
+    with ExitStack() as stack:
 
-    def attach(scheduler: Scheduler) -> Attachment | None:
-        context = sglang["sglang.srt.runtime_context"]
-        context.get_parallel = lambda: scheduler.parallel  # type: ignore[attr-defined]
-        attachment = attach_to_sglang(scheduler, f"ipc://{tmp_path}/sglang")
-        if attachment is not None:
-            attached.append(attachment)
-        return attachment
+        def attach(scheduler: Scheduler) -> Attachment | None:
+            context: Any = sglang["sglang.srt.runtime_context"]
+            context.get_parallel = lambda: scheduler.parallel
+            attachment = attach_to_sglang(scheduler, f"ipc://{tmp_path}/sglang")
+            return attachment and stack.enter_context(closing(attachment))
 
-    yield attach
-    for attachment in attached:
-        attachment.close()
+        yield attach
 
 
 def published(attachment: Attachment) -> list[tuple[int, Telemetry]]:

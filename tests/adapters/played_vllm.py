@@ -14,6 +14,7 @@ from typing import Any
 
 SCHEDULES = Path(__file__).parent / "schedules"
 SECRET_TOKEN = 0x5EC2E7  # every token of every prompt
+_CADENCE = ("num_executed_steps", "last_prefill_step", "prefill_capacity_bound")
 _QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting", "deferred_waiting")
 
 
@@ -133,24 +134,18 @@ class PlayedScheduler:
             model_config=SimpleNamespace(model="played", served_model_name="played"),
             parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_rank=0),
         )
-        self.kv_cache_config = SimpleNamespace(
-            kv_cache_groups=[
-                SimpleNamespace(
-                    kv_cache_spec=type(name, (SimpleNamespace,), {})(
-                        block_size=self.block_size, **fields
-                    ),
-                    layer_names=[f"layer.{2 * number}", f"layer.{2 * number + 1}"],
-                )
-                for number, (name, fields) in enumerate(head.get("groups", [(FULL, {})]))
-            ]
-        )
+        groups = []
+        for number, (name, fields) in enumerate(head.get("groups", [(FULL, {})])):
+            spec = type(name, (SimpleNamespace,), {})(block_size=self.block_size, **fields)
+            layers = [f"layer.{2 * number}", f"layer.{2 * number + 1}"]
+            groups.append(SimpleNamespace(kv_cache_spec=spec, layer_names=layers))
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=groups)
         self.structured_output_manager = Grammars()
+        num_blocks = head["num_blocks"]
         self.pool = SimpleNamespace(
-            blocks=[
-                SimpleNamespace(block_id=i, block_hash=None) for i in range(head["num_blocks"])
-            ],
+            blocks=[SimpleNamespace(block_id=i, block_hash=None) for i in range(num_blocks)],
             free_blocks=lambda blocks: None,
-            num_gpu_blocks=head["num_blocks"],
+            num_gpu_blocks=num_blocks,
             get_num_free_blocks=lambda: self.num_free,
         )
         self._loads: dict[str, list[list[int]]] = {}
@@ -173,21 +168,18 @@ class PlayedScheduler:
     def schedule(self, throttle_prefills: bool = False) -> SimpleNamespace:
         line = deepcopy(self._become("schedule"))
         again = line.get("again", [])
+        news = []
+        for name, blocks, num_computed in line.get("new", []):
+            new = SimpleNamespace(req_id=name, block_ids=blocks, num_computed_tokens=num_computed)
+            new.prompt_token_ids = self._all[name].prompt_token_ids
+            news.append(new)
         output = SimpleNamespace(
             num_scheduled_tokens=line.get("tokens", {}),
             scheduled_spec_decode_tokens={
                 name: [-1] * number for name, number in line.get("drafts", {}).items()
             },
             total_num_scheduled_tokens=sum(line.get("tokens", {}).values()),
-            scheduled_new_reqs=[
-                SimpleNamespace(
-                    req_id=name,
-                    block_ids=blocks,
-                    num_computed_tokens=num_computed,
-                    prompt_token_ids=self._all[name].prompt_token_ids,
-                )
-                for name, blocks, num_computed in line.get("new", [])
-            ],
+            scheduled_new_reqs=news,
             scheduled_cached_reqs=SimpleNamespace(
                 req_ids=[name for name, _, _ in again],
                 new_block_ids=[blocks for _, blocks, _ in again],
@@ -237,9 +229,7 @@ class PlayedScheduler:
             if name in line:
                 getattr(self, name).num_waiting = line[name]
         if "cadence" in line:
-            self.num_executed_steps, self.last_prefill_step, self.prefill_capacity_bound = line[
-                "cadence"
-            ]
+            vars(self).update(zip(_CADENCE, line["cadence"], strict=True))
         if "chunks" in line:
             for name, request in self._all.items():
                 request.is_prefill_chunk = name in line["chunks"]
@@ -265,11 +255,9 @@ class PlayedScheduler:
 
     def _freed_by(self, line: dict[str, Any]) -> list[int]:
         """Return what a recording with one group need not tell: the blocks of those that left."""
-        gone = [
-            name
-            for name, (*_, status) in line.get("requests", {}).items()
-            if status.startswith("FINISHED") or (line["call"] == "reset" and status == "PREEMPTED")
-        ]
+        statuses = {name: status for name, (*_, status) in line.get("requests", {}).items()}
+        ends = ("FINISHED", "PREEMPTED") if line["call"] == "reset" else "FINISHED"
+        gone = [name for name, status in statuses.items() if status.startswith(ends)]
         if line["call"] == "schedule":
             gone += line.get("preempted", [])
         freed = [block for name in gone for block in reversed(self._tables.pop(name, []))]

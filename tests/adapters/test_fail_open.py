@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -38,8 +39,8 @@ LIVE = {
 Place = Callable[[Attachment], tuple[object, str]]
 
 
-def own_methods(owner: object) -> list[str]:
-    return sorted(name for name, value in vars(owner).items() if callable(value))
+def own_methods(owner: object) -> set[str]:
+    return {name for name, value in vars(owner).items() if callable(value)}
 
 
 def outside_vllm(scheduler: PlayedScheduler) -> dict[str, object]:
@@ -173,12 +174,11 @@ def test_a_scheduler_without_a_needed_attribute_is_left_alone_and_the_lack_named
 
 
 @pytest.mark.parametrize("engine", [VLLM, SGLANG], ids=lambda each: each.name)
-def test_an_endpoint_in_use_leaves_the_scheduler_unchanged(
+def test_an_endpoint_in_use_changes_nothing(
     request: pytest.FixtureRequest, engine: Attached
 ) -> None:
-    attach = request.getfixturevalue(engine.fixture)
+    attach, second = request.getfixturevalue(engine.fixture), engine.make()
     attach(engine.make())
-    second = engine.make()
     before = engine.outside(second)
     with pytest.raises(ConfigError, match="or set STEPSCOPE_ENDPOINT to another name"):
         attach(second)
@@ -198,13 +198,10 @@ def test_an_error_while_vllm_is_idle_detaches_stepscope_too(
     assert caplog.text.count("stepscope has detached itself") == 1
 
 
-def test_a_budget_change_takes_effect_at_the_next_schedule_up_to_the_start_value(
-    attach: Attach,
-) -> None:
+def test_a_budget_change_takes_effect_up_to_the_start_value(attach: Attach) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
     attachment = attach(scheduler)
-    endpoint = attachment.core.info.control_endpoint
-    with ControlClient(endpoint) as client:
+    with ControlClient(attachment.core.info.control_endpoint) as client:
         client.set_knobs({"max_num_batched_tokens": 32}, "a test")
         assert scheduler.max_num_scheduled_tokens == 32
         with pytest.raises(Exception, match="between 1 and 64"):
@@ -216,7 +213,7 @@ def test_a_budget_change_takes_effect_at_the_next_schedule_up_to_the_start_value
     assert scheduler.max_num_scheduled_tokens == 64
 
 
-def test_on_shutdown_sockets_are_removed_before_vllm_waits_for_its_workers(
+def test_sockets_are_removed_before_vllm_waits_for_its_workers(
     attach: Attach, tmp_path: Path
 ) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
@@ -230,42 +227,28 @@ def test_on_shutdown_sockets_are_removed_before_vllm_waits_for_its_workers(
     assert not vars(scheduler.structured_output_manager).keys() - {"num_cleared"}
 
 
-# Keys
-
-
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders of vLLM's user."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "vllm"))
-
-
-@pytest.mark.usefixtures("folders")
-def test_without_a_key_an_address_for_other_machines_leaves_the_scheduler_unchanged() -> None:
-    scheduler = PlayedScheduler("0.32.0", "chunked")
-    before = outside_vllm(scheduler)
-    with pytest.raises(ConfigError, match="no key is authorised"):
-        attach_to_vllm(scheduler, "tcp://0.0.0.0:5555")
-    assert outside_vllm(scheduler) == before
-
-
-@pytest.mark.usefixtures("folders")
 def test_holders_of_keys_watch_or_steer_and_nobody_else_gets_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "vllm"))
     monkeypatch.setattr(Endpoint, "is_private", False)
     address = f"tcp://127.0.0.1:{free_port()}"
+    scheduler = PlayedScheduler("0.32.0", "chunked")
+    before = outside_vllm(scheduler)
+    with pytest.raises(ConfigError, match="no key is authorised"):
+        attach_to_vllm(scheduler, address)
+    assert outside_vllm(scheduler) == before
 
     def holder(name: str, role: Role) -> Endpoint:
         KeyFolder().add(name, role, tmp_path / f"{name}.key", None)
         return Endpoint(address, read_credentials(tmp_path / f"{name}.key"))
 
     viewer = holder("vera", "viewer")
-    scheduler = PlayedScheduler("0.32.0", "chunked")
     attachment = attach_to_vllm(scheduler, address)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "laptop"))
     change = {"max_num_batched_tokens": 32}
-    try:
+    with closing(attachment):
         with ControlClient(viewer) as client:
             assert client.info().engine == "vllm"
             with pytest.raises(CommandRefused, match="takes an operator's key"):
@@ -279,8 +262,6 @@ def test_holders_of_keys_watch_or_steer_and_nobody_else_gets_in(
         ):
             client.info()
         assert [each.key for each in attachment.core.audit.last()] == ["vera", "otto"]
-    finally:
-        attachment.close()
 
 
 NOT_WATCHED: dict[str, Callable[[Scheduler], None]] = {
@@ -295,16 +276,11 @@ NOT_WATCHED: dict[str, Callable[[Scheduler], None]] = {
 
 
 @pytest.mark.parametrize("what", NOT_WATCHED)
-def test_an_unsupported_way_to_run_sglang_is_refused_by_name(
-    attach_sglang: AttachSglang, what: str
-) -> None:
+def test_an_unwatched_kind_of_sglang_is_named(attach_sglang: AttachSglang, what: str) -> None:
     scheduler = Scheduler()
     NOT_WATCHED[what](scheduler)
     with pytest.raises(RuntimeError, match=f"does not watch .*{what}"):
         attach_sglang(scheduler)
-
-
-# The plugin of SGLang
 
 
 class HookRegistry:
@@ -347,7 +323,12 @@ def test_the_plugin_attaches_while_the_event_loop_runs(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    plugin.register()
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "sglang.srt.managers.scheduler")
+        plugin.register()
+        assert registry.hooks == {}  # this process runs no scheduler
+    (found,) = entry_points(group="sglang.srt.plugins", name="stepscope")
+    found.load()()
     registry.apply_to(monkeypatch, Scheduler)
     scheduler = Scheduler()
     context = sglang["sglang.srt.runtime_context"]
@@ -366,24 +347,8 @@ def test_the_plugin_attaches_while_the_event_loop_runs(
     assert not [path for path in tmp_path.iterdir() if path.is_socket()]
 
 
-def test_sglang_finds_the_plugin_by_its_entry_point() -> None:
-    (found,) = entry_points(group="sglang.srt.plugins", name="stepscope")
-    assert found.load() is plugin.register
-
-
-def test_in_a_process_without_an_sglang_scheduler_the_plugin_hooks_nothing(
-    registry: HookRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
-    plugin.register()
-    assert registry.hooks == {}
-
-
 def test_an_error_in_the_plugin_is_logged_and_not_raised(
-    registry: HookRegistry,
-    sglang: dict[str, ModuleType],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    registry: HookRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin.register()
     registry.apply_to(monkeypatch, Scheduler)

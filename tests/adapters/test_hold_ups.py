@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,10 +55,10 @@ class Counted:
         self.pump = self.engine = hold_ups.ThreadTimes(0, 0, 0)
         self.held = HoldUps()
         self.held._pump, self.held._engine = -1, -2
-        read = lambda thread: self.pump if thread == -1 else self.engine  # noqa: E731
-        monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
+        times = {-1: lambda: self.pump, -2: lambda: self.engine}
         usage = lambda _: SimpleNamespace(ru_majflt=self.num_faults)  # noqa: E731
-        monkeypatch.setattr(hold_ups, "read_times", read)
+        monkeypatch.setattr(hold_ups, "monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr(hold_ups, "read_times", lambda thread: times[thread]())
         monkeypatch.setattr(hold_ups.resource, "getrusage", usage)
         self.held.pumping()
 
@@ -75,17 +76,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 def test_a_process_that_gets_sigstop_says_for_how_long_it_was_stopped() -> None:
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
+    ) as child:
         print(file=child.stdin, flush=True)
         assert child.stdout.readline() == "[]\n"
         os.kill(child.pid, signal.SIGSTOP)
-        state = Path(f"/proc/{child.pid}/stat")
-        wait_for(lambda: state.read_text("utf-8").split()[2] == "T")
+        tasks = Path(f"/proc/{child.pid}/task")
+        wait_for(lambda: {s.read_text("utf-8").split()[2] for s in tasks.glob("*/stat")} == {"T"})
         since_ns = hold_ups.monotonic_ns()
         wait_for(lambda: hold_ups.monotonic_ns() > since_ns + 2 * hold_ups.STOPPED_NS)
         stopped_ns = hold_ups.monotonic_ns() - since_ns
@@ -94,10 +92,6 @@ def test_a_process_that_gets_sigstop_says_for_how_long_it_was_stopped() -> None:
         (row,) = eval(child.stdout.readline(), {"HoldUp": HoldUp})
         assert row.ns >= stopped_ns
         assert row.start_ns <= since_ns
-    finally:
-        child.stdin.close()
-        child.stdout.close()
-        child.wait()
 
 
 def test_a_pump_that_neither_ran_nor_waited_was_stopped(counted: Counted) -> None:
@@ -113,9 +107,7 @@ def test_a_pump_that_neither_ran_nor_waited_was_stopped(counted: Counted) -> Non
     assert counted.after(50) == [HoldUp("stopped", 8_050 * MS, 2_000 * MS)]
 
 
-def test_a_stop_counts_for_the_step_that_it_delayed_not_for_the_one_before(
-    counted: Counted,
-) -> None:
+def test_a_stop_counts_for_the_step_that_it_delayed_not_the_one_before(counted: Counted) -> None:
     """The pump reads a step's notes late: it last ran before the step, and next after the stop."""
     counted.now_ns += 12_000 * MS
     counted.held.pumping()
@@ -137,18 +129,12 @@ def test_a_step_in_which_the_engines_thread_had_no_processor_says_so(counted: Co
 def test_garbage_collection_on_the_engines_thread_is_told_with_its_generation() -> None:
     held = HoldUps()
     held.open(Hooks())
-    try:
-        gc.disable()
-        for _ in range(200_000):
-            ring: list[object] = []
-            ring.append(ring)
-        gc.enable()
+    with closing(held):
+        many: list[list[object]] = [[] for _ in range(200_000)]
         gc.collect()
+        assert many.pop() == []
         rows = [row for row in held.take(hold_ups.monotonic_ns()) or () if row.kind == "gc"]
         assert "generation 2" in {row.detail for row in rows}
-    finally:
-        gc.enable()
-        held.close()
     assert held._collect not in gc.callbacks
 
 
@@ -172,9 +158,7 @@ def test_a_kernel_that_triton_compiles_on_vllms_thread_travels_with_its_step(
     assert knobs.compilation.listener is before
 
 
-def test_prompt_tokens_that_a_connector_loads_within_a_step_are_told_with_the_admission(
-    attach: Attach,
-) -> None:
+def test_tokens_that_a_connector_loads_are_told_with_the_admission(attach: Attach) -> None:
     loaded = []
 
     def load(scheduler: PlayedScheduler) -> None:

@@ -1,8 +1,9 @@
 """Knobs of an attached SGLang: changed on all tensor-parallel ranks at once, and put back."""
 
-import itertools
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -31,11 +32,12 @@ class Group:
         self.ranks = [Scheduler(tp_rank=rank, tp_size=2, chunk=64) for rank in range(2)]
         vars(self.ranks[0]).update(first)
         for rank in self.ranks:
-            rank._handlers[SetInternalStateReq] = changes_through(rank)
-        attachment, second = [attach(rank) for rank in self.ranks]
-        assert attachment is not None
-        assert second is None
-        self.attachment: Attachment = attachment
+            # The method that SGLang's dispatcher calls, with the plugin's hook applied.
+            hooked = partial(around_change, Scheduler.set_internal_state, rank)
+            rank._handlers[SetInternalStateReq] = hooked
+        attached: list[Any] = [attach(rank) for rank in self.ranks]
+        assert attached[1] is None
+        self.attachment: Attachment = attached[0]
         self.seen: list[list[int | None]] = []  # chunk sizes after each turn of `during`
 
     def chunks(self) -> list[int | None]:
@@ -46,36 +48,22 @@ class Group:
 
     def during(self, ask: Callable[[ControlClient], _T]) -> _T:
         """The answer that a client gets while the ranks prefill one prompt after the other."""
-        answers: list[Any] = []
-        endpoint = self.attachment.core.info.control_endpoint
 
-        def work() -> None:
-            with ControlClient(endpoint) as client:
-                try:
-                    answers.append(ask(client))
-                except CommandRefused as refusal:
-                    answers.append(refusal)
+        def work() -> _T:
+            with ControlClient(self.attachment.core.info.control_endpoint) as client:
+                return ask(client)
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        for prompt in itertools.count():
-            if not thread.is_alive():
-                break
-            is_idle = not self.ranks[0].has_work
-            came = [TokenizedGenerateReqInput(f"load-{prompt}", [prompt] * 150, 2)]
-            turn(self.ranks, *(came if is_idle else []))
-            self.seen.append(self.chunks())
-        if isinstance(answers[0], CommandRefused):
-            raise answers[0]
-        return answers[0]  # type: ignore[no-any-return]
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(work)
+            while not answer.done():
+                number = len(self.seen)
+                came = TokenizedGenerateReqInput(f"load-{number}", [number] * 150, 2)
+                turn(self.ranks, *([] if self.ranks[0].has_work else [came]))
+                self.seen.append(self.chunks())
+        return answer.result()
 
     def set(self, **changes: KnobValue) -> Any:
         return self.during(lambda client: client.set_knobs(changes, "Ada"))
-
-
-def changes_through(rank: Scheduler) -> Callable[[Any], object]:
-    """The method that SGLang's dispatcher calls, with the plugin's hook applied."""
-    return lambda request: around_change(Scheduler.set_internal_state, rank, request)
 
 
 def test_a_change_reaches_every_rank_before_the_same_batch(attach_sglang: AttachSglang) -> None:
@@ -98,14 +86,21 @@ def test_a_change_reaches_every_rank_before_the_same_batch(attach_sglang: Attach
 
 def test_a_knob_value_above_its_start_value_is_refused(attach_sglang: AttachSglang) -> None:
     group = Group(attach_sglang)
-    with pytest.raises(CommandRefused, match="between 4 and 64"):
-        group.set(**{BUDGET: 65})
-    with pytest.raises(CommandRefused, match="between 1 and 8"):
-        group.set(max_num_seqs=9)
-    with pytest.raises(CommandRefused, match="policy is fixed when SGLang starts"):
-        group.set(policy="lpm")
+    for changes, said in (
+        ({BUDGET: 65}, "between 4 and 64"),
+        ({"max_num_seqs": 9}, "between 1 and 8"),
+        ({"policy": "lpm"}, "policy is fixed when SGLang starts"),
+    ):
+        with pytest.raises(CommandRefused, match=said):
+            group.set(**changes)
     turn(group.ranks)
     assert (group.chunks(), group.seats()) == ([64, 64], [8, 8])
+
+
+def test_without_chunked_prefill_the_budget_is_fixed(attach_sglang: AttachSglang) -> None:
+    group = Group(attach_sglang, chunked_prefill_size=None)
+    with pytest.raises(CommandRefused, match=f"{BUDGET} is fixed .* changed: max_num_seqs"):
+        group.set(**{BUDGET: 16})
 
 
 def test_when_a_lease_ends_every_rank_gets_its_old_values_back(attach_sglang: AttachSglang) -> None:
@@ -123,24 +118,11 @@ def test_sglangs_own_state_changes_are_still_made_and_answered(attach_sglang: At
     assert group.ranks[1].answers == expected
 
 
-def test_without_chunked_prefill_the_budget_is_fixed(attach_sglang: AttachSglang) -> None:
-    group = Group(attach_sglang, chunked_prefill_size=None)
-    with pytest.raises(CommandRefused, match=f"{BUDGET} is fixed .* changed: max_num_seqs"):
-        group.set(**{BUDGET: 16})
-
-
-@pytest.mark.parametrize("where", ["several nodes", "a receive interval"])
-def test_no_knob_can_be_changed_if_a_change_might_not_reach_every_rank(
-    attach_sglang: AttachSglang, where: str
-) -> None:
-    first = Scheduler(tp_size=2)
-    if where == "several nodes":
-        first.server_args.nnodes = 2
-    else:
-        first.recv_skipper = object()  # type: ignore[assignment]
-    attachment = attach_sglang(first)
-    assert attachment is not None
-    assert list(attachment.core.info.knobs) == []
+@pytest.mark.parametrize("where", ["server_args", "recv_skipper"])
+def test_no_knob_changes_that_might_miss_a_rank(attach_sglang: AttachSglang, where: str) -> None:
+    first = Scheduler(tp_size=2)  # on several nodes, or with a receive interval
+    setattr(first, where, SimpleNamespace(model_path="played", device="cuda", nnodes=2))
+    assert list(attach_sglang(first).core.info.knobs) == []
 
 
 def test_an_error_restores_the_start_values_on_every_rank(
@@ -148,7 +130,6 @@ def test_an_error_restores_the_start_values_on_every_rank(
 ) -> None:
     group = Group(attach_sglang)
     group.set(**{BUDGET: 16}, max_num_seqs=2)
-    turn(group.ranks)
     assert (group.chunks(), group.seats()) == ([16, 16], [2, 2])
     group.attachment.fail(RuntimeError("injected"))
     turn(group.ranks)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.engine.protocol.wire import EngineInfo, StepRecord
+from stepscope.engine.protocol.wire import StepRecord
 from tests.adapters.conftest import Attach, published
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.adapters.test_vllm_schedules import Played
@@ -46,8 +46,7 @@ class Worker:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: True, Event=Event)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    module = SimpleNamespace(Worker=Worker)
-    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_worker", module)
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_worker", SimpleNamespace(Worker=Worker))
 
 
 def device_times(attach: Attach) -> list[int | None]:
@@ -65,17 +64,14 @@ def device_times(attach: Attach) -> list[int | None]:
     return [record.device_ns for record in records]
 
 
-def test_each_step_has_the_time_between_its_cuda_events(attach: Attach) -> None:
+@pytest.mark.parametrize(("is_done", "device_ns"), [(True, 7_250_000), (False, None)])
+def test_each_step_has_the_time_between_its_cuda_events_if_they_are_over(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, is_done: bool, device_ns: int | None
+) -> None:
+    monkeypatch.setattr(Event, "is_done", is_done)
     found = device_times(attach)
     assert len(found) > 20
-    assert set(found) == {7_250_000}
-
-
-def test_a_step_with_unfinished_cuda_events_has_no_device_time(
-    attach: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Event, "is_done", False)
-    assert set(device_times(attach)) == {None}
+    assert set(found) == {device_ns}
 
 
 def test_a_device_error_detaches_stepscope_and_vllm_continues(
@@ -86,9 +82,6 @@ def test_a_device_error_detaches_stepscope_and_vllm_continues(
     assert "stepscope has detached itself, vLLM goes on: RuntimeError: CUDA error" in caplog.text
 
 
-# The CUDA graph and the padding of a step, which a worker reports too
-
-
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL", None])
 def test_steps_name_the_cuda_graph_and_padding_that_vllm_reports(
     attach: Attach, mode: str | None
@@ -97,21 +90,11 @@ def test_steps_name_the_cuda_graph_and_padding_that_vllm_reports(
 
     def report(scheduler: PlayedScheduler) -> None:
         scheduler.model_output = SimpleNamespace(cudagraph_stats=stats)
-
-    found = Played(attach, "0.32.0", "chunked", prepare=report).steps
-    expected = (mode.lower(), 5) if mode else (None, None)
-    assert {(each.cuda_graph, each.num_graph_padding) for each in found} == {expected}
-
-
-@pytest.mark.parametrize(("mode", "most"), [("FULL_AND_PIECEWISE", 512), ("NONE", None)])
-def test_the_largest_graph_is_the_largest_size_that_vllm_captured(
-    attach: Attach, mode: str, most: int | None
-) -> None:
-    def capture(scheduler: PlayedScheduler) -> None:
         scheduler.vllm_config.compilation_config = SimpleNamespace(
             cudagraph_mode=SimpleNamespace(name=mode), cudagraph_capture_sizes=[1, 2, 512, 256]
         )
 
-    played = Played(attach, "0.32.0", "chunked", prepare=capture)
-    infos = [each for _, each in played.messages if isinstance(each, EngineInfo)]
-    assert {each.max_graph_tokens for each in infos} == {most}
+    played = Played(attach, "0.32.0", "chunked", prepare=report)
+    expected = (mode.lower(), 5) if mode else (None, None)
+    assert {(each.cuda_graph, each.num_graph_padding) for each in played.steps} == {expected}
+    assert {each.max_graph_tokens for each in played.infos} == {None if mode == "NONE" else 512}

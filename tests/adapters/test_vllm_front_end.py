@@ -4,7 +4,8 @@ import asyncio
 import socket
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
+from contextlib import suppress
+from itertools import accumulate, pairwise
 from pathlib import Path
 from time import monotonic_ns
 from types import ModuleType, SimpleNamespace
@@ -31,11 +32,9 @@ from tests.attached.published import Published
 
 @pytest.fixture
 def queue_class() -> type[Any]:
-    class Queue(vllm_front_end.Queue):
-        pass
-
-    front_end._hook_queues(Queue)
-    return Queue
+    queue = type("Queue", (vllm_front_end.Queue,), {})
+    front_end._hook_queues(queue)
+    return queue
 
 
 @pytest.fixture
@@ -49,11 +48,10 @@ def heard(tmp_path: Path) -> Iterator[socket.socket]:
 
 def reports(heard: socket.socket) -> list[FrontReport]:
     found = []
-    while True:
-        try:
+    with suppress(BlockingIOError):
+        while True:
             found.append(msgspec.msgpack.decode(heard.recv(1 << 20), type=FrontReport))
-        except BlockingIOError:
-            return found
+    return found
 
 
 Watched = tuple[FrontEndWatch, Processor]
@@ -68,29 +66,23 @@ def watched(tmp_path: Path) -> Watched:
 
 
 @pytest.mark.parametrize("kind", [STREAMED, AT_ONCE])
-def test_a_chunk_came_with_its_batch_and_went_out_when_http_had_written_it(
+async def test_a_chunk_came_with_its_batch_and_went_out_when_http_had_written_it(
     queue_class: type[Any], watched: Watched, heard: socket.socket, kind: object
 ) -> None:
     watch, processor = watched
     reasons = (None, None, "length") if kind is STREAMED else ("length",)
     written: list[int] = []
-
-    async def serve() -> None:
-        queue = queue_class()
-        front_end._http_ns.set(before_ns)
-        processor.add_request(request("a", kind), None, None, 0, queue)
-        task = asyncio.create_task(
-            vllm_front_end.stream(queue, lambda _: written.append(monotonic_ns()))
-        )
-        for reason in reasons:
-            processor.process_outputs([output("a", reason)], 0.0)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        await task
-        watch._flush()
-
-    before_ns = monotonic_ns()
-    asyncio.run(serve())
+    queue, before_ns = queue_class(), monotonic_ns()
+    front_end._http_ns.set(before_ns)
+    processor.add_request(request("a", kind), None, None, 0, queue)
+    streamed = vllm_front_end.stream(queue, lambda _: written.append(monotonic_ns()))
+    task = asyncio.create_task(streamed)
+    for reason in reasons:
+        processor.process_outputs([output("a", reason)], 0.0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await task
+    watch._flush()
     [told] = reports(heard)
     assert (told.front.number, told.names) == (1, ["a"])
     [row] = told.front.taken
@@ -105,53 +97,41 @@ def test_a_chunk_came_with_its_batch_and_went_out_when_http_had_written_it(
         assert out_ns <= monotonic_ns()
 
 
-def test_a_stop_string_and_a_client_that_leaves_are_told_at_once_and_nothing_after_an_error(
-    queue_class: type[Any],
-    watched: Watched,
-    heard: socket.socket,
-    caplog: pytest.LogCaptureFixture,
+async def test_a_stop_string_and_a_client_that_leaves_are_told_at_once_and_nothing_after_an_error(
+    queue_class: type[Any], watched: Watched, heard: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch, processor = watched
-
-    async def serve() -> None:
-        for name in ("stops", "leaves", "stays"):
-            processor.add_request(request(name), None, None, 0, queue_class())
-        processor.stopped.add("stops")
-        processor.process_outputs([output("stops"), output("leaves")], 0.0)
-        processor.abort_requests(["leaves"], internal=True)
-        assert [each.front.ended for each in reports(heard)] == [[(0, "stop")], [(1, "abort")]]
-        watch._chunks = None  # type: ignore[assignment]
-        queue = processor.queues["stays"]
-        answer = vllm_front_end.generate(queue)
-        for _ in range(2):
-            processor.process_outputs([output("stays")], 0.0)
-            await anext(answer)
-        processor.process_outputs([output("stays", "length")], 0.0)
-        assert [each async for each in answer][-1].finished
-        assert "process_outputs" not in vars(processor)
-
-    asyncio.run(serve())
+    for name in ("stops", "leaves", "stays"):
+        processor.add_request(request(name), None, None, 0, queue_class())
+    processor.stopped.add("stops")
+    processor.process_outputs([output("stops"), output("leaves")], 0.0)
+    processor.abort_requests(["leaves"], internal=True)
+    assert [each.front.ended for each in reports(heard)] == [[(0, "stop")], [(1, "abort")]]
+    watch._chunks = None  # type: ignore[assignment]
+    answer = vllm_front_end.generate(processor.queues["stays"])
+    for _ in range(2):
+        processor.process_outputs([output("stays")], 0.0)
+        await anext(answer)
+    processor.process_outputs([output("stays", "length")], 0.0)
+    assert [each async for each in answer][-1].finished
+    assert "process_outputs" not in vars(processor)
     assert caplog.text.count("watches this API server no more") == 1
 
 
-def test_reports_wait_while_the_engines_socket_is_full_and_none_is_told_twice(
+async def test_reports_wait_while_the_engines_socket_is_full_and_none_is_told_twice(
     tmp_path: Path, heard: socket.socket
 ) -> None:
     watch = FrontEndWatch(0, [tmp_path / "front", tmp_path / "no such engine"])
-
-    async def serve() -> None:
-        for number in range(40):
-            watch._ended = [(number, "stop")]
-            watch._flush()
-        assert watch._sender._unsent
-        told = []
-        while watch._sender._unsent:
-            told += reports(heard)
-            watch._flush()
+    for number in range(40):
+        watch._ended = [(number, "stop")]
+        watch._flush()
+    assert watch._sender._unsent
+    told = []
+    while watch._sender._unsent:
         told += reports(heard)
-        assert sorted(each.front.ended[0][0] for each in told) == list(range(40))
-
-    asyncio.run(serve())
+        watch._flush()
+    told += reports(heard)
+    assert sorted(each.front.ended[0][0] for each in told) == list(range(40))
 
 
 class Front:
@@ -206,7 +186,7 @@ def played(attach: Attach, tmp_path: Path, stopped: set[str]) -> list[tuple[int,
     return published(attachment)
 
 
-def test_a_request_that_ends_in_a_stop_string_has_stopped_and_one_whose_client_left_is_aborted(
+def test_a_stop_string_is_no_abort_and_a_client_that_left_is(
     attach: Attach, tmp_path: Path
 ) -> None:
     stopped = {"1", "5"}
@@ -217,47 +197,37 @@ def test_a_request_that_ends_in_a_stop_string_has_stopped_and_one_whose_client_l
     assert aborted == dict.fromkeys(["0", "2", "3", "6"], "its client left")
 
 
-def test_both_clocks_tell_of_each_request_and_the_parts_sum_up_to_what_was_served(
-    attach: Attach, tmp_path: Path
-) -> None:
+def test_parts_by_both_clocks_sum_up_to_what_was_served(attach: Attach, tmp_path: Path) -> None:
     state, sums, served = SessionState(), FrontSums(), {}
     for _, message in played(attach, tmp_path, set()):
         outcome = state.apply(message)
         sums.take(message, state.requests)
         if outcome is not None:
             served.update(outcome.served_ttft_ns)
-    views = [view for view in state.requests.values() if view.num_output_tokens]
-    assert views
+    views: list[Any] = [view for view in state.requests.values() if view.num_output_tokens]
     for view in views:
         front, shares = view.front, shares_of(view)
-        assert front is not None
         assert front.number == int(view.client_id) % 2
         assert shares["front end"] == 3_000_000
-        assert front.http_ns is not None
-        assert view.first_token_ns is not None
         inside_ns = view.first_token_ns - front.sent_ns
         outside_ns = shares["front end"] + shares["first delivery"]
         assert served[view.request_id] == shares["served TTFT"] == outside_ns + inside_ns
         assert front.num_chunks == view.num_output_tokens
-    found = sums.of()
-    counts = [found[f"API server {number}: first delivery"].count for number in (0, 1)]
+    counts = [sums.of()[f"API server {number}: first delivery"].count for number in (0, 1)]
     assert all(counts)
     assert sum(counts) == len(views)
 
 
-def test_a_life_reads_front_end_queue_prefill_decode_delivery_without_a_hole(
-    attach: Attach, tmp_path: Path
-) -> None:
+def test_a_life_from_http_to_delivery_has_no_hole(attach: Attach, tmp_path: Path) -> None:
     messages = played(attach, tmp_path, {"1", "5"})
     explainer, state = Explainer(-1, -1, 5, with_begun=True), SessionState()
     for _, message in messages:
         explainer.take(message)
         state.apply(message)
-    view = state.requests[5]
+    view: Any = state.requests[5]
     life = served_life(explainer.waits.life, view)
     assert [life[0].cause, life[-1].cause] == ["front_end", "delivery"]
     assert {"queued", "prompt"} <= {piece.cause for piece in life}
-    assert view.front is not None
     assert life[0].start_ns == view.front.http_ns
     assert life[-1].start_ns + life[-1].ns == view.front.last_out_ns
     for piece, following in pairwise(life):
@@ -280,8 +250,7 @@ def test_two_engines_hear_of_all_requests_and_each_tells_of_its_own(tmp_path: Pa
     front._socket.sendto(b"not a report", str(tmp_path / "front"))
     reports.read()
     reports.close()
-    told = recorder.drain()["front"]
-    assert told is not None
+    told: Any = recorder.drain()["front"]
     assert [row.request_id for each in told for row in each.taken] == [8, 9]
     chunks = [chunk for each in told for chunk in each.chunks()]
     assert [request_id for request_id, _, _ in chunks] == [9, 8]
@@ -303,23 +272,19 @@ def test_an_api_server_is_watched_once_its_configuration_is_made_and_serves_if_i
             self.engine_core = SimpleNamespace(client_index=1)
             self.output_processor = Processor()
 
-    class Queue(vllm_front_end.Queue):
-        pass
-
+    queue = type("Queue", (vllm_front_end.Queue,), {})
     for name, members in {
         "vllm.engine.arg_utils": {"EngineArgs": EngineArgs},
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
-        "vllm.v1.engine.output_processor": {"RequestOutputCollector": Queue},
+        "vllm.v1.engine.output_processor": {"RequestOutputCollector": queue},
     }.items():
-        for at in range(1, name.count(".") + 2):
-            parent = ".".join(name.split(".")[:at])
+        for parent in accumulate(name.split("."), "{}.{}".format):
             monkeypatch.setitem(sys.modules, parent, sys.modules.get(parent, ModuleType(parent)))
         vars(sys.modules[name]).update(members)
     for _ in range(2):
         plugin._wrap_front_end(f"ipc://{tmp_path}/vllm")
         assert EngineArgs().create_engine_config() == "vLLM's configuration"
-    served = AsyncLLM(1)
-    assert set(vars(served.output_processor)) >= {"process_outputs", "add_request"}
+    assert set(vars(AsyncLLM(1).output_processor)) >= {"process_outputs", "add_request"}
     assert not caplog.text
     assert "process_outputs" not in vars(AsyncLLM(None).output_processor)
     assert caplog.text.count("stepscope is not attached") == 1

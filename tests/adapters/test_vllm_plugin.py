@@ -13,20 +13,16 @@ from stepscope.engine.adapters.vllm.kv_blocks import VllmPrefixHashes
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_without_the_environment_variable_a_plugin_imports_nothing_of_stepscope(
-    engine: str,
-) -> None:
+def test_without_the_environment_variable_a_plugin_imports_nothing(engine: str) -> None:
     package = f"stepscope.engine.adapters.{engine}"
     code = (
         "import os, sys; os.environ.pop('STEPSCOPE_ENDPOINT', None)\n"
         f"from {package} import plugin; plugin.register()\n"
         "print(*sorted(name for name in sys.modules if name.startswith(('stepscope', 'zmq'))))"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    found = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     names = f"{package}.plugin".split(".")
-    assert found.stdout.split() == [".".join(names[:end]) for end in range(1, len(names) + 1)]
+    assert found.split() == [".".join(names[:end]) for end in range(1, len(names) + 1)]
 
 
 def test_an_error_in_the_plugin_is_logged_and_not_raised(
@@ -45,9 +41,7 @@ class Target:
 
 
 @pytest.mark.parametrize("is_wrapped_again", [False, True])
-def test_removed_hooks_leave_no_trace_unless_other_code_has_wrapped_them(
-    is_wrapped_again: bool,
-) -> None:
+def test_removed_hooks_leave_no_trace_unless_wrapped_by_others(is_wrapped_again: bool) -> None:
     target = Target()
     hooks = Hooks()
     hooks.wrap(target, "schedule", lambda method: lambda: method().upper())
@@ -75,22 +69,12 @@ def test_contexts_with_equal_prefixes_have_equal_salted_hashes() -> None:
     assert others.of_prompt(one)[0] != names.of_prompt(one)[0]
 
 
-def test_an_engine_process_gets_a_second_to_say_that_it_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_gets_a_second_to_say_that_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[object] = []
-
-    def shutdown(procs: list[object], timeout: float | None = None) -> None:
-        ended.append((procs, timeout))
-
+    shutdown = lambda procs, timeout=None: ended.append((procs, timeout))  # noqa: E731
     utils, engine_utils = SimpleNamespace(shutdown=shutdown), SimpleNamespace(shutdown=shutdown)
-    for name, module in {
-        "vllm.v1": SimpleNamespace(utils=utils),
-        "vllm.v1.utils": utils,
-        "vllm.v1.engine": SimpleNamespace(utils=engine_utils),
-        "vllm.v1.engine.utils": engine_utils,
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "vllm.v1", SimpleNamespace(utils=utils))
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine", SimpleNamespace(utils=engine_utils))
     plugin._wrap_shutdown()
     wrapped = utils.shutdown
     assert engine_utils.shutdown is wrapped is not shutdown

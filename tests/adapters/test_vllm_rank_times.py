@@ -24,6 +24,7 @@ from stepscope.recordings.state.ranks import late_rank, names, waited_for
 from stepscope.tui.views.charts.fleet_columns import COLUMNS
 from stepscope.tui.views.panels import inspector
 from tests.adapters.conftest import Attach, published
+from tests.adapters.laws import fail
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.adapters.test_vllm_schedules import explained
 from tests.support.engines.fake_engine import info as fake_info
@@ -40,10 +41,6 @@ class Clock:
     def spend(cls, ms: float) -> None:
         cls.now_ns += round(ms * MS)
 
-    @classmethod
-    def until(cls, ns: int) -> None:
-        cls.now_ns = max(cls.now_ns, ns)
-
 
 class Communicator:
     """A group's: all ranks leave a collective together. The test knows when the last one comes."""
@@ -51,7 +48,7 @@ class Communicator:
     last_ns = 0
 
     def all_reduce(self, tensor: str) -> str:
-        Clock.until(self.last_ns)
+        Clock.now_ns = max(Clock.now_ns, self.last_ns)
         Clock.spend(TRANSFER_MS)
         return tensor
 
@@ -97,13 +94,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parallel(tensor: int, pipeline: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        data_parallel_size=1,
-        data_parallel_rank=0,
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=pipeline,
-        world_size=tensor * pipeline,
-    )
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    data = {"data_parallel_size": 1, "data_parallel_rank": 0}
+    return SimpleNamespace(**sizes, **data, world_size=tensor * pipeline)
 
 
 def join(worker: Worker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +128,12 @@ class Group:
         self.attachment = attach(self.scheduler)
         self.workers: list[Worker] = []
 
-    def play(self, run: Callable[[SimpleNamespace, int], None]) -> list[StepRecord]:
+    def play(self, run: Callable[[SimpleNamespace, int], None]) -> list[Any]:
         """Let `run` have each output that runs a request, and its number; return the records."""
         number = itertools.count()
         for call in self.scheduler.play():
-            out = self.scheduler.outputs[-1] if self.scheduler.outputs else None
-            if call == "schedule" and out is not None and out.total_num_scheduled_tokens:
-                run(out, next(number))
+            if call == "schedule" and self.scheduler.outputs[-1].total_num_scheduled_tokens:
+                run(self.scheduler.outputs[-1], next(number))
             self.attachment._read()  # the socket holds a few reports, no step takes time here
         with self.attachment.notes.done():
             found = published(self.attachment)
@@ -170,13 +162,13 @@ def side_by_side(
 ) -> None:
     """Run a step on all ranks of a stage, which begin and compute for so many ms, then meet."""
     start_ns = Clock.now_ns
-    arrived = [start_ns + round((b + w) * MS) for b, w in zip(begins, work, strict=True)]
+    last_ns = max(start_ns + round((b + w) * MS) for b, w in zip(begins, work, strict=True))
     for worker, begin, ms in zip(workers, begins, work, strict=True):
         Clock.now_ns = start_ns + round(begin * MS)
+        worker.communicator.last_ns = last_ns
 
         def run(worker: Worker = worker, ms: float = ms) -> None:
             Clock.spend(ms)
-            worker.communicator.last_ns = max(arrived)
             worker.communicator.combine("tensor")
 
         worker.run = run
@@ -194,16 +186,14 @@ def test_a_rank_that_computes_longer_or_begins_later_is_named(group: Start) -> N
     records = ranks.play(run)
     assert len(records) > 20
     for record in records:
-        assert record.ranks is not None
-        found = [(each.work_ns / MS, (each.wait_ns or 0) / MS) for each in record.ranks]
-        waited = waited_for(record.ranks)
-        assert waited is not None
+        found = [(each.work_ns / MS, each.wait_ns / MS) for each in record.ranks]
+        rank, ns = waited_for(record.ranks)
         if record.step % 2 == 0:
             assert found == [(12.0, 6.5 + TRANSFER_MS), (18.5, TRANSFER_MS)]
-            assert (names(record.ranks)[waited[0]], waited[1]) == ("tp1", 6.5 * MS)
+            assert (names(record.ranks)[rank], ns) == ("tp1", 6.5 * MS)
         else:
             assert found == [(8.0, TRANSFER_MS), (5.0, 3.0 + TRANSFER_MS)]
-            assert (names(record.ranks)[waited[0]], waited[1]) == ("tp0", 3 * MS)
+            assert (names(record.ranks)[rank], ns) == ("tp0", 3 * MS)
     assert ranks.attachment.core.info.pipeline_parallel_size == 1
 
 
@@ -215,11 +205,8 @@ def test_a_lost_report_leaves_its_step_unknown_and_shifts_no_other(group: Start)
         side_by_side(told, out, [0.0] * len(told), [number + 1.0] * len(told))
 
     for record in ranks.play(run):
-        if record.step % 3:
-            assert record.ranks is not None
-            assert [each.work_ns for each in record.ranks] == [(record.step + 1) * MS] * 2
-        else:
-            assert record.ranks is None
+        expected = [(record.step + 1) * MS] * 2 if record.step % 3 else None
+        assert (record.ranks and [each.work_ns for each in record.ranks]) == expected
 
 
 def test_a_stage_works_from_when_it_got_its_input_and_is_else_empty(group: Start) -> None:
@@ -233,40 +220,30 @@ def test_a_stage_works_from_when_it_got_its_input_and_is_else_empty(group: Start
             Clock.spend(4)
             workers[0].pipeline.isend_tensor_dict("hidden states")
 
-        def second() -> None:
-            Clock.until(start_ns + 4 * MS)  # it receives
-            Clock.spend(10)
-
-        workers[0].run, workers[1].run = first, second
+        workers[0].run = first
+        workers[1].run = lambda: Clock.spend(14)  # it receives after 4
         workers[0].execute_model(out)
         Clock.now_ns = start_ns
         workers[1].execute_model(out)
         workers[1].sample_tokens(None)
 
     for record in ranks.play(run):
-        assert record.ranks is not None
-        assert [each.stage for each in record.ranks] == [0, 1]
-        assert [each.work_ns for each in record.ranks] == [4 * MS, 10 * MS]
-        assert [each.wait_ns for each in record.ranks] == [0, 0]
+        told = [(each.stage, each.work_ns, each.wait_ns) for each in record.ranks]
+        assert told == [(0, 4 * MS, 0), (1, 10 * MS, 0)]
         assert names(record.ranks) == ["pp0", "pp1"]
 
 
 def test_an_empty_stage_is_one_without_work_while_the_engine_had_some() -> None:
     table = RankTable(1, 2)
 
-    def ran(number: int, start_ms: int) -> list[RankTimes]:
-        out = SimpleNamespace(**{_STAMP: number})
-        begin = start_ms * MS
+    # The engine was idle for 6 ms: in the other 14 each stage was empty while the other worked.
+    for number, empty in enumerate([[None, None], [10 * MS, 4 * MS]]):
+        begin = (100 + 20 * number) * MS
         # 4 ms in the first stage, then 8 in the second, which then samples for 2.
         table.add(RankReport(number, 0, begin, 4 * MS, 0))
         table.add(RankReport(number, 1, begin, 12 * MS, 0))
-        found = table.of(out, begin, begin + 14 * MS)
-        assert found is not None
-        return found
-
-    assert [each.empty_ns for each in ran(0, 100)] == [None, None]
-    # The engine was idle for 6 ms: in the other 14 each stage was empty while the other worked.
-    assert [each.empty_ns for each in ran(1, 120)] == [10 * MS, 4 * MS]
+        found = table.of(SimpleNamespace(**{_STAMP: number}), begin, begin + 14 * MS)
+        assert [each.empty_ns for each in found or ()] == empty
 
 
 def test_on_an_accelerator_or_compiled_the_time_in_collectives_is_unknown(group: Start) -> None:
@@ -283,14 +260,11 @@ def test_an_error_of_ours_in_a_worker_ends_its_watch_and_harms_nobody(
     join(worker, tmp_path, monkeypatch)
     assert "execute_model" in vars(worker)
 
-    def broken(self: object) -> bool:
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(ReportSender, "flush", broken)
+    monkeypatch.setattr(ReportSender, "flush", fail)
     worker.run = lambda: "vLLM's own"
     out = SimpleNamespace(**{_STAMP: 0})
     assert [worker.execute_model(out) for _ in range(2)] == ["vLLM's own"] * 2
-    assert caplog.text.count("stepscope watches this worker no more: MemoryError") == 1
+    assert caplog.text.count("stepscope watches this worker no more: InjectedError") == 1
 
 
 def test_the_only_worker_of_an_engine_is_left_alone(group: Start) -> None:
@@ -305,19 +279,15 @@ def test_a_late_token_names_the_rank_that_held_its_step_up(group: Start) -> None
     ranks = group(2, 1)
     ranks.play(lambda out, _: side_by_side(ranks.workers, out, (0, 0), (1.0, 900.0)))
     found = explained(published(ranks.attachment)).late
-    assert found
-    for late in found:
-        assert sum(piece.ns for piece in late.pieces) == late.gap_ns
+    assert all(sum(piece.ns for piece in late.pieces) == late.gap_ns for late in found)
     pieces = [piece for late in found for piece in late.pieces if piece.cause == "rank"]
-    assert pieces
     assert {piece.detail for piece in pieces} == {"tp1"}
     assert pieces[0].text.startswith("waited for rank tp1 in ")
 
 
 def test_of_many_ranks_the_worst_is_measured_by_the_median_of_the_others() -> None:
     ranks = [RankTimes(0, ms * MS, 0, None) for ms in (10, 11, 10, 30, 12, 11, 28, 10)]
-    waited = waited_for(ranks)
-    assert waited == (3, 19 * MS)
+    assert waited_for(ranks) == (3, 19 * MS)
     works = ((0, 5), (0, 6), (1, 20), (1, 21))
     stages = [RankTimes(stage, ms * MS, 0, None) for stage, ms in works]
     assert waited_for(stages) == (3, 15 * MS)
@@ -341,22 +311,20 @@ def test_an_output_without_tokens_may_end_while_a_later_step_runs(attach: Attach
     assert ranks.attachment.is_attached
 
 
-def lines_of(info: EngineInfo, record: StepRecord, width: int = 100) -> list[str]:
-    return ["".join(text for text, _ in line) for line in inspector.rank_lines(record, info, width)]
+def lines_of(info: EngineInfo, record: StepRecord) -> list[str]:
+    return ["".join(text for text, _ in line) for line in inspector.rank_lines(record, info, 100)]
 
 
 def test_the_steps_panel_says_who_was_waited_for_and_what_is_unknown(attach: Attach) -> None:
     info = replace(Group(attach, 2, 1).attachment.core.info, device="cpu")
     ranks = [RankTimes(0, round(ms * MS), 0, None) for ms in (12.1, 18.4)]
-    assert lines_of(info, step(0, ranks=ranks, tokens_ns=30 * MS)) == [
-        " ranks   tp0 12.1 ms, tp1 18.4 ms: tp1 was waited for, 6.3 ms"
-    ]
+    [said] = lines_of(info, step(0, ranks=ranks, tokens_ns=30 * MS))
+    assert said == " ranks   tp0 12.1 ms, tp1 18.4 ms: tp1 was waited for, 6.3 ms"
     assert lines_of(info, step(0)) == [" ranks   unknown: not all of them told"]
     assert lines_of(replace(info, tensor_parallel_size=1), step(0)) == []
     even = [RankTimes(0, 12 * MS, None, None)] * 8
-    assert lines_of(replace(info, device="cuda"), step(0, ranks=even)) == [
-        " launch  slowest of 8 12.0 ms, median 12.0, spread 0.00, about even"
-    ]
+    [said] = lines_of(replace(info, device="cuda"), step(0, ranks=even))
+    assert said == " launch  slowest of 8 12.0 ms, median 12.0, spread 0.00, about even"
     stages = [RankTimes(0, 5 * MS, 0, 15 * MS), RankTimes(1, 6 * MS, 0, None)]
     assert lines_of(info, step(0, ranks=stages))[1] == " empty   pp0 75%, pp1 —"
 
@@ -370,8 +338,7 @@ def test_the_fleet_names_the_rank_that_its_others_wait_for_and_how_much_of_the_t
         history.append(number + 1, step(number, [], ranks=ranks))
     measured = measure(history)
     assert measured["rank_wait"] == (15 * 1 + 5 * 2) / (20 * 8)
-    found = figures("a", SimpleNamespace(history=history, status="live", error=None), measured)  # type: ignore[arg-type]
+    found = figures("a", SimpleNamespace(history=history, status="live", error=None), measured)
     assert (found.slow_rank, found.rank_wait) == ("tp1", measured["rank_wait"])
     [column] = [each for each in COLUMNS if each.key == "ranks"]
-    assert column.draw is not None
     assert column.draw(found) == ("tp1 16%", "caution")

@@ -1,7 +1,7 @@
 """Data-parallel ranks of vLLM: one endpoint each, found and changed as one group."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +25,24 @@ from tests.support.waiting import wait_for
 BUDGET = "max_num_batched_tokens"
 
 
-def attached(size: int) -> Iterator[list[Attachment]]:
-    """Two ranks that run as `vllm-0`, and know of `size` of them."""
-    found = []
-    for rank in range(2):
-        scheduler = PlayedScheduler("0.32.0", "chunked")
-        parallel = {"data_parallel_size": size, "data_parallel_index": rank}
-        vars(scheduler.vllm_config.parallel_config).update(parallel)
-        found.append(attach(scheduler, "vllm-0"))
-    yield found
-    for attachment in found:
-        attachment.close()
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture
+def size() -> int:
+    """How many ranks each of the two believes that there are."""
+    return 2
 
 
 @pytest.fixture
-def ranks() -> Iterator[list[Attachment]]:
-    yield from attached(2)
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> Iterator[list[Attachment]]:
+    """Two ranks that run as `vllm-0`."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with ExitStack() as stack:
+        found = []
+        for rank in range(2):
+            scheduler = PlayedScheduler("0.32.0", "chunked")
+            parallel = {"data_parallel_size": size, "data_parallel_index": rank}
+            vars(scheduler.vllm_config.parallel_config).update(parallel)
+            found.append(stack.enter_context(closing(attach(scheduler, "vllm-0"))))
+        yield found
 
 
 @pytest.fixture
@@ -58,18 +55,17 @@ def budgets(ranks: list[Attachment]) -> list[KnobValue]:
     return [rank.knobs.values[BUDGET] for rank in ranks]
 
 
-def test_the_name_of_a_data_parallel_group_selects_all_its_ranks(ranks: list[Attachment]) -> None:
-    assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0.dp0", "vllm-0.dp1"]
+@pytest.mark.parametrize(
+    ("size", "first", "numbers"), [(2, "vllm-0.dp0", [0, 1]), (1, "vllm-0", [None, None])]
+)
+def test_the_name_of_a_group_selects_all_its_ranks(
+    ranks: list[Attachment], first: str, numbers: list[int | None]
+) -> None:
+    assert [rank.name for rank in ranks_of("vllm-0")] == [first, "vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("vllm-0.dp1")] == ["vllm-0.dp1"]
     assert [rank.name for rank in ranks_of("another")] == ["another"]
     assert addresses("vllm-0") == ranks_of("vllm-0")
-    assert [rank.core.info.data_parallel_rank for rank in ranks] == [0, 1]
-
-
-def test_a_first_rank_named_without_a_suffix_still_belongs_to_its_group() -> None:
-    for _ in attached(1):  # each believes that it is the only one
-        assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0", "vllm-0.dp1"]
-    assert [rank.name for rank in ranks_of("vllm-0")] == ["vllm-0"]
+    assert [rank.core.info.data_parallel_rank for rank in ranks] == numbers
 
 
 def test_a_knob_change_of_a_group_reaches_every_rank_and_each_audits_its_step(
@@ -105,9 +101,9 @@ def test_if_a_rank_fails_after_others_changed_all_get_their_old_values_back(
     error: Exception,
 ) -> None:
     set_on_last = clients[1].set_knobs
+    is_only_late = isinstance(error, NoAnswer)  # the rank makes the change all the same
 
     def fail(*args: Any, dry_run: bool = False, **settings: Any) -> Ack:
-        is_only_late = isinstance(error, NoAnswer)  # the rank makes the change all the same
         ack = set_on_last(*args, dry_run=dry_run or not is_only_late, **settings)
         if not dry_run:
             raise error
@@ -116,8 +112,7 @@ def test_if_a_rank_fails_after_others_changed_all_get_their_old_values_back(
     monkeypatch.setattr(clients[1], "set_knobs", fail)
     with pytest.raises(type(error)):
         set_on_all(clients, {BUDGET: 32}, "Ada")
-    changed = ranks if isinstance(error, NoAnswer) else ranks[:1]
-    for rank in changed:
+    for rank in ranks if is_only_late else ranks[:1]:
         wait_for(lambda rank=rank: len(rank.core.audit.last()) == 2, "the old values are restored")
         assert [entry.new for entry in rank.core.audit.last()] == [{BUDGET: 32}, {BUDGET: 64}]
     assert budgets(ranks) == [64, 64]
@@ -127,9 +122,8 @@ def test_if_a_rank_fails_after_others_changed_all_get_their_old_values_back(
 def link() -> Iterator[EngineLink]:
     """The link of a dashboard that shows the second rank."""
     (rank,) = ranks_of("vllm-0.dp1")
-    link = EngineLink(lambda: ControlClient(rank), lambda: siblings_of(rank))
-    yield link
-    link.close()
+    with closing(EngineLink(lambda: ControlClient(rank), lambda: siblings_of(rank))) as link:
+        yield link
 
 
 def answer_of(link: EngineLink, value: int) -> Answer:
@@ -139,28 +133,17 @@ def answer_of(link: EngineLink, value: int) -> Answer:
     return answers[0]
 
 
-def test_a_knob_change_in_the_dashboard_reaches_all_ranks(
-    ranks: list[Attachment], link: EngineLink
-) -> None:
-    reply = answer_of(link, 32).reply
-    assert isinstance(reply, Ack)
-    assert reply.detail == "vllm-0.dp0 from step 0"
+def test_a_change_in_the_dashboard_reaches_all(ranks: list[Attachment], link: EngineLink) -> None:
+    assert answer_of(link, 32).reply.detail == "vllm-0.dp0 from step 0"
     assert budgets(ranks) == [32, 32]
 
 
-def test_a_knob_change_in_the_dashboard_changes_no_rank_if_one_refuses(
-    ranks: list[Attachment], link: EngineLink
-) -> None:
+def test_a_change_that_one_refuses_reaches_none(ranks: list[Attachment], link: EngineLink) -> None:
     fix_the_budget(ranks[0])
-    refused = answer_of(link, 32)
-    assert "vllm-0.dp0: " in (refused.error or "")
-    assert "no engine of the group is changed" in (refused.error or "")
+    refused = answer_of(link, 32).error or ""
+    assert "vllm-0.dp0: " in refused
+    assert "no engine of the group is changed" in refused
     assert budgets(ranks) == [64, 64]
-
-
-def test_a_conflict_on_the_rank_shown_in_the_dashboard_changes_no_other_rank(
-    ranks: list[Attachment], link: EngineLink
-) -> None:
     with ControlClient(ranks_of("vllm-0.dp1")[0]) as other:
         other.set_knobs({BUDGET: 48}, "Bob")
     assert answer_of(link, 32).code == "conflict"
@@ -169,9 +152,7 @@ def test_a_conflict_on_the_rank_shown_in_the_dashboard_changes_no_other_rank(
 
 
 @pytest.mark.usefixtures("ranks")
-def test_recording_a_group_writes_one_file_for_each_rank(
-    stepscope: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_recording_a_group_writes_one_file_for_each_rank(stepscope: Any, tmp_path: Path) -> None:
     done = stepscope("record", "vllm-0", "-o", str(tmp_path / "run.mcap"), "--seconds", "0.5")
     assert done.exit_code == 0, done.stderr
     for rank in range(2):

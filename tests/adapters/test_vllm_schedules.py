@@ -53,8 +53,7 @@ class Played(Published):
             for line, call in zip(scheduler.calls, scheduler.play(), strict=True):
                 assert self.attachment.is_attached
                 if call == "update":
-                    num_blocks = scheduler.head["num_blocks"] - 1
-                    self.num_used.append(num_blocks - scheduler.num_free)
+                    self.num_used.append(scheduler.head["num_blocks"] - 1 - scheduler.num_free)
                 if call == "schedule" and scheduler.outputs[-1].num_scheduled_tokens:
                     self.budgets.append(scheduler.max_num_scheduled_tokens)
                 each(scheduler, line)
@@ -101,10 +100,15 @@ def played(attach: Attach, request: pytest.FixtureRequest) -> Played:
     return Played(attach, *request.param.split("-"))
 
 
-def test_every_scheduled_token_is_in_a_row_or_counted_as_wasted(played: Played) -> None:
+def test_every_scheduled_token_is_told_and_none_by_its_id(played: Played, tmp_path: Path) -> None:
     check_rows(played, played.scheduled)
     for step, budget in zip(played.steps, played.budgets, strict=True):
         assert step.num_prefill_tokens + step.num_decode_tokens <= budget == step.token_budget
+    check_computed_tokens(played)
+    check_no_token_id(played.messages, SECRET_TOKEN)
+    report = verify(record(tmp_path / "played.mcap", played.messages), lambda share: None)
+    assert {check.name: check.problems for check in report.checks if check.problems} == {}
+    assert report.blocks.num_checked == len(played.steps)
 
 
 def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -> None:
@@ -120,23 +124,13 @@ def test_every_request_has_the_finish_reason_that_vllm_gave_it(played: Played) -
     assert len(played.of(wire.Finished)) + len(played.of(wire.Aborted)) == len(names)
 
 
-def test_computed_tokens_are_prompt_and_output_less_the_prefix_hit(played: Played) -> None:
-    check_computed_tokens(played)
-
-
-def test_the_recording_of_an_attached_vllm_passes_verify(played: Played, tmp_path: Path) -> None:
-    report = verify(record(tmp_path / "played.mcap", played.messages), lambda share: None)
-    assert {check.name: check.problems for check in report.checks if check.problems} == {}
-    assert report.blocks.num_checked == len(played.steps)
-
-
 @pytest.mark.parametrize("is_read_late", [False, True])
 @pytest.mark.parametrize("case", [case for case in CASES if case != "asynchronous"])
 def test_after_every_step_published_used_blocks_equal_those_of_vllm(
     attach: Attach, version: str, case: str, is_read_late: bool
 ) -> None:
     played = Played(attach, version, case, is_read_late=is_read_late)
-    used = [step.kv.used for step in played.steps if step.kv is not None]
+    used = [step.kv.used for step in played.steps]
     assert used == [used for used, ran in zip(played.num_used, played.ran, strict=True) if ran]
     assert max(used) > 0
 
@@ -146,26 +140,19 @@ def test_a_step_is_under_way_until_vllm_has_finished_it(attach: Attach) -> None:
     attachment = attach(scheduler)
     for call in scheduler.play():
         with attachment.notes.done():
-            step = attachment.watcher.recorder.step_under_way
+            step: Any = attachment.watcher.recorder.step_under_way
         if call != "schedule" or not (tokens := scheduler.outputs[-1].num_scheduled_tokens):
             assert step is None
             continue
-        assert step is not None
         said = step.message(step.since_ns + 5_000_000_000)
         assert said.token_budget == scheduler.max_num_scheduled_tokens
         assert said.num_prefill_tokens + said.num_decodes == sum(tokens.values())
 
 
-def test_published_preemptions_equal_those_of_vllm(attach: Attach, version: str) -> None:
+def test_published_preemptions_are_vllms_with_what_they_cost(attach: Attach, version: str) -> None:
     played = Played(attach, version, "preemption")
     expected = sum(len(call.get("preempted", ())) for call in played.scheduler.calls)
     assert len(played.of(wire.Preempted)) == expected > 2
-
-
-def test_a_row_recomputes_if_its_request_has_come_further_before(
-    attach: Attach, version: str
-) -> None:
-    played = Played(attach, version, "preemption")
     num_computed: Counter[int] = Counter()
     recomputed: set[int] = set()
     for step in played.steps:
@@ -177,59 +164,70 @@ def test_a_row_recomputes_if_its_request_has_come_further_before(
             recomputed |= {row.request_id} if is_again else set()
     assert recomputed
     assert recomputed <= played.preempted
+    ledger = Ledger(SessionState())
+    for _, message in played.messages:
+        ledger.take(message)
+    assert len(ledger.preemptions) == expected
+    for each in ledger.preemptions:
+        assert each.num_lost == each.num_recomputed + each.num_from_cache
+        assert each.beneficiary is not None
+    assert ledger.waiting() == []
+    assert ledger.num_admitted == len(played.of(wire.Admitted))
 
 
-def test_published_prefix_hits_equal_those_of_vllm(attach: Attach, version: str) -> None:
+def test_prefix_hits_and_evictions_equal_those_of_vllm(attach: Attach, version: str) -> None:
     played = Played(attach, version, "prefix")
-    hits = {
-        played.names[each.request_id]: each.num_cached_tokens
-        for each in played.of(wire.Admitted)
-        if each.num_cached_tokens
-    }
-    expected = {
-        new.req_id: new.num_computed_tokens
-        for output in played.scheduler.outputs
-        for new in output.scheduled_new_reqs
-        if new.num_computed_tokens
-    }
-    assert hits == expected
-    assert len(hits) > 3
-    counts = [step.kv for step in played.steps if step.kv is not None]
-    assert sum(kv.hit_tokens for kv in counts) == sum(expected.values())
+    hits = {played.names[number]: count for number, count in played.cached.items()}
+    news = [new for output in played.scheduler.outputs for new in output.scheduled_new_reqs]
+    assert hits == {new.req_id: new.num_computed_tokens for new in news}
+    assert sum(map(bool, hits.values())) > 3
+    counts: list[Any] = [step.kv for step in played.steps]
+    assert sum(kv.hit_tokens for kv in counts) == sum(hits.values())
+    cached: set[int] = set()  # as before the call
+    num_evicted = 0
+    for line in played.scheduler.calls:
+        for _, (blocks,), num_hit_tokens in line.get("new", ()):
+            num_evicted += len(cached.intersection(blocks[num_hit_tokens // 16 :]))
+        for _, groups, _ in line.get("again", ()):
+            num_evicted += len(cached.intersection(groups[0] if groups else ()))
+        cached.difference_update(line.get("unhashed", ()))
+        cached.update(line.get("hashed", ()))
+    assert sum(kv.evicted for kv in counts) == num_evicted > 0
 
 
-def test_rows_of_requests_aborted_in_flight_are_counted_as_wasted(
-    attach: Attach, version: str
-) -> None:
+def test_rows_of_requests_aborted_in_flight_are_wasted(attach: Attach, version: str) -> None:
     played = Played(attach, version, "asynchronous")
     assert played.aborted
     assert sum(step.num_wasted_tokens or 0 for step in played.steps) > 0
     assert any(step.hidden_ns is not None for step in played.steps)
-    ended_at: dict[int, int] = {}
-    for number, message in played.messages:
-        for event in getattr(message, "events", ()):
-            if isinstance(event, wire.Aborted | wire.Finished):
-                ended_at[event.request_id] = number
+    ended_at = {
+        event.request_id: number
+        for number, message in played.messages
+        for event in getattr(message, "events", ())
+        if isinstance(event, wire.Aborted | wire.Finished)
+    }
     for number, message in played.messages:
         if isinstance(message, wire.StepRecord):
             assert all(ended_at[row.request_id] >= number for row in message.batch or ())
+
+
+def outcomes_of(played: Played) -> list[Any]:
+    session = SessionState()
+    return [found for _, m in played.messages if (found := session.apply(m)) is not None]
 
 
 def test_output_is_what_vllm_accepted_not_what_was_drafted(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "speculation")
     drafts = [draft for step in played.steps for draft in step.drafts or ()]
     assert any(0 < draft.num_accepted < draft.num_drafted for draft in drafts)
-    session = SessionState()
-    outcomes = [session.apply(message) for _, message in played.messages]
-    num_output = sum(outcome.num_output_tokens for outcome in outcomes if outcome is not None)
+    num_output = sum(outcome.num_output_tokens for outcome in outcomes_of(played))
     assert num_output == sum(state[2] for state in played.last.values())
 
 
 def test_a_request_that_only_reads_its_prompt_has_no_token_and_no_ttft(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "pooling")
     assert not played.of(wire.FirstToken)
-    session = SessionState()
-    outcomes = [found for _, m in played.messages if (found := session.apply(m)) is not None]
+    outcomes = outcomes_of(played)
     assert not any(each.num_output_tokens or each.ttft_ns for each in outcomes)
     assert sum(len(each.e2e_ns) for each in outcomes) == 4
     assert [each.num_cut_rows for each in outcomes] == [1, 1, 0, 0]
@@ -245,37 +243,3 @@ def test_an_abort_of_a_request_with_stop_strings_may_be_its_stop(attach: Attach)
     reasons = {played.names[each.request_id]: each.reason for each in played.of(wire.Aborted)}
     assert reasons.pop("2") == "by a stop string, or its client left"
     assert set(reasons.values()) == {"aborted in vLLM"}
-
-
-def test_no_token_id_of_vllm_is_in_telemetry(attach: Attach, version: str) -> None:
-    check_no_token_id(Played(attach, version, "chunked").messages, SECRET_TOKEN)
-
-
-def test_the_ledger_has_the_cost_of_vllms_preemptions(attach: Attach, version: str) -> None:
-    played = Played(attach, version, "preemption")
-    ledger = Ledger(SessionState())
-    for _, message in played.messages:
-        ledger.take(message)
-    assert len(ledger.preemptions) == len(played.of(wire.Preempted)) > 0
-    for each in ledger.preemptions:
-        assert each.num_lost == each.num_recomputed + each.num_from_cache
-        assert each.beneficiary is not None
-    assert ledger.waiting() == []
-    assert ledger.num_admitted == len(played.of(wire.Admitted))
-
-
-def test_evicted_blocks_are_cached_blocks_that_vllm_reassigned(
-    attach: Attach, version: str
-) -> None:
-    played = Played(attach, version, "prefix")
-    cached: set[int] = set()  # as before the call
-    num_evicted = 0
-    for line in played.scheduler.calls:
-        for _, (blocks,), num_hit_tokens in line.get("new", ()):
-            num_evicted += len(cached.intersection(blocks[num_hit_tokens // 16 :]))
-        for _, groups, _ in line.get("again", ()):
-            num_evicted += len(cached.intersection(groups[0] if groups else ()))
-        cached.difference_update(line.get("unhashed", ()))
-        cached.update(line.get("hashed", ()))
-    assert num_evicted > 0
-    assert sum(step.kv.evicted for step in played.steps if step.kv) == num_evicted

@@ -1,7 +1,7 @@
 """What each waiting request of an attached vLLM waits for, by name."""
 
 from collections import deque
-from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,9 @@ from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 
 
-def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(attach: Attach) -> None:
+def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(
+    attach: Attach, tmp_path: Path, stepscope: Any
+) -> None:
     played = Played(attach, "0.32.0", "adapters")
     told = [line.get("held", []) for line in played.scheduler.calls if line["call"] == "schedule"]
     state, held = SessionState(), []
@@ -37,27 +39,16 @@ def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(atta
     assert any(piece.text.startswith(waited) for piece in late["2"].pieces)
     for name in ("0", "1", "4", "5"):
         assert not any("LoRA" in piece.text for piece in late[name].pieces)
-    num_lora = sum(bool(names) for names in expected)
-    assert history_of(played.messages).windows.limits(None, None)["lora"] == num_lora / len(
-        played.steps
-    )
-
-
-def test_the_step_screen_says_for_which_slot_each_request_of_the_queue_waits(
-    attach: Attach, tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
-    played = Played(attach, "0.32.0", "adapters")
-    path = record(tmp_path / "adapters.mcap", played.messages)
+    share = history_of(played.messages).windows.limits(None, None)["lora"]
+    assert share == sum(map(bool, expected)) / len(played.steps)
+    path, picture = record(tmp_path / "adapters.mcap", played.messages), tmp_path / "step.txt"
     step = next(s.step for s in played.steps if (s.waiting_reasons or {}).get("lora") == 2)
-    picture = tmp_path / "step.txt"
     options = ["--page", "step", "--at", str(step), "--size", "140x50", "-o", str(picture)]
     assert stepscope("screenshot", str(path), *options).exit_code == 0
     assert picture.read_text().count("a LoRA slot (max_loras), held by a") == 2
 
 
-def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
-    attach: Attach,
-) -> None:
+def test_a_grammar_that_an_idle_engine_compiles_is_named_without_a_step(attach: Attach) -> None:
     scheduler = PlayedScheduler("0.32.0", "chunked")
     attachment = attach(scheduler)
     watcher: Any = attachment.watcher
@@ -65,8 +56,7 @@ def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
     next(play)
     request = scheduler.requests["0"]
     request.status = SimpleNamespace(name="WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR")
-    scheduler.deferred_waiting.held = [request]
-    scheduler.deferred_waiting.num_waiting = 1
+    vars(scheduler.deferred_waiting).update(held=[request], num_waiting=1)
     with attachment.notes.done():
         held = watcher.held_anew()
         assert watcher.held_anew() is None
@@ -78,8 +68,8 @@ def test_a_grammar_that_an_idle_engine_compiles_is_named_though_no_step_runs(
     held = [message.held for _, message in messages if isinstance(message, EngineStatus)]
     assert [rows for rows in held if rows] == [[HeldRow(0, "grammar")]]
     first = next(late for late in explained(messages).late if late.request_id == 0)
-    said = [piece.text for piece in first.pieces]
-    assert "waited in the queue for a grammar to be compiled" in said
+    said = "waited in the queue for a grammar to be compiled"
+    assert said in [piece.text for piece in first.pieces]
 
 
 @pytest.mark.parametrize(
@@ -102,10 +92,7 @@ def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
 def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "connector")
     loads = {k: v for line in played.scheduler.calls for k, v in line.get("loads", {}).items()}
-    given = {
-        name: sum(bool(each) for ids in tables for each in ids)
-        for name, (_, tables) in loads.items()
-    }
+    given = {name: sum(map(bool, chain(*tables))) for name, (_, tables) in loads.items()}
     state, seen = SessionState(), {}
     for _, message in played.messages:
         state.apply(message)
@@ -120,23 +107,16 @@ def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(attach: Att
 
 def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> None:
     played = Played(attach, "0.33.0", "cadence")
-    scheduled = [line for line in played.scheduler.calls if line["call"] == "schedule"]
-    running: list[str] = []
-    expected = []
-    for line in scheduled:
-        running = line.get("running", running)
-        if line.get("tokens"):
-            expected.append(line["held_prefills"])
     held = [step.held_prefills for step in played.steps]
-    assert held == expected
-    assert any(held)
-    assert not all(held)
+    calls = played.scheduler.calls
+    assert held == [line["held_prefills"] for line in calls if line.get("tokens")]
+    assert set(held) == {True, False}
     assert {"cadence"} in [set(step.waiting_reasons or {}) for step in played.steps]
     for step in played.steps:
         assert not (step.held_prefills and step.num_prefill_tokens)
         assert "kv_blocks" not in (step.waiting_reasons or {})
-    late = [each for each in explained(played.messages).late if not each.token_idx]
-    said = " ".join(each.explanation for each in late)
+    late = explained(played.messages).late
+    said = " ".join(each.explanation for each in late if not each.token_idx)
     assert "waited in the queue for a step that takes prefills" in said
     assert "without prefills (prefill_schedule_interval)" in said
 
@@ -144,10 +124,9 @@ def test_steps_that_vllm_keeps_free_of_prefills_are_named(attach: Attach) -> Non
 def test_the_prefill_cadence_of_vllm_0_33_changes_while_it_runs(attach: Attach) -> None:
     scheduler: Any = PlayedScheduler("0.33.0", "cadence")
     attachment = attach(scheduler)
-    knobs = attachment.knobs
     with pytest.raises(ConfigError, match="1 or more"):
-        knobs.set({"prefill_schedule_interval": 0})
-    knobs.set({"prefill_schedule_interval": 7})
+        attachment.knobs.set({"prefill_schedule_interval": 0})
+    attachment.knobs.set({"prefill_schedule_interval": 7})
     assert scheduler.local_prefill_interval == 7
     attachment.close()
     assert scheduler.local_prefill_interval == 4  # vLLM's own
@@ -156,9 +135,7 @@ def test_the_prefill_cadence_of_vllm_0_33_changes_while_it_runs(attach: Attach) 
         before.changed({"prefill_schedule_interval": 7})
 
 
-def test_a_request_that_later_ones_of_higher_priority_overtake_waits_for_priority(
-    attach: Attach,
-) -> None:
+def test_a_request_overtaken_by_later_ones_waits_for_priority(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "priority")
     told = [(s.step, [(row.request_id, row.reason) for row in s.held or []]) for s in played.steps]
     # 4 was admitted in step 4, before 2 and 3, which came earlier; 5 came last.
@@ -188,12 +165,9 @@ def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_bl
 
     picture = SimpleNamespace(request_id="a", has_encoder_inputs=True, num_tokens=100)
     pool = SimpleNamespace(get_num_free_blocks=lambda: 7)
-    scheduler = SimpleNamespace(
-        max_num_encoder_input_tokens=512,
-        waiting=[SimpleNamespace(request_id="held"), picture],
-        block_size=16,
-        kv_cache_manager=SimpleNamespace(block_pool=pool),
-    )
+    scheduler.max_num_encoder_input_tokens, scheduler.block_size = 512, 16
+    scheduler.waiting = [SimpleNamespace(request_id="held"), picture]
+    scheduler.kv_cache_manager = SimpleNamespace(block_pool=pool)
     assert waits.lacks_encoder_budget(scheduler, {"held"})
     picture.num_tokens = 113  # does not fit into seven blocks
     assert not waits.lacks_encoder_budget(scheduler, {"held"})

@@ -1,6 +1,5 @@
 """What an attachment to vLLM promises, checked on a real server. Each law raises AssertionError."""
 
-import os
 from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.protocol.wire import Preempted, StepRecord
+from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.protocol.wire_rows import TICK_NS
 from tests.adapters.laws import check_computed_tokens
 from tests.attached.published import Published
@@ -37,12 +36,10 @@ def the_front_end_tells_of_every_chunk(published: Published, answers: Sequence[A
     """Each chunk of an answer, after its client had sent the request and before it read it."""
     num_chunks = 0
     for answer in answers:
-        request_id = published.request_id(answer.request_id)
-        assert request_id is not None
+        request_id: Any = published.request_id(answer.request_id)
         taken = published.taken[request_id]
         chunks = sorted(published.chunks[request_id])
         assert len(chunks) == len(answer.chunks_ns), answer.request_id
-        assert taken.http_ns is not None
         assert answer.sent_ns <= taken.http_ns <= taken.sent_ns, answer.request_id
         for (came_ns, out_ns), read_ns in zip(chunks, answer.chunks_ns, strict=True):
             assert taken.sent_ns - TICK_NS <= came_ns <= out_ns, answer.request_id
@@ -61,7 +58,6 @@ def every_step_is_published_once(published: Published, calls: Sequence[dict[str,
         rows = sum(row.num_tokens for row in step.batch or ())
         assert rows == step.num_prefill_tokens + step.num_decode_tokens, f"step {step.step}"
         assert rows + (step.num_wasted_tokens or 0) == tokens, f"step {step.step}"
-        assert step.token_budget is not None
         assert tokens <= step.token_budget, f"step {step.step} is over its budget"
     ahead = sum(step.hidden_ns is not None for step in steps)
     return f"{len(steps)} steps, {ahead} scheduled while another ran"
@@ -78,9 +74,8 @@ def used_blocks_are_the_pools(published: Published, calls: Sequence[dict[str, An
             num_equal += 1
         else:
             assert not is_synchronous, f"step {step.step}: {step.kv.used}, not {expected}"
-    last = published.statuses[-1]
-    assert last.kv is not None
-    assert last.kv.used == 0, f"{last.kv.used} blocks are used by nobody"
+    num_left = published.statuses[-1].kv.used
+    assert num_left == 0, f"{num_left} blocks are used by nobody"
     return f"equal after {num_equal} of {len(used) - first} steps"
 
 
@@ -130,7 +125,7 @@ def nothing_private_is_published(
 def a_long_step_is_published_while_it_runs(published: Published, since_step: int) -> str:
     found = [each for each in published.in_flight if each.step >= since_step]
     assert found, "a step of two seconds was not published before it ended"
-    ended: StepRecord = next(step for step in published.steps if step.step == found[0].step)
+    ended = next(step for step in published.steps if step.step == found[0].step)
     assert ended.tokens_ns >= found[-1].time_ns
     assert ended.tokens_ns - ended.schedule_start_ns > 1_900_000_000
     return f"{len(found)} messages in two seconds"
@@ -147,14 +142,12 @@ def steps_name_their_graph(published: Published) -> str:
 
 def nothing_of_ours_is_there(folder: Path, calls: Sequence[dict[str, Any]]) -> str:
     """vLLM has no socket, thread or module of stepscope."""
-    first = calls[0]
-    assert first["modules"] == [], first["modules"]
-    assert first["threads"] == [], first["threads"]
+    assert calls[0] == {"call": "first", "modules": [], "threads": []}, calls[0]
     no_socket_is_left(folder)
     return "no module, no thread, no socket"
 
 
 def no_socket_is_left(folder: Path) -> str:
-    left = [entry.name for entry in os.scandir(folder) if entry.name.startswith("vllm")]
+    left = [path.name for path in folder.glob("vllm*")]
     assert not left, f"left behind: {', '.join(left)}"
     return "no file is left"

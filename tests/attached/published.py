@@ -41,17 +41,15 @@ class Published:
     """Decoded messages, by kind."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
-        kinds = (wire.EngineInfo, wire.StepRecord, wire.StepInFlight, wire.Audited)
+        kinds = wire.EngineInfo, wire.StepRecord, wire.StepInFlight, wire.Audited, wire.EngineStatus
         self.infos, self.steps, self.in_flight, self.audited, self.statuses = (
-            [each for each in messages if isinstance(each, kind)]
-            for kind in (*kinds, wire.EngineStatus)
+            [each for each in messages if isinstance(each, kind)] for kind in kinds
         )
         self.events = [event for each in messages for event in getattr(each, "events", ())]
         self.names = {each.request_id: each.client_id for each in self.of(wire.Arrived)}
         self.ends = {each.request_id: each for each in self.of(wire.Finished)}
-        self.cached: dict[int, int] = {}
-        for admitted in self.of(wire.Admitted):
-            self.cached.setdefault(admitted.request_id, admitted.num_cached_tokens)
+        # When each was first admitted.
+        self.cached = {e.request_id: e.num_cached_tokens for e in self.of(wire.Admitted)[::-1]}
         self.preempted = {each.request_id for each in self.of(wire.Preempted)}
         self.aborted = [each.request_id for each in self.of(wire.Aborted)]
         self.taken: dict[int, wire.TakenRow] = {}

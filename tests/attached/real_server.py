@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +15,10 @@ from tests.support.ports import free_port
 HERE = Path(__file__).parent
 VOCABULARY = 260  # of the byte tokenizer
 START_S, STOP_S, REQUEST_S = 600.0, 60.0, 240.0
-SETTINGS = {
-    "--load-format": "dummy",
-    "--dtype": "float32",
-    "--max-model-len": "1024",
-    "--block-size": "32",
-    "--max-num-seqs": "32",
-    "--max-num-batched-tokens": "512",
-    "--num-gpu-blocks-override": "65",
-}
+SETTINGS = (
+    "--enforce-eager --load-format=dummy --dtype=float32 --max-model-len=1024 --block-size=32 "
+    "--max-num-seqs=32 --max-num-batched-tokens=512 --num-gpu-blocks-override=65"
+)
 
 
 class Answer(NamedTuple):
@@ -61,21 +57,19 @@ def write_model(folder: Path, **changes: Any) -> None:
     path = folder / "tokenizer_config.json"
     # The name that every release of transformers knows.
     path.write_text(path.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
+    twos = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": 64,
         "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 4096,
         "torch_dtype": "float32",
-        "bos_token_id": None,
-        "eos_token_id": None,
-    } | changes
-    (folder / "config.json").write_text(json.dumps(config))
+        **dict.fromkeys(twos, 2),
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),
+    }
+    (folder / "config.json").write_text(json.dumps(config | changes))
 
 
 class VllmServer:
@@ -106,12 +100,11 @@ class VllmServer:
         self._model = str(model)
         plugins = folder / "plugins"
         _offer_plugins(plugins, ("witness", "async_on_cpu") if asynchronous else ("witness",))
-        settings = [word for pair in SETTINGS.items() for word in pair]
         self._log = (folder / "log").open("w")
         command = [
             *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", self._model, "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--enforce-eager", *settings, *options),
+            *(*SETTINGS.split(), *options),
         ]
         switches = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
         variables = os.environ | dict.fromkeys(("VLLM_CPU_KVCACHE_SPACE", *switches), "1")
@@ -148,7 +141,7 @@ class VllmServer:
         body = {"model": self._model, "prompt": prompt, "max_tokens": num_tokens}
         body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S)
-        try:
+        with closing(connection):
             headers = {"content-type": "application/json"}
             sent_ns = time.monotonic_ns()
             connection.request("POST", "/v1/completions", json.dumps(body), headers)
@@ -156,15 +149,12 @@ class VllmServer:
             if response.status != 200:
                 raise http.client.HTTPException(f"HTTP {response.status}: {response.read()!r}")
             return _read_stream(response, give_up_after)._replace(sent_ns=sent_ns)
-        finally:
-            connection.close()
 
     @property
     def calls(self) -> list[dict[str, object]]:
         """The calls that the witness noted."""
         path = self.folder / "calls.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        return [*map(json.loads, path.read_text().splitlines())] if path.exists() else []
 
     @property
     def log(self) -> str:
@@ -179,13 +169,12 @@ class VllmServer:
 
     def stop(self) -> None:
         """End it as Ctrl-C does."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-            try:
-                self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        self._process.send_signal(signal.SIGINT)  # does nothing once it has ended
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._log.close()
 
 

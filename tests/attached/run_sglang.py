@@ -107,26 +107,23 @@ class Run:
         self.folder, self.fail_after = folder, fail_after
         self.options = OPTIONS | {"model_path": str(model)} | options
         num_ranks = self.options.get("tp_size", 1)
-        plan = {
-            "options": self.options,
-            "num_requests": NUM_REQUESTS,
-            "aborted": ABORTED,
-            "fail_after": fail_after,
-        }
-        (folder / "plan.json").write_text(json.dumps(plan))
+        plan = {"options": self.options, "num_requests": NUM_REQUESTS, "aborted": ABORTED}
+        (folder / "plan.json").write_text(json.dumps(plan | {"fail_after": fail_after}))
         self.endpoint = f"ipc://{folder}/sglang"
-        environment = os.environ | settings
-        environment |= {
-            "STEPSCOPE_ENDPOINT": self.endpoint,
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(num_ranks))),
-        }
+        environment = (
+            os.environ
+            | settings
+            | {
+                "STEPSCOPE_ENDPOINT": self.endpoint,
+                "SGLANG_USE_CPU_ENGINE": "1",
+                "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(num_ranks))),
+            }
+        )
         script = Path(__file__).with_name("sglang_rank.py")
         with (folder / "log").open("wb") as log:
+            streams: dict[str, Any] = {"stdout": log, "stderr": log}
             processes = [
-                subprocess.Popen(
-                    [python, script, folder, str(rank)], env=environment, stdout=log, stderr=log
-                )
+                subprocess.Popen([python, script, folder, str(rank)], env=environment, **streams)
                 for rank in range(num_ranks)
             ]
         try:
@@ -134,9 +131,8 @@ class Run:
         finally:
             for process in processes:
                 process.kill()
-        self.ranks = [
-            json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)
-        ]
+        notes = [folder / f"rank{rank}.json" for rank in range(num_ranks)]
+        self.ranks = [json.loads(path.read_text()) for path in notes]
         self.witness = self.ranks[0]
 
     def _watch(self, processes: list[subprocess.Popen[bytes]], changes: bool) -> None:

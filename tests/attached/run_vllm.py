@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,8 @@ CONSOLE = str(Path(sys.executable).parent / "stepscope")
 def main(releases: list[str]) -> int:
     num_failed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        model = Path(temporary) / "model"
+        model, windows = Path(temporary) / "model", Path(temporary) / "windows"
         write_model(model)
-        windows = Path(temporary) / "windows"
         write_model(windows, **WINDOWS)
         for release in releases or RELEASES:
             report = Report(release)
@@ -99,33 +99,33 @@ class Trial:
         self._model = windows
         # Its longest request needs 70 blocks.
         blocks = ("--num-gpu-blocks-override", "75", "--no-disable-hybrid-kv-cache-manager")
-        self._under_load("sliding windows", blocks)
+        self._under_load("sliding windows", *blocks)
 
-    def _serve(
-        self,
-        name: str,
-        more: tuple[str, ...] = (),
-        *,
-        asynchronous: bool = False,
-        **environment: str,
-    ) -> VllmServer:
+    @contextmanager
+    def _serving(
+        self, name: str, *more: str, asynchronous: bool = False, **environment: str
+    ) -> Iterator[VllmServer]:
         settings = {"STEPSCOPE_ENDPOINT": self._endpoint} | environment
-        folder = self._folder / name
+        place = self._python, self._model, self._folder / name
         options = (*more, "--cudagraph-metrics")
-        return VllmServer(
-            self._python, self._model, folder, settings, options, asynchronous=asynchronous
-        )
+        server = VllmServer(*place, settings, options, asynchronous=asynchronous)
+        try:
+            yield server
+        finally:
+            server.stop()
 
-    def _under_load(
-        self, name: str, more: tuple[str, ...] = (), *, asynchronous: bool = False
-    ) -> None:
+    def _under_load(self, name: str, *more: str, asynchronous: bool = False) -> None:
         report = Report(self._report.release, f"{name}: ")
         try:
-            server = self._serve(name, more, asynchronous=asynchronous)
+            self._load(report, self._serving(name, *more, asynchronous=asynchronous))
         except CannotServeError as error:
             report.line("cannot run", str(error))
             return
-        try:
+        report.check(laws.no_socket_is_left, self._sockets)
+        self._report.num_failed += report.num_failed
+
+    def _load(self, report: Report, serving: AbstractContextManager[VllmServer]) -> None:
+        with serving as server:
             collector = Collector(f"{self._endpoint}.telemetry")
             recording = server.folder / "run.mcap"
             recorder = record(self._endpoint, recording)
@@ -163,14 +163,9 @@ class Trial:
             check(laws.a_long_step_is_published_while_it_runs, published, block_at)
             check(laws.steps_name_their_graph, published)
             collector.stop()
-        finally:
-            server.stop()
-        report.check(laws.no_socket_is_left, self._sockets)
-        self._report.num_failed += report.num_failed
 
     def _with_an_error_of_ours(self) -> None:
-        server = self._serve("error")
-        try:
+        with self._serving("error") as server:
             load = Load(server, 24)
             (server.folder / "fail").touch()
             answers = load.wait()
@@ -183,16 +178,11 @@ class Trial:
                 return f"{len(answers)} requests complete, one warning, no socket"
 
             self._report.check(an_error_of_ours_detaches_it)
-        finally:
-            server.stop()
 
     def _left_out(self) -> None:
-        server = self._serve("without", VLLM_PLUGINS="witness")
-        try:
+        with self._serving("without", VLLM_PLUGINS="witness") as server:
             server.ask(SECRET, 8)
             self._report.check(laws.nothing_of_ours_is_there, self._sockets, server.calls)
-        finally:
-            server.stop()
 
     def _wait_until_idle(self, collector: Collector) -> None:
         """Wait until a heartbeat after the last step says that no request is left."""
@@ -229,20 +219,18 @@ class Load:
         return answers
 
 
-def turn_budget(endpoint: str, load: Load) -> tuple[list[tuple[int, int]], list[int]]:
+def turn_budget(endpoint: str, load: Load) -> tuple[list[tuple[Any, int]], list[int]]:
     """Lower and raise the budget under load; ask once for more than vLLM was started with."""
-    changes: list[tuple[int, int]] = []
+    changes: list[tuple[Any, int]] = []
     refused: list[int] = []
     with ControlClient(endpoint, timeout_s=20) as client:
         for num_done, budget in ((4, 96), (12, 64), (20, 513), (28, 512)):
             wait_for(lambda wanted=num_done: load.num_done >= wanted, "requests end", 240)
             try:
                 answer = client.set_knobs({"max_num_batched_tokens": budget}, "test-vllm")
+                changes.append((answer.effective_step, budget))
             except CommandRefused:
                 refused.append(budget)
-            else:
-                assert answer.effective_step is not None
-                changes.append((answer.effective_step, budget))
     return changes, refused
 
 

@@ -58,9 +58,7 @@ class Tape:
             def free_blocks(blocks: Iterable[Any]) -> None:
                 blocks = list(blocks)
                 free(blocks)
-                self._freed += [
-                    each.block_id if each.block_hash is None else -each.block_id for each in blocks
-                ]
+                self._freed += [b.block_id if b.block_hash is None else -b.block_id for b in blocks]
 
             manager.block_pool.free_blocks = free_blocks
         self._loads: dict[str, list[Any]] = {}  # how many tokens, and into which blocks
@@ -76,6 +74,7 @@ class Tape:
                 return blocks
 
             manager.allocate_slots = allocate_slots
+        optional = {name: getattr(scheduler, name) for name in OPTIONAL if hasattr(scheduler, name)}
         self.lines: list[dict[str, Any]] = [
             {
                 "vllm": __version__,
@@ -86,9 +85,7 @@ class Tape:
                 "max_model_len": scheduler.max_model_len,
                 "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
                 "queues": [name for name in QUEUES if hasattr(scheduler, name)],
-                "optional": {
-                    name: getattr(scheduler, name) for name in OPTIONAL if hasattr(scheduler, name)
-                },
+                "optional": optional,
                 "watermark_blocks": getattr(manager, "watermark_blocks", None),
                 "max_loras": case.get("max_loras"),
                 "policy": case.get("policy", "fcfs"),
@@ -138,21 +135,16 @@ class Tape:
         state = dict(self._state())
         changed = {key: value for key, value in state.items() if self._before.get(key) != value}
         self._before.update(changed)
-        requests = {
-            key.partition(" ")[2]: changed.pop(key)
-            for key in list(changed)
-            if key.startswith("request ")
-        }
+        names = [key for key in changed if key.startswith("request ")]
+        requests = {key.partition(" ")[2]: changed.pop(key) for key in names}
         pool = self._scheduler.kv_cache_manager.block_pool
         hashed = {i for i, block in enumerate(pool.blocks) if block.block_hash is not None}
         fields = {key: value for key, value in fields.items() if value not in ([], {})}
         line: dict[str, Any] = {"call": call, **fields, **changed}
-        if self._loads:
-            line["loads"], self._loads = self._loads, {}
-        if self._freed:
-            line["freed"], self._freed = self._freed, []  # those that stay cached are negative
-        if requests:
-            line["requests"] = requests
+        # Freed blocks that stay cached are negative.
+        more = {"loads": self._loads, "freed": self._freed, "requests": requests}
+        line |= {key: value for key, value in more.items() if value}
+        self._loads, self._freed = {}, []
         if hashed != self._hashed:
             line["hashed"] = sorted(hashed - self._hashed)
             line["unhashed"] = sorted(self._hashed - hashed)
@@ -289,15 +281,9 @@ def repeated_texts() -> list[dict[str, Any]]:
     for number in range(8):
         phrase = [100 * number + position for position in range(5)]
         text = [token for turn in range(30) for token in (*phrase, 1000 * number + turn % 7)]
-        found.append(
-            {
-                "arrival_step": number // 2,
-                "prompt_len": 20 + 3 * number,
-                "output_len": 24,
-                "tokens": text[: 20 + 3 * number],
-                "output": text[20 + 3 * number : 60 + 3 * number],
-            }
-        )
+        end = 20 + 3 * number
+        lengths = {"arrival_step": number // 2, "prompt_len": end, "output_len": 24}
+        found.append(lengths | {"tokens": text[:end], "output": text[end : end + 40]})
     return found
 
 
@@ -322,117 +308,64 @@ def each_with(wanted: list[dict[str, Any]], name: str, values: Iterable[Any]) ->
 
 
 def cases() -> dict[str, dict[str, Any]]:
+    chunked = requests((0, 200, 6), (0, 10, 20), (2, 150, 5), (4, 30, 12), (9, 90, 1))
     pressed = requests(*((number // 3, 20 + 7 * number, 24) for number in range(9)))
     aborts = requests(
         (0, 100, 30), (0, 40, 30), (0, 200, 30), (1, 60, 30), (1, 30, 12), (2, 70, 30), (3, 50, 8)
     )
-    tight = {"num_blocks": 17, "reserve": "none"}
-    drafts = {
-        "speculative": "ngram",
-        "num_speculative_tokens": 4,
-        "prompt_lookup_min": 1,
-        "prompt_lookup_max": 4,
-    } | tight
+    paused = requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8))
+    moved = requests((0, 90, 3), (1, 70, 40), (1, 30, 9), (2, 100, 9), (4, 60, 2))
+    # Longer than the one token by which decodes are told.
+    spaced = requests((0, 20, 50), (3, 30, 30), (8, 150, 6), (30, 60, 9), (31, 60, 5))
+    ranked = requests((0, 20, 4), (0, 20, 8), (1, 30, 4), (2, 20, 6), (3, 40, 9), (4, 9, 3))
+    adapted = requests((0, 30, 8), (1, 20, 6), (1, 40, 5), (2, 20, 4), (3, 9, 5), (4, 20, 9))
+    # During prefill, decoding, waiting, and once more, when nothing is left to abort.
+    abort_at = {1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]}
+    pause_at = {8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"}
+    tight, ahead = {"num_blocks": 17, "reserve": "none"}, {"is_asynchronous": True}
+    lookup = {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+    drafts = {"speculative": "ngram"} | lookup | tight
     full = ("FullAttentionSpec", {})
     window = ("SlidingWindowSpec", {"sliding_window": 40})
-    windows = {"num_blocks": 40, "reserve": "none", "abort_at": {30: ["2"], 31: ["9"]}}
-    long_outputs = [each | {"output_len": 70} for each in shared_prompts()]
-    transfers = [
-        {kind: True, "remote_request_id": f"there-{number}"}
-        if (kind := CONNECTED.get(number))
-        else None
-        for number in range(5)
-    ]
+    chunks = ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64})
+    mamba = ("MambaSpec", {"mamba_cache_mode": "align"})
+    roomy = {"num_blocks": 40, "reserve": "none"}
+    windows = roomy | {"abort_at": {30: ["2"], 31: ["9"]}}
+    long_outputs, outputs = (
+        [each | {"output_len": length} for each in shared_prompts()] for length in (70, 50)
+    )
+    kinds = [(number, CONNECTED.get(number)) for number in range(5)]
+    wanted = [kind and {kind: True, "remote_request_id": f"there-{n}"} for n, kind in kinds]
+    transfers = each_with(moved, "transfer", wanted)
+    # The keys and values of 1 come late, those of 3 never; 0 and 4 are sent after their end.
+    transferred_at = {
+        8: {"finished_recving": ["1"]},
+        12: {"finished_sending": ["0"]},
+        20: {"finished_sending": ["4"], "finished_recving": ["3"]},
+    }
+    connector = {"kv_role": "kv_both", "transferred_at": transferred_at, "abort_at": {16: ["3"]}}
+    priorities = each_with(ranked, "priority", (0, 0, 2, 1, 0, 2))
     return {
-        "chunked": case(
-            64,
-            requests((0, 200, 6), (0, 10, 20), (2, 150, 5), (4, 30, 12), (9, 90, 1)),
-            budget_at={5: 24, 14: 64},
-        ),
+        "chunked": case(64, chunked, budget_at={5: 24, 14: 64}),
         "preemption": case(96, pressed, **tight),
         "prefix": case(128, shared_prompts(), num_blocks=14),
-        # During prefill, decoding, waiting, and once more, when nothing is left to abort.
-        "abort": case(
-            64,
-            aborts,
-            max_num_seqs=4,
-            num_blocks=24,
-            abort_at={1: ["2"], 6: ["1"], 7: ["6"], 9: ["1", "3"], 12: ["0", "5"]},
-        ),
+        "abort": case(64, aborts, max_num_seqs=4, num_blocks=24, abort_at=abort_at),
         # With preemptions, and requests that end among their drafts.
         "speculation": case(96, repeated_texts(), abort_at={9: ["3"]}, **drafts),
-        "pause": case(
-            64,
-            requests((0, 40, 12), (0, 60, 30), (1, 20, 30), (9, 30, 12), (22, 30, 8)),
-            reset_at=[5, 23],
-            pause_at={8: "PAUSED_NEW", 16: "UNPAUSED", 20: "PAUSED_ALL", 26: "UNPAUSED"},
-        ),
+        "pause": case(64, paused, reset_at=[5, 23], pause_at=pause_at),
         "pooling": case(64, requests((0, 40, 1), (0, 150, 1), (1, 1, 1), (3, 64, 1)), pools=True),
         "windows": case(96, long_outputs, groups=[full, window, window], **windows),
-        "hybrid": case(
-            96,
-            [each | {"output_len": 50} for each in shared_prompts()],
-            num_blocks=40,
-            reserve="none",
-            groups=[
-                full,
-                ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64}),
-                ("MambaSpec", {"mamba_cache_mode": "align"}),
-            ],
-            reset_at=[40],
-        ),
-        "windows_ahead": case(
-            96, long_outputs, is_asynchronous=True, groups=[full, window], **windows
-        ),
-        # The keys and values of 1 come late, those of 3 never; 0 and 4 are sent after their end.
-        "connector": case(
-            96,
-            each_with(
-                requests((0, 90, 3), (1, 70, 40), (1, 30, 9), (2, 100, 9), (4, 60, 2)),
-                "transfer",
-                transfers,
-            ),
-            num_blocks=40,
-            kv_role="kv_both",
-            groups=[full, window],
-            transferred_at={
-                8: {"finished_recving": ["1"]},
-                12: {"finished_sending": ["0"]},
-                20: {"finished_sending": ["4"], "finished_recving": ["3"]},
-            },
-            abort_at={16: ["3"]},
-        ),
-        # From 0.33 on. Prompts are longer than the one token by which decodes are told.
-        "cadence": case(
-            48,
-            requests((0, 20, 50), (3, 30, 30), (8, 150, 6), (30, 60, 9), (31, 60, 5)),
-            prefill_schedule_interval=4,
-        ),
-        "priority": case(
-            64,
-            each_with(
-                requests((0, 20, 4), (0, 20, 8), (1, 30, 4), (2, 20, 6), (3, 40, 9), (4, 9, 3)),
-                "priority",
-                (0, 0, 2, 1, 0, 2),
-            ),
-            max_num_seqs=2,
-            policy="priority",
-        ),
-        "adapters": case(
-            64,
-            each_with(
-                requests((0, 30, 8), (1, 20, 6), (1, 40, 5), (2, 20, 4), (3, 9, 5), (4, 20, 9)),
-                "adapter",
-                "aabba",
-            ),
-            max_loras=1,
-        ),
+        "hybrid": case(96, outputs, groups=[full, chunks, mamba], reset_at=[40], **roomy),
+        "windows_ahead": case(96, long_outputs, groups=[full, window], **windows | ahead),
+        "connector": case(96, transfers, num_blocks=40, groups=[full, window], **connector),
+        # From 0.33 on.
+        "cadence": case(48, spaced, prefill_schedule_interval=4),
+        "priority": case(64, priorities, max_num_seqs=2, policy="priority"),
+        "adapters": case(64, each_with(adapted, "adapter", "aabba"), max_loras=1),
         "speculation_ahead": case(
-            96, repeated_texts(), is_asynchronous=True, **drafts | {"speculative": "ngram_gpu"}
+            96, repeated_texts(), **drafts | ahead | {"speculative": "ngram_gpu"}
         ),
-        "asynchronous": case(
-            96, pressed, is_asynchronous=True, abort_at={8: ["1"], 13: ["4", "8"]}, **tight
-        ),
+        "asynchronous": case(96, pressed, abort_at={8: ["1"], 13: ["4", "8"]}, **tight | ahead),
     }
 
 
@@ -449,9 +382,7 @@ def main() -> int:
         (model / "config.json").write_text(json.dumps(MODEL))
         version = f"{__version__}_v2" if given.v2 else __version__
         for name, case in cases().items():
-            if given.case not in (None, name):
-                continue
-            if name == "cadence" and not HAS_CADENCE:
+            if given.case not in (None, name) or (name == "cadence" and not HAS_CADENCE):
                 continue
             lines = record(case, model, is_v2=given.v2)
             path = folder / f"{version}-{name}.jsonl"

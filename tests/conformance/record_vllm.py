@@ -19,6 +19,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,21 +97,7 @@ def make_scheduler(
             async_scheduling=is_asynchronous,
             **{name: value for name, value in newer.items() if name in known},
         ),
-        speculative_config=speculative_config(workload),
-        kv_transfer_config=(
-            KVTransferConfig(
-                kv_connector="SlowConnector",
-                kv_connector_module_path="slow_connector",
-                kv_role=workload["kv_role"],
-            )
-            if "kv_role" in workload
-            else None
-        ),
-        lora_config=(
-            LoRAConfig(max_loras=workload["max_loras"], max_lora_rank=8)
-            if "max_loras" in workload
-            else None
-        ),
+        **dict(optional_configs(workload)),
         cache_config=CacheConfig(
             block_size=block_size, enable_prefix_caching=workload.get("enable_prefix_caching", True)
         ),
@@ -146,15 +133,16 @@ def _groups(workload: dict[str, Any], block_size: int) -> list[KVCacheGroupSpec]
     return found
 
 
-def speculative_config(workload: dict[str, Any]) -> SpeculativeConfig | None:
-    if workload.get("speculative", "off") == "off":
-        return None
-    return SpeculativeConfig(
-        method=workload["speculative"],
-        num_speculative_tokens=workload["num_speculative_tokens"],
-        prompt_lookup_min=workload["prompt_lookup_min"],
-        prompt_lookup_max=workload["prompt_lookup_max"],
-    )
+def optional_configs(workload: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    if workload.get("speculative", "off") != "off":
+        names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+        options = {name: workload[name] for name in names}
+        yield "speculative_config", SpeculativeConfig(method=workload["speculative"], **options)
+    if "kv_role" in workload:
+        names = {"kv_connector": "SlowConnector", "kv_connector_module_path": "slow_connector"}
+        yield "kv_transfer_config", KVTransferConfig(**names, kv_role=workload["kv_role"])
+    if "max_loras" in workload:
+        yield "lora_config", LoRAConfig(max_loras=workload["max_loras"], max_lora_rank=8)
 
 
 def record(workload: dict[str, Any], model: Path) -> list[dict[str, Any]]:
@@ -184,23 +172,19 @@ def make_request(
     number: int, wanted: dict[str, Any], workload: dict[str, Any], hasher: Any
 ) -> Request:
     first = number * workload.get("max_model_len", 4096)
+    adapter = wanted.get("adapter")
+    extra = {"kv_transfer_params": wanted["transfer"]} if "transfer" in wanted else None
     return Request(
         request_id=str(number),
         prompt_token_ids=wanted.get("tokens") or list(range(first, first + wanted["prompt_len"])),
         sampling_params=SamplingParams(
-            max_tokens=wanted["output_len"],
-            ignore_eos=True,
-            extra_args={"kv_transfer_params": wanted["transfer"]} if "transfer" in wanted else None,
+            max_tokens=wanted["output_len"], ignore_eos=True, extra_args=extra
         ),
         pooling_params=None,
         arrival_time=float(number),
         priority=wanted.get("priority", 0),
         block_hasher=hasher,
-        lora_request=(
-            LoRARequest(wanted["adapter"], ord(wanted["adapter"]), "none")
-            if "adapter" in wanted
-            else None
-        ),
+        lora_request=LoRARequest(adapter, ord(adapter), "none") if adapter else None,
     )
 
 
@@ -269,23 +253,17 @@ def result_of(
 
     With drafts, as many more as are right by the `output` that the workload says.
     """
-    ids = list(output.num_scheduled_tokens)
-    requests = [scheduler.requests[request_id] for request_id in ids]
+    ids, drafts = list(output.num_scheduled_tokens), output.scheduled_spec_decode_tokens
+    sampled: list[list[int]] = []
+    for name in ids:
+        request = scheduler.requests[name]
+        is_whole = request.num_computed_tokens >= request.num_tokens
+        wanted = None if requests_wanted is None else requests_wanted[int(name)].get("output")
+        sampled.append(tokens_of(request, drafts.get(name, []), wanted) if is_whole else [])
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
-        sampled_token_ids=[
-            tokens_of(
-                request,
-                output.scheduled_spec_decode_tokens.get(request.request_id, []),
-                None
-                if requests_wanted is None
-                else requests_wanted[int(request.request_id)].get("output"),
-            )
-            if request.num_computed_tokens >= request.num_tokens
-            else []
-            for request in requests
-        ],
+        sampled_token_ids=sampled,
         logprobs=None,
         prompt_logprobs_dict={},
         pooler_output=[],
@@ -304,15 +282,9 @@ def made_up_with_drafts(seed: int) -> dict[str, Any]:
         while len(text) < 100:
             text += phrase if source.random() < 0.65 else [source.randrange(1, 40)]
         prompt_len, output_len = source.randint(8, 60), source.randint(4, 40)
-        requests.append(
-            {
-                "arrival_step": step,
-                "prompt_len": prompt_len,
-                "output_len": output_len,
-                "tokens": text[:prompt_len],
-                "output": text[prompt_len : prompt_len + output_len],
-            }
-        )
+        texts = {"tokens": text[:prompt_len], "output": text[prompt_len : prompt_len + output_len]}
+        lengths = {"arrival_step": step, "prompt_len": prompt_len, "output_len": output_len}
+        requests.append(lengths | texts)
     shortest = source.randint(1, 4)
     return {
         "speculative": "ngram",

@@ -3,7 +3,8 @@
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,7 @@ def test_any_change_of_a_log_is_read_or_refused_in_one_line(tmp_path: Path, name
 def test_a_byte_order_mark_does_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result()), "utf-8-sig")
-    found = foreign_session(path)
-    assert found is not None
-    assert found.info.imported == "a result of vllm bench serve"
+    assert foreign_session(path).info.imported == "a result of vllm bench serve"
 
 
 @pytest.mark.parametrize(
@@ -117,18 +116,17 @@ def test_what_is_missing_is_said_with_the_option_that_saves_it(
 ) -> None:
     path = tmp_path / "result.json"
     path.write_text(text, "utf-8")
-    with pytest.raises(RecordingError) as raised:
+    with pytest.raises(RecordingError, match=re.escape(said)):
         foreign_session(path)
-    assert said in str(raised.value)
 
 
-def test_verify_says_that_a_log_is_no_recording(stepscope: Callable[..., Any]) -> None:
+def test_verify_says_that_a_log_is_no_recording(stepscope: Any) -> None:
     answer = stepscope("verify", str(SAMPLES / "vllm.log"))
     assert answer.exit_code
     assert "vllm.log is a log of vllm: only recordings can be verified" in answer.stderr
 
 
-def test_records_are_not_counted_as_steps(stepscope: Callable[..., Any], tmp_path: Path) -> None:
+def test_records_are_not_counted_as_steps(stepscope: Any, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result()), "utf-8")
     assert "1,280 records in" in stepscope("compare", str(path), str(path), "--table").stdout

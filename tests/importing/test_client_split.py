@@ -1,7 +1,8 @@
 """A client's result beside the recording of its engine: who is who, whose clock, whose fault."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 from statistics import median
@@ -57,34 +58,20 @@ def numbers(match: ClientMatch, session: ForeignSession) -> list[tuple[int, int]
     return [(place[id(a)], int(b.client_id.split("-")[3])) for a, b in match.pairs]
 
 
-def seen_by_client(
-    engine: ServedRequest, before_ns: int, after_ns: int, clock_ns: int
-) -> ClientRequest:
+def seen_by_client(engine: ServedRequest, before_ns: int, after_ns: int, clock_ns: int) -> Any:
     """A request by its client's clock: sent some time before it arrived, read some time after."""
     times_ns = [time_ns + after_ns - clock_ns for time_ns in engine.times_ns]
-    return ClientRequest(
-        start_ns=engine.arrival_ns - before_ns - clock_ns,
-        end_ns=times_ns[-1],
-        num_prompt=engine.num_prompt,
-        num_output=engine.num_output,
-        tokens_ns=times_ns,
-    )
+    lengths = {"num_prompt": engine.num_prompt, "num_output": engine.num_output}
+    start_ns = engine.arrival_ns - before_ns - clock_ns
+    return ClientRequest(start_ns=start_ns, end_ns=times_ns[-1], tokens_ns=times_ns, **lengths)
 
 
-def test_requests_are_found_by_the_id_that_vllm_makes_of_the_clients(
-    recording: Recording, result: ForeignSession
-) -> None:
+def test_requests_found_by_id_wait_as_told(recording: Recording, result: ForeignSession) -> None:
     match = client_match(result, recording)
     assert (match.by, len(match.pairs), match.num_requests) == ("request id", NUMBER, NUMBER)
     assert (match.num_unlike, match.num_unfit, match.apart_ns) == (0, 0, 0)
     assert all(a == b for a, b in numbers(match, result))
-
-
-def test_the_parts_of_each_wait_add_up_to_the_clients_own_figure(
-    recording: Recording, result: ForeignSession
-) -> None:
     told = json.loads(RESULT.read_text("utf-8"))
-    match = client_match(result, recording)
     found, gaps = (of.waits for of in client_waits(match))
     ours = {each.pair.client.client_id: each.ns / 1e9 for each in found}
     assert ours == {f"-{n}": pytest.approx(each) for n, each in enumerate(told["ttfts"])}
@@ -114,7 +101,7 @@ def test_without_ids_they_are_found_by_time_and_lengths_on_any_clock(
     assert all(sum(each.parts_ns) == each.ns for each in client_waits(match)[0].waits)
 
 
-def test_a_client_that_tells_no_starts_is_matched_in_order(
+def test_requests_without_starts_match_in_order(
     recording: Recording, result: ForeignSession
 ) -> None:
     session = without_ids(result)._replace(has_starts=False)
@@ -152,12 +139,8 @@ def test_time_before_and_after_the_engine_is_told_apart(
     engines = served_requests(recording)
     delays = [(3_000_000 + 7_000 * n, 2_000_000 + 11_000 * (n % 9)) for n in range(len(engines))]
     delays[7] = (400_000_000, 2_000_000)  # its front end was slow
-    requests = [
-        seen_by_client(engine, *delay, clock_ns)
-        for engine, delay in zip(engines, delays, strict=True)
-    ]
-    session = result._replace(requests=requests[::-1])
-    match = client_match(session, recording)
+    seen = [seen_by_client(e, *delay, clock_ns) for e, delay in zip(engines, delays, strict=True)]
+    match = client_match(result._replace(requests=seen[::-1]), recording)
     assert len(match.pairs) == len(engines)
     assert match.offset_ns == pytest.approx(clock_ns, abs=match.error_ns)
     told = {each.pair.engine.request_id: each.parts_ns for each in client_waits(match)[0].waits}
@@ -169,21 +152,13 @@ def test_time_before_and_after_the_engine_is_told_apart(
     assert slowest.pair.engine.request_id == engines[7].request_id
 
 
-def test_lengths_that_the_client_counts_in_its_own_way_are_said(
-    recording: Recording, result: ForeignSession
-) -> None:
+def test_other_lengths_and_requests_are_told(recording: Recording, result: ForeignSession) -> None:
     session = without_ids(result)
     for each in session.requests:
         each.num_prompt += 11  # a chat template that it does not know
     match = client_match(session, recording)
     assert match.num_unlike == len(match.pairs) == NUMBER
     assert all(a == b for a, b in numbers(match, session))
-
-
-def test_a_result_of_other_requests_is_refused(
-    recording: Recording, result: ForeignSession
-) -> None:
-    session = without_ids(result)
     for number, each in enumerate(session.requests):
         each.start_ns += number**2 * 10**9
         each.tokens_ns = [token_ns + number**2 * 10**9 for token_ns in each.tokens_ns]
@@ -199,24 +174,21 @@ def test_event_keys_go_to_the_steps_where_the_client_waited_longest(result: Fore
     assert (marks[0].step, len(marks)) == (slowest.step, 10)
     assert f"client's TTFT {slowest.ns / 1e6:,.1f} ms of r" in marks[0].text
     source = ReplaySource(recording, playing=False, marks=marks)
-    source.start()
-    try:
+    with ExitStack() as stack:
+        stack.callback(source.stop)
+        source.start()
         assert source.file_index.wait()
-        steps = sorted({each.step for each in marks})
-        step, seen = -1, []
-        while (event := source.file_index.next(step, 1, {"mark"}, SLO())) is not None:
-            step = event.step
-            seen.append(step)
-        assert seen == steps
+        steps, seen = sorted({each.step for each in marks}), [-1]
+        while (event := source.file_index.next(seen[-1], 1, {"mark"}, SLO())) is not None:
+            seen.append(event.step)
+        assert seen == [-1, *steps]
         source.seek(steps[3])
         assert source.wait()
         assert {each.step for each in source.history.marks} == set(steps[:4])
-    finally:
-        source.stop()
 
 
-def test_compare_prints_the_split_and_writes_it_as_json(stepscope: Callable[..., Any]) -> None:
-    arguments: Sequence[str] = ("compare", str(SERVED), "--client", str(RESULT))
+def test_compare_prints_the_split_and_writes_it_as_json(stepscope: Any) -> None:
+    arguments = ("compare", str(SERVED), "--client", str(RESULT))
     text = stepscope(*arguments).stdout
     assert "60 of 60 requests found by request id" in text
     assert "client and engine read the same one" in text
@@ -242,7 +214,7 @@ def test_compare_prints_the_split_and_writes_it_as_json(stepscope: Callable[...,
     ],
 )
 def test_what_cannot_be_laid_beside_is_said_in_one_line(
-    stepscope: Callable[..., Any], arguments: Sequence[object], said: str
+    stepscope: Any, arguments: Sequence[object], said: str
 ) -> None:
     answer = stepscope("compare", *map(str, arguments))
     assert answer.exit_code

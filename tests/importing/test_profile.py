@@ -25,8 +25,8 @@ MI300X = SAMPLES / "torch_profiler_vllm_decode_full.json.gz"
 
 
 def event(category: str, name: str, us: float, dur: float, **args: Any) -> dict[str, Any]:
-    event = {"ph": "X", "cat": category, "name": name, "ts": us, "dur": dur, "pid": 1, "tid": 1}
-    return {**event, "args": args}
+    when = {"ts": us, "dur": dur, "pid": 1, "tid": 1}
+    return {"ph": "X", "cat": category, "name": name, **when, "args": args}
 
 
 def launch(number: int, us: float) -> dict[str, Any]:
@@ -46,6 +46,10 @@ def written(path: Path, events: list[dict[str, Any]], **head: Any) -> Path:
     return path
 
 
+def spent(step: Any) -> dict[str, int]:
+    return {kind: ns for kind, ns in step.kernel_ns.items() if ns}
+
+
 def test_a_kernel_is_of_the_step_that_launched_it_whenever_it_ran(tmp_path: Path) -> None:
     events = [
         step("execute_context_1(64)_generation_2(2)", 100),
@@ -62,12 +66,9 @@ def test_a_kernel_is_of_the_step_that_launched_it_whenever_it_ran(tmp_path: Path
     ]  # fmt: skip
     first, second = read_trace(written(tmp_path / "trace.json", events)).steps
     assert (first.batch, second.batch) == ((1, 64, 2, 2), (0, 0, 2, 2))
-    spent = {kind: ns for kind, ns in first.kernel_ns.items() if ns}
-    assert spent == {"linear": 50_000, "sampling": 5_000}
-    assert first.busy_ns == 55_000
-    spent = {kind: ns for kind, ns in second.kernel_ns.items() if ns}
-    assert spent == {"attention": 20_000, "communication": 30_000}
-    assert second.busy_ns == 35_000
+    assert spent(first) == {"linear": 50_000, "sampling": 5_000}
+    assert spent(second) == {"attention": 20_000, "communication": 30_000}
+    assert (first.busy_ns, second.busy_ns) == (55_000, 35_000)
 
 
 def test_without_kernels_each_operators_own_time_counts(tmp_path: Path) -> None:
@@ -81,9 +82,7 @@ def test_without_kernels_each_operators_own_time_counts(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path / "trace.json", events))
     (only,) = trace.steps
     assert trace.device == ""
-    assert {kind: ns for kind, ns in only.kernel_ns.items() if ns} == {
-        "linear": 8_000, "other": 2_000, "sampling": 3_000,
-    }  # fmt: skip
+    assert spent(only) == {"linear": 8_000, "other": 2_000, "sampling": 3_000}
     assert only.busy_ns == 13_000
 
 
@@ -97,15 +96,20 @@ def test_a_trace_of_an_amd_gpu_loses_no_kernel() -> None:
     assert {kind_of(name) for _, name in trace.kernels} >= {"attention", "linear", "sampling"}
 
 
+def recorded() -> tuple[Any, list[StepRecord]]:
+    """The engine of `SERVED`, and its steps."""
+    with Recording(SERVED) as recording:
+        found = [each.message for each in messages(recording)]
+        return recording.info, [each for each in found if isinstance(each, StepRecord)]
+
+
 @pytest.fixture
 def profiled(tmp_path: Path) -> Callable[..., Path]:
     """Writes the trace that a profiler would have made of steps of `SERVED`."""
 
     def write(first: int, number: int, by: int = 1) -> Path:
         events, batch = [], "execute_context_{}({})_generation_{}({})"
-        with Recording(SERVED) as recording:
-            info = recording.info
-            steps = [m.message for m in messages(recording) if isinstance(m.message, StepRecord)]
+        info, steps = recorded()
         for record in steps[first : first + number * by : by]:
             rows = record.batch or ()
             decodes = [each.num_tokens for each in rows if each.phase == Phase.DECODE]
@@ -123,29 +127,23 @@ def matched(trace: Path) -> ProfileMatch:
         return matched_steps(read_trace(trace), recording)
 
 
-def test_steps_of_a_trace_are_found_by_their_batches(profiled: Callable[..., Path]) -> None:
-    with Recording(SERVED) as recording:
-        steps = [m.message for m in messages(recording) if isinstance(m.message, StepRecord)]
+def test_steps_of_a_trace_are_found_by_their_batches(profiled: Any) -> None:
+    _, steps = recorded()
     for first in (0, 20, len(steps) - 30):
         found = matched(profiled(first, 30))
-        assert [each.step for each in found.steps] == [r.step for r in steps[first : first + 30]]
-        assert [each.ns for each in found.steps] == [
-            record.tokens_ns - record.schedule_start_ns for record in steps[first : first + 30]
-        ]
+        expected = [(r.step, r.tokens_ns - r.schedule_start_ns) for r in steps[first : first + 30]]
+        assert [(each.step, each.ns) for each in found.steps] == expected
         assert all(each.ns - each.host_ns == 1_500 for each in found.steps)
 
 
-def test_a_trace_of_another_run_is_refused(profiled: Callable[..., Path]) -> None:
-    mixed = profiled(0, 60, 2)  # every other step
+def test_a_trace_of_another_run_is_refused(profiled: Any) -> None:
     with pytest.raises(RecordingError, match="are both of one run"):
-        matched(mixed)
+        matched(profiled(0, 60, 2))  # every other step
     with pytest.raises(RecordingError, match="no step of the trace has the batch"):
         matched(MI300X)
 
 
-def test_explain_prints_what_ran_in_the_steps(
-    profiled: Callable[..., Path], stepscope: Callable[..., Any]
-) -> None:
+def test_explain_prints_what_ran_in_the_steps(profiled: Any, stepscope: Any) -> None:
     trace = str(profiled(5, 40))
     said = stepscope("explain", str(SERVED), "--profile", trace, "--limit", "3").stdout
     assert "40 of 40 steps found by their batches" in said
