@@ -150,7 +150,6 @@ class _Summing(RunSums):
         self.served: dict[str, Served] = {}
 
     def step_time(self, shape: StepShape) -> StepTime:
-        assert self.replica is not None
         time = self._model.step_time(shape)
         begin_ns = max(self._ends_ns[-1], self.replica.now_ns)
         self._ends_ns.append(begin_ns + round(time.device_s * 1e9))

@@ -75,13 +75,10 @@ def test_any_text_parses_as_a_key_or_gets_an_explanation(text: str) -> None:
     ("text", "key", "for_people"),
     [
         ("ctrl+l", "ctrl+l", "^l"),
-        ("^l", "ctrl+l", "^l"),
         ("Shift+Left", "shift+left", "⇧←"),
         ("shift+a", "A", "A"),
         ("PgUp", "pageup", "PgUp"),
-        ("esc", "escape", "Esc"),
         ("question_mark", "question_mark", "?"),
-        ("alt+x", "alt+x", "alt+x"),
         ("ctrl++", "ctrl+plus", "^+"),
         ("F5", "f5", "F5"),
     ],
@@ -121,11 +118,10 @@ def test_the_config_file_remaps_actions_to_other_keys(config_file: Path) -> None
     assert actions["more_frames"].shown == "no key"
     unchanged = set(actions) - {"pause", "zoom_in", "more_frames"}
     assert all(actions[name].keys == BY_ID[name].keys for name in unchanged)
-
-
-def test_two_actions_may_swap_their_keys() -> None:
-    actions = {action.id: action for action in remapped({"pause": "z", "zoom_in": "space"})}
-    assert (actions["pause"].keys, actions["zoom_in"].keys) == (("z",), ("space",))
+    footer = footer_entries(Abilities(actions=remapped({"pause": []})))
+    assert "pause" not in {action_id for action_id, *_ in footer}
+    swapped = {action.id: action for action in remapped({"pause": "z", "zoom_in": "space"})}
+    assert (swapped["pause"].keys, swapped["zoom_in"].keys) == (("z",), ("space",))
 
 
 @pytest.mark.parametrize(
@@ -186,11 +182,6 @@ async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(
     assert "(again, or G: back)" in text
 
 
-def test_an_action_without_a_key_is_not_in_the_footer() -> None:
-    abilities = Abilities(actions=remapped({"pause": []}))
-    assert "pause" not in {entry[0] for entry in footer_entries(abilities)}
-
-
 def test_in_ascii_arrow_keys_are_named_by_words_because_their_signs_are_other_keys() -> None:
     entries = footer_entries(Abilities(has=frozenset({"replay"})).written(ascii_only=True))
     keys = {action_id: key for action_id, key, _ in entries}
@@ -238,13 +229,7 @@ def test_a_config_file_that_cannot_be_parsed_is_left_unchanged(
     with pytest.raises(ConfigFileError, match=r"config\.toml"):
         changed(config_file, "dashboard", {"theme": "light"})
     assert config_file.read_text() == text
-
-
-def test_an_unwritable_config_path_is_named(config_file: Path) -> None:
-    write(config_file.parent, "a file where the folder would be")
-    with pytest.raises(ConfigFileError, match=r"stepscope.*: (Not a directory|File exists)"):
-        changed(config_file, "dashboard", {"theme": "light"})
-    with pytest.raises(ConfigFileError, match="/proc/stepscope: "):
+    with pytest.raises(ConfigFileError, match="/proc/stepscope: "):  # where none can be written
         changed(Path("/proc/stepscope/config.toml"), "dashboard", {"theme": "light"})
 
 
@@ -259,6 +244,11 @@ def test_only_changed_settings_are_written(config_file: Path) -> None:
     preferences.set("ascii", True)
     assert preferences.save() is None
     assert tomllib.loads(config_file.read_text())["dashboard"] == {"theme": "light", "ascii": True}
+    config_file.unlink()
+    readonly = dashboard_options(DashboardSettings(readonly=True))["preferences"]
+    readonly.set("theme", "light")
+    assert readonly.save() is None
+    assert not config_file.exists()
 
 
 async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
@@ -266,8 +256,7 @@ async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
 ) -> None:
     write(config_file, "[dashboard]\nslo_itl_ms = 30.0\n")
     source = still_source()
-    began = dict.fromkeys(("theme", "ascii", "fps", "sort", "axis"))
-    preferences = Preferences(config_file, began)
+    preferences = Preferences(config_file, dict.fromkeys(("theme", "ascii", "fps", "sort", "axis")))
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, preferences=preferences)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("T", "v", "plus", "o", "t")
@@ -280,13 +269,6 @@ async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
         "sort": "state",
         "axis": "time",
     }
-
-
-def test_in_readonly_mode_no_settings_are_written(config_file: Path) -> None:
-    preferences = dashboard_options(DashboardSettings(readonly=True))["preferences"]
-    preferences.set("theme", "light")
-    assert preferences.save() is None
-    assert not config_file.exists()
 
 
 async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the_end(
@@ -315,20 +297,19 @@ def config(stepscope: Callable[..., Done]) -> Callable[..., Done]:
 def test_the_config_command_says_where_each_value_comes_from(
     config: Callable[..., Done], config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dashboard = '[dashboard]\nfps = 4\ntheme = "light"\nsort = "state"\n'
-    write(config_file, f'{dashboard}[keys]\npause="f7"\n')
+    write(config_file, '[dashboard]\nfps = 4\ntheme = "light"\n[keys]\npause="f7"\n')
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_THEME", "dark")
     monkeypatch.setenv("STEPSCOPE_HTTP_API_KEY", "very secret")
     code, out, _ = config()
     assert code == 0
-    origins = dict(line.split("#", 1) for line in out.splitlines() if " # " in line)
-    origins = {name.strip(): origin.strip() for name, origin in origins.items()}
-    assert origins["fps = 4.0"] == "config.toml"
-    assert origins['theme = "dark"'] == "STEPSCOPE_DASHBOARD_THEME"
-    assert origins['sort = "state"'] == "config.toml"
-    assert origins["readonly = false"] == "default"
-    assert origins['pause = "f7"'] == "config.toml"
-    assert origins['zoom_in = "z"'] == "default"
+    pairs = (line.split("#", 1) for line in out.splitlines() if " # " in line)
+    assert {name.strip(): origin.strip() for name, origin in pairs}.items() >= {
+        ("fps = 4.0", "config.toml"),
+        ('theme = "dark"', "STEPSCOPE_DASHBOARD_THEME"),
+        ("readonly = false", "default"),
+        ('pause = "f7"', "config.toml"),
+        ('zoom_in = "z"', "default"),
+    }
     assert out.startswith(f"# {config_file}\n")
     assert "very secret" not in out
     assert "# api_key" in out
@@ -361,17 +342,11 @@ def test_the_config_command_shows_the_alert_rules_of_the_file(
     assert "itl_p98" in error
 
 
-def test_the_config_command_can_show_one_section_and_begins_with_the_path(
-    config: Callable[..., Done], config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert config()[1].startswith(f"# {config_file} (there is none yet)\n")
-    _, out, _ = config("keys")
-    assert set(tomllib.loads(out)) == {"keys"}
+def test_the_config_command_can_show_one_section(config: Callable[..., Done]) -> None:
+    assert set(tomllib.loads(config("keys")[1])) == {"keys"}
     code, _, error = config("kyes")
     assert code == 2
     assert "there is no section 'kyes'; there are: serve, " in error
-    monkeypatch.setenv("STEPSCOPE_CONFIG", "/elsewhere/my.toml")
-    assert config()[1].startswith("# /elsewhere/my.toml")
 
 
 def test_an_environment_variable_names_another_config_file_or_none(

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.commands import SetKnobs
-from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.actions import ACTIONS
@@ -27,12 +25,6 @@ def test_each_tour_text_fits_the_smallest_screen_and_names_existing_keys(chapter
     assert "Next: " in chapter.before
     assert "Question: " in chapter.question
     assert "Try: " in chapter.answer
-
-
-def test_every_budget_in_the_tour_is_within_the_knobs_bounds() -> None:
-    changes = [act.changes for each in CHAPTERS for act in each.acts if isinstance(act, SetKnobs)]
-    budgets = [each["max_num_batched_tokens"] for each in changes]
-    assert [Knobs(max_num_batched_tokens=tokens).max_num_batched_tokens for tokens in budgets]
 
 
 def test_a_tour_chapter_acts_when_it_asks_and_can_be_read_again() -> None:

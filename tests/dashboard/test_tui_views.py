@@ -179,7 +179,6 @@ def test_a_column_of_several_steps_shows_the_worst_of_them(source: Any) -> None:
         assert column.num_prefill_tokens == max(s.num_prefill_tokens for s in steps)
         assert column.num_decode_rows == max(s.num_decode_tokens for s in steps)
         assert column.has_preemption == any(s.num_preempted for s in steps)
-    assert columns[-1] is not None
     assert columns[-1].last == history.last_step
 
 
@@ -399,7 +398,6 @@ def test_the_step_panel_counts_lines_that_have_no_room(source: Any) -> None:
     assert len(lines) == 10
     assert f"step {step}" in lines[0]
     number = re.search(r"and (\d+) more lines", lines[-2])
-    assert number is not None
     assert int(number[1]) >= len(rows)
 
 
@@ -558,7 +556,6 @@ def test_axis_labels_never_cover_the_signs_of_breaches_and_preemptions(source: A
                 assert axis[x + len(axis) - len(frame.columns)] in "!✗◆", (last, column.first)
         for label in re.finditer(r"┴(\d+)", axis):
             column = frame.columns[label.start() - len(axis) + len(frame.columns)]
-            assert column is not None
             assert int(label[1]) == column.first, axis
             past_round = column.first % 20  # only where a sign leaves no room at the round step
             assert not past_round or set("!✗◆") & set(axis[: label.end()][-past_round - 9 :]), axis
@@ -583,8 +580,6 @@ def test_times_on_the_axis_are_those_of_their_columns_and_cover_no_event_sign(so
                 before = column
             for label in re.finditer(r"┴((?:\d\d:\d\d)?:\d\d\.\d)", axis):
                 column = frame.columns[label.start()]
-                assert column is not None
-                assert column.start_ns is not None
                 wall_ns = history.wall_ns(column.start_ns)
                 exact = f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"
                 assert exact.endswith(label[1])
@@ -656,7 +651,6 @@ def test_a_freeze_is_told_also_where_a_column_holds_many_steps(freeze: History) 
 def test_how_long_a_wide_step_took_is_never_cut(freeze: History) -> None:
     frame = FrameBuilder(freeze).build(View(), 60, 12, 4)
     newest = frame.columns[-1]
-    assert newest is not None
     long = newest._replace(is_wide=True, has_breach=True, longest_ns=812_000_000)
     for num, said in ((3, "!──"), (6, "!─────"), (7, "!812 ms")):
         columns = [*frame.columns[:-num], *[long] * num]

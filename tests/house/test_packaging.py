@@ -119,15 +119,3 @@ def test_all_modules_but_those_that_run_models_import_without_torch_and_transfor
         "    importlib.import_module(name)\n"
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_set_and_snapshot_import_neither_torch_nor_textual() -> None:
-    done = run_python(
-        "import sys\n"
-        "from stepscope.tui.cli import __main__\n"
-        "from stepscope.tui.cli.engines import set, snapshot\n"
-        "print([name for name in ('torch', 'transformers', 'textual', 'rich', 'mcap') "
-        "if name in sys.modules])\n"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"

@@ -139,7 +139,6 @@ class World:
         self.busy = Still("engine-0", folder=folder)
         history = self.busy.history
         marked = history.summary(300)
-        assert marked is not None
         history.add_mark(Mark(step=300, time_ns=marked.tokens_ns, text="rush hour", who="ops"))
         self.other = Still("engine-1", folder=folder, max_num_batched_tokens=256)
         self.idle = Still("engine-2", num_steps=12)
@@ -226,7 +225,6 @@ async def _compare(world: World, app: Dashboard) -> None:
     ]
     app.compare(sides[0], sides[1], "time")
     comparer = app.main.session.compare.comparer
-    assert comparer is not None
     await until(
         lambda: not comparer.is_reading and comparer.comparison is not None, "the comparison ends"
     )

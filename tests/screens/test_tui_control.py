@@ -89,7 +89,6 @@ async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_the_step
             lambda: (source.history.last_step or 0) >= change.effective_step, "no step after it"
         )
         summary = source.history.summary(change.effective_step)
-        assert summary is not None
         assert summary.token_budget == 256
         app.main.draw()
         assert "◆" in main_text(app)
@@ -519,7 +518,6 @@ def history() -> History:
 def changed(history: History, after_s: float, version: int = 1) -> KnobsChanged:
     """Change a knob so many seconds after the last step."""
     last = history.summary(history.last_step or 0)
-    assert last is not None
     change = change_at(last.tokens_ns + round(after_s * S), version)
     history.append((history.last_sequence or 0) + 1, change)
     return change
@@ -528,8 +526,6 @@ def changed(history: History, after_s: float, version: int = 1) -> KnobsChanged:
 def test_a_knob_change_without_steps_around_it_has_no_known_effect(history: History) -> None:
     change = changed(history, 60)
     before, after = effect_of(history, change, change.time_ns + 3 * S) or (None, None)
-    assert before is not None
-    assert after is not None
     assert before.step.num_samples == after.step.num_samples == 0
     (listed,) = [row for row in drawn(history, 120) if "anna " in row and "max_num_seqs 8→7" in row]
     assert " unknown " in listed
@@ -539,7 +535,6 @@ def test_a_knob_change_without_steps_around_it_has_no_known_effect(history: Hist
 def test_the_effect_of_a_knob_change_ends_at_the_next_one(history: History) -> None:
     first, second = changed(history, 0.5), changed(history, 2.0, version=2)
     effect = effect_of(history, first, second.time_ns + 30 * S)
-    assert effect is not None
     assert effect[0].itl.num_samples
     assert effect[1].end_ns == second.time_ns
 
@@ -574,7 +569,6 @@ def test_the_effect_shows_the_longest_itl_even_of_one_freeze_at_any_width(width:
     (listed,) = [row for row in rows if "anna" in row and "→" in row and "by anna" not in row]
     end = heading.index("ITL max") + len("ITL max")
     after = re.search(r"→(\d+)!$", listed[:end])
-    assert after is not None, listed
     assert int(after[1]) >= 700
 
 

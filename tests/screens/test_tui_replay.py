@@ -234,7 +234,6 @@ def test_right_after_a_seek_the_figures_are_those_of_the_shown_step(
             source.seek(step)
             assert source.wait()
             frame = builder.build(View(), 80, 10, 8)
-            assert frame.stall is not None
             assert (frame.cursor, frame.stall.step) == (step, step)
             assert frame.latency.end_ns == frame.state.time_ns
     finally:

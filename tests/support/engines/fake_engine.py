@@ -115,7 +115,6 @@ class FakeEngine:
                     self.info, self.successor = self.successor, None
                     self.state, self.next_sequence = SessionState(info=self.info), 1
                 snapshot = self.state.snapshot(self.next_sequence - 1)
-                assert snapshot is not None
                 return snapshot
             if isinstance(command, ReplayFrom) and not self.refuses_replay:
                 end = min(command.sequence + command.limit, self.next_sequence)
