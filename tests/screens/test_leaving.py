@@ -52,12 +52,9 @@ def test_a_signal_ends_the_screen_and_restores_the_terminal(
 def test_a_signal_that_ends_the_dashboard_finishes_its_recording(
     live_engine: Any, terminal: Callable[..., Any], tmp_path: Path, is_terminal_gone: bool
 ) -> None:
-    screen = terminal(
-        *(*_CLI, "top", live_engine.endpoint.control, "--no-keep"),
-        XDG_CONFIG_HOME=str(tmp_path),
-        XDG_STATE_HOME=str(tmp_path / "state"),
-        cwd=str(tmp_path),
-    )
+    folders = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = (*_CLI, "top", live_engine.endpoint.control, "--no-keep")
+    screen = terminal(*command, cwd=str(tmp_path), **folders)
     screen.wait_for("LIVE")
     screen.send("R")
     screen.wait_for("REC")
@@ -68,12 +65,16 @@ def test_a_signal_that_ends_the_dashboard_finishes_its_recording(
     if is_terminal_gone:
         os.close(screen.process.fd)  # the kernel sends SIGHUP, and no write succeeds any more
         screen.process.fd = os.open(os.devnull, os.O_RDONLY)
-        expected = 128 + signal.SIGHUP
     else:
         os.kill(screen.process.pid, signal.SIGTERM)
-        expected = 128 + signal.SIGTERM
-    assert screen.wait_for_exit() == expected
-    assert_whole_and_quiet(tmp_path)
+    number = signal.SIGHUP if is_terminal_gone else signal.SIGTERM
+    assert screen.wait_for_exit() == 128 + number
+    assert not list(tmp_path.glob(f"*{PART_SUFFIX}"))
+    with Recording(next(tmp_path.glob("*.mcap"))) as recording:
+        assert recording.message is None
+        assert recording.last_step is not None
+    logged = [path.read_text("utf-8") for path in (tmp_path / "state").rglob("*.log*")]
+    assert logged == []
 
 
 @pytest.mark.parametrize(
@@ -127,13 +128,3 @@ def read_until(terminal: int, what: bytes) -> bytes:
         if select.select([terminal], [], [], 0.2)[0]:
             drawn += os.read(terminal, 65536)
     return drawn
-
-
-def assert_whole_and_quiet(folder: Path) -> None:
-    """Check that the recording is finished and nothing was logged."""
-    assert not list(folder.glob(f"*{PART_SUFFIX}"))
-    with Recording(next(folder.glob("*.mcap"))) as recording:
-        assert recording.message is None
-        assert recording.last_step is not None
-    logged = [path.read_text("utf-8") for path in (folder / "state").rglob("*.log*")]
-    assert logged == []

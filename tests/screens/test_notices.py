@@ -43,6 +43,17 @@ def test_a_standing_problem_gets_the_whole_line_back_after_a_notice() -> None:
     assert line(notices, 120, DOWN) == " " + DOWN[0]
 
 
+def test_a_notice_about_a_step_disappears_on_leaving_it_and_others_stay() -> None:
+    notices = Notices(lambda: 0.0)
+    notices.say_of_place("no preemption after step 7,745", "caution")
+    assert line(notices, 80)
+    notices.leave_place()
+    assert not line(notices, 80)
+    notices.say("recording to x.mcap")
+    notices.leave_place()
+    assert line(notices, 80)
+
+
 def test_unrequested_notices_wait_until_an_answer_could_be_read() -> None:
     now_s = [0.0]
     notices = Notices(lambda: now_s[0])

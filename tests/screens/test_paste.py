@@ -3,16 +3,17 @@
 from typing import Any
 
 import pytest
-from textual import events
+from textual.events import Key, Paste
 from textual.pilot import Pilot
 
 from stepscope.tui.screens.overlays.overlay import Overlay, pasted_line
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
+from tests.support.waiting import until
 
 
 async def paste(pilot: Pilot[Any], text: str) -> None:
-    pilot.app.post_message(events.Paste(text))
+    pilot.app.post_message(Paste(text))
     await pilot.pause(0.02)
     await pilot.pause()
 
@@ -59,20 +60,17 @@ async def test_a_paste_in_one_burst_with_the_key_before_and_after_it_keeps_its_o
     source: Any,
 ) -> None:
     app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        for event in (
-            events.Key("slash", "/"),
-            events.Key("i", "i"),
-            events.Paste("d:1\n"),
-            events.Key("2", "2"),
-            events.Key("enter", "\r"),
-        ):
+    async with app.run_test(size=(120, 40)):
+        burst = (
+            Key("slash", "/"),
+            Key("i", "i"),
+            Paste("d:1\n"),
+            Key("2", "2"),
+            Key("enter", "\r"),
+        )
+        for event in burst:
             app.post_message(event)
-        for _ in range(50):
-            await pilot.pause(0.02)
-            if app.main.view.filter:
-                break
-        assert app.main.view.filter == "id:12"
+        await until(lambda: app.main.view.filter == "id:12", "no filter")
 
 
 @pytest.mark.parametrize("keys", [(), ("question_mark",), ("2",)])

@@ -58,11 +58,13 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Callable[...,
         done = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
         assert done.exit_code == 0, done.stderr
         assert words in Path("b.txt").read_text("utf-8")
-    assert stepscope("screenshot", "freeze", "--page", "knobs", "-o", "b.txt")[0] == 0
-    assert "what would help: set enable_chunked_prefill=true" in Path("b.txt").read_text("utf-8")
-    at = ("screenshot", "vllm", "--at", "420", "--page", "knobs", "-o", "b.txt")
-    assert stepscope(*at)[0] == 0
-    assert "what would help: no setting stands out" in Path("b.txt").read_text("utf-8")
+    for sample, words in (
+        ("freeze", "set enable_chunked_prefill=true"),
+        ("vllm", "no setting stands out"),
+    ):
+        at = ("--at", "420", "--page", "knobs", "-o", "b.txt")
+        assert stepscope("screenshot", sample, *at).exit_code == 0
+        assert f"what would help: {words}" in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
     with Recording(shipped()["chunked"]) as recording:
         last = Path("last.txt").read_text("utf-8")
@@ -76,12 +78,9 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Callable[...,
         (("chunked", "-o", "a.png"), 2, "ends in .svg or .txt, got a.png"),
         (("chunked", "-o", "a.svg", "--at", "99999"), 2, "holds steps 0 to "),
         (("chunked", "-o", "a.svg", "--page", "cellar"), 2, "'cellar' is not one of 'main'"),
-        (("chunked", "-o", "a.svg", "--size", "big"), 2, "such as 120x40"),
         (("chunked", "-o", "a.svg", "--size", "10x5"), 2, "expected 80x20 to 1000x500, got '10x5'"),
         (("chunked", "-o", "a.svg", "--zoom", "3"), 2, "expected one of 1, 2, 5, 10, 20, 50"),
-        (("chunked", "-o", "a.svg", "--axis", "x"), 2, "axis"),
         (("chunked", "-o", "a.svg", "--request", "r99999"), 2, "not among the requests"),
-        (("chunked", "-o", "a.svg", "--request", "bob"), 2, "such as r12"),
         (("chunked", "-o", "no/where/a.svg"), 1, "is not a folder"),
         (("chunked", "-o", "."), 1, "is a folder"),
         (("nothing.mcap", "-o", "a.svg"), 1, "there is no recording"),
@@ -111,20 +110,17 @@ def test_pictures_taken_in_one_second_are_separate_files(
 async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
     still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = still_source()
-    app = dashboard(source)
+    app = dashboard(still_source())
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     async with app.run_test(size=(120, 40)) as pilot:
         gone.rmdir()
         await pilot.press("S")
-        (notice,) = app.main.canvas.text_of("notice")
-        assert "no screenshot: " in notice
+        assert "no screenshot: " in app.main.canvas.text_of("notice")[0]
         os.chdir(tmp_path)
         await pilot.press("S")
-        (notice,) = app.main.canvas.text_of("notice")
-        assert f"{tmp_path.name}/stepscope-still-" in notice
+        assert f"{tmp_path.name}/stepscope-still-" in app.main.canvas.text_of("notice")[0]
 
 
 @pytest.mark.parametrize("keys", [(), ("question_mark",), ("K",), ("g", "1")])

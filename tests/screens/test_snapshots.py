@@ -105,14 +105,9 @@ class Still(Received):
     """A source that receives nothing more; its recording lies in a folder."""
 
     def __init__(
-        self,
-        name: str = "engine-0",
-        num_steps: int = NUM_STEPS,
-        folder: Path | None = None,
-        **knobs: int,
+        self, name: str, num_steps: int = NUM_STEPS, folder: Path | None = None, **knobs: int
     ) -> None:
-        super().__init__(History(BOUNDS))
-        self.name = name
+        super().__init__(History(BOUNDS), name)
         recorder = None if folder is None else Recorder(self, self.recording(folder))
         knobs = {"max_num_batched_tokens": 1024, "max_num_seqs": 32, **knobs}
         for sequence, message in busy_messages(num_steps, NUM_STEPS - 60, Knobs(**knobs)):
@@ -137,9 +132,9 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.busy = Still("engine-0", folder=folder)
-        history = self.busy.history
-        marked = history.summary(300)
-        history.add_mark(Mark(step=300, time_ns=marked.tokens_ns, text="rush hour", who="ops"))
+        marked_ns = self.busy.history.summary(300).tokens_ns
+        mark = Mark(step=300, time_ns=marked_ns, text="rush hour", who="ops")
+        self.busy.history.add_mark(mark)
         self.other = Still("engine-1", folder=folder, max_num_batched_tokens=256)
         self.idle = Still("engine-2", num_steps=12)
         self.down = Still("engine-3", num_steps=0)
@@ -203,7 +198,9 @@ async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells
     """The screen after its keys were pressed."""
     opened, *keys = SCREENS[screen]
     if opened == "start":
-        return await _start_taken(world, keys, size, look)
+        # The version does not change the picture.
+        with patch("stepscope.tui.screens.start.version", lambda name: "1.2.3"):
+            return await _start_taken(world, keys, size, look)
     app = world.dashboard(world.fleet() if opened == "fleet" else None)
     async with app.run_test(size=size) as pilot:
         app.main.set_skin(Skin(look.mode, look.is_ascii))
@@ -219,32 +216,18 @@ async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells
 
 async def _compare(world: World, app: Dashboard) -> None:
     """Compare two sessions, read to the end."""
-    sides = [
-        Origin(source.name, BOUNDS, path=source.recording(world.folder))
-        for source in (world.busy, world.other)
-    ]
-    app.compare(sides[0], sides[1], "time")
-    comparer = app.main.session.compare.comparer
-    await until(
-        lambda: not comparer.is_reading and comparer.comparison is not None, "the comparison ends"
+    a, b = (
+        Origin(s.name, BOUNDS, path=s.recording(world.folder)) for s in (world.busy, world.other)
     )
+    app.compare(a, b, "time")
+    comparer = app.main.session.compare.comparer
+    await until(lambda: not comparer.is_reading and comparer.comparison, "the comparison ends")
 
 
 async def _start_taken(world: World, keys: list[str], size: Size, look: Look) -> list[Cells]:
-    found = Found(world.fleet())
-    app = StartApp(
-        lambda choice: None,
-        lambda: cast(Finder, found),
-        any_terminal=True,
-        clock=world.clock,
-        wall_clock=world.wall_clock,
-    )
-    # The version does not change the picture.
-    with patch("stepscope.tui.screens.start.version", lambda name: "1.2.3"):
-        return await _start_drawn(app, keys, size, look)
-
-
-async def _start_drawn(app: StartApp, keys: list[str], size: Size, look: Look) -> list[Cells]:
+    found = cast(Finder, Found(world.fleet()))
+    clocks = {"clock": world.clock, "wall_clock": world.wall_clock}
+    app = StartApp(lambda choice: None, lambda: found, any_terminal=True, **clocks)
     async with app.run_test(size=size) as pilot:
         app.set_skin(Skin(look.mode, look.is_ascii))
         await until(lambda: app._finder is not None, "it looks for engines")
@@ -268,9 +251,8 @@ def _styles(picture: list[Cells], mode: ColourMode) -> list[str]:
     names = list(styles(mode))
     for case, suffix in ((str, ""), (str.upper, "+cursor")):
         for letter, name in zip(LETTERS, names, strict=False):
-            letters.setdefault(
-                _described(skin.styles[name + suffix]), (case(letter), name + suffix)
-            )
+            described = _described(skin.styles[name + suffix])
+            letters.setdefault(described, (case(letter), name + suffix))
     used: dict[str, tuple[str, str]] = {}
     rows = []
     for row in picture:
@@ -288,12 +270,9 @@ def _styles(picture: list[Cells], mode: ColourMode) -> list[str]:
 
 
 def _described(style: Style) -> str:
-    words = [
-        name for name in ("bold", "dim", "underline", "reverse", "italic") if getattr(style, name)
-    ]
-    ink = "default" if style.color is None else style.color.name
-    paper = "default" if style.bgcolor is None else style.bgcolor.name
-    return " ".join([*words, ink, "on", paper])
+    names = ("bold", "dim", "underline", "reverse", "italic")
+    ink, paper = (each.name if each else "default" for each in (style.color, style.bgcolor))
+    return " ".join([*(name for name in names if getattr(style, name)), ink, "on", paper])
 
 
 def picture_text(world: World, screen: str, size: Size, look: Look) -> str:
@@ -335,14 +314,8 @@ def test_no_snapshot_is_left_of_a_removed_screen() -> None:
 
 
 def _difference(file: Path, expected: str, found: str) -> str:
-    lines = difflib.unified_diff(
-        expected.splitlines(),
-        found.splitlines(),
-        str(file.name),
-        "the screen now",
-        lineterm="",
-        n=1,
-    )
+    texts = (expected.splitlines(), found.splitlines())
+    lines = difflib.unified_diff(*texts, file.name, "the screen now", lineterm="", n=1)
     return "\n".join(["the screen has changed; if it is better now: make snapshots", *lines])
 
 

@@ -24,11 +24,9 @@ NAMED |= {f"bright{name}" for name in NAMED}
 def busy_engine(runtime_folder: Path) -> Iterator[str]:
     """The address of an overloaded simulated engine in a process of its own."""
     engine = EngineProcess(f"{runtime_folder}/engine")
-    try:
-        engine.work()
-        yield f"{runtime_folder}/engine"
-    finally:
-        engine.kill()
+    engine.work()
+    yield f"{runtime_folder}/engine"
+    engine.kill()
 
 
 def shown_step(screen: Any) -> int:
@@ -39,9 +37,8 @@ def shown_step(screen: Any) -> int:
 def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     busy_engine: str, terminal: Callable[..., Any], tmp_path: Path
 ) -> None:
-    screen = terminal(
-        *STEPSCOPE, "top", busy_engine, cwd=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path)
-    )
+    folders = {"cwd": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    screen = terminal(*STEPSCOPE, "top", busy_engine, **folders)
     screen.wait_for(r"LIVE.*step [\d,]{2,}")
     screen.wait_for(r"RUN [1-9]")
 
@@ -84,10 +81,10 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     row = screen.row_of(r"r\d+ DEC")
     screen.click(60, row)
     screen.wait_for("PAUSED")
-    name = re.search(r"r\d+", screen.text().splitlines()[row])
+    name = re.search(r"r\d+", screen.text().splitlines()[row])[0]
     screen.click(60, row)
     screen.click(60, row)
-    screen.wait_for(rf"request {name[0]} ")
+    screen.wait_for(rf"request {name} ")
     screen.send(ESCAPE)
     screen.wait_for("requests × steps")
     # Take a picture and quit.
@@ -100,7 +97,7 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     (recorded,) = tmp_path.glob("*.mcap")
     with Recording(recorded) as recording:
         assert recording.message is None
-        assert (recording.last_step or 0) > (recording.first_step or 0)
+        assert recording.last_step > recording.first_step
 
 
 def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(
