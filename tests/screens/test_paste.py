@@ -61,15 +61,9 @@ async def test_a_paste_in_one_burst_with_the_key_before_and_after_it_keeps_its_o
 ) -> None:
     app = dashboard(source)
     async with app.run_test(size=(120, 40)):
-        burst = (
-            Key("slash", "/"),
-            Key("i", "i"),
-            Paste("d:1\n"),
-            Key("2", "2"),
-            Key("enter", "\r"),
-        )
-        for event in burst:
+        for event in (Key("slash", "/"), Key("i", "i"), Paste("d:1\n"), Key("2", "2")):
             app.post_message(event)
+        app.post_message(Key("enter", "\r"))
         await until(lambda: app.main.view.filter == "id:12", "no filter")
 
 

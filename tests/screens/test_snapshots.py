@@ -216,9 +216,8 @@ async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells
 
 async def _compare(world: World, app: Dashboard) -> None:
     """Compare two sessions, read to the end."""
-    a, b = (
-        Origin(s.name, BOUNDS, path=s.recording(world.folder)) for s in (world.busy, world.other)
-    )
+    sources = (world.busy, world.other)
+    a, b = (Origin(each.name, BOUNDS, path=each.recording(world.folder)) for each in sources)
     app.compare(a, b, "time")
     comparer = app.main.session.compare.comparer
     await until(lambda: not comparer.is_reading and comparer.comparison, "the comparison ends")
