@@ -1,7 +1,6 @@
 """The screens count accepted drafts, what rejected ones took, and what speculation bought."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +142,7 @@ def test_speculation_stops_paying_where_drafts_take_longer_than_their_tokens_are
     assert found.pays_up_to is None
 
 
-def test_the_latency_page_says_what_speculation_bought(
-    tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
+def test_the_latency_page_says_what_speculation_bought(tmp_path: Path, stepscope: Any) -> None:
     picture = tmp_path / "latency.txt"
     options = ["--page", "latency", "--size", "120x40", "-o", str(picture)]
     assert stepscope("screenshot", "speculation", *options).exit_code == 0

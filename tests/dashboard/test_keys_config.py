@@ -4,7 +4,6 @@ import os
 import stat
 import string
 import tomllib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from stepscope.tui.settings.settings import (
     load_actions,
     load_settings,
 )
-from tests.support.done import Done
 from tests.support.screens.palette import offered_in_palette
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.waiting import until
@@ -147,9 +145,7 @@ def test_a_wrong_key_line_is_reported_with_the_allowed_values(
     assert "\n" not in str(raised.value)
 
 
-async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(still_source: Any) -> None:
     source = still_source()
     actions = remapped(
         {"pause": "f7", "screen_live": "f2", "palette": "f9", "mark": "X", "zoom_in": "Z"}
@@ -252,7 +248,7 @@ def test_only_changed_settings_are_written(config_file: Path) -> None:
 
 
 async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
-    still_source: Callable[..., Any], config_file: Path
+    still_source: Any, config_file: Path
 ) -> None:
     write(config_file, "[dashboard]\nslo_itl_ms = 30.0\n")
     source = still_source()
@@ -272,7 +268,7 @@ async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
 
 
 async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the_end(
-    still_source: Callable[..., Any], config_file: Path
+    still_source: Any, config_file: Path
 ) -> None:
     source = still_source()
     write(config_file, "[dashboard\n")
@@ -290,12 +286,12 @@ async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the
 
 
 @pytest.fixture
-def config(stepscope: Callable[..., Done]) -> Callable[..., Done]:
+def config(stepscope: Any) -> Any:
     return partial(stepscope, "config")
 
 
 def test_the_config_command_says_where_each_value_comes_from(
-    config: Callable[..., Done], config_file: Path, monkeypatch: pytest.MonkeyPatch
+    config: Any, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(config_file, '[dashboard]\nfps = 4\ntheme = "light"\n[keys]\npause="f7"\n')
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_THEME", "dark")
@@ -316,7 +312,7 @@ def test_the_config_command_says_where_each_value_comes_from(
 
 
 def test_the_output_of_config_is_a_config_file_with_the_same_settings(
-    config: Callable[..., Done], config_file: Path
+    config: Any, config_file: Path
 ) -> None:
     _, out, _ = config()
     assert "(there is none yet)" in out
@@ -328,7 +324,7 @@ def test_the_output_of_config_is_a_config_file_with_the_same_settings(
 
 
 def test_the_config_command_shows_the_alert_rules_of_the_file(
-    config: Callable[..., Done], config_file: Path
+    config: Any, config_file: Path
 ) -> None:
     assert "# [[alerts]]" in config("alerts")[1]
     rules = ["itl_p99 > 50ms for 30s", "step_in_flight > 5s"]
@@ -342,7 +338,7 @@ def test_the_config_command_shows_the_alert_rules_of_the_file(
     assert "itl_p98" in error
 
 
-def test_the_config_command_can_show_one_section(config: Callable[..., Done]) -> None:
+def test_the_config_command_can_show_one_section(config: Any) -> None:
     assert set(tomllib.loads(config("keys")[1])) == {"keys"}
     code, _, error = config("kyes")
     assert code == 2

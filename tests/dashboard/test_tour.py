@@ -3,7 +3,6 @@
 import re
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def test_a_tour_chapter_acts_when_it_asks_and_can_be_read_again() -> None:
 
 
 def test_the_tour_runs_in_a_terminal_and_begins_with_any_chapter_without_torch_too(
-    terminal: Callable[..., Any], tmp_path: Path
+    terminal: Any, tmp_path: Path
 ) -> None:
     state = {"STEPSCOPE_CONFIG": "none"}
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")

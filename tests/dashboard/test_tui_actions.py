@@ -1,6 +1,5 @@
 """One table makes keys, footer, help and palette; `readonly` removes what changes the engine."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.panels import footer
 from tests.support.screens import still_dashboard
 from tests.support.screens.palette import offered_in_palette
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.waiting import until
 
@@ -34,9 +34,8 @@ def test_every_action_has_its_own_id_and_keys() -> None:
     assert {action.group for action in ACTIONS if action.changes_engine} == {"act"}
 
 
-async def test_every_action_has_a_handler_and_its_keys(still_source: Callable[..., Any]) -> None:
-    app = dashboard(still_source())
-    async with app.run_test(size=(120, 40)):
+async def test_every_action_has_a_handler_and_its_keys(still_source: Any) -> None:
+    async with running(dashboard(still_source())) as (app, _):
         here = set(app.main.handlers.by_action)
         there = set(StartApp(lambda choice: None, lambda: None, any_terminal=True).handlers)
         assert here == {action.id for action in ACTIONS if not action.pages.isdisjoint(PAGES)}
@@ -65,10 +64,9 @@ def test_the_footer_fits_and_always_offers_help_and_quit(width: int, is_ascii: b
 
 
 async def test_in_readonly_mode_actions_that_change_the_engine_are_hidden_and_disabled(
-    still_source: Callable[..., Any],
+    still_source: Any,
 ) -> None:
-    app = dashboard(still_source(), readonly=True)
-    async with app.run_test(size=(200, 60)) as pilot:
+    async with running(dashboard(still_source(), readonly=True), (200, 60)) as (app, pilot):
         abilities = app.session.abilities
         offered = {action_id for action_id, _, _ in footer_entries(abilities)}
         text = "\n".join(line_texts(help_lines(abilities)))
@@ -89,7 +87,7 @@ async def test_in_readonly_mode_actions_that_change_the_engine_are_hidden_and_di
 
 
 async def test_the_reason_for_a_refused_key_disappears_with_the_screen_or_after_seconds(
-    still_source: Callable[..., Any],
+    still_source: Any,
 ) -> None:
     now_s = [0.0]
     source, options = still_source(), {"control_endpoint": "ipc:///nobody/here", "readonly": True}
@@ -114,9 +112,8 @@ async def test_the_reason_for_a_refused_key_disappears_with_the_screen_or_after_
         assert "what went wrong" in app.main.canvas.text_of("notice")[0]
 
 
-async def test_the_palette_runs_actions(still_source: Callable[..., Any]) -> None:
-    app = dashboard(still_source())
-    async with app.run_test(size=(120, 40)) as pilot:
+async def test_the_palette_runs_actions(still_source: Any) -> None:
+    async with running(dashboard(still_source())) as (app, pilot):
         await pilot.press("ctrl+p", *"axis")
         assert "columns are steps" in (await offered_in_palette(app))[0]
         await pilot.press("enter")

@@ -11,6 +11,7 @@ from stepscope.engine.protocol.wire import EngineStatus, StepRecord
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.terminal import logged_to_file, see_log
 from tests.support.screens.clicks import click
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 
@@ -34,8 +35,7 @@ def append_step(source: Any) -> int:
 
 
 async def test_pausing_the_dashboard_freezes_the_picture_while_steps_arrive(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("space")
         columns = app.main.frame.columns
         before = screen_text(app).splitlines()[2:30]
@@ -70,8 +70,7 @@ async def test_pausing_the_dashboard_freezes_the_picture_while_steps_arrive(sour
     ],
 )
 async def test_keys_move_the_cursor_through_time(source: Any, keys: list[str], step: int) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press(*keys)
         assert app.main.view.cursor == step
         frame = app.main.frame
@@ -81,8 +80,7 @@ async def test_keys_move_the_cursor_through_time(source: Any, keys: list[str], s
 
 
 async def test_paging_through_time_reaches_every_step(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         seen = set()
         for _ in range(8):
             await pilot.press("pageup")
@@ -95,8 +93,7 @@ async def test_paging_through_time_reaches_every_step(source: Any) -> None:
 
 async def test_keys_find_the_previous_and_next_event_and_preemption(source: Any) -> None:
     history = source.history
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("left_curly_bracket")
         step = app.main.view.cursor
         assert history.summary(step).num_preempted
@@ -123,8 +120,7 @@ async def test_keys_find_the_previous_and_next_event_and_preemption(source: Any)
 async def test_the_goto_prompt_accepts_step_numbers_and_times(
     source: Any, text: str, step: int
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("g", *"soon", "enter")
         assert "not a step, a time or a distance in time" in screen_text(app)
         await pilot.press("ctrl+u", *text, "enter")
@@ -135,8 +131,7 @@ async def test_the_goto_prompt_accepts_step_numbers_and_times(
 
 
 async def test_a_selected_lane_stays_selected_as_the_cursor_moves_through_time(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("down", "down")
         frame = app.main.frame
         request_id = frame.lanes[1].request_id
@@ -152,8 +147,7 @@ async def test_a_selected_lane_stays_selected_as_the_cursor_moves_through_time(s
 
 
 async def test_scrolling_shows_lanes_that_did_not_fit(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         seen = {row.request_id for row in app.main.frame.lanes}
         for key in ("up", "down"):
             await pilot.press(key, key)  # the first selects
@@ -164,8 +158,7 @@ async def test_scrolling_shows_lanes_that_did_not_fit(source: Any) -> None:
 
 
 async def test_lanes_can_be_filtered_and_sorted_by_keys(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("slash", *"state:wait", "enter")
         assert {row.status for row in app.main.frame.lanes} == {"WAIT"}
         assert "filter: state:wait" in screen_text(app)
@@ -179,8 +172,7 @@ async def test_lanes_can_be_filtered_and_sorted_by_keys(source: Any) -> None:
 
 
 async def test_a_mark_is_set_at_the_cursor_and_found_again(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("shift+left", "M", *"odd", "enter")
         mark = source.history.marks[-1]
         assert (mark.step, mark.text) == (389, "odd")
@@ -192,8 +184,7 @@ async def test_a_mark_is_set_at_the_cursor_and_found_again(source: Any) -> None:
 async def test_keys_change_the_frame_rate_which_is_lower_over_ssh(
     source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("plus", "plus", "minus")
         assert app.main.fps == 2.0
         await pilot.press(*["minus"] * 5)
@@ -204,8 +195,7 @@ async def test_keys_change_the_frame_rate_which_is_lower_over_ssh(
 
 
 async def test_a_click_sets_the_cursor_and_the_scrub_bar_is_dragged(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await click(pilot, "chart", (50, 3))
         column = app.main.frame.columns[50 - 1 - app.main.canvas.label_width]
         assert app.main.view.cursor == column.last
@@ -220,8 +210,7 @@ async def test_a_click_sets_the_cursor_and_the_scrub_bar_is_dragged(source: Any)
 async def test_a_drawing_error_is_shown_and_the_dashboard_keeps_running(
     source: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         with monkeypatch.context() as broken:
             broken.setattr(source.history, "state_at", lambda step: 1 / 0)
             await pilot.press("left")

@@ -1,6 +1,5 @@
 """The dashboard draws at every terminal size and never fails at any."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import canvas
 from stepscope.tui.views import layout
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 from tests.support.sessions.received import Received
@@ -35,10 +35,9 @@ def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("size", TINY)
 async def test_a_terminal_below_80x20_shows_a_notice(
-    still_source: Callable[..., Any], size: tuple[int, int]
+    still_source: Any, size: tuple[int, int]
 ) -> None:
-    app = dashboard(still_source())
-    async with app.run_test(size=size) as pilot:
+    async with running(dashboard(still_source()), size) as (app, pilot):
         await pilot.press("space", "left", "question_mark", "escape", "g", "escape", "S-x")
         lines = screen_text(app).splitlines()
         assert len(lines) == size[1]
@@ -49,11 +48,10 @@ async def test_a_terminal_below_80x20_shows_a_notice(
 
 
 async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
-    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    still_source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = dashboard(still_source())
-    async with app.run_test(size=(40, 10)) as pilot:
+    async with running(dashboard(still_source()), (40, 10)) as (app, pilot):
         view = app.main.view
         before = view.page, view.live, view.cursor, view.right, view.row
         for key in ("w", "S", "D", "M", "g", "5", "left", "space", "enter", "ctrl+p"):
@@ -75,7 +73,7 @@ async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
     assert not app.is_running
 
 
-async def test_overlays_survive_a_shrinking_terminal(still_source: Callable[..., Any]) -> None:
+async def test_overlays_survive_a_shrinking_terminal(still_source: Any) -> None:
     app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
     async with app.run_test(size=(120, 40)) as pilot:
         for key in ("question_mark", "K", "B", "g", "M"):
@@ -91,8 +89,7 @@ async def test_overlays_survive_a_shrinking_terminal(still_source: Callable[...,
 async def test_an_engine_without_a_step_yet_is_drawn() -> None:
     source = Received(History())
     source.status = "connecting"
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("space", "left", "right", "home", "end", "left_square_bracket", "B", "K")
         await pilot.press("escape", "U", "M", "escape", "enter", "apostrophe", "comma", "z", "t")
         assert "▐CONNECTING▌" in screen_text(app)

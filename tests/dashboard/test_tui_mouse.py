@@ -12,6 +12,7 @@ from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages.page_views import targets
 from tests.support.screens import still_dashboard
 from tests.support.screens.clicks import click
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
@@ -35,8 +36,7 @@ def place_of(app: Dashboard, view: str, kind: str, value: object) -> tuple[int, 
 async def test_the_wheel_and_a_click_select_a_row_and_a_second_click_opens_it(
     source: Any, page: Page
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(160, 50)) as pilot:
+    async with running(dashboard(source), (160, 50)) as (app, pilot):
         await pilot.press(str(PAGES.index(page) + 1))
         # The wheel goes through the rows, with shift through time.
         await pilot._post_mouse_events([events.MouseScrollDown], offset=(5, 9))
@@ -89,8 +89,7 @@ async def test_clicks_on_latencies_events_the_badge_the_verdict_and_screens(sour
 
 
 async def test_clicking_a_panel_opens_its_screen_and_a_knob_its_editor(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(200, 60)) as pilot:
+    async with running(dashboard(source), (200, 60)) as (app, pilot):
         for panel, page in (("kv", "kv"), ("inspector", "step")):
             await click(pilot, panel, (10, 4), times=2)
             assert app.main.view.page == page, panel
@@ -110,8 +109,7 @@ async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
     source: Any,
 ) -> None:
     """As on a slow connection: the second click is on its way when the first closes the overlay."""
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         for kind in (events.Click, events.MouseScrollDown):
             await pilot.press("question_mark")
             overlay = app.screen
@@ -128,8 +126,7 @@ async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
 
 @pytest.mark.parametrize("page", ["live", "latency"])
 async def test_clicking_a_footer_entry_does_what_its_key_does(source: Any, page: Page) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(200, 60)) as pilot:
+    async with running(dashboard(source), (200, 60)) as (app, pilot):
         await pilot.press(str(PAGES.index(page) + 1))
         done: list[str] = []
         app.main.action_do = done.append  # type: ignore[assignment,method-assign]

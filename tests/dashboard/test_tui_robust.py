@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.support.engines.engine_process import EngineProcess
 from tests.support.screens import live_dashboard
 from tests.support.screens.clicks import click
 from tests.support.screens.live_dashboard import press
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 from tests.support.sessions import history_steps
@@ -123,7 +124,7 @@ async def test_garbage_on_the_wire_is_counted_on_the_screen(runtime_folder: Path
         assert "failed" not in screen_text(app)
 
 
-async def test_lost_messages_are_drawn_as_a_gap(still_source: Callable[..., Any]) -> None:
+async def test_lost_messages_are_drawn_as_a_gap(still_source: Any) -> None:
     source = still_source(60)
     history = source.history
     record = history.record(59)
@@ -135,8 +136,7 @@ async def test_lost_messages_are_drawn_as_a_gap(still_source: Callable[..., Any]
         events=[],
     )
     history.append(history.last_sequence + 11, later)
-    app = dashboard(source)
-    async with app.run_test(size=(160, 45)) as pilot:
+    async with running(dashboard(source), (160, 45)) as (app, pilot):
         shown = screen_text(app)
         assert "gap 10" in shown
         assert "10 messages lost after step 59" in shown
@@ -149,15 +149,14 @@ async def test_lost_messages_are_drawn_as_a_gap(still_source: Callable[..., Any]
 
 @pytest.mark.parametrize(("module", "keys"), [(lanes, []), (kv_page, ["4"])], ids=["panel", "page"])
 async def test_a_failing_view_shows_an_error_line_and_the_others_keep_drawing(
-    still_source: Callable[..., Any],
+    still_source: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     module: Any,
     keys: list[str],
 ) -> None:
     monkeypatch.setattr(module, "framed", lambda *_: 1 / 0)
-    app = dashboard(still_source(60))
-    async with app.run_test(size=(160, 45)) as pilot:
+    async with running(dashboard(still_source(60)), (160, 45)) as (app, pilot):
         await pilot.press(*keys)
         assert "drawing failed, see the log: ZeroDivisionError" in screen_text(app)
         assert sum("drawing failed" in record.message for record in caplog.records) == 1
@@ -167,10 +166,9 @@ async def test_a_failing_view_shows_an_error_line_and_the_others_keep_drawing(
 
 
 async def test_a_failing_key_or_mouse_handler_shows_an_error_line(
-    still_source: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    still_source: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = dashboard(still_source(60))
-    async with app.run_test(size=(160, 45)) as pilot:
+    async with running(dashboard(still_source(60)), (160, 45)) as (app, pilot):
         handlers = dict(app.main.by_action)
         app.main.by_action = handlers | {"axis": lambda: 1 / 0}  # type: ignore[dict-item,return-value]
         await pilot.press("t")
@@ -184,10 +182,9 @@ async def test_a_failing_key_or_mouse_handler_shows_an_error_line(
 
 
 async def test_a_failing_overlay_closes_and_leaves_the_dashboard_running(
-    still_source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    still_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = dashboard(still_source(60))
-    async with app.run_test(size=(160, 45)) as pilot:
+    async with running(dashboard(still_source(60)), (160, 45)) as (app, pilot):
         await pilot.press("question_mark")
         assert isinstance(app.screen, Overlay)
         monkeypatch.setattr(type(app.screen), "pressed", lambda *_: 1 / 0)
@@ -196,7 +193,7 @@ async def test_a_failing_overlay_closes_and_leaves_the_dashboard_running(
 
 
 async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key_is_pressed(
-    still_source: Callable[..., Any],
+    still_source: Any,
 ) -> None:
     source = still_source(60)
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
@@ -213,9 +210,8 @@ async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key_is_pressed(
             await until(app, "a task failed, see the log: ValueError(7)")
 
 
-async def test_keys_and_clicks_during_the_exit_do_nothing(still_source: Callable[..., Any]) -> None:
-    app = dashboard(still_source(60))
-    async with app.run_test(size=(120, 40)) as pilot:
+async def test_keys_and_clicks_during_the_exit_do_nothing(still_source: Any) -> None:
+    async with running(dashboard(still_source(60))) as (app, pilot):
         await pilot.press("q")
         stack = app._screen_stacks[app._current_mode]
         screens = list(stack)
@@ -241,7 +237,7 @@ class Drawings:
 
 
 async def test_a_screen_redrawn_for_a_key_is_not_drawn_again_in_the_next_frame(
-    still_source: Callable[..., Any],
+    still_source: Any,
 ) -> None:
     source, now_s = still_source(), [100.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
@@ -260,7 +256,7 @@ async def test_a_screen_redrawn_for_a_key_is_not_drawn_again_in_the_next_frame(
 
 
 async def test_figures_skipped_in_one_frame_are_refreshed_without_new_steps(
-    still_source: Callable[..., Any],
+    still_source: Any,
 ) -> None:
     history, now_s = still_source().history, [100.0]
     builder, view = FrameBuilder(history, clock=lambda: now_s[0]), View()
@@ -282,7 +278,7 @@ async def test_figures_skipped_in_one_frame_are_refreshed_without_new_steps(
     assert not builder.is_behind
 
 
-async def test_an_idle_dashboard_redraws_almost_nothing(still_source: Callable[..., Any]) -> None:
+async def test_an_idle_dashboard_redraws_almost_nothing(still_source: Any) -> None:
     source, now_s = still_source(), [100.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
     async with app.run_test(size=(120, 40)):

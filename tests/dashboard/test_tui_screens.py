@@ -24,6 +24,7 @@ from stepscope.tui.views.pages import kv_page, latency_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
 from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.views.view import View
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.screens.still_dashboard import dashboard
 
@@ -49,8 +50,7 @@ def drawn(history: History, page: Page, size: tuple[int, int] = (120, 35), **vie
 
 
 async def test_a_digit_opens_each_screen_and_escape_leads_back(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         titles = ("step 399", "gaps between tokens", "KV map by state", "breaches (", "audit (")
         for number, title in enumerate(titles, 2):
             await pilot.press(str(number))
@@ -64,8 +64,7 @@ async def test_a_digit_opens_each_screen_and_escape_leads_back(source: Any) -> N
 
 
 async def test_the_selected_row_stays_with_its_request_from_step_to_step(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("2", "down", "down")
         selected = app.main.view.selected
         assert selected is not None
@@ -198,8 +197,7 @@ def test_latency_heat_map_bands_hold_every_sample_and_split_at_the_service_level
 
 
 async def test_enter_on_a_breach_goes_to_its_step_and_escape_comes_back(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("5", "down", "down")
         breach = source.history.windows.breaches(None, 1000)[-3]
         await pilot.press("enter")
@@ -213,8 +211,7 @@ async def test_enter_on_a_breach_goes_to_its_step_and_escape_comes_back(source: 
 
 
 async def test_page_keys_move_a_list_by_ten_rows_without_moving_in_time(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("5", "space", "down", "pagedown")
         cursor, last = app.main.view.cursor, len(targets(app.main.frame)) - 1
         assert app.main.view.row == min(11, last)
@@ -225,7 +222,6 @@ async def test_page_keys_move_a_list_by_ten_rows_without_moving_in_time(source: 
         assert app.main.view.row == 0
         await pilot.press("1", "pageup")
         assert app.main.view.cursor < cursor
-    app.close()
 
 
 async def test_enter_on_a_knob_edits_it_if_there_is_an_engine(source: Any) -> None:
@@ -261,8 +257,7 @@ def test_every_cause_has_a_glyph_of_its_own_also_in_ascii() -> None:
 
 
 async def test_a_followed_request_stays_visible(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("f")
         assert "select a request first" in screen_text(app)
         await pilot.press("down", "f")
@@ -286,8 +281,7 @@ async def test_a_followed_ended_request_shows_its_finish_and_a_key_goes_to_its_l
     ends = history.events(None, 1000, frozenset({"finish"}))
     end = [each for each in ends if each.request_id not in known][-1]
     monkeypatch.setattr(navigator, "_MAX_SEARCH", 3)  # steps; it ended longer ago
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         app.main.view.selected = app.main.view.followed = end.request_id
         await pilot.press("3")
         when = clock(history.wall_ns(end.time_ns))
@@ -300,7 +294,6 @@ async def test_a_followed_ended_request_shows_its_finish_and_a_key_goes_to_its_l
         assert f"request r{end.request_id}" in screen_text(app)
         await pilot.press("L")
         assert told in screen_text(app)
-    app.close()
     # Before its arrival, and for an unknown request, no end is shown.
     for request_id, cursor in ((end.request_id, 0), (10**6, None)):
         page = drawn(history, "request", selected=request_id, cursor=cursor)
@@ -309,8 +302,7 @@ async def test_a_followed_ended_request_shows_its_finish_and_a_key_goes_to_its_l
 
 async def test_the_session_before_an_engine_restart_can_be_viewed(source: Any) -> None:
     history = source.history
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("p")
         assert "has not restarted" in screen_text(app)
         history.append(0, msgspec.structs.replace(history.info, engine_id="another"))

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ SIZES = [(1, 1), (200, 60), (80, 24), (60, 15), (3, 50), (300, 5), (79, 19)]
 
 @pytest.mark.slow
 def test_a_shell_without_utf8_gets_an_ascii_dashboard(
-    terminal: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    terminal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LC_ALL", "LC_CTYPE", "STEPSCOPE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -121,7 +120,7 @@ def test_the_locale_that_python_puts_in_place_of_none_does_not_count(
     ],
 )
 def test_the_environment_decides_on_colours(
-    still_source: Callable[..., Any],
+    still_source: Any,
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
     mode: str,

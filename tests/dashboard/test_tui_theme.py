@@ -1,7 +1,6 @@
 """States differ without colour, and every terminal gets the colours and glyphs it can show."""
 
 import ast
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from stepscope.tui.views.theme import (
     Skin,
     styles,
 )
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import main_text
 from tests.support.screens.still_dashboard import dashboard
 
@@ -93,11 +93,8 @@ def test_every_glyph_has_an_ascii_form() -> None:
         assert not [glyph for glyph in glyphs if skin.text(glyph) in ("?", "")], name
 
 
-async def test_glyphs_and_theme_can_be_changed_while_the_dashboard_runs(
-    still_source: Callable[..., Any],
-) -> None:
-    app = dashboard(still_source())
-    async with app.run_test(size=(120, 40)) as pilot:
+async def test_glyphs_and_theme_can_be_changed_while_the_dashboard_runs(still_source: Any) -> None:
+    async with running(dashboard(still_source())) as (app, pilot):
         assert app.main.skin.mode == "dark"
         await pilot.press("T", "v")
         assert app.main.skin.mode == "light"

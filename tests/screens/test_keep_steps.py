@@ -9,6 +9,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.tui.app.app import Dashboard
 from tests.support.engines.simulated_run import simulate
+from tests.support.screens.running import running
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.received import Received
 from tests.support.waiting import until
@@ -38,8 +39,7 @@ async def test_memory_can_be_saved_as_a_recording_even_after_the_engine_is_gone(
     folder = tmp_path / "first-of-the-folders-on-a-long-way" / "second" / "here"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    app = dashboard(source, readonly=True)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source, readonly=True)) as (app, pilot):
         source.status = "down"
         await pilot.press("D")
         await told(app, "wrote stepscope-")
@@ -50,7 +50,6 @@ async def test_memory_can_be_saved_as_a_recording_even_after_the_engine_is_gone(
         assert path.parent.name in notice(app)  # the folder, where the way to it has no room
         await pilot.press("D")  # the next one does not take its place
         await until(lambda: len(list(folder.glob("*.mcap"))) == 2, "the second")
-    app.close()
 
 
 async def test_steps_of_an_engine_that_died_during_recording_can_be_saved(

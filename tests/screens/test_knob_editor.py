@@ -1,7 +1,7 @@
 """The knob editor shows what others set, and overwrites none of their changes unnoticed."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.what_if import KnobForecast
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.live_dashboard import dashboard, press
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import main_text, screen_text
 from tests.support.sessions.following import following
 from tests.support.sessions.history_steps import history_of
@@ -34,8 +35,7 @@ def row_of(app: Dashboard, name: str) -> str:
 async def test_a_value_typed_before_another_clients_change_is_refused_and_can_be_typed_again(
     source: Subscriber, client: ControlClient
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(160, 40)):
+    async with running(dashboard(source), (160, 40)) as (app, _):
         await press(app, "K", "down", "enter", *"16")
         client.set_knobs({"max_num_seqs": 8}, who="anna")
         await press(app, "enter")
@@ -46,28 +46,24 @@ async def test_a_value_typed_before_another_clients_change_is_refused_and_can_be
         await press(app, "K", "down", "enter", *"16", "enter")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
         assert source.history.knob_changes[0].who == "anna"
-    app.close()
 
 
 async def test_a_value_typed_for_an_engine_is_refused_by_the_one_that_replaced_it(
     source: Subscriber, live_engine: Any
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(160, 40)):
+    async with running(dashboard(source), (160, 40)) as (app, _):
         await press(app, "B", *"512")
         live_engine.becomes(engine_id="another")
         await press(app, "enter")
         said = "the engine was restarted meanwhile; nothing was changed"
         await until(lambda: said in main_text(app), "the refusal")
         assert not source.history.knob_changes
-    app.close()
 
 
 async def test_an_open_editor_shows_the_values_that_others_set_and_escape_keeps_them(
     source: Subscriber, client: ControlClient
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         await press(app, "K")
         client.set_knobs({BUDGET: 1024}, who="anna")
         await until(lambda: " 1024 " in row_of(app, BUDGET), "what anna did")
@@ -76,13 +72,12 @@ async def test_an_open_editor_shows_the_values_that_others_set_and_escape_keeps_
         await press(app, "K", "enter", *"256", "escape")
         await until(lambda: app.screen is app.main, "closed")
         assert len(source.history.knob_changes) == 2
-    app.close()
 
 
 @pytest.mark.parametrize("status", ["down", "starting", "connecting"])
 @pytest.mark.parametrize("key", ["B", "K", "W"])
 async def test_no_knob_editor_opens_for_an_engine_that_does_not_answer(
-    still_source: Callable[..., Any], key: str, status: str
+    still_source: Any, key: str, status: str
 ) -> None:
     source = still_source()
     app = Dashboard(source, source.history, control_endpoint="ipc:///no", any_terminal=True)
@@ -106,8 +101,7 @@ def test_a_forecast_names_current_and_predicted_figures() -> None:
 
 
 async def test_the_knob_editor_says_why_there_is_no_forecast(source: Subscriber) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         await press(app, "K", "enter")
         assert "w what if" not in screen_text(app)  # nothing is typed yet
         await press(app, *"512")
@@ -118,4 +112,3 @@ async def test_the_knob_editor_says_why_there_is_no_forecast(source: Subscriber)
         await press(app, "backspace")
         assert "what if max" not in screen_text(app)
         assert source.history.state.knobs[BUDGET] == 2048
-    app.close()

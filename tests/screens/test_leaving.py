@@ -7,7 +7,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def _is_drawn_on(terminal: Any) -> bool:
     ("arguments", "shown"), [((), "freeze"), (("replay", "freeze"), "step")], ids=["start", "file"]
 )
 def test_a_signal_ends_the_screen_and_restores_the_terminal(
-    terminal: Callable[..., Any],
+    terminal: Any,
     tmp_path: Path,
     arguments: tuple[str, ...],
     shown: str,
@@ -50,7 +50,7 @@ def test_a_signal_ends_the_screen_and_restores_the_terminal(
 
 @pytest.mark.parametrize("is_terminal_gone", [False, True], ids=["ended", "terminal gone"])
 def test_a_signal_that_ends_the_dashboard_finishes_its_recording(
-    live_engine: Any, terminal: Callable[..., Any], tmp_path: Path, is_terminal_gone: bool
+    live_engine: Any, terminal: Any, tmp_path: Path, is_terminal_gone: bool
 ) -> None:
     folders = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
     command = (*_CLI, "top", live_engine.endpoint.control, "--no-keep")

@@ -7,6 +7,7 @@ from textual.events import Key, Paste
 from textual.pilot import Pilot
 
 from stepscope.tui.screens.overlays.overlay import Overlay, pasted_line
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
 from tests.support.waiting import until
@@ -48,8 +49,7 @@ def test_of_a_pasted_text_the_first_line_counts_without_control_characters(
 async def test_a_paste_goes_into_every_text_field(
     source: Any, keys: str, text: str, shown: str
 ) -> None:
-    app = dashboard(source, control_endpoint="ipc:///nobody/here")
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source, control_endpoint="ipc:///nobody/here")) as (app, pilot):
         await pilot.press(keys)
         await paste(pilot, text)
         assert isinstance(app.screen, Overlay)
@@ -59,8 +59,7 @@ async def test_a_paste_goes_into_every_text_field(
 async def test_a_paste_in_one_burst_with_the_key_before_and_after_it_keeps_its_order(
     source: Any,
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         for event in (Key("slash", "/"), Key("i", "i"), Paste("d:1\n"), Key("2", "2")):
             app.post_message(event)
         app.post_message(Key("enter", "\r"))
@@ -71,8 +70,7 @@ async def test_a_paste_in_one_burst_with_the_key_before_and_after_it_keeps_its_o
 async def test_a_paste_where_nothing_is_typed_does_nothing(
     source: Any, keys: tuple[str, ...]
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press(*keys)
         before = screen_text(app)
         await paste(pilot, "q2\n")

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.samples import shipped
 from stepscope.tui.app.picture import text
 from stepscope.tui.screens.handlers.handlers import new_picture
-from tests.support.done import Done
 from tests.support.screens.screen_text import cells
 from tests.support.screens.still_dashboard import dashboard
 
@@ -24,9 +22,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path / "work")
 
 
-def test_screenshot_draws_a_step_of_a_recording_in_every_format(
-    stepscope: Callable[..., Done],
-) -> None:
+def test_screenshot_draws_a_step_of_a_recording_in_every_format(stepscope: Any) -> None:
     code, *said = stepscope("screenshot", "freeze", "--at", "300", "-o", "a.txt")
     assert code == 0, said
     assert "a.txt: step 300, 120x40" in "".join(said)
@@ -46,7 +42,7 @@ def test_screenshot_draws_a_step_of_a_recording_in_every_format(
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.svg", "a.txt", "light.svg"]
 
 
-def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Callable[..., Done]) -> None:
+def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Any) -> None:
     for arguments, words in (
         (("--page", "kv"), "KV map by state"),
         (("--page", "latency", "--slo-itl", "70ms"), "ITL <70"),
@@ -87,7 +83,7 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Callable[...,
     ],
 )
 def test_a_picture_that_cannot_be_drawn_gives_one_line_and_no_file(
-    stepscope: Callable[..., Done], arguments: tuple[str, ...], code: int, words: str
+    stepscope: Any, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     ended, said, error = stepscope("screenshot", *arguments)
     assert (ended, said) == (code, "")
@@ -108,7 +104,7 @@ def test_pictures_taken_in_one_second_are_separate_files(
 
 
 async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
-    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    still_source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = dashboard(still_source())
     gone = tmp_path / "gone"
@@ -125,7 +121,7 @@ async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
 
 @pytest.mark.parametrize("keys", [(), ("question_mark",), ("K",), ("g", "1")])
 async def test_a_picture_as_text_is_what_textual_composes_with_the_overlay_above(
-    still_source: Callable[..., Any], keys: tuple[str, ...]
+    still_source: Any, keys: tuple[str, ...]
 ) -> None:
     app = dashboard(still_source(), control_endpoint="ipc:///nobody/here")
     async with app.run_test(size=(120, 40)) as pilot:

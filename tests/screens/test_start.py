@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -266,7 +266,7 @@ def open_line(screen: Any, name: str) -> None:
 
 @pytest.mark.slow
 def test_quitting_a_recording_leads_back_to_the_start_screen(
-    terminal: Callable[..., Any], tmp_path: Path, runtime_folder: Path
+    terminal: Any, tmp_path: Path, runtime_folder: Path
 ) -> None:
     (tmp_path / "mine.mcap").write_bytes(SAMPLE.read_bytes())
     (tmp_path / "broken.mcap").write_text("nothing")

@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def shown_step(screen: Any) -> int:
 
 
 def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
-    busy_engine: str, terminal: Callable[..., Any], tmp_path: Path
+    busy_engine: str, terminal: Any, tmp_path: Path
 ) -> None:
     folders = {"cwd": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     screen = terminal(*STEPSCOPE, "top", busy_engine, **folders)
@@ -101,7 +101,7 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
 
 
 def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(
-    terminal: Callable[..., Any], tmp_path: Path
+    terminal: Any, tmp_path: Path
 ) -> None:
     arguments = (*STEPSCOPE, "replay", "chunked", "--at", "300")
     screen = terminal(*arguments, columns=120, rows=40, XDG_CONFIG_HOME=str(tmp_path))
@@ -144,7 +144,7 @@ def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(
     ids=["16 colours", "console", "NO_COLOR"],
 )
 def test_each_terminal_gets_the_colours_and_characters_it_supports(
-    terminal: Callable[..., Any],
+    terminal: Any,
     tmp_path: Path,
     environment: dict[str, str],
     colours: set[str],

@@ -3,7 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +41,7 @@ from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.live_dashboard import press
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import line_texts, main_text, screen_text
 from tests.support.sessions.history_steps import history_of
 from tests.support.waiting import until, wait_for
@@ -79,8 +80,7 @@ async def changed_to(history: History, num_changes: int, **new: KnobValue) -> No
 async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_the_step_of_the_change(
     source: Subscriber,
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         await press(app, "B")
         assert isinstance(app.screen, KnobEditor)
         await press(app, *"256", "enter")
@@ -94,7 +94,6 @@ async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_the_step
         # ... and taken back.
         await press(app, "U")
         await changed_to(source.history, 2, max_num_batched_tokens=2048)
-    app.close()
 
 
 async def test_undo_reverts_only_the_dashboards_own_change(source: Subscriber) -> None:
@@ -152,8 +151,7 @@ async def test_a_pause_key_pressed_after_another_client_paused_does_not_resume_t
     source: Subscriber,
 ) -> None:
     """Both see a running engine and press P: the second press must not resume it."""
-    app = dashboard(source)
-    async with app.run_test(size=(160, 40)):
+    async with running(dashboard(source), (160, 40)) as (app, _):
         # It knows only what it has seen so far.
         app.main.operator._history = SimpleNamespace(state=source.history.state)
         with ControlClient(source.endpoint) as other:
@@ -166,14 +164,12 @@ async def test_a_pause_key_pressed_after_another_client_paused_does_not_resume_t
             assert "paused the engine" in main_text(app)
             assert "pause refused: another client made a change first" in main_text(app)
             other.ask(Resume(who="anna"))
-    app.close()
 
 
 async def test_a_switch_in_the_editor_begins_at_its_current_value_and_cycles(
     source: Subscriber,
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         names = [spec.name for spec in source.history.info.knobs]
         await press(app, "K", *["down"] * names.index("enable_prefix_caching"), "enter")
         await until(lambda: "◀ on ▶" in screen_text(app), "it does not show what holds")
@@ -182,7 +178,6 @@ async def test_a_switch_in_the_editor_begins_at_its_current_value_and_cycles(
         assert not source.history.knob_changes
         await press(app, "enter", "right", "enter")
         await changed_to(source.history, 1, enable_prefix_caching=False)
-    app.close()
 
 
 async def test_keys_pause_the_engine_and_run_single_steps(source: Subscriber) -> None:
@@ -278,11 +273,10 @@ def test_an_invalid_workload_text_is_explained(text: str, error: str) -> None:
 
 
 async def test_an_unanswered_command_is_reported_without_blocking_the_screen(
-    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    still_source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = still_source()
-    app = dashboard(source, endpoint=f"ipc://{tmp_path}/nobody")
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source, endpoint=f"ipc://{tmp_path}/nobody")) as (app, _):
         await press(app, "P")
         await shows(app, "no engine at")
         monkeypatch.chdir(tmp_path)
@@ -293,7 +287,6 @@ async def test_an_unanswered_command_is_reported_without_blocking_the_screen(
         assert os.listdir(tmp_path) == []
         await press(app, "left")
         assert "PAUSED" in main_text(app)
-    app.close()
 
 
 async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(source: Subscriber) -> None:
@@ -304,8 +297,7 @@ async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(source: S
     late.start()
     await until(lambda: late.history.last_step is not None, "no steps come")
     assert late.history.knob_changes == []
-    app = dashboard(late)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(late)) as (app, pilot):
         await press(app, "U")
         await shows(app, "has not changed a knob; the last one is by anna: max_num_batched_tokens")
         await press(app, "6")
@@ -320,13 +312,10 @@ async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(source: S
         await shows(app, "; earlier: snapshot --audit)")
         await pilot.resize_terminal(80, 24)
         await shows(app, "earlier: snapshot --audit)  ms before→after")
-    app.close()
     late.stop()
 
 
-async def test_a_pending_command_is_shown_until_it_is_answered(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_a_pending_command_is_shown_until_it_is_answered(still_source: Any) -> None:
     answer_now = threading.Event()
     client = SimpleNamespace(ask=lambda command: answer_now.wait(60), close=lambda: None)
     app, link = dashboard(still_source(), "ipc:///slow"), EngineLink(lambda: client)
@@ -380,8 +369,7 @@ async def test_why_a_recording_ended_is_shown_until_the_next_key(
     source: Subscriber, live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         await press(app, "R")
         await shows(app, "● REC")
         first = source.history.last_step
@@ -394,7 +382,6 @@ async def test_why_a_recording_ended_is_shown_until_the_next_key(
         await until(lambda: said not in main_text(app), "it is still said")
         await press(app, "R")
         await shows(app, "● REC")
-    app.close()
 
 
 def test_a_recording_that_is_completed_meanwhile_keeps_its_name(

@@ -1,7 +1,7 @@
 """A replay is the same dashboard: it plays, pauses, steps and seeks in a file."""
 
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from stepscope.tui.views.pages.page_views import PAGE_VIEWS
 from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
 from stepscope.tui.views.view import View
 from tests.support.screens.clicks import click
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.sessions.received import busy_messages
 from tests.support.waiting import until
@@ -87,8 +88,7 @@ async def test_steps_outside_memory_are_read_from_the_file(source: ReplaySource)
 async def test_any_step_of_the_file_can_be_reached_by_number_and_scrub_bar(
     source: ReplaySource,
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("g", *"250", "enter")
         await until(lambda: source.history.last_step == 250, "it does not get there")
         await until(lambda: "step 250 " in main_text(app), "it is not shown")
@@ -106,8 +106,7 @@ async def test_the_end_of_a_replay_is_announced_and_space_starts_again(
 ) -> None:
     source.seek(source.recording.last_step)
     assert source.wait()
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("space")
         await until(lambda: source.status == "ended", "it does not end")
         await until(lambda: "▐REPLAY END▌" in main_text(app), "the end is not said")
@@ -118,8 +117,7 @@ async def test_the_end_of_a_replay_is_announced_and_space_starts_again(
 async def test_keys_typed_in_one_burst_reach_the_input_line_that_the_first_key_opens(
     source: ReplaySource,
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         for key in ("g", "7", "enter"):
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         await until(lambda: app.main.view.cursor == 7 or source.history.last_step == 7, "not there")
@@ -169,7 +167,7 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def live_and_file(
-    tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
+    tmp_path_factory: pytest.TempPathFactory, recorded_to: Any
 ) -> tuple[History, Path]:
     """A busy session as received, and its recording from the first message on."""
     path = tmp_path_factory.mktemp("session") / "session.mcap"
