@@ -31,7 +31,7 @@ MS = 1_000_000
         (None, ""),
     ],
 )
-def test_the_step_page_sums_drafts_of_all_requests(
+def test_the_step_page_sums_the_drafts_of_requests(
     drafts: list[DraftRow] | None, said: str
 ) -> None:
     counts = {"num_prefill_tokens": 0, "num_decode_tokens": 9, "num_running": 2, "num_waiting": 0}
@@ -83,9 +83,7 @@ def test_drafts_of_our_engine_are_counted_by_position_request_and_batch_size(sam
 
 
 @pytest.mark.parametrize("case", ["speculation", "speculation_ahead"])
-def test_drafts_of_an_attached_vllm_are_counted_by_position_request_and_batch_size(
-    attach: Attach, case: str
-) -> None:
+def test_drafts_of_an_attached_vllm_are_counted_in_the_same_way(attach: Attach, case: str) -> None:
     played = Played(attach, "0.32.0", case)
     history = History()
     for sequence, message in played.messages:

@@ -81,9 +81,7 @@ def test_any_text_parses_as_a_key_or_gets_an_explanation(text: str) -> None:
         ("F5", "f5", "F5"),
     ],
 )
-def test_a_key_in_the_config_file_may_be_spelled_in_several_ways(
-    text: str, key: str, for_people: str
-) -> None:
+def test_a_key_may_be_spelled_in_several_ways(text: str, key: str, for_people: str) -> None:
     assert parse(text) == key
     assert shown(key) == for_people
 
@@ -136,7 +134,7 @@ def test_the_config_file_remaps_actions_to_other_keys(config_file: Path) -> None
         ('pause = "ctrl+c"', r"\[keys\] pause = 'ctrl\+c': ctrl\+c always leaves"),
     ],
 )
-def test_a_wrong_key_line_is_reported_with_the_allowed_values(
+def test_a_wrong_line_is_reported_with_what_is_allowed(
     config_file: Path, line: str, said: str
 ) -> None:
     write(config_file, f"[keys]\n{line}\n")
@@ -206,7 +204,7 @@ def test_writing_a_setting_keeps_the_rest_of_the_config_file(config_file: Path) 
     assert [each.name for each in config_file.parent.iterdir()] == ["config.toml"]
 
 
-def test_a_missing_config_file_is_created_and_a_link_stays_a_link(
+def test_a_missing_file_is_created_and_a_link_stays_a_link(
     config_file: Path, tmp_path: Path
 ) -> None:
     real = tmp_path / "dotfiles" / "stepscope.toml"
@@ -218,9 +216,7 @@ def test_a_missing_config_file_is_created_and_a_link_stays_a_link(
 
 
 @pytest.mark.parametrize("text", ["[dashboard\n", "dashboard = 3\n"])
-def test_a_config_file_that_cannot_be_parsed_is_left_unchanged(
-    config_file: Path, text: str
-) -> None:
+def test_a_file_that_cannot_be_parsed_is_left_unchanged(config_file: Path, text: str) -> None:
     write(config_file, text)
     with pytest.raises(ConfigFileError, match=r"config\.toml"):
         changed(config_file, "dashboard", {"theme": "light"})
@@ -247,7 +243,7 @@ def test_only_changed_settings_are_written(config_file: Path) -> None:
     assert not config_file.exists()
 
 
-async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
+async def test_settings_changed_by_keys_are_saved_at_the_end(
     still_source: Any, config_file: Path
 ) -> None:
     write(config_file, "[dashboard]\nslo_itl_ms = 30.0\n")
@@ -311,7 +307,7 @@ def test_the_config_command_says_where_each_value_comes_from(
     assert "# api_key" in out
 
 
-def test_the_output_of_config_is_a_config_file_with_the_same_settings(
+def test_the_output_of_config_is_a_file_with_the_same_settings(
     config: Any, config_file: Path
 ) -> None:
     _, out, _ = config()
@@ -323,9 +319,7 @@ def test_the_output_of_config_is_a_config_file_with_the_same_settings(
     assert [action.keys for action in load_actions()] == [action.keys for action in ACTIONS]
 
 
-def test_the_config_command_shows_the_alert_rules_of_the_file(
-    config: Any, config_file: Path
-) -> None:
+def test_the_config_command_shows_alert_rules_of_the_file(config: Any, config_file: Path) -> None:
     assert "# [[alerts]]" in config("alerts")[1]
     rules = ["itl_p99 > 50ms for 30s", "step_in_flight > 5s"]
     write(config_file, "".join(f'[[alerts]]\nwhen = "{rule}"\n' for rule in rules))

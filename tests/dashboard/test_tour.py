@@ -42,9 +42,7 @@ def test_a_tour_chapter_acts_when_it_asks_and_can_be_read_again() -> None:
     assert (tour.page.number, tour.page.part) == (3, "before")
 
 
-def test_the_tour_runs_in_a_terminal_and_begins_with_any_chapter_without_torch_too(
-    terminal: Any, tmp_path: Path
-) -> None:
+def test_the_tour_begins_with_any_chapter_and_without_torch(terminal: Any, tmp_path: Path) -> None:
     state = {"STEPSCOPE_CONFIG": "none"}
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     command = (sys.executable, "-m", "stepscope.tui.cli", "tour")

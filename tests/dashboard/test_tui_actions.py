@@ -63,9 +63,7 @@ def test_the_footer_fits_and_always_offers_help_and_quit(width: int, is_ascii: b
         assert spot_of(runs, line.index("Quit")) == ("do", "quit")
 
 
-async def test_in_readonly_mode_actions_that_change_the_engine_are_hidden_and_disabled(
-    still_source: Any,
-) -> None:
+async def test_readonly_hides_and_disables_what_changes_the_engine(still_source: Any) -> None:
     async with running(dashboard(still_source(), readonly=True), (200, 60)) as (app, pilot):
         abilities = app.session.abilities
         offered = {action_id for action_id, _, _ in footer_entries(abilities)}
@@ -86,7 +84,7 @@ async def test_in_readonly_mode_actions_that_change_the_engine_are_hidden_and_di
             assert app.main.operator.pending == "", action.id
 
 
-async def test_the_reason_for_a_refused_key_disappears_with_the_screen_or_after_seconds(
+async def test_why_a_key_is_refused_disappears_with_the_screen_or_in_time(
     still_source: Any,
 ) -> None:
     now_s = [0.0]

@@ -43,7 +43,7 @@ CLI = "tui.cli.__main__"
     ],
     ids=["dashboard", "headless", "set and snapshot", "start screen"],
 )
-def test_what_starts_at_once_imports_no_heavy_module(
+def test_what_starts_at_once_imports_nothing_heavy(
     modules: str, forbidden: str, heavy: str
 ) -> None:
     given = json.dumps([each.split() for each in (forbidden, heavy, modules)])

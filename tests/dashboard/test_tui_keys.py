@@ -117,9 +117,7 @@ async def test_keys_find_the_previous_and_next_event_and_preemption(source: Any)
 @pytest.mark.parametrize(
     ("text", "step"), [("123", 123), ("1,23", 123), ("99999", 399), ("-1s", 329)]
 )
-async def test_the_goto_prompt_accepts_step_numbers_and_times(
-    source: Any, text: str, step: int
-) -> None:
+async def test_the_goto_prompt_accepts_steps_and_times(source: Any, text: str, step: int) -> None:
     async with running(dashboard(source)) as (app, pilot):
         await pilot.press("g", *"soon", "enter")
         assert "not a step, a time or a distance in time" in screen_text(app)
@@ -222,9 +220,7 @@ async def test_a_drawing_error_is_shown_and_the_dashboard_keeps_running(
         assert "PAUSED" in screen_text(app)
 
 
-async def test_even_rarely_drawn_views_show_the_last_step_soon_if_no_other_follows(
-    source: Any,
-) -> None:
+async def test_rarely_drawn_views_show_the_last_step_soon_if_none_follows(source: Any) -> None:
     now = [0.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=0.5, clock=lambda: now[0])
     async with app.run_test(size=(120, 40)) as pilot:
@@ -240,7 +236,7 @@ async def test_even_rarely_drawn_views_show_the_last_step_soon_if_no_other_follo
 
 
 @pytest.mark.parametrize("status", ["down", "stale", "paused"])
-async def test_with_the_cursor_at_an_earlier_step_the_header_says_what_the_engine_does_now(
+async def test_at_an_earlier_step_the_header_says_what_the_engine_does(
     source: Any, status: str
 ) -> None:
     app, history = dashboard(source), source.history

@@ -34,7 +34,7 @@ def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("size", TINY)
-async def test_a_terminal_below_80x20_shows_a_notice(
+async def test_a_terminal_below_80x20_has_a_notice(
     still_source: Any, size: tuple[int, int]
 ) -> None:
     async with running(dashboard(still_source()), size) as (app, pilot):

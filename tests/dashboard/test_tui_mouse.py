@@ -33,9 +33,7 @@ def place_of(app: Dashboard, view: str, kind: str, value: object) -> tuple[int, 
 
 
 @pytest.mark.parametrize("page", ROWS)
-async def test_the_wheel_and_a_click_select_a_row_and_a_second_click_opens_it(
-    source: Any, page: Page
-) -> None:
+async def test_wheel_and_click_select_a_row_and_a_second_opens_it(source: Any, page: Page) -> None:
     async with running(dashboard(source), (160, 50)) as (app, pilot):
         await pilot.press(str(PAGES.index(page) + 1))
         # The wheel goes through the rows, with shift through time.
@@ -105,9 +103,7 @@ async def test_clicking_a_panel_opens_its_screen_and_a_knob_its_editor(source: A
         assert app.screen is app.main
 
 
-async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
-    source: Any,
-) -> None:
+async def test_a_click_right_after_an_overlay_closes_does_not_end_the_app(source: Any) -> None:
     """As on a slow connection: the second click is on its way when the first closes the overlay."""
     async with running(dashboard(source)) as (app, pilot):
         for kind in (events.Click, events.MouseScrollDown):

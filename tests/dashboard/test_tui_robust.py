@@ -192,9 +192,7 @@ async def test_a_failing_overlay_closes_and_leaves_the_dashboard_running(
         assert app.screen is app.main
 
 
-async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key_is_pressed(
-    still_source: Any,
-) -> None:
+async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key(still_source: Any) -> None:
     source = still_source(60)
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     with shown_thread_errors(app):
@@ -236,9 +234,7 @@ class Drawings:
         self._draw(*args)
 
 
-async def test_a_screen_redrawn_for_a_key_is_not_drawn_again_in_the_next_frame(
-    still_source: Any,
-) -> None:
+async def test_a_screen_drawn_for_a_key_is_not_drawn_in_the_next_frame(still_source: Any) -> None:
     source, now_s = still_source(), [100.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
     async with app.run_test(size=(120, 40)) as pilot:
@@ -255,9 +251,7 @@ async def test_a_screen_redrawn_for_a_key_is_not_drawn_again_in_the_next_frame(
         assert drawings.number == 2
 
 
-async def test_figures_skipped_in_one_frame_are_refreshed_without_new_steps(
-    still_source: Any,
-) -> None:
+async def test_figures_skipped_in_a_frame_are_refreshed_without_steps(still_source: Any) -> None:
     history, now_s = still_source().history, [100.0]
     builder, view = FrameBuilder(history, clock=lambda: now_s[0]), View()
     before = builder.build(view, 80, 10, 8)

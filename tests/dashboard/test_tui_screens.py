@@ -79,9 +79,7 @@ async def test_the_selected_row_stays_with_its_request_from_step_to_step(source:
 
 @pytest.mark.parametrize("kind", ["live", "replay"])
 @pytest.mark.parametrize("page", [*PAGES, "start"])
-def test_help_describes_the_screen_and_lists_only_keys_that_work_on_it(
-    page: Place, kind: Need
-) -> None:
+def test_help_describes_the_screen_and_lists_only_keys_of_it(page: Place, kind: Need) -> None:
     abilities = Abilities(has=frozenset({"engine", "recorder", "files", kind}))
     lines = line_texts(help_lines(abilities, page))
     for action in ACTIONS:
@@ -324,9 +322,7 @@ async def test_the_session_before_an_engine_restart_can_be_viewed(source: Any) -
         assert "no step yet" in screen_text(app)
 
 
-def test_a_lane_shows_how_its_request_ended_even_after_the_state_forgot_the_request(
-    source: Any,
-) -> None:
+def test_a_lane_shows_how_a_request_that_the_state_forgot_has_ended(source: Any) -> None:
     builder, known = FrameBuilder(source.history, clock=lambda: 0.0), source.history.state.requests
     rows = builder.build(View(cursor=399, right=399), 380, 400, 8).lanes
     forgotten = {row.status for row in rows if row.request_id not in known}

@@ -93,9 +93,7 @@ def test_locale_and_console_decide_between_ascii_and_blocks(
 
 
 @pytest.mark.parametrize("locale", [{}, {"LANG": "C"}, {"LANG": "xx_XX.ISO-8859-1"}])
-def test_the_locale_that_python_puts_in_place_of_none_does_not_count(
-    locale: dict[str, str],
-) -> None:
+def test_the_locale_that_python_puts_in_place_of_none_counts_not(locale: dict[str, str]) -> None:
     program = (
         "import os\n"
         "from stepscope.tui.settings.terminal import only_ascii\n"

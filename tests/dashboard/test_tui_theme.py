@@ -33,9 +33,7 @@ SAME_STATE = {  # distinguished by its context, or not meant to be distinguished
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
-def test_states_differ_without_colour_and_the_legend_explains_each_glyph_once(
-    ascii_only: bool,
-) -> None:
+def test_states_differ_without_colour_and_each_has_a_legend(ascii_only: bool) -> None:
     skin = Skin("none", ascii_only)
     lanes = [LANE_GLYPHS[state] for state in Cell if state not in SAME_STATE]
     states = [skin.text(glyph, LANE_STYLES[glyph]) for glyph in lanes]

@@ -109,9 +109,7 @@ def test_the_check_for_misleading_zeros_finds_them_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("size", [(80, 17), (120, 35), (200, 55)])
 @pytest.mark.parametrize("page", BEYOND)
-def test_pages_of_a_minimal_engine_show_unknown_values_and_no_zero(
-    page: Page, size: tuple[int, int]
-) -> None:
+def test_pages_of_a_minimal_engine_show_no_zero(page: Page, size: tuple[int, int]) -> None:
     drawn = text(PAGE_VIEWS[page].draw(frame_of(session(set()), page), *size))
     assert zeros(drawn) == []
     assert "does not report" in drawn or "—" in drawn
@@ -119,7 +117,7 @@ def test_pages_of_a_minimal_engine_show_unknown_values_and_no_zero(
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_panels_of_a_minimal_engine_show_unknown_values_and_no_zero(panel: str) -> None:
+def test_panels_of_a_minimal_engine_show_no_zero(panel: str) -> None:
     drawn = text(PANELS[panel](frame_of(session(set())), 120, 12, 14))
     assert zeros(drawn) == []
     assert "none above" not in drawn

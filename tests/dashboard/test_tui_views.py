@@ -101,7 +101,7 @@ def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
 @pytest.mark.parametrize(
     ("most", "row"), [(256, 6), (129, 6), (257, 5), (1024, None), (2048, None)]
 )
-def test_a_line_shows_the_largest_step_that_runs_in_a_cuda_graph(
+def test_a_line_shows_the_largest_step_of_a_cuda_graph(
     source: Any, most: int, row: int | None
 ) -> None:
     before = chart_rows(frame_of(source))
@@ -259,9 +259,7 @@ def test_a_replay_fits_its_time_axis_to_the_screen_once_and_keeps_a_later_zoom()
     assert (view.axis, view.zoom) == ("step", 5)
 
 
-def test_requests_that_arrive_after_the_cursors_step_are_listed_below_the_queue(
-    source: Any,
-) -> None:
+def test_requests_that_arrive_after_the_cursor_are_below_the_queue(source: Any) -> None:
     rows = frame_of(source, View(cursor=200, right=260)).lanes
     newest = max(row.request_id for row in rows if row.status)
     order = [(row.request_id > newest, row.status == "WAIT") for row in rows]
@@ -514,9 +512,7 @@ def freeze() -> History:
 
 
 @pytest.mark.parametrize("axis", ["step", "time"])
-def test_a_step_in_which_all_streams_stood_still_is_a_band_across_their_lanes(
-    freeze: History, axis: Any
-) -> None:
+def test_a_step_in_which_all_stood_still_is_a_band_across_lanes(freeze: History, axis: Any) -> None:
     view = View(axis=axis)
     view.pause(130)
     frame = FrameBuilder(freeze).build(view, 104, 12, 4)
@@ -531,9 +527,7 @@ def test_a_step_in_which_all_streams_stood_still_is_a_band_across_their_lanes(
 
 @pytest.mark.parametrize("width", [20, 64, 104, 170])
 @pytest.mark.parametrize("zoom_idx", [0, 1, 3])
-def test_wide_steps_make_room_at_the_left_and_leave_no_step_out(
-    freeze: History, width: int, zoom_idx: int
-) -> None:
+def test_wide_steps_leave_no_step_out(freeze: History, width: int, zoom_idx: int) -> None:
     columns = ChartColumns(freeze)
     for right in range(0, 450, 9):
         shown = columns.visible(View(cursor=right, right=right, zoom_idx=zoom_idx), width)

@@ -52,9 +52,7 @@ async def test_memory_can_be_saved_as_a_recording_even_after_the_engine_is_gone(
         await until(lambda: len(list(folder.glob("*.mcap"))) == 2, "the second")
 
 
-async def test_steps_of_an_engine_that_died_during_recording_can_be_saved(
-    source: Received, tmp_path: Path
-) -> None:
+async def test_steps_of_an_engine_that_died_can_be_saved(source: Received, tmp_path: Path) -> None:
     app = dashboard(source)
     async with app.run_test(size=(160, 40)) as pilot:
         source.status, source.error = "down", "feed is gone"

@@ -76,7 +76,7 @@ async def test_an_open_editor_shows_the_values_that_others_set_and_escape_keeps_
 
 @pytest.mark.parametrize("status", ["down", "starting", "connecting"])
 @pytest.mark.parametrize("key", ["B", "K", "W"])
-async def test_no_knob_editor_opens_for_an_engine_that_does_not_answer(
+async def test_no_editor_opens_for_a_silent_engine(
     still_source: Any, key: str, status: str
 ) -> None:
     source = still_source()

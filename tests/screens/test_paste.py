@@ -31,7 +31,7 @@ async def paste(pilot: Pilot[Any], text: str) -> None:
         ("", ""),
     ],
 )
-def test_of_a_pasted_text_the_first_line_counts_without_control_characters(
+def test_of_a_paste_the_first_line_counts_without_control_characters(
     pasted: str, line: str
 ) -> None:
     assert pasted_line(pasted) == line
@@ -46,9 +46,7 @@ def test_of_a_pasted_text_the_first_line_counts_without_control_characters(
         ("M", "Zürich", "note: Zürich_"),
     ],
 )
-async def test_a_paste_goes_into_every_text_field(
-    source: Any, keys: str, text: str, shown: str
-) -> None:
+async def test_a_paste_goes_into_each_field(source: Any, keys: str, text: str, shown: str) -> None:
     async with running(dashboard(source, control_endpoint="ipc:///nobody/here")) as (app, pilot):
         await pilot.press(keys)
         await paste(pilot, text)
@@ -56,9 +54,7 @@ async def test_a_paste_goes_into_every_text_field(
         assert shown in screen_text(app)
 
 
-async def test_a_paste_in_one_burst_with_the_key_before_and_after_it_keeps_its_order(
-    source: Any,
-) -> None:
+async def test_a_paste_in_one_burst_with_keys_around_it_keeps_its_order(source: Any) -> None:
     async with running(dashboard(source)) as (app, _):
         for event in (Key("slash", "/"), Key("i", "i"), Paste("d:1\n"), Key("2", "2")):
             app.post_message(event)
@@ -67,7 +63,7 @@ async def test_a_paste_in_one_burst_with_the_key_before_and_after_it_keeps_its_o
 
 
 @pytest.mark.parametrize("keys", [(), ("question_mark",), ("2",)])
-async def test_a_paste_where_nothing_is_typed_does_nothing(
+async def test_a_paste_without_a_text_field_does_nothing(
     source: Any, keys: tuple[str, ...]
 ) -> None:
     async with running(dashboard(source)) as (app, pilot):

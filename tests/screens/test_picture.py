@@ -93,7 +93,7 @@ def test_a_picture_that_cannot_be_drawn_gives_one_line_and_no_file(
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_pictures_taken_in_one_second_are_separate_files(
+def test_pictures_of_one_second_are_files_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -299,7 +299,7 @@ def surroundings() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("screen", "size", "look"), PICTURES, ids=[file_of(*each).stem for each in PICTURES]
 )
-def test_every_screen_equals_its_reviewed_snapshot(
+def test_every_screen_equals_its_snapshot(
     world: World, screen: str, size: Size, look: Look
 ) -> None:
     file = file_of(screen, size, look)

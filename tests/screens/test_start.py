@@ -217,9 +217,7 @@ async def test_an_error_while_opening_is_shown_and_the_start_screen_stays() -> N
     assert app.return_value is None
 
 
-async def test_a_failing_search_is_reported_in_a_line_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failing_search_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(found: Found) -> None:
         raise RuntimeError("no luck")
 

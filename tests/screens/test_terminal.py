@@ -100,9 +100,7 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
         assert recording.last_step > recording.first_step
 
 
-def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(
-    terminal: Any, tmp_path: Path
-) -> None:
+def test_a_screen_is_redrawn_when_resized_or_overwritten(terminal: Any, tmp_path: Path) -> None:
     arguments = (*STEPSCOPE, "replay", "chunked", "--at", "300")
     screen = terminal(*arguments, columns=120, rows=40, XDG_CONFIG_HOME=str(tmp_path))
     screen.wait_for("REPLAY PAUSED")

@@ -77,7 +77,7 @@ async def changed_to(history: History, num_changes: int, **new: KnobValue) -> No
     assert history.knob_changes[-1].new == new
 
 
-async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_the_step_of_the_change(
+async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_it(
     source: Subscriber,
 ) -> None:
     async with running(dashboard(source)) as (app, _):
@@ -124,9 +124,7 @@ async def test_undo_reverts_only_the_dashboards_own_change(source: Subscriber) -
     app.close()
 
 
-async def test_undo_ends_a_running_autopilot_and_then_undoes_the_change_before_it(
-    source: Subscriber,
-) -> None:
+async def test_undo_ends_an_autopilot_and_then_undoes_the_change_before(source: Subscriber) -> None:
     app, history = dashboard(source), source.history
     async with app.run_test(size=(160, 40)):
         operator = app.main.operator
@@ -147,9 +145,7 @@ async def test_undo_ends_a_running_autopilot_and_then_undoes_the_change_before_i
     app.close()
 
 
-async def test_a_pause_key_pressed_after_another_client_paused_does_not_resume_the_engine(
-    source: Subscriber,
-) -> None:
+async def test_a_pause_key_after_another_clients_pause_does_not_resume(source: Subscriber) -> None:
     """Both see a running engine and press P: the second press must not resume it."""
     async with running(dashboard(source), (160, 40)) as (app, _):
         # It knows only what it has seen so far.
@@ -166,9 +162,7 @@ async def test_a_pause_key_pressed_after_another_client_paused_does_not_resume_t
             other.ask(Resume(who="anna"))
 
 
-async def test_a_switch_in_the_editor_begins_at_its_current_value_and_cycles(
-    source: Subscriber,
-) -> None:
+async def test_a_switch_in_the_editor_begins_at_its_value_and_cycles(source: Subscriber) -> None:
     async with running(dashboard(source)) as (app, _):
         names = [spec.name for spec in source.history.info.knobs]
         await press(app, "K", *["down"] * names.index("enable_prefix_caching"), "enter")
@@ -196,9 +190,7 @@ async def test_keys_pause_the_engine_and_run_single_steps(source: Subscriber) ->
     app.close()
 
 
-async def test_a_workload_change_keeps_the_fields_it_does_not_name(
-    source: Subscriber, live_engine: Any
-) -> None:
+async def test_a_workload_change_keeps_other_fields(source: Subscriber, live_engine: Any) -> None:
     mix = WorkloadSpec(rate=0.5, chat_tokens=77, max_concurrency=3, seed=9)
     given = live_engine.workload.given
     given.append(mix)
@@ -330,7 +322,7 @@ async def test_a_pending_command_is_shown_until_it_is_answered(still_source: Any
     app.close()
 
 
-def test_without_commands_the_control_client_still_processes_events(
+def test_a_control_client_without_commands_processes_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     idle, done = threading.Event(), lambda *_: None
@@ -416,9 +408,7 @@ def test_a_recording_that_is_completed_meanwhile_keeps_its_name(
         ([*"0"], None),
     ],
 )
-def test_the_budget_editor_stays_within_the_bounds_of_the_knob(
-    keys: list[str], value: int | None
-) -> None:
+def test_the_budget_editor_stays_within_the_bounds(keys: list[str], value: int | None) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
     now = KnobsNow("", 0, {spec.name: 1000}, (spec,))
     editor = KnobEditor(Skin("none"), lambda: now, spec.name, is_alone=True)
@@ -502,9 +492,7 @@ def test_the_effect_shows_the_longest_itl_even_of_one_freeze_at_any_width(width:
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_all_knobs_of_a_change_are_named_and_its_author_shown_whole(
-    history: History, width: int
-) -> None:
+def test_all_knobs_of_a_change_and_its_author_are_shown_whole(history: History, width: int) -> None:
     old = {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}
     new = {"max_num_batched_tokens": 8192, "enable_chunked_prefill": False}
     who = {"version": 1, "effective_step": 200, "who": "bob (root@vm)"}

@@ -49,9 +49,7 @@ def dashboard(source: ReplaySource) -> Dashboard:
     return Dashboard(source, source.history, any_terminal=True, fps=20.0)
 
 
-async def test_a_replay_offers_speed_keys_but_none_that_need_an_engine(
-    source: ReplaySource,
-) -> None:
+async def test_a_replay_offers_speed_keys_but_none_for_an_engine(source: ReplaySource) -> None:
     offered = {action.id for action in dashboard(source).session.abilities.available()}
     assert {"slower", "faster", "pause", "goto", "screenshot"} <= offered
     assert not offered & {"budget", "knobs", "undo", "pause_engine", "step_engine", "record"}
@@ -85,7 +83,7 @@ async def test_steps_outside_memory_are_read_from_the_file(source: ReplaySource)
         assert source.history.last_step == first + 11
 
 
-async def test_any_step_of_the_file_can_be_reached_by_number_and_scrub_bar(
+async def test_any_step_of_the_file_is_reached_by_number_and_scrub_bar(
     source: ReplaySource,
 ) -> None:
     async with running(dashboard(source)) as (app, pilot):
@@ -101,9 +99,7 @@ async def test_any_step_of_the_file_can_be_reached_by_number_and_scrub_bar(
         await until(lambda: app.main.new_frame().cursor == frame.extent[0], "not at the start")
 
 
-async def test_the_end_of_a_replay_is_announced_and_space_starts_again(
-    source: ReplaySource,
-) -> None:
+async def test_the_end_of_a_replay_is_told_and_space_starts_again(source: ReplaySource) -> None:
     source.seek(source.recording.last_step)
     assert source.wait()
     async with running(dashboard(source)) as (app, pilot):
@@ -114,7 +110,7 @@ async def test_the_end_of_a_replay_is_announced_and_space_starts_again(
         await until(lambda: source.history.last_step < 100, "it does not begin again")
 
 
-async def test_keys_typed_in_one_burst_reach_the_input_line_that_the_first_key_opens(
+async def test_keys_in_one_burst_reach_the_input_line_that_the_first_opens(
     source: ReplaySource,
 ) -> None:
     async with running(dashboard(source)) as (app, _):
@@ -193,7 +189,7 @@ def test_every_panel_at_a_step_is_the_same_live_and_replayed(
     assert "━" in "".join(expected["lanes"])
 
 
-def test_right_after_a_seek_the_figures_are_those_of_the_shown_step(
+def test_after_a_seek_the_figures_are_of_the_shown_step(
     live_and_file: tuple[History, Path],
 ) -> None:
     live, path = live_and_file
