@@ -78,12 +78,11 @@ def note_session(log: IO[str], history: History, source: subscriber.Subscriber) 
         "gaps": [list(gap) for gap in history.gaps],
         "steps": [summary.step for summary in steps if summary is not None],
     }
-    told |= {
-        name: getattr(history, name) for name in ("num_lost", "last_sequence", "needs_snapshot")
-    }
-    told |= {
-        name: getattr(source, name) for name in ("num_recovered", "num_bad", "status", "error")
-    }
+    for of, names in (
+        (history, ("num_lost", "last_sequence", "needs_snapshot")),
+        (source, ("num_recovered", "num_bad", "status", "error")),
+    ):
+        told |= {name: getattr(of, name) for name in names}
     log.write(f"session {json.dumps(told)}\n")
 
 

@@ -187,6 +187,7 @@ async def test_keys_change_the_frame_rate_which_is_lower_over_ssh(
         assert app.main.fps == 2.0
         await pilot.press(*["minus"] * 5)
         assert " 1fps" in screen_text(app)
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
     assert Dashboard(source, source.history).main.fps == 10.0
     monkeypatch.setenv("SSH_CONNECTION", "1.2.3.4 5 6.7.8.9 22")
     assert Dashboard(source, source.history).main.fps == 5.0

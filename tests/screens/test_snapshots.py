@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
@@ -28,13 +29,12 @@ from rich.style import Style
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark
 from stepscope.recordings.file.overview import Overview
-from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
+from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.start import StartApp
-from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.pages.start_page import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
@@ -170,28 +170,17 @@ class World:
         )
 
 
-class Found:
-    """The results of a `Finder`."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._lines = fleet.picture.lines
-
-    def look(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
-
-    def engines(self) -> list[tuple[str, EngineLine]]:
-        return [(f"ipc:///run/{line.figures.name}", line) for line in self._lines]
-
-    def files(self) -> tuple[File, ...]:
-        seen = Overview(63.5, 4711, "engine-0", "demo", is_cut=False)
-        return (
-            File(Path("/data/monday.mcap"), 12_345_678, 1_700_000_000.0, seen),
-            File(Path("/data/cut.mcap.part"), 4_321, 1_699_990_000.0, seen._replace(is_cut=True)),
-            File(Path("/data/new.mcap"), 99, 1_699_900_000.0, None),
-        )
+def found(fleet: Fleet) -> Any:
+    """A `Finder` that has found the engines of a fleet and some files."""
+    engines = [(f"ipc:///run/{line.figures.name}", line) for line in fleet.picture.lines]
+    seen = Overview(63.5, 4711, "engine-0", "demo", is_cut=False)
+    files = (
+        File(Path("/data/monday.mcap"), 12_345_678, 1_700_000_000.0, seen),
+        File(Path("/data/cut.mcap.part"), 4_321, 1_699_990_000.0, seen._replace(is_cut=True)),
+        File(Path("/data/new.mcap"), 99, 1_699_900_000.0, None),
+    )
+    done = {"look": lambda: None, "stop": lambda: None}
+    return SimpleNamespace(engines=lambda: engines, files=lambda: files, **done)
 
 
 async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells]:
@@ -224,9 +213,9 @@ async def _compare(world: World, app: Dashboard) -> None:
 
 
 async def _start_taken(world: World, keys: list[str], size: Size, look: Look) -> list[Cells]:
-    found = cast(Finder, Found(world.fleet()))
+    finder = found(world.fleet())
     clocks = {"clock": world.clock, "wall_clock": world.wall_clock}
-    app = StartApp(lambda choice: None, lambda: found, any_terminal=True, **clocks)
+    app = StartApp(lambda choice: None, lambda: finder, any_terminal=True, **clocks)
     async with app.run_test(size=size) as pilot:
         app.set_skin(Skin(look.mode, look.is_ascii))
         await until(lambda: app._finder is not None, "it looks for engines")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,28 +68,15 @@ def test_all_local_engines_and_the_configured_fleet_are_offered() -> None:
 # The screen
 
 
-class Found:
-    """The results of a `Finder`, without a search."""
-
-    def __init__(self, files: tuple[File, ...] = ()) -> None:
-        self._files = files
-        self.is_stopped = False
-
-    def look(self) -> None:
-        return
-
-    def engines(self) -> list[tuple[str, EngineLine]]:
-        figures = EngineFigures("engine-0", "live", state="running", num_running=4, num_waiting=1)
-        return [("ipc:///run/engine-0", EngineLine(figures, (), 0.0, 0.0, None))]
-
-    def files(self) -> tuple[File, ...]:
-        return self._files
-
-    def stop(self) -> None:
-        self.is_stopped = True
+def found(*files: File) -> Any:
+    """A `Finder` that has found one engine and these files, without a search."""
+    figures = EngineFigures("engine-0", "live", state="running", num_running=4, num_waiting=1)
+    engine = ("ipc:///run/engine-0", EngineLine(figures, (), 0.0, 0.0, None))
+    done = {"look": lambda: None, "stop": lambda: None}
+    return SimpleNamespace(engines=lambda: [engine], files=lambda: files, **done)
 
 
-FILES = (
+FOUND = found(
     File(Path("/data/week.mcap"), 38_000_000, NOW_S, Overview(761.0, 41_000, "engine-0", "qwen")),
     File(Path("/data/bad.mcap"), 3, NOW_S - 1e6, Overview(error="is not a recording")),
     File(Path("/data/new.mcap"), 3_000, NOW_S - 2e6, None),
@@ -112,7 +100,7 @@ class Checks:
 def start_app(check: Checks | None = None, **options: Any) -> StartApp:
     return StartApp(
         check or Checks(),
-        lambda: Found(FILES),  # type: ignore[arg-type,return-value]
+        lambda: FOUND,
         any_terminal=True,
         wall_clock=lambda: NOW_S,
         **options,
@@ -218,13 +206,13 @@ async def test_an_error_while_opening_is_shown_and_the_start_screen_stays() -> N
 
 
 async def test_a_failing_search_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(found: Found) -> None:
+    def fail() -> None:
         raise RuntimeError("no luck")
 
     app = start_app()
     async with shown(app) as pilot:
         with monkeypatch.context() as patch:
-            patch.setattr(Found, "look", fail)
+            patch.setattr(FOUND, "look", fail)
             app._tick()
         app._tick()
         await pilot.pause()
