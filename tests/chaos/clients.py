@@ -55,8 +55,8 @@ def note_replays(log: IO[str]) -> None:
             log.write(f"replay {recovery._next_sequence} {held.newest} {held.newest}\n")
         end(recovery)
 
-    GapRecovery._replay = noting  # type: ignore[method-assign]
-    GapRecovery.end = noting_end  # type: ignore[method-assign]
+    GapRecovery._replay = noting
+    GapRecovery.end = noting_end
 
 
 def note_frame(log: IO[str], topic: bytes, sequence: int, payload: bytes) -> None:
@@ -127,7 +127,7 @@ def record(log: IO[str]) -> None:
         note_frame(log, topic, sequence, payload)
         on_frame(writer, topic, sequence, payload)
 
-    RecordingWriter.on_frame = noting  # type: ignore[method-assign]
+    RecordingWriter.on_frame = noting
     stepscope()
 
 

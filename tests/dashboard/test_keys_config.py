@@ -15,13 +15,7 @@ from textual.keys import _character_to_key
 
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options
-from stepscope.tui.settings.actions import (
-    ACTIONS,
-    BY_ID,
-    Abilities,
-    footer_entries,
-    remapped,
-)
+from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, remapped
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import KeyNameError, parse, shown, written
 from stepscope.tui.settings.preferences import ConfigFileError, Preferences, changed

@@ -125,7 +125,7 @@ async def test_clicking_a_footer_entry_does_what_its_key_does(source: Any, page:
     async with running(dashboard(source), (200, 60)) as (app, pilot):
         await pilot.press(str(PAGES.index(page) + 1))
         done: list[str] = []
-        app.main.action_do = done.append  # type: ignore[assignment,method-assign]
+        app.main.action_do = done.append
         line = screen_text(app).splitlines()[-1]
         for word in ("Pause", "Step", "Find event", "Inspect", "Help", "Palette", "Record"):
             await click(pilot, "footer", (line.index(f" {word} ") + 1, 0))

@@ -170,10 +170,10 @@ async def test_a_failing_key_or_mouse_handler_shows_an_error_line(
 ) -> None:
     async with running(dashboard(still_source(60)), (160, 45)) as (app, pilot):
         handlers = dict(app.main.by_action)
-        app.main.by_action = handlers | {"axis": lambda: 1 / 0}  # type: ignore[dict-item,return-value]
+        app.main.by_action = handlers | {"axis": lambda: 1 / 0}
         await pilot.press("t")
         assert "Axis failed, see the log: ZeroDivisionError" in screen_text(app)
-        app.main.navigator.of_column = lambda x: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+        app.main.navigator.of_column = lambda x: 1 / 0
         await click(pilot, "chart", (60, 3))
         assert "the click failed, see the log" in screen_text(app)
         assert len(caplog.records) == 2
@@ -227,7 +227,7 @@ class Drawings:
     def __init__(self, app: Dashboard) -> None:
         self.number = 0
         self._draw = app.main.canvas.draw
-        app.main.canvas.draw = self._count  # type: ignore[method-assign]
+        app.main.canvas.draw = self._count
 
     def _count(self, *args: Any) -> None:
         self.number += 1

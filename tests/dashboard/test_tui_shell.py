@@ -118,10 +118,7 @@ def test_the_locale_that_python_puts_in_place_of_none_counts_not(locale: dict[st
     ],
 )
 def test_the_environment_decides_on_colours(
-    still_source: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    mode: str,
+    still_source: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], mode: str
 ) -> None:
     """NO_COLOR counts if it is not empty (no-color.org); the screen is drawn on a terminal."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):

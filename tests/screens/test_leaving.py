@@ -34,11 +34,7 @@ def _is_drawn_on(terminal: Any) -> bool:
     ("arguments", "shown"), [((), "freeze"), (("replay", "freeze"), "step")], ids=["start", "file"]
 )
 def test_a_signal_ends_the_screen_and_restores_the_terminal(
-    terminal: Any,
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    shown: str,
-    number: signal.Signals,
+    terminal: Any, tmp_path: Path, arguments: tuple[str, ...], shown: str, number: signal.Signals
 ) -> None:
     screen = terminal(*_CLI, *arguments, XDG_CONFIG_HOME=str(tmp_path), cwd=str(tmp_path))
     screen.wait_for(shown)

@@ -99,11 +99,7 @@ class Checks:
 
 def start_app(check: Checks | None = None, **options: Any) -> StartApp:
     return StartApp(
-        check or Checks(),
-        lambda: FOUND,
-        any_terminal=True,
-        wall_clock=lambda: NOW_S,
-        **options,
+        check or Checks(), lambda: FOUND, any_terminal=True, wall_clock=lambda: NOW_S, **options
     )
 
 

@@ -142,11 +142,7 @@ def test_a_screen_is_redrawn_when_resized_or_overwritten(terminal: Any, tmp_path
     ids=["16 colours", "console", "NO_COLOR"],
 )
 def test_each_terminal_gets_the_colours_and_characters_it_supports(
-    terminal: Any,
-    tmp_path: Path,
-    environment: dict[str, str],
-    colours: set[str],
-    is_ascii: bool,
+    terminal: Any, tmp_path: Path, environment: dict[str, str], colours: set[str], is_ascii: bool
 ) -> None:
     screen = terminal(
         *(*STEPSCOPE, "replay", "chunked", "--at", "360"),
