@@ -4,7 +4,6 @@ import os
 import stat
 import string
 import tomllib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,14 +246,8 @@ async def test_settings_changed_by_keys_are_saved_at_the_end(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("T", "v", "plus", "o", "t")
     app.close()
-    assert tomllib.loads(config_file.read_text())["dashboard"] == {
-        "slo_itl_ms": 30.0,
-        "theme": "light",
-        "ascii": True,
-        "fps": 2.0,
-        "sort": "state",
-        "axis": "time",
-    }
+    saved = {"theme": "light", "ascii": True, "fps": 2.0, "sort": "state", "axis": "time"}
+    assert tomllib.loads(config_file.read_text())["dashboard"] == {"slo_itl_ms": 30.0, **saved}
 
 
 async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the_end(
@@ -275,18 +268,13 @@ async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the
 # stepscope config
 
 
-@pytest.fixture
-def config(stepscope: Any) -> Any:
-    return partial(stepscope, "config")
-
-
 def test_the_config_command_says_where_each_value_comes_from(
-    config: Any, config_file: Path, monkeypatch: pytest.MonkeyPatch
+    stepscope: Any, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(config_file, '[dashboard]\nfps = 4\ntheme = "light"\n[keys]\npause="f7"\n')
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_THEME", "dark")
     monkeypatch.setenv("STEPSCOPE_HTTP_API_KEY", "very secret")
-    code, out, _ = config()
+    code, out, _ = stepscope("config")
     assert code == 0
     pairs = (line.split("#", 1) for line in out.splitlines() if " # " in line)
     assert {name.strip(): origin.strip() for name, origin in pairs}.items() >= {
@@ -301,34 +289,32 @@ def test_the_config_command_says_where_each_value_comes_from(
     assert "# api_key" in out
 
 
-def test_the_output_of_config_is_a_file_with_the_same_settings(
-    config: Any, config_file: Path
-) -> None:
-    _, out, _ = config()
+def test_the_output_of_config_is_a_config_file(stepscope: Any, config_file: Path) -> None:
+    _, out, _ = stepscope("config")
     assert "(there is none yet)" in out
     write(config_file, out)
-    _, again, _ = config()
+    _, again, _ = stepscope("config")
     stripped = [line.split(" # ")[0].rstrip() for line in out.splitlines()[1:]]
     assert [line.split(" # ")[0].rstrip() for line in again.splitlines()[1:]] == stripped
     assert [action.keys for action in load_actions()] == [action.keys for action in ACTIONS]
 
 
-def test_the_config_command_shows_alert_rules_of_the_file(config: Any, config_file: Path) -> None:
-    assert "# [[alerts]]" in config("alerts")[1]
+def test_the_config_command_shows_alert_rules(stepscope: Any, config_file: Path) -> None:
+    assert "# [[alerts]]" in stepscope("config", "alerts")[1]
     rules = ["itl_p99 > 50ms for 30s", "step_in_flight > 5s"]
     write(config_file, "".join(f'[[alerts]]\nwhen = "{rule}"\n' for rule in rules))
-    _, out, _ = config("alerts")
+    _, out, _ = stepscope("config", "alerts")
     assert tomllib.loads(out) == {"alerts": [{"when": rule} for rule in rules]}
-    assert config()[1].count("[[alerts]]") == 2
+    assert stepscope("config")[1].count("[[alerts]]") == 2
     write(config_file, '[[alerts]]\nwhen = "itl_p98 > 50ms"\n')
-    code, _, error = config("alerts")
+    code, _, error = stepscope("config", "alerts")
     assert code == 2
     assert "itl_p98" in error
 
 
-def test_the_config_command_can_show_one_section(config: Any) -> None:
-    assert set(tomllib.loads(config("keys")[1])) == {"keys"}
-    code, _, error = config("kyes")
+def test_the_config_command_can_show_one_section(stepscope: Any) -> None:
+    assert set(tomllib.loads(stepscope("config", "keys")[1])) == {"keys"}
+    code, _, error = stepscope("config", "kyes")
     assert code == 2
     assert "there is no section 'kyes'; there are: serve, " in error
 
