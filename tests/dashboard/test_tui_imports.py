@@ -15,7 +15,6 @@ for name in modules:
 print(sorted(set(heavy) & set(sys.modules)))
 """
 ENGINE = "torch transformers safetensors tokenizers pyarrow perfetto PIL matplotlib"
-WRITER = "stepscope.recordings.file.writing.writer"
 CLI = "tui.cli.__main__"
 
 
@@ -25,7 +24,8 @@ CLI = "tui.cli.__main__"
         (
             "tui.app.app tui.screens.handlers.handlers",
             f"{ENGINE} mcap",
-            f"stepscope.engine.loop.core stepscope.engine.execution.runner {WRITER}",
+            "stepscope.engine.loop.core stepscope.engine.execution.runner "
+            "stepscope.engine.execution.loading stepscope.recordings.file.writing.writer",
         ),
         (  # before they draw a picture
             "tui.cli.command_line tui.cli.dashboards.replay tui.cli.recordings.explain "
@@ -33,7 +33,11 @@ CLI = "tui.cli.__main__"
             "textual torch matplotlib PIL numpy pyarrow perfetto",
             "",
         ),
-        (f"{CLI} tui.cli.engines.set tui.cli.engines.snapshot", "", "torch textual rich mcap"),
+        (
+            f"{CLI} tui.cli.engines.set tui.cli.engines.snapshot",
+            "",
+            "torch transformers textual rich mcap",
+        ),
         (
             f"{CLI} tui.cli.dashboards.start tui.screens.start",
             "",
