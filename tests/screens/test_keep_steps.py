@@ -65,8 +65,8 @@ async def test_steps_of_an_engine_that_died_can_be_saved(source: Received, tmp_p
         await told(app, said)
     app.close()
     source.history = History()
-    app, before = dashboard(source), list(tmp_path.iterdir())
+    app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("D")
         assert "there is no step in memory yet" in notice(app)
-    assert list(tmp_path.iterdir()) == before
+    assert len(list(tmp_path.iterdir())) == 1  # what R began
