@@ -50,8 +50,6 @@ def measure(path: Path) -> None:
     index_us = (time.process_time() - start_cpu_s) * 1e6
     index.stop()
     with Recording(path) as recording:
-        assert recording.first_step is not None
-        assert recording.last_step is not None
         num_steps, chunks = recording.last_step - recording.first_step + 1, recording.num_chunks
         num_bytes = path.stat().st_size
         print(
@@ -75,7 +73,6 @@ def seek(recording: Recording, num_steps: int, num_seeks: int = 200) -> None:
         step = rng.randrange(num_steps)
         start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         target = recording.find_step(step)
-        assert target is not None
         found_s = time.perf_counter()
         state, _ = state_at(recording, target)
         spent = (found_s - start_s, time.perf_counter() - start_s, time.thread_time() - start_cpu_s)

@@ -187,7 +187,6 @@ def print_recorder(rate: float, seconds: float) -> None:
         sizes = {"rate": rate, "seconds": seconds, "requests": RECORDED_REQUESTS, "burst": 0}
         options = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
         engine = on_core(cores[0], str(HERE / "fed_engine.py"), endpoint, *options)
-        assert engine.stdout is not None
         try:
             engine.stdout.readline()
             command = ("-m", "stepscope.tui.cli", "record", endpoint, "-o", str(path))
@@ -195,7 +194,6 @@ def print_recorder(rate: float, seconds: float) -> None:
             words = engine.stdout.readline().split()
             num_messages, num_steps, num_dropped = map(int, words[:3])
             ended_s = time.perf_counter()
-            assert recorder.stdout is not None
             said = recorder.stdout.read()
             behind_s = time.perf_counter() - ended_s
             used = os.wait4(recorder.pid, 0)[2]

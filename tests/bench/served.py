@@ -35,7 +35,6 @@ def serving(*options: str) -> Iterator[Served]:
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         try:
-            assert process.stdout is not None
             found = next((m for line in process.stdout if (m := re.search(last_line, line))), None)
             if found is None:
                 raise SystemExit(f"the engine ended with {process.wait()}")

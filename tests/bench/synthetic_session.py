@@ -51,7 +51,6 @@ def period(num_requests: int, num_steps: int) -> list[Any]:
     for message in messages:
         state.apply(message)
     owners = state.block_owner
-    assert owners is not None
     live = [view for view in state.requests.values() if view.status != "finished"]
     end = EngineStatus(
         time_ns=state.time_ns,

@@ -55,8 +55,8 @@ def note_replays(log: IO[str]) -> None:
             log.write(f"replay {recovery._next_sequence} {held.newest} {held.newest}\n")
         end(recovery)
 
-    GapRecovery._replay = noting  # type: ignore[method-assign]
-    GapRecovery.end = noting_end  # type: ignore[method-assign]
+    GapRecovery._replay = noting
+    GapRecovery.end = noting_end
 
 
 def note_frame(log: IO[str], topic: bytes, sequence: int, payload: bytes) -> None:
@@ -78,12 +78,11 @@ def note_session(log: IO[str], history: History, source: subscriber.Subscriber) 
         "gaps": [list(gap) for gap in history.gaps],
         "steps": [summary.step for summary in steps if summary is not None],
     }
-    told |= {
-        name: getattr(history, name) for name in ("num_lost", "last_sequence", "needs_snapshot")
-    }
-    told |= {
-        name: getattr(source, name) for name in ("num_recovered", "num_bad", "status", "error")
-    }
+    for of, names in (
+        (history, ("num_lost", "last_sequence", "needs_snapshot")),
+        (source, ("num_recovered", "num_bad", "status", "error")),
+    ):
+        told |= {name: getattr(of, name) for name in names}
     log.write(f"session {json.dumps(told)}\n")
 
 
@@ -128,7 +127,7 @@ def record(log: IO[str]) -> None:
         note_frame(log, topic, sequence, payload)
         on_frame(writer, topic, sequence, payload)
 
-    RecordingWriter.on_frame = noting  # type: ignore[method-assign]
+    RecordingWriter.on_frame = noting
     stepscope()
 
 

@@ -1,7 +1,6 @@
 """The screens count accepted drafts, what rejected ones took, and what speculation bought."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ MS = 1_000_000
         (None, ""),
     ],
 )
-def test_the_step_page_sums_drafts_of_all_requests(
+def test_the_step_page_sums_the_drafts_of_requests(
     drafts: list[DraftRow] | None, said: str
 ) -> None:
     counts = {"num_prefill_tokens": 0, "num_decode_tokens": 9, "num_running": 2, "num_waiting": 0}
@@ -49,46 +48,42 @@ def by_hand(steps: list[StepRecord]) -> tuple[list[DraftCount], dict[int, DraftC
     for row in (row for step in steps for row in step.drafts or ()):
         drafted.update(range(row.num_drafted))
         accepted.update(range(row.num_accepted))
-        before = of_request.get(row.request_id, DraftCount(0, 0))
-        of_request[row.request_id] = DraftCount(
-            before.drafted + row.num_drafted, before.accepted + row.num_accepted
-        )
+        before, now = of_request.get(row.request_id, (0, 0)), (row.num_drafted, row.num_accepted)
+        of_request[row.request_id] = DraftCount(before[0] + now[0], before[1] + now[1])
     return [DraftCount(drafted[at], accepted[at]) for at in sorted(drafted)], of_request
 
 
 def check_counts(found: Speculation | None, steps: list[StepRecord]) -> None:
     positions, of_request = by_hand(steps)
-    assert found is not None
     assert found.positions == positions
     assert found.requests == of_request
-    total = DraftCount(*(sum(column) for column in zip(*of_request.values(), strict=True)))
-    assert found.total == total
+    assert found.total == tuple(map(sum, zip(*of_request.values(), strict=True)))
     alone = [step for step in steps if step.num_decode_tokens and not step.num_prefill_tokens]
     assert sum(group.num_steps for group in found.groups) == len(alone)
 
 
-def test_drafts_of_our_engine_are_counted_by_position_request_and_batch_size(
-    stepscope: Callable[..., Any],
-) -> None:
+@pytest.mark.parametrize("sample", ["speculation", "freeze"])
+def test_drafts_of_our_engine_are_counted_by_position_request_and_batch_size(sample: str) -> None:
     history, steps = History(), []
-    with Recording(samples.shipped()["speculation"]) as recording:
+    with Recording(samples.shipped()[sample]) as recording:
         for frame, _ in recording.frames():
             message = wire.decode(frame.payload)
             history.append(frame.sequence, message)
             steps += [message] if isinstance(message, StepRecord) else []
-    found = history.speculation(None, None)
+    found, figures = history.speculation(None, None), history.windows.figures(None, None)
+    if sample == "freeze":
+        assert found is None
+        assert (figures["draft_acceptance"], figures["tokens_per_decode"]) == (None, 1.0)
+        return
     check_counts(found, steps)
-    assert found is not None
     copying = found.groups[0]  # at the end one copy runs on alone
     assert copying.high == 1
     assert copying.tokens_per_decode > 3
-    assert history.windows.figures(None, None)["draft_acceptance"] == found.total.share
+    assert figures["draft_acceptance"] == found.total.share
 
 
 @pytest.mark.parametrize("case", ["speculation", "speculation_ahead"])
-def test_drafts_of_an_attached_vllm_are_counted_by_position_request_and_batch_size(
-    attach: Attach, case: str
-) -> None:
+def test_drafts_of_an_attached_vllm_are_counted_in_the_same_way(attach: Attach, case: str) -> None:
     played = Played(attach, "0.32.0", case)
     history = History()
     for sequence, message in played.messages:
@@ -130,7 +125,6 @@ def made_up(draft_ms: float, *, always: bool = False) -> History:
 
 def test_speculation_stops_paying_where_drafts_take_longer_than_their_tokens_are_worth() -> None:
     found = made_up(draft_ms=0.15).speculation(None, None)
-    assert found is not None
     assert [(each.low, each.high) for each in found.groups] == [(3, 4), (9, 16)]
     assert [each.tokens_per_decode for each in found.groups] == [1.8, 1.8]
     # Two drafts on average; without them the steps take 2.4 and 3.6 ms.
@@ -138,21 +132,15 @@ def test_speculation_stops_paying_where_drafts_take_longer_than_their_tokens_are
     assert [each.gain for each in found.groups] == pytest.approx([1.8 / 1.5, 1.8 / (8.4 / 3.6)])
     assert found.pays_up_to == 4
     cheap = made_up(draft_ms=0.0).speculation(None, None)
-    assert cheap is not None
     assert [each.gain for each in cheap.groups] == pytest.approx([1.8, 1.8])
     assert cheap.pays_up_to == 16
-
-
-def test_where_every_request_always_has_drafts_it_is_unknown_what_they_cost() -> None:
+    # Where every request always has drafts it is unknown what they cost.
     found = made_up(draft_ms=0.15, always=True).speculation(None, None)
-    assert found is not None
     assert [(each.extra, each.gain) for each in found.groups] == [(None, None), (None, None)]
     assert found.pays_up_to is None
 
 
-def test_the_latency_page_says_what_speculation_bought(
-    tmp_path: Path, stepscope: Callable[..., Any]
-) -> None:
+def test_the_latency_page_says_what_speculation_bought(tmp_path: Path, stepscope: Any) -> None:
     picture = tmp_path / "latency.txt"
     options = ["--page", "latency", "--size", "120x40", "-o", str(picture)]
     assert stepscope("screenshot", "speculation", *options).exit_code == 0
@@ -161,13 +149,3 @@ def test_the_latency_page_says_what_speculation_bought(
     assert "pays for up to 8 requests at once" in text
     assert stepscope("screenshot", "freeze", *options).exit_code == 0
     assert "speculation" not in picture.read_text()
-
-
-def test_a_session_without_drafts_has_no_speculation_and_one_token_for_each_decode() -> None:
-    history = History()
-    with Recording(samples.shipped()["freeze"]) as recording:
-        for frame, _ in recording.frames():
-            history.append(frame.sequence, wire.decode(frame.payload))
-    assert history.speculation(None, None) is None
-    figures = history.windows.figures(None, None)
-    assert (figures["draft_acceptance"], figures["tokens_per_decode"]) == (None, 1.0)

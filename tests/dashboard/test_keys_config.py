@@ -4,8 +4,6 @@ import os
 import stat
 import string
 import tomllib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,7 @@ from textual.keys import _character_to_key
 
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options
-from stepscope.tui.settings.actions import (
-    ACTIONS,
-    BY_ID,
-    Abilities,
-    footer_entries,
-    remapped,
-)
+from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities, footer_entries, remapped
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.key_names import KeyNameError, parse, shown, written
 from stepscope.tui.settings.preferences import ConfigFileError, Preferences, changed
@@ -32,7 +24,6 @@ from stepscope.tui.settings.settings import (
     load_actions,
     load_settings,
 )
-from tests.support.done import Done
 from tests.support.screens.palette import offered_in_palette
 from tests.support.screens.screen_text import help_lines, line_texts, screen_text
 from tests.support.waiting import until
@@ -75,20 +66,15 @@ def test_any_text_parses_as_a_key_or_gets_an_explanation(text: str) -> None:
     ("text", "key", "for_people"),
     [
         ("ctrl+l", "ctrl+l", "^l"),
-        ("^l", "ctrl+l", "^l"),
         ("Shift+Left", "shift+left", "⇧←"),
         ("shift+a", "A", "A"),
         ("PgUp", "pageup", "PgUp"),
-        ("esc", "escape", "Esc"),
         ("question_mark", "question_mark", "?"),
-        ("alt+x", "alt+x", "alt+x"),
         ("ctrl++", "ctrl+plus", "^+"),
         ("F5", "f5", "F5"),
     ],
 )
-def test_a_key_in_the_config_file_may_be_spelled_in_several_ways(
-    text: str, key: str, for_people: str
-) -> None:
+def test_a_key_may_be_spelled_in_several_ways(text: str, key: str, for_people: str) -> None:
     assert parse(text) == key
     assert shown(key) == for_people
 
@@ -121,11 +107,10 @@ def test_the_config_file_remaps_actions_to_other_keys(config_file: Path) -> None
     assert actions["more_frames"].shown == "no key"
     unchanged = set(actions) - {"pause", "zoom_in", "more_frames"}
     assert all(actions[name].keys == BY_ID[name].keys for name in unchanged)
-
-
-def test_two_actions_may_swap_their_keys() -> None:
-    actions = {action.id: action for action in remapped({"pause": "z", "zoom_in": "space"})}
-    assert (actions["pause"].keys, actions["zoom_in"].keys) == (("z",), ("space",))
+    footer = footer_entries(Abilities(actions=remapped({"pause": []})))
+    assert "pause" not in {action_id for action_id, *_ in footer}
+    swapped = {action.id: action for action in remapped({"pause": "z", "zoom_in": "space"})}
+    assert (swapped["pause"].keys, swapped["zoom_in"].keys) == (("z",), ("space",))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +127,7 @@ def test_two_actions_may_swap_their_keys() -> None:
         ('pause = "ctrl+c"', r"\[keys\] pause = 'ctrl\+c': ctrl\+c always leaves"),
     ],
 )
-def test_a_wrong_key_line_is_reported_with_the_allowed_values(
+def test_a_wrong_line_is_reported_with_what_is_allowed(
     config_file: Path, line: str, said: str
 ) -> None:
     write(config_file, f"[keys]\n{line}\n")
@@ -151,9 +136,7 @@ def test_a_wrong_key_line_is_reported_with_the_allowed_values(
     assert "\n" not in str(raised.value)
 
 
-async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(still_source: Any) -> None:
     source = still_source()
     actions = remapped(
         {"pause": "f7", "screen_live": "f2", "palette": "f9", "mark": "X", "zoom_in": "Z"}
@@ -186,11 +169,6 @@ async def test_bindings_footer_help_palette_and_hints_show_remapped_keys(
     assert "(again, or G: back)" in text
 
 
-def test_an_action_without_a_key_is_not_in_the_footer() -> None:
-    abilities = Abilities(actions=remapped({"pause": []}))
-    assert "pause" not in {entry[0] for entry in footer_entries(abilities)}
-
-
 def test_in_ascii_arrow_keys_are_named_by_words_because_their_signs_are_other_keys() -> None:
     entries = footer_entries(Abilities(has=frozenset({"replay"})).written(ascii_only=True))
     keys = {action_id: key for action_id, key, _ in entries}
@@ -219,7 +197,7 @@ def test_writing_a_setting_keeps_the_rest_of_the_config_file(config_file: Path) 
     assert [each.name for each in config_file.parent.iterdir()] == ["config.toml"]
 
 
-def test_a_missing_config_file_is_created_and_a_link_stays_a_link(
+def test_a_missing_file_is_created_and_a_link_stays_a_link(
     config_file: Path, tmp_path: Path
 ) -> None:
     real = tmp_path / "dotfiles" / "stepscope.toml"
@@ -231,20 +209,12 @@ def test_a_missing_config_file_is_created_and_a_link_stays_a_link(
 
 
 @pytest.mark.parametrize("text", ["[dashboard\n", "dashboard = 3\n"])
-def test_a_config_file_that_cannot_be_parsed_is_left_unchanged(
-    config_file: Path, text: str
-) -> None:
+def test_a_file_that_cannot_be_parsed_is_left_unchanged(config_file: Path, text: str) -> None:
     write(config_file, text)
     with pytest.raises(ConfigFileError, match=r"config\.toml"):
         changed(config_file, "dashboard", {"theme": "light"})
     assert config_file.read_text() == text
-
-
-def test_an_unwritable_config_path_is_named(config_file: Path) -> None:
-    write(config_file.parent, "a file where the folder would be")
-    with pytest.raises(ConfigFileError, match=r"stepscope.*: (Not a directory|File exists)"):
-        changed(config_file, "dashboard", {"theme": "light"})
-    with pytest.raises(ConfigFileError, match="/proc/stepscope: "):
+    with pytest.raises(ConfigFileError, match="/proc/stepscope: "):  # where none can be written
         changed(Path("/proc/stepscope/config.toml"), "dashboard", {"theme": "light"})
 
 
@@ -259,38 +229,29 @@ def test_only_changed_settings_are_written(config_file: Path) -> None:
     preferences.set("ascii", True)
     assert preferences.save() is None
     assert tomllib.loads(config_file.read_text())["dashboard"] == {"theme": "light", "ascii": True}
+    config_file.unlink()
+    readonly = dashboard_options(DashboardSettings(readonly=True))["preferences"]
+    readonly.set("theme", "light")
+    assert readonly.save() is None
+    assert not config_file.exists()
 
 
-async def test_settings_changed_in_the_dashboard_are_saved_when_it_ends(
-    still_source: Callable[..., Any], config_file: Path
+async def test_settings_changed_by_keys_are_saved_at_the_end(
+    still_source: Any, config_file: Path
 ) -> None:
     write(config_file, "[dashboard]\nslo_itl_ms = 30.0\n")
     source = still_source()
-    began = dict.fromkeys(("theme", "ascii", "fps", "sort", "axis"))
-    preferences = Preferences(config_file, began)
+    preferences = Preferences(config_file, dict.fromkeys(("theme", "ascii", "fps", "sort", "axis")))
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, preferences=preferences)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("T", "v", "plus", "o", "t")
     app.close()
-    assert tomllib.loads(config_file.read_text())["dashboard"] == {
-        "slo_itl_ms": 30.0,
-        "theme": "light",
-        "ascii": True,
-        "fps": 2.0,
-        "sort": "state",
-        "axis": "time",
-    }
-
-
-def test_in_readonly_mode_no_settings_are_written(config_file: Path) -> None:
-    preferences = dashboard_options(DashboardSettings(readonly=True))["preferences"]
-    preferences.set("theme", "light")
-    assert preferences.save() is None
-    assert not config_file.exists()
+    saved = {"theme": "light", "ascii": True, "fps": 2.0, "sort": "state", "axis": "time"}
+    assert tomllib.loads(config_file.read_text())["dashboard"] == {"slo_itl_ms": 30.0, **saved}
 
 
 async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the_end(
-    still_source: Callable[..., Any], config_file: Path
+    still_source: Any, config_file: Path
 ) -> None:
     source = still_source()
     write(config_file, "[dashboard\n")
@@ -307,71 +268,55 @@ async def test_settings_that_cannot_be_saved_still_apply_and_are_reported_at_the
 # stepscope config
 
 
-@pytest.fixture
-def config(stepscope: Callable[..., Done]) -> Callable[..., Done]:
-    return partial(stepscope, "config")
-
-
 def test_the_config_command_says_where_each_value_comes_from(
-    config: Callable[..., Done], config_file: Path, monkeypatch: pytest.MonkeyPatch
+    stepscope: Any, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dashboard = '[dashboard]\nfps = 4\ntheme = "light"\nsort = "state"\n'
-    write(config_file, f'{dashboard}[keys]\npause="f7"\n')
+    write(config_file, '[dashboard]\nfps = 4\ntheme = "light"\n[keys]\npause="f7"\n')
     monkeypatch.setenv("STEPSCOPE_DASHBOARD_THEME", "dark")
     monkeypatch.setenv("STEPSCOPE_HTTP_API_KEY", "very secret")
-    code, out, _ = config()
+    code, out, _ = stepscope("config")
     assert code == 0
-    origins = dict(line.split("#", 1) for line in out.splitlines() if " # " in line)
-    origins = {name.strip(): origin.strip() for name, origin in origins.items()}
-    assert origins["fps = 4.0"] == "config.toml"
-    assert origins['theme = "dark"'] == "STEPSCOPE_DASHBOARD_THEME"
-    assert origins['sort = "state"'] == "config.toml"
-    assert origins["readonly = false"] == "default"
-    assert origins['pause = "f7"'] == "config.toml"
-    assert origins['zoom_in = "z"'] == "default"
+    pairs = (line.split("#", 1) for line in out.splitlines() if " # " in line)
+    assert {name.strip(): origin.strip() for name, origin in pairs}.items() >= {
+        ("fps = 4.0", "config.toml"),
+        ('theme = "dark"', "STEPSCOPE_DASHBOARD_THEME"),
+        ("readonly = false", "default"),
+        ('pause = "f7"', "config.toml"),
+        ('zoom_in = "z"', "default"),
+    }
     assert out.startswith(f"# {config_file}\n")
     assert "very secret" not in out
     assert "# api_key" in out
 
 
-def test_the_output_of_config_is_a_config_file_with_the_same_settings(
-    config: Callable[..., Done], config_file: Path
-) -> None:
-    _, out, _ = config()
+def test_the_output_of_config_is_a_config_file(stepscope: Any, config_file: Path) -> None:
+    _, out, _ = stepscope("config")
     assert "(there is none yet)" in out
     write(config_file, out)
-    _, again, _ = config()
+    _, again, _ = stepscope("config")
     stripped = [line.split(" # ")[0].rstrip() for line in out.splitlines()[1:]]
     assert [line.split(" # ")[0].rstrip() for line in again.splitlines()[1:]] == stripped
     assert [action.keys for action in load_actions()] == [action.keys for action in ACTIONS]
 
 
-def test_the_config_command_shows_the_alert_rules_of_the_file(
-    config: Callable[..., Done], config_file: Path
-) -> None:
-    assert "# [[alerts]]" in config("alerts")[1]
+def test_the_config_command_shows_alert_rules(stepscope: Any, config_file: Path) -> None:
+    assert "# [[alerts]]" in stepscope("config", "alerts")[1]
     rules = ["itl_p99 > 50ms for 30s", "step_in_flight > 5s"]
     write(config_file, "".join(f'[[alerts]]\nwhen = "{rule}"\n' for rule in rules))
-    _, out, _ = config("alerts")
+    _, out, _ = stepscope("config", "alerts")
     assert tomllib.loads(out) == {"alerts": [{"when": rule} for rule in rules]}
-    assert config()[1].count("[[alerts]]") == 2
+    assert stepscope("config")[1].count("[[alerts]]") == 2
     write(config_file, '[[alerts]]\nwhen = "itl_p98 > 50ms"\n')
-    code, _, error = config("alerts")
+    code, _, error = stepscope("config", "alerts")
     assert code == 2
     assert "itl_p98" in error
 
 
-def test_the_config_command_can_show_one_section_and_begins_with_the_path(
-    config: Callable[..., Done], config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert config()[1].startswith(f"# {config_file} (there is none yet)\n")
-    _, out, _ = config("keys")
-    assert set(tomllib.loads(out)) == {"keys"}
-    code, _, error = config("kyes")
+def test_the_config_command_can_show_one_section(stepscope: Any) -> None:
+    assert set(tomllib.loads(stepscope("config", "keys")[1])) == {"keys"}
+    code, _, error = stepscope("config", "kyes")
     assert code == 2
     assert "there is no section 'kyes'; there are: serve, " in error
-    monkeypatch.setenv("STEPSCOPE_CONFIG", "/elsewhere/my.toml")
-    assert config()[1].startswith("# /elsewhere/my.toml")
 
 
 def test_an_environment_variable_names_another_config_file_or_none(

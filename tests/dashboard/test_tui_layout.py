@@ -1,17 +1,19 @@
 """The dashboard draws at every terminal size and never fails at any."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.geometry import Region
 
+from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import canvas
 from stepscope.tui.views import layout
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
+from tests.support.sessions.received import Received
 
 SIZES = [(120, 40), (200, 60), (90, 24), (100, 20), (160, 45), (159, 50), (80, 20), (300, 100)]
 TINY = [(79, 24), (80, 19), (40, 10), (10, 3), (5, 1), (1, 5), (2, 2), (1, 1)]
@@ -32,26 +34,24 @@ def test_the_views_share_the_screen_without_overlap(size: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("size", TINY)
-async def test_a_terminal_below_80x20_shows_a_notice(
-    still_source: Callable[..., Any], size: tuple[int, int]
+async def test_a_terminal_below_80x20_has_a_notice(
+    still_source: Any, size: tuple[int, int]
 ) -> None:
-    app = dashboard(still_source())
-    async with app.run_test(size=size) as pilot:
+    async with running(dashboard(still_source()), size) as (app, pilot):
         await pilot.press("space", "left", "question_mark", "escape", "g", "escape", "S-x")
         lines = screen_text(app).splitlines()
         assert len(lines) == size[1]
-        has = f"{size[0]}x{size[1]}"
-        wanted = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20")
-        whole = next((text for text in (*wanted, "80x20") if len(text) <= size[0]), "!")
-        assert any(line.strip() == whole for line in lines), lines
+        has = f"needs 80x20, has {size[0]}x{size[1]}"
+        wanted = (f"stepscope {has}", has, "needs 80x20", "80x20", "!")
+        whole = next(text for text in wanted if len(text) <= size[0])
+        assert whole in map(str.strip, lines), lines
 
 
 async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
-    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    still_source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = dashboard(still_source())
-    async with app.run_test(size=(40, 10)) as pilot:
+    async with running(dashboard(still_source()), (40, 10)) as (app, pilot):
         view = app.main.view
         before = view.page, view.live, view.cursor, view.right, view.row
         for key in ("w", "S", "D", "M", "g", "5", "left", "space", "enter", "ctrl+p"):
@@ -73,7 +73,7 @@ async def test_a_screen_too_small_to_draw_ignores_all_but_help_and_quit(
     assert not app.is_running
 
 
-async def test_overlays_survive_a_shrinking_terminal(still_source: Callable[..., Any]) -> None:
+async def test_overlays_survive_a_shrinking_terminal(still_source: Any) -> None:
     app = dashboard(still_source(), control_endpoint="ipc:///nobody/engine-0")
     async with app.run_test(size=(120, 40)) as pilot:
         for key in ("question_mark", "K", "B", "g", "M"):
@@ -87,24 +87,13 @@ async def test_overlays_survive_a_shrinking_terminal(still_source: Callable[...,
 
 
 async def test_an_engine_without_a_step_yet_is_drawn() -> None:
-    from stepscope.recordings.history.history import History
-    from stepscope.recordings.history.source import FrameTap
-
-    class Silent:
-        is_live = True
-        name = "engine-0"
-        status = "connecting"
-        error = None
-        history = History()
-        tap = FrameTap()
-
-    app = dashboard(Silent())
-    async with app.run_test(size=(120, 40)) as pilot:
+    source = Received(History())
+    source.status = "connecting"
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("space", "left", "right", "home", "end", "left_square_bracket", "B", "K")
         await pilot.press("escape", "U", "M", "escape", "enter", "apostrophe", "comma", "z", "t")
-        lines = screen_text(app)
-        assert "▐CONNECTING▌" in lines
-        assert "no step yet" in lines
+        assert "▐CONNECTING▌" in screen_text(app)
+        assert "no step yet" in screen_text(app)
 
 
 COLUMNS = (Column("step", 6, True), Column("what", 0))

@@ -12,6 +12,7 @@ from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages.page_views import targets
 from tests.support.screens import still_dashboard
 from tests.support.screens.clicks import click
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 
 ROWS: list[Page] = ["step", "request", "kv", "latency", "knobs"]
@@ -32,11 +33,8 @@ def place_of(app: Dashboard, view: str, kind: str, value: object) -> tuple[int, 
 
 
 @pytest.mark.parametrize("page", ROWS)
-async def test_the_wheel_and_a_click_select_a_row_and_a_second_click_opens_it(
-    source: Any, page: Page
-) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(160, 50)) as pilot:
+async def test_wheel_and_click_select_a_row_and_a_second_opens_it(source: Any, page: Page) -> None:
+    async with running(dashboard(source), (160, 50)) as (app, pilot):
         await pilot.press(str(PAGES.index(page) + 1))
         # The wheel goes through the rows, with shift through time.
         await pilot._post_mouse_events([events.MouseScrollDown], offset=(5, 9))
@@ -47,52 +45,49 @@ async def test_the_wheel_and_a_click_select_a_row_and_a_second_click_opens_it(
         assert app.main.view.cursor == 396
         await pilot.press("L")
 
-        rows = targets(app.main.frame)
-        assert len(rows) > 2
-        number = 2
-        at = place_of(app, "page", "row", number)
+        target = targets(app.main.frame)[2]
+        at = place_of(app, "page", "row", 2)
         await click(pilot, "page", at)
-        assert (app.main.view.page, app.main.view.row) == (page, number)
+        assert (app.main.view.page, app.main.view.row) == (page, 2)
         line = screen_text(app).splitlines()[app.main.canvas.places["page"].y + at[1]]
         assert "▶" in line
         await click(pilot, "page", at, times=2)
         if page == "knobs":
             assert "knobs of the engine" in screen_text(app)
-            await pilot.press("escape")
+        elif page in ("step", "kv"):
+            assert (app.main.view.page, app.main.view.selected) == ("request", target.request_id)
         else:
-            expected = {"step": "request", "kv": "request"}.get(page, "step")
-            assert app.main.view.page == expected
-            if expected == "request":
-                assert app.main.view.selected == rows[number].request_id
-            else:
-                assert app.main.view.cursor == rows[number].step
+            assert (app.main.view.page, app.main.view.cursor) == ("step", target.step)
 
 
-async def test_clicking_the_name_of_a_latency_selects_it(source: Any) -> None:
+async def test_clicks_on_latencies_events_the_badge_the_verdict_and_screens(source: Any) -> None:
     app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await click(pilot, "latency", place_of(app, "latency", "latency", "ttft"))
-        assert (app.main.view.page, app.main.view.latency) == ("latency", "ttft")
-        await click(pilot, "page", place_of(app, "page", "latency", "tpot"))
-        assert app.main.view.latency == "tpot"
-        assert "TPOT × time" in screen_text(app)
-
-
-async def test_clicking_an_event_or_the_last_stall_goes_to_its_step(source: Any) -> None:
-    app = dashboard(source)
+    view = app.main.view
     async with app.run_test(size=(200, 60)) as pilot:
-        event = app.main.frame.events[-1]
-        await click(pilot, "events", place_of(app, "events", "step", event.step))
-        assert app.main.view.cursor == event.step
-        await pilot.press("L")
-        stall = app.main.frame.stall
-        await click(pilot, "latency", place_of(app, "latency", "step", stall.step))
-        assert app.main.view.cursor == stall.step
+        for step in (app.main.frame.events[-1].step, app.main.frame.stall.step):
+            panel = "latency" if step == app.main.frame.stall.step else "events"
+            await click(pilot, panel, place_of(app, panel, "step", step))
+            assert view.cursor == step
+            await pilot.press("L")
+        await click(pilot, "header", (screen_text(app).index("LIVE"), 0))
+        assert not view.live
+        await click(pilot, "header", (screen_text(app).index("PAUSED"), 0))
+        assert view.live
+        await click(pilot, "latency", place_of(app, "latency", "latency", "ttft"))
+        assert (view.page, view.latency) == ("latency", "ttft")
+        await click(pilot, "page", place_of(app, "page", "latency", "tpot"))
+        assert view.latency == "tpot"
+        assert "TPOT × time" in screen_text(app)
+        for name in ("Latency", "KV", "Live"):
+            line = screen_text(app).splitlines()[-2]
+            await click(pilot, "notice", (line.index(name), 0))
+            assert f" {name}]" in screen_text(app).splitlines()[-2]
+        await click(pilot, "verdict", (5, 0))
+        assert view.page == "step"  # the queue's evidence
 
 
 async def test_clicking_a_panel_opens_its_screen_and_a_knob_its_editor(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(200, 60)) as pilot:
+    async with running(dashboard(source), (200, 60)) as (app, pilot):
         for panel, page in (("kv", "kv"), ("inspector", "step")):
             await click(pilot, panel, (10, 4), times=2)
             assert app.main.view.page == page, panel
@@ -108,12 +103,9 @@ async def test_clicking_a_panel_opens_its_screen_and_a_knob_its_editor(source: A
         assert app.screen is app.main
 
 
-async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
-    source: Any,
-) -> None:
+async def test_a_click_right_after_an_overlay_closes_does_not_end_the_app(source: Any) -> None:
     """As on a slow connection: the second click is on its way when the first closes the overlay."""
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         for kind in (events.Click, events.MouseScrollDown):
             await pilot.press("question_mark")
             overlay = app.screen
@@ -128,42 +120,14 @@ async def test_a_click_right_after_an_overlay_closes_does_not_end_the_dashboard(
         assert "requests × steps" in screen_text(app)
 
 
-async def test_clicking_the_header_badge_pauses_and_resumes_the_picture(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await click(pilot, "header", (screen_text(app).index("LIVE"), 0))
-        assert not app.main.view.live
-        await click(pilot, "header", (screen_text(app).index("PAUSED"), 0))
-        assert app.main.view.live
-
-
 @pytest.mark.parametrize("page", ["live", "latency"])
 async def test_clicking_a_footer_entry_does_what_its_key_does(source: Any, page: Page) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(200, 60)) as pilot:
+    async with running(dashboard(source), (200, 60)) as (app, pilot):
         await pilot.press(str(PAGES.index(page) + 1))
         done: list[str] = []
-        app.main.action_do = done.append  # type: ignore[assignment,method-assign]
+        app.main.action_do = done.append
         line = screen_text(app).splitlines()[-1]
         for word in ("Pause", "Step", "Find event", "Inspect", "Help", "Palette", "Record"):
             await click(pilot, "footer", (line.index(f" {word} ") + 1, 0))
-        assert done == [
-            "pause",
-            "step_back",
-            "previous_event",
-            "inspect",
-            "help",
-            "palette",
-            "record",
-        ]
-
-
-async def test_clicks_on_the_verdict_and_on_the_names_of_screens_lead_there(source: Any) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await click(pilot, "verdict", (5, 0))
-        assert app.main.view.page == "step"  # the queue's evidence
-        for name in ("Latency", "KV", "Live"):
-            line = screen_text(app).splitlines()[-2]
-            await click(pilot, "notice", (line.index(name), 0))
-            assert f" {name}]" in screen_text(app).splitlines()[-2]
+        actions = "pause step_back previous_event inspect help palette record"
+        assert " ".join(done) == actions

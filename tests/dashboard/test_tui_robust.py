@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,13 @@ from stepscope.tui.views.pages import kv_page
 from stepscope.tui.views.view import View
 from tests.support import waiting
 from tests.support.engines.engine_process import EngineProcess
+from tests.support.screens import live_dashboard
 from tests.support.screens.clicks import click
 from tests.support.screens.live_dashboard import press
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
+from tests.support.screens.still_dashboard import dashboard
+from tests.support.sessions import history_steps
 
 
 @pytest.fixture
@@ -53,13 +57,7 @@ async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
     monkeypatch.setattr(ControlClient.__init__, "__defaults__", (2.0,))
     source = Subscriber(engine.endpoint, stale_s=0.3, retry_s=0.1)
     source.start()
-    app = Dashboard(
-        source,
-        source.history,
-        control_endpoint=engine.endpoint.control,
-        any_terminal=True,
-        fps=20.0,
-    )
+    app = live_dashboard.dashboard(source)
     try:
         async with app.run_test(size=(120, 40)):
             await until(app, "▐LIVE▌")
@@ -68,7 +66,6 @@ async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
             # The engine stalls, then continues.
             engine.send(signal.SIGSTOP)
             await until(app, "▐DOWN▌")
-            assert "steps/s" in screen_text(app)
             assert "— steps/s" in screen_text(app)
             step = source.history.last_step
             await press(app, "left", "left")  # time travel does not need an engine
@@ -76,8 +73,7 @@ async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
             await press(app, "L")
             engine.send(signal.SIGCONT)
             await until(app, "▐LIVE▌")
-            while source.history.last_step == step:
-                await asyncio.sleep(0.02)
+            await waiting.until(lambda: source.history.last_step != step, "no further step")
             assert source.history.num_lost == 0  # gap recovery has fetched the missed steps
 
             # The engine dies; every screen still draws.
@@ -96,9 +92,7 @@ async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
             engine.start()
             await until(app, "▐LIVE idle▌")
             engine.work()
-            while (source.history.last_step or 0) < 3:
-                await asyncio.sleep(0.02)
-            assert source.history.previous is not None
+            await waiting.until(lambda: (source.history.last_step or 0) >= 3, "no steps")
             assert source.history.previous.last_step == before
             events = source.history.events(None, 10_000, frozenset({"engine"}))
             assert any("restarted" in event.text for event in events)
@@ -113,20 +107,16 @@ async def test_every_screen_follows_an_engine_that_stalls_dies_and_restarts(
 
 async def test_garbage_on_the_wire_is_counted_on_the_screen(runtime_folder: Path) -> None:
     """Any process that binds the telemetry address may send any bytes."""
-    endpoint = Endpoint.parse(f"{runtime_folder}/engine")
-    source = Subscriber(endpoint)
+    source = Subscriber(Endpoint.parse(f"{runtime_folder}/engine"))
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(160, 40)):
-        info = wire.EngineInfo(
-            engine_id="a", name="a", software_version="0", model="m", monotonic_ns=1, wall_ns=1
-        )
-        source.history.append(0, info)
+        source.history.append(0, history_steps.info())
         for frames in (
             [b"step"],
             [b"step", b"short", b"x"],
             [b"step", wire.sequence_frame(1), os.urandom(64)],
             [b"step", wire.sequence_frame(2), b"\x81" * 5000],
-            [b"info", wire.sequence_frame(3), wire.encode(info)[:-3]],
+            [b"info", wire.sequence_frame(3), wire.encode(history_steps.info())[:-3]],
         ):
             assert source._read(frames) is None
         await until(app, "5 messages could not be read, the last one: ")
@@ -134,7 +124,7 @@ async def test_garbage_on_the_wire_is_counted_on_the_screen(runtime_folder: Path
         assert "failed" not in screen_text(app)
 
 
-async def test_lost_messages_are_drawn_as_a_gap(still_source: Callable[..., Any]) -> None:
+async def test_lost_messages_are_drawn_as_a_gap(still_source: Any) -> None:
     source = still_source(60)
     history = source.history
     record = history.record(59)
@@ -146,58 +136,44 @@ async def test_lost_messages_are_drawn_as_a_gap(still_source: Callable[..., Any]
         events=[],
     )
     history.append(history.last_sequence + 11, later)
-    app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
-    async with app.run_test(size=(160, 45)) as pilot:
+    async with running(dashboard(source), (160, 45)) as (app, pilot):
         shown = screen_text(app)
         assert "gap 10" in shown
         assert "10 messages lost after step 59" in shown
         assert "??????????" in shown  # ten columns of unknown lanes
         await pilot.press("2")
         assert "records before this step are missing" in screen_text(app)
-        await pilot.press("left")
-        for _ in range(3):
-            await pilot.press("left")
-            assert "failed" not in screen_text(app)
+        await pilot.press(*["left"] * 4)
+        assert "failed" not in screen_text(app)
 
 
-@pytest.mark.parametrize(
-    ("module", "keys", "words"),
-    [(lanes, [], "drawing failed"), (kv_page, ["4"], "drawing failed")],
-    ids=["panel", "page"],
-)
+@pytest.mark.parametrize(("module", "keys"), [(lanes, []), (kv_page, ["4"])], ids=["panel", "page"])
 async def test_a_failing_view_shows_an_error_line_and_the_others_keep_drawing(
-    still_source: Callable[..., Any],
+    still_source: Any,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     module: Any,
     keys: list[str],
-    words: str,
 ) -> None:
-    source = still_source(60)
-    with monkeypatch.context() as broken:
-        broken.setattr(module, "framed", lambda *_: 1 / 0)
-        app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
-        async with app.run_test(size=(160, 45)) as pilot:
-            await pilot.press(*keys)
-            await pilot.pause()
-            assert f"{words}, see the log: ZeroDivisionError" in screen_text(app)
-            assert sum(words in record.message for record in caplog.records) == 1
-            broken.undo()
-            await pilot.press("5")
-            assert words not in screen_text(app)
+    monkeypatch.setattr(module, "framed", lambda *_: 1 / 0)
+    async with running(dashboard(still_source(60)), (160, 45)) as (app, pilot):
+        await pilot.press(*keys)
+        assert "drawing failed, see the log: ZeroDivisionError" in screen_text(app)
+        assert sum("drawing failed" in record.message for record in caplog.records) == 1
+        monkeypatch.undo()
+        await pilot.press("5")
+        assert "drawing failed" not in screen_text(app)
 
 
 async def test_a_failing_key_or_mouse_handler_shows_an_error_line(
-    still_source: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    still_source: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = still_source(60)
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
-    async with app.run_test(size=(160, 45)) as pilot:
+    async with running(dashboard(still_source(60)), (160, 45)) as (app, pilot):
         handlers = dict(app.main.by_action)
-        app.main.by_action = handlers | {"axis": lambda: 1 / 0}  # type: ignore[dict-item,return-value]
+        app.main.by_action = handlers | {"axis": lambda: 1 / 0}
         await pilot.press("t")
         assert "Axis failed, see the log: ZeroDivisionError" in screen_text(app)
-        app.main.navigator.of_column = lambda x: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+        app.main.navigator.of_column = lambda x: 1 / 0
         await click(pilot, "chart", (60, 3))
         assert "the click failed, see the log" in screen_text(app)
         assert len(caplog.records) == 2
@@ -206,11 +182,9 @@ async def test_a_failing_key_or_mouse_handler_shows_an_error_line(
 
 
 async def test_a_failing_overlay_closes_and_leaves_the_dashboard_running(
-    still_source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    still_source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = still_source(60)
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
-    async with app.run_test(size=(160, 45)) as pilot:
+    async with running(dashboard(still_source(60)), (160, 45)) as (app, pilot):
         await pilot.press("question_mark")
         assert isinstance(app.screen, Overlay)
         monkeypatch.setattr(type(app.screen), "pressed", lambda *_: 1 / 0)
@@ -218,9 +192,7 @@ async def test_a_failing_overlay_closes_and_leaves_the_dashboard_running(
         assert app.screen is app.main
 
 
-async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key_is_pressed(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key(still_source: Any) -> None:
     source = still_source(60)
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     with shown_thread_errors(app):
@@ -236,10 +208,8 @@ async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key_is_pressed(
             await until(app, "a task failed, see the log: ValueError(7)")
 
 
-async def test_keys_and_clicks_during_the_exit_do_nothing(still_source: Callable[..., Any]) -> None:
-    source = still_source(60)
-    app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
-    async with app.run_test(size=(120, 40)) as pilot:
+async def test_keys_and_clicks_during_the_exit_do_nothing(still_source: Any) -> None:
+    async with running(dashboard(still_source(60))) as (app, pilot):
         await pilot.press("q")
         stack = app._screen_stacks[app._current_mode]
         screens = list(stack)
@@ -257,16 +227,14 @@ class Drawings:
     def __init__(self, app: Dashboard) -> None:
         self.number = 0
         self._draw = app.main.canvas.draw
-        app.main.canvas.draw = self._count  # type: ignore[method-assign]
+        app.main.canvas.draw = self._count
 
     def _count(self, *args: Any) -> None:
         self.number += 1
         self._draw(*args)
 
 
-async def test_a_screen_redrawn_for_a_key_is_not_drawn_again_in_the_next_frame(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_a_screen_drawn_for_a_key_is_not_drawn_in_the_next_frame(still_source: Any) -> None:
     source, now_s = still_source(), [100.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
     async with app.run_test(size=(120, 40)) as pilot:
@@ -283,9 +251,7 @@ async def test_a_screen_redrawn_for_a_key_is_not_drawn_again_in_the_next_frame(
         assert drawings.number == 2
 
 
-async def test_figures_skipped_in_one_frame_are_refreshed_without_new_steps(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_figures_skipped_in_a_frame_are_refreshed_without_steps(still_source: Any) -> None:
     history, now_s = still_source().history, [100.0]
     builder, view = FrameBuilder(history, clock=lambda: now_s[0]), View()
     before = builder.build(view, 80, 10, 8)
@@ -306,7 +272,7 @@ async def test_figures_skipped_in_one_frame_are_refreshed_without_new_steps(
     assert not builder.is_behind
 
 
-async def test_an_idle_dashboard_redraws_almost_nothing(still_source: Callable[..., Any]) -> None:
+async def test_an_idle_dashboard_redraws_almost_nothing(still_source: Any) -> None:
     source, now_s = still_source(), [100.0]
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s[0])
     async with app.run_test(size=(120, 40)):

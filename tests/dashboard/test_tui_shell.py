@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ SIZES = [(1, 1), (200, 60), (80, 24), (60, 15), (3, 50), (300, 5), (79, 19)]
 
 @pytest.mark.slow
 def test_a_shell_without_utf8_gets_an_ascii_dashboard(
-    terminal: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    terminal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LC_ALL", "LC_CTYPE", "STEPSCOPE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -31,9 +30,7 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     config.parent.mkdir()
     config.write_text("# mine\n[keys]\npause = 'f7'  # as everywhere\n")
     screen = terminal(*REPLAY, LANG="C", XDG_CONFIG_HOME=str(tmp_path))
-    screen.wait_for(
-        r"ASCII characters only: LANG=C is not a UTF-8 locale; v or --no-ascii draws blocks"
-    )
+    screen.wait_for("ASCII characters only: LANG=C is not a UTF-8 locale; v or --no-ascii draws")
     screen.wait_for(r" F7 Go on")
     assert screen.text().isascii()
     assert "step 200" in screen.text()
@@ -51,7 +48,8 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
 
     # Suspend to the shell and come back.
     screen.send("\x1a")
-    wait_until_stopped(screen.process.pid)
+    state = Path(f"/proc/{screen.process.pid}/stat")
+    wait_for(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
     screen.scribble()
     os.kill(screen.process.pid, signal.SIGCONT)
     screen.wait_for(r"(?s)\A(?!.*noise).*requests × steps")
@@ -73,22 +71,15 @@ def test_a_shell_without_utf8_gets_an_ascii_dashboard(
     assert tomllib.loads(config.read_text())["keys"] == {"pause": "f7"}
 
 
-def wait_until_stopped(pid: int) -> None:
-    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-
-
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
         ({"LANG": "en_US.UTF-8"}, None),
-        ({"LANG": "de_DE.utf8"}, None),
-        ({"LANG": "C", "LC_CTYPE": "en_GB.UTF-8"}, None),
+        ({"LANG": "C", "LC_CTYPE": "en_GB.utf8"}, None),
         ({"LANG": "ca_ES.UTF-8@valencia"}, None),
         ({"LANG": "de_DE.ISO-8859-15@euro"}, "LANG=de_DE.ISO-8859-15@euro is not a UTF-8 locale"),
         ({"LC_ALL": "", "LANG": "ja_JP.EUC-JP"}, "LANG=ja_JP.EUC-JP is not a UTF-8 locale"),
         ({"LANG": "C.UTF-8", "LC_ALL": "C"}, "LC_ALL=C is not a UTF-8 locale"),
-        ({"LANG": "en_US.ISO-8859-1"}, "LANG=en_US.ISO-8859-1 is not a UTF-8 locale"),
-        ({"LANG": "C"}, "LANG=C is not a UTF-8 locale"),
         ({}, "no locale is set (LANG)"),
         ({"LANG": "en_US.UTF-8", "TERM": "linux"}, "the font of the Linux console has few others"),
     ],
@@ -97,12 +88,12 @@ def test_locale_and_console_decide_between_ascii_and_blocks(
     environment: dict[str, str], why: str | None
 ) -> None:
     assert only_ascii({"TERM": "xterm-256color", **environment}) == why
+    assert cannot_be_drawn_on({"TERM": "linux", **environment}) is None
+    assert "TERM is 'unknown'" in cannot_be_drawn_on({"TERM": "unknown"})
 
 
 @pytest.mark.parametrize("locale", [{}, {"LANG": "C"}, {"LANG": "xx_XX.ISO-8859-1"}])
-def test_the_locale_that_python_puts_in_place_of_none_does_not_count(
-    locale: dict[str, str],
-) -> None:
+def test_the_locale_that_python_puts_in_place_of_none_counts_not(locale: dict[str, str]) -> None:
     program = (
         "import os\n"
         "from stepscope.tui.settings.terminal import only_ascii\n"
@@ -113,7 +104,6 @@ def test_the_locale_that_python_puts_in_place_of_none_does_not_count(
     subprocess.run([sys.executable, "-c", program], env=environment | locale, check=True)
 
 
-@pytest.mark.parametrize("app", ["dashboard", "start screen"])
 @pytest.mark.parametrize(
     ("variables", "mode"),
     [
@@ -128,30 +118,14 @@ def test_the_locale_that_python_puts_in_place_of_none_does_not_count(
     ],
 )
 def test_the_environment_decides_on_colours(
-    still_source: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    app: str,
-    variables: dict[str, str],
-    mode: str,
+    still_source: Any, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], mode: str
 ) -> None:
     """NO_COLOR counts if it is not empty (no-color.org); the screen is drawn on a terminal."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"TERM": "xterm-256color", "COLORTERM": "truecolor", **variables}.items():
         monkeypatch.setenv(name, value)
-    if app == "dashboard":
-        source = still_source(5)
-        made: Any = Dashboard(source, source.history)
-        skin = made.main.skin
-    else:
-        made = StartApp(lambda choice: None, lambda: None)  # type: ignore[arg-type,return-value]
-        skin = made.skin
-    assert skin.mode == mode
-    assert made.no_color == (mode == "none")
-
-
-def test_only_terminals_without_cursor_control_are_refused() -> None:
-    for name in ("xterm-256color", "linux", "screen", "tmux-256color", "vt100", "foot"):
-        assert cannot_be_drawn_on({"TERM": name}) is None
-    assert "TERM is 'unknown'" in (cannot_be_drawn_on({"TERM": "unknown"}) or "")
-    assert "TERM is not set" in (cannot_be_drawn_on({}) or "")
+    source = still_source(5)
+    dashboard, start = Dashboard(source, source.history), StartApp(lambda _: None, lambda: None)
+    assert (dashboard.main.skin.mode, start.skin.mode) == (mode, mode)
+    assert dashboard.no_color == start.no_color == (mode == "none")

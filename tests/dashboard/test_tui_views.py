@@ -25,10 +25,8 @@ from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.chart_columns import ChartColumns
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.frame.lane_rows import FilterError, lane_filter
 from stepscope.tui.views.framed_panels import cells_by_share
 from stepscope.tui.views.lines import clean, fitted, framed
-from stepscope.tui.views.pages import step_page
 from stepscope.tui.views.panels import event_list, header, inspector, key_figures
 from stepscope.tui.views.theme import LIMIT_LETTERS
 from stepscope.tui.views.view import ZOOMS, View
@@ -55,6 +53,15 @@ def paused(step: int) -> View:
     return View(cursor=step, right=step)
 
 
+def header_line(frame: Frame, status: Any = "live", width: int = 120, **facts: Any) -> str:
+    connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, **facts)
+    return line_texts(header.draw(frame, connection, width))[0]
+
+
+def append(history: History, message: wire.Telemetry) -> None:
+    history.append(history.last_sequence + 1, message)
+
+
 # Budget chart
 
 
@@ -70,16 +77,10 @@ def test_a_strip_shows_what_limited_each_step_and_names_it_at_the_cursor(source:
         is_named = limit != "work" and len(band) >= len(limit) + 2
         shown += f" {limit} ".ljust(len(band), "–") if is_named else band
     assert strip[1 + GUTTER : -1] == shown
-    first, letter = last // 50 * 50 - 50, LIMIT_LETTERS  # the last but one column
-    counts = Counter(
-        letter[LIMITS[history.summary(step).limit]] for step in range(first, first + 50)
-    )
-    view = View(zoom_idx=ZOOMS.index(50))
-    last_column = frame_of(source, view).columns[-2]
+    column = frame_of(source, View(zoom_idx=ZOOMS.index(50))).columns[-2]
+    counts = Counter(history.summary(step).limit for step in range(column.first, column.last + 1))
     assert len(counts) > 1
-    assert letter[last_column.limit] == counts.most_common(1)[0][0]
-    low = line_texts(budget_chart.draw(frame_of(source), WIDTH, 8, GUTTER))
-    assert not any("limit" in line for line in low)
+    assert column.limit == LIMITS[counts.most_common(1)[0][0]]
 
 
 def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
@@ -89,7 +90,7 @@ def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
         record = msgspec.structs.replace(
             last, step=step, num_prefill_tokens=128, num_padded_tokens=padded, events=[]
         )
-        history.append(history.last_sequence + 1, record)
+        append(history, record)
     rows = chart_rows(frame_of(source))  # 8 rows for a budget of 1,024
     assert "".join(row[-2] for row in rows[:-2]).strip("· ") == "▓"
     assert "".join(row[-1] for row in rows[:-2]).strip("· ") == "╌╌▓"
@@ -100,18 +101,15 @@ def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
 @pytest.mark.parametrize(
     ("most", "row"), [(256, 6), (129, 6), (257, 5), (1024, None), (2048, None)]
 )
-def test_a_line_shows_the_largest_step_that_runs_in_a_cuda_graph(
+def test_a_line_shows_the_largest_step_of_a_cuda_graph(
     source: Any, most: int, row: int | None
 ) -> None:
-    history = source.history
     before = chart_rows(frame_of(source))
-    history.append(
-        history.last_sequence + 1, msgspec.structs.replace(history.info, max_graph_tokens=most)
-    )
+    append(source.history, msgspec.structs.replace(source.history.info, max_graph_tokens=most))
     frame = frame_of(source)  # 8 rows for a budget of 1,024
     drawn = chart_rows(frame)
     changed = {at for at, (old, new) in enumerate(zip(before, drawn, strict=True)) if old != new}
-    assert changed == ({row} if row is not None else set())
+    assert changed == {row} - {None}
     if row is not None:
         assert drawn[row].replace("─", " ") == before[row]
         labels = line_texts(budget_chart.draw(frame, WIDTH, 13, GUTTER))
@@ -132,7 +130,7 @@ def in_flight(source: Any) -> wire.StepInFlight:
         prefills=[wire.PrefillPart(17, 0, budget // 2)],
         token_budget=budget,
     )
-    history.append(history.last_sequence + 1, flying)
+    append(history, flying)
     return flying
 
 
@@ -154,51 +152,34 @@ def test_a_step_in_flight_is_the_newest_column_and_named_in_the_header(source: A
     doing = {lane.cells[-1] for lane in frame.lanes}
     assert doing <= {0, int(Cell.WAITING), int(Cell.PREFILL), len(Cell)}
     for width in (120, 200):
-        connection = header.SourceState("stepscope", "ipc://engine-0", "live", 10.0)
-        line = line_texts(header.draw(frame, connection, width))[0]
-        assert f"STEP {flying.step:,} IN FLIGHT 7.3 s: {work_text(flying)}" in line
-
-
-def test_a_silent_engines_step_is_not_shown_as_in_flight(source: Any) -> None:
-    step = in_flight(source).step
-    frame = frame_of(source)
+        said = f"STEP {flying.step:,} IN FLIGHT 7.3 s: {work_text(flying)}"
+        assert said in header_line(frame, width=width)
     frame.status = "down"
-    connection = header.SourceState("stepscope", "ipc://engine-0", "down", 10.0)
-    line = line_texts(header.draw(frame, connection, 120))[0]
-    assert f"silent since 7.3 s into step {step:,}" in line
+    line = header_line(frame, "down")
+    assert f"silent since 7.3 s into step {flying.step:,}" in line
     assert "IN FLIGHT" not in line
 
 
 def test_a_column_of_several_steps_shows_the_worst_of_them(source: Any) -> None:
     history = source.history
-    view = View(zoom_idx=2)
-    columns = ChartColumns(history).visible(view, COLUMNS)
+    columns = ChartColumns(history).visible(View(zoom_idx=2), COLUMNS)
     for column in (c for c in columns if c is not None):
         steps = [history.summary(s) for s in range(column.first, column.last + 1)]
         assert column.last - column.first < 5
         assert column.num_prefill_tokens == max(s.num_prefill_tokens for s in steps)
         assert column.num_decode_rows == max(s.num_decode_tokens for s in steps)
         assert column.has_preemption == any(s.num_preempted for s in steps)
-    assert columns[-1] is not None
     assert columns[-1].last == history.last_step
 
 
 def test_on_the_time_axis_a_long_step_is_wider(source: Any) -> None:
     history = source.history
-    view = View(axis="time")
-    columns = [c for c in ChartColumns(history).visible(view, 200) if c is not None]
-    widths: dict[int, int] = {}
-    for column in columns:
-        if column.first == column.last:
-            widths[column.first] = widths.get(column.first, 0) + 1
+    columns = [c for c in ChartColumns(history).visible(View(axis="time"), 300) if c is not None]
+    widths = Counter(column.first for column in columns if column.first == column.last)
     longest = max(widths, key=lambda step: history.summary(step).duration_ns)
     assert widths[longest] >= 3
     assert widths[longest] >= max(widths.values()) - 1
-
-
-def test_every_step_is_in_some_column_of_the_time_axis(source: Any) -> None:
-    columns = [c for c in ChartColumns(source.history).visible(View(axis="time"), 300) if c]
-    for before, after in pairwise(columns):
+    for before, after in pairwise(columns):  # every step is in some column
         assert after.first <= before.last + 1
         assert after.last >= before.last
 
@@ -216,11 +197,8 @@ def test_lanes_and_budget_chart_share_their_columns(source: Any) -> None:
         for x in range(COLUMNS):
             record = source.history.record(last - COLUMNS + 1 + x)
             mine = [r for r in record.batch if r.request_id == row.request_id]
-            ended = any(
-                isinstance(e, wire.Finished) and e.request_id == row.request_id
-                for e in record.events
-            )
-            if ended:
+            ended = [e.request_id for e in record.events if isinstance(e, wire.Finished)]
+            if row.request_id in ended:
                 assert cells[x] == "●"
             elif not mine:
                 assert cells[x] in " ·✗"
@@ -234,8 +212,7 @@ def test_the_lane_of_a_preempted_request_shows_the_preemption_and_the_wait(sourc
     history = source.history
     step = history.next_event(10**9, -1, frozenset({"preempt"})).step
     victim = next(e for e in history.record(step).events if isinstance(e, wire.Preempted))
-    view = View(cursor=step, right=min(step + 20, history.last_step))
-    frame = frame_of(source, view, num_lanes=60)
+    frame = frame_of(source, View(cursor=step, right=min(step + 20, history.last_step)), 60)
     row = next(row for row in frame.lanes if row.request_id == victim.request_id)
     assert row.status == "OUT"
     drawn = line_texts(lanes.draw(frame, WIDTH, 62, GUTTER))
@@ -259,7 +236,6 @@ def test_a_prompt_that_stalled_streams_keeps_its_lane_while_its_step_is_shown(so
     prompts = {row.request_id for row in record.batch if row.phase != wire.Phase.DECODE}
     assert prompts
     assert prompts <= {row.request_id for row in frame.lanes}
-    assert len(frame.lanes) == 8
 
 
 def test_consecutive_equal_operator_actions_are_one_event() -> None:
@@ -283,17 +259,11 @@ def test_a_replay_fits_its_time_axis_to_the_screen_once_and_keeps_a_later_zoom()
     assert (view.axis, view.zoom) == ("step", 5)
 
 
-def test_requests_that_arrive_after_the_cursors_step_are_listed_below_the_queue(
-    source: Any,
-) -> None:
-    view = View(cursor=200, right=260)
-    frame = frame_of(source, view)
-    known = [row.request_id for row in frame.lanes if row.status]
-    to_come = [row.request_id for row in frame.lanes if row.request_id > max(known)]
-    assert to_come
-    assert [row.request_id for row in frame.lanes][-len(to_come) :] == to_come
-    order = [row.status == "WAIT" for row in frame.lanes if row.status]
-    assert any(order)
+def test_requests_that_arrive_after_the_cursor_are_below_the_queue(source: Any) -> None:
+    rows = frame_of(source, View(cursor=200, right=260)).lanes
+    newest = max(row.request_id for row in rows if row.status)
+    order = [(row.request_id > newest, row.status == "WAIT") for row in rows]
+    assert {(False, True), (True, False)} <= set(order)
     assert order == sorted(order)
 
 
@@ -327,11 +297,6 @@ def test_lane_labels_leave_out_a_size_without_room(
         assert " ".join(said.split()[2:]) == sizes[context]
 
 
-def test_the_step_page_marks_the_first_step_as_prepared_without_an_earlier_one(source: Any) -> None:
-    page = line_texts(step_page.draw(frame_of(source, View(cursor=0, right=0)), 120, 30))
-    assert "prepared as the first step" in "\n".join(page)
-
-
 @pytest.mark.parametrize(
     ("parts", "cells"),
     [
@@ -349,38 +314,15 @@ def test_a_time_bar_gives_each_part_its_share_and_short_parts_no_cell(
 
 def test_the_filter_narrows_the_lanes(source: Any) -> None:
     waiting = frame_of(source, View(filter="state:wait")).lanes
-    assert waiting
     assert {row.status for row in waiting} == {"WAIT"}
     one = frame_of(source, View(filter=f"id:{waiting[0].request_id}")).lanes
     assert [row.request_id for row in one] == [waiting[0].request_id]
     documents = frame_of(source, View(filter="!^r\\d+ doc-")).lanes
-    assert documents
-    assert all(row.client_id.startswith("doc-") for row in documents)
+    assert {row.client_id.split("-")[0] for row in documents} == {"doc"}
     assert frame_of(source, View(filter="doc- id:999999")).lanes == []
 
 
-def test_an_invalid_filter_is_explained() -> None:
-    with pytest.raises(FilterError, match="no state 'nothing'; there are out, pre, dec, wait, end"):
-        lane_filter("doc- state:nothing")
-    with pytest.raises(FilterError, match="invalid regular expression"):
-        lane_filter("!(")
-
-
 # The other views
-
-
-def test_the_kv_map_has_a_cell_for_each_state(source: Any) -> None:
-    state = source.history.state
-    owner, refs = list(state.block_owner), list(state.block_refs)
-    body = line_texts(kv_map.draw(frame_of(source), 84, 11, GUTTER))[
-        1:-2
-    ]  # 80 x 8 cells, 512 blocks
-    cells = "".join(line[2:82] for line in body)
-    assert len(owner) == 512
-    for cell, who, count in zip(cells, owner, refs, strict=False):
-        expected = {wire.EMPTY: "·", wire.CACHED: "░"}.get(who, "█" if count > 1 else "▓")
-        assert cell == expected
-    assert cells[512:].strip() == ""
 
 
 def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
@@ -389,18 +331,14 @@ def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
 
 
 def test_the_step_panel_counts_lines_that_have_no_room(source: Any) -> None:
-    history = source.history
-    step = max(
-        range(400),
-        key=lambda s: sum(row.phase != wire.Phase.DECODE for row in history.record(s).batch),
-    )
-    rows = [row for row in history.record(step).batch if row.phase != wire.Phase.DECODE]
+    def num_prefills(step: int) -> int:
+        return sum(row.phase != wire.Phase.DECODE for row in source.history.record(step).batch)
+
+    step = max(range(400), key=num_prefills)
     lines = line_texts(inspector.draw(frame_of(source, paused(step)), 60, 10, GUTTER))
     assert len(lines) == 10
     assert f"step {step}" in lines[0]
-    number = re.search(r"and (\d+) more lines", lines[-2])
-    assert number is not None
-    assert int(number[1]) >= len(rows)
+    assert int(re.search(r"and (\d+) more lines", lines[-2])[1]) >= num_prefills(step)
 
 
 @pytest.mark.parametrize(
@@ -418,10 +356,9 @@ def test_the_step_panel_counts_lines_that_have_no_room(source: Any) -> None:
 def test_the_header_badge_never_marks_an_earlier_step_as_live(
     source: Any, status: Any, live: bool, expected: str
 ) -> None:
-    connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, speed=2.0)
     frame = frame_of(source, None if live else paused(300))
     frame.is_replay = status in ("playing", "ended")
-    line = line_texts(header.draw(frame, connection, 120))[0]
+    line = header_line(frame, status, speed=2.0)
     assert len(line) == 120
     assert expected in line
     frame.status = status
@@ -433,34 +370,23 @@ def test_the_header_badge_never_marks_an_earlier_step_as_live(
 
 @pytest.mark.parametrize("status", ["live", "paused"])
 def test_goto_accepts_the_time_shown_in_the_header(source: Any, status: Any) -> None:
-    recording = (761.0, 38_000_000)
-    connection = header.SourceState("stepscope", "ipc://engine-0", status, 10.0, None, recording)
     frame = frame_of(source, paused(300))
     frame.is_replay = status == "paused"
-    narrow = line_texts(header.draw(frame, connection, 80))[0]
+    narrow = header_line(frame, status, 80, recording=(761.0, 38_000_000))
     shown = re.search(r"(\w{3} \d+ \d{4} )?\d\d:\d\d:\d\d\.\d", narrow)
     assert shown, narrow
     assert "step 300 " in narrow
     history = source.history
     found = wanted(shown[0], 350, history, None).step
-    at = [history.summary(step) for step in (found, found + 1, 300)]
-    assert all(each is not None for each in at)
-    moments = [fmt.moment(history.wall_ns(each.tokens_ns), with_tenths=True) for each in at if each]
+    at_ns = [history.summary(step).tokens_ns for step in (found, found + 1, 300)]
+    moments = [fmt.moment(history.wall_ns(each), with_tenths=True) for each in at_ns]
     assert moments[0] <= shown[0] <= moments[1]
     assert moments[2] == shown[0]
 
 
-@pytest.mark.parametrize(
-    ("target", "error"),
-    [
-        ("Foo 14 12:00:00", "not a step, a time or"),
-        ("Nov 14 12:00:00 2023", "not a step, a time or"),
-        ("25:14:23", "not a step, a time or"),
-        ("12:60", "not a step, a time or"),
-    ],
-)
-def test_goto_refuses_an_invalid_date_or_time(source: Any, target: str, error: str) -> None:
-    with pytest.raises(ValueError, match=error):
+@pytest.mark.parametrize("target", ["Foo 14 12:00:00", "Nov 14 12:00:00 2023", "25:14:23", "12:60"])
+def test_goto_refuses_an_invalid_date_or_time(source: Any, target: str) -> None:
+    with pytest.raises(ValueError, match="not a step, a time or"):
         wanted(target, 300, source.history, None)
 
 
@@ -477,12 +403,10 @@ def test_the_date_is_shown_unless_it_is_today_and_the_year_unless_it_is_this_one
 
 
 def test_the_header_shows_the_recording_and_shortens_on_narrow_screens(source: Any) -> None:
-    connection = header.SourceState(
-        "stepscope", "ipc://engine-0", "live", 10.0, recording=(761.0, 38_000_000)
-    )
-    assert "● REC 12:41 38MB" in line_texts(header.draw(frame_of(source), connection, 120))[0]
+    recording = (761.0, 38_000_000)
+    assert "● REC 12:41 38MB" in header_line(frame_of(source), recording=recording)
     for width in (1, 10, 40, 79):
-        assert "".join(line_texts(header.draw(frame_of(source), connection, width)))
+        assert header_line(frame_of(source), width=width, recording=recording)
 
 
 def test_rare_events_are_not_crowded_out_of_the_event_list(source: Any) -> None:
@@ -530,23 +454,13 @@ def test_lines_are_cut_or_filled_to_their_exact_width() -> None:
 
 
 def test_on_the_time_axis_a_token_is_drawn_when_it_was_produced(source: Any) -> None:
-    history = source.history
-    slowest = max(
-        range(300, 400),
-        key=lambda s: history.summary(s).tokens_ns - history.summary(s).schedule_start_ns,
-    )
-    view = View(cursor=slowest, right=slowest, axis="time")
-    frame = frame_of(source, view)
+    slowest = max(range(300, 400), key=lambda s: source.history.summary(s).duration_ns)
+    frame = frame_of(source, View(cursor=slowest, right=slowest, axis="time"))
     columns = [x for x, c in enumerate(frame.columns) if c and c.first <= slowest <= c.last]
     assert len(columns) > 3, "the slowest step was to be wider than a few columns"
-    decoding = [
-        line[1 + GUTTER : -1]
-        for line in line_texts(lanes.draw(frame, WIDTH, 30, GUTTER))[1:-1]
-        if line[1 + GUTTER : -1][columns[-1]] == "━"
-    ]
-    assert decoding
-    for cells in decoding:
-        assert {cells[x] for x in columns[1:-1]} == {"─"}
+    drawn = line_texts(lanes.draw(frame, WIDTH, 30, GUTTER))[1:-1]
+    rows = [[line[1 + GUTTER : -1][x] for x in columns] for line in drawn]
+    assert {cell for row in rows if row[-1] == "━" for cell in row[1:-1]} == {"─"}
 
 
 def test_axis_labels_never_cover_the_signs_of_breaches_and_preemptions(source: Any) -> None:
@@ -558,7 +472,6 @@ def test_axis_labels_never_cover_the_signs_of_breaches_and_preemptions(source: A
                 assert axis[x + len(axis) - len(frame.columns)] in "!✗◆", (last, column.first)
         for label in re.finditer(r"┴(\d+)", axis):
             column = frame.columns[label.start() - len(axis) + len(frame.columns)]
-            assert column is not None
             assert int(label[1]) == column.first, axis
             past_round = column.first % 20  # only where a sign leaves no room at the round step
             assert not past_round or set("!✗◆") & set(axis[: label.end()][-past_round - 9 :]), axis
@@ -570,8 +483,7 @@ def test_times_on_the_axis_are_those_of_their_columns_and_cover_no_event_sign(so
     kinds = set()
     for zoom_idx in range(4):
         for last in range(150, 400, 23):
-            view = View(cursor=last, right=last, axis="time", zoom_idx=zoom_idx)
-            frame = frame_of(source, view)
+            frame = frame_of(source, View(cursor=last, right=last, axis="time", zoom_idx=zoom_idx))
             axis = chart_rows(frame)[-1]
             before = None
             for x, column in enumerate(frame.columns):
@@ -583,8 +495,6 @@ def test_times_on_the_axis_are_those_of_their_columns_and_cover_no_event_sign(so
                 before = column
             for label in re.finditer(r"┴((?:\d\d:\d\d)?:\d\d\.\d)", axis):
                 column = frame.columns[label.start()]
-                assert column is not None
-                assert column.start_ns is not None
                 wall_ns = history.wall_ns(column.start_ns)
                 exact = f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"
                 assert exact.endswith(label[1])
@@ -602,9 +512,7 @@ def freeze() -> History:
 
 
 @pytest.mark.parametrize("axis", ["step", "time"])
-def test_a_step_in_which_all_streams_stood_still_is_a_band_across_their_lanes(
-    freeze: History, axis: Any
-) -> None:
+def test_a_step_in_which_all_stood_still_is_a_band_across_lanes(freeze: History, axis: Any) -> None:
     view = View(axis=axis)
     view.pause(130)
     frame = FrameBuilder(freeze).build(view, 104, 12, 4)
@@ -614,15 +522,12 @@ def test_a_step_in_which_all_streams_stood_still_is_a_band_across_their_lanes(
     assert all(re.search(r"!{10,}━", line) for line in decoding)
     axis_line = line_texts(budget_chart.draw(frame, 120, 12, 14))[-2]
     assert re.search(r"!\d{3} ms", axis_line)  # and how long it took
-    prompts = [line for line in shown if re.search("[▓▒]{10,}", line)]
-    assert prompts  # the prompt that they stood still behind
+    assert re.search("[▓▒]{10,}", "".join(shown))  # the prompt that they stood still behind
 
 
 @pytest.mark.parametrize("width", [20, 64, 104, 170])
 @pytest.mark.parametrize("zoom_idx", [0, 1, 3])
-def test_wide_steps_make_room_at_the_left_and_leave_no_step_out(
-    freeze: History, width: int, zoom_idx: int
-) -> None:
+def test_wide_steps_leave_no_step_out(freeze: History, width: int, zoom_idx: int) -> None:
     columns = ChartColumns(freeze)
     for right in range(0, 450, 9):
         shown = columns.visible(View(cursor=right, right=right, zoom_idx=zoom_idx), width)
@@ -640,6 +545,8 @@ def test_wide_steps_make_room_at_the_left_and_leave_no_step_out(
 
 
 def test_the_cursor_stays_on_the_screen_beside_wide_steps(freeze: History) -> None:
+    columns = ChartColumns(freeze).visible(View(axis="time", zoom_idx=4), 66)
+    assert sum(column is not None and column.is_wide for column in columns) >= 7 * 3
     builder, view = FrameBuilder(freeze), View()
     view.pause(450)
     for step in [*range(450, 0, -7), *range(0, 450, 11)]:
@@ -648,16 +555,9 @@ def test_the_cursor_stays_on_the_screen_beside_wide_steps(freeze: History) -> No
         assert frame.columns[frame.cursor_column].last == step
 
 
-def test_a_freeze_is_told_also_where_a_column_holds_many_steps(freeze: History) -> None:
-    columns = ChartColumns(freeze).visible(View(axis="time", zoom_idx=4), 66)
-    assert sum(column is not None and column.is_wide for column in columns) >= 7 * 3
-
-
 def test_how_long_a_wide_step_took_is_never_cut(freeze: History) -> None:
     frame = FrameBuilder(freeze).build(View(), 60, 12, 4)
-    newest = frame.columns[-1]
-    assert newest is not None
-    long = newest._replace(is_wide=True, has_breach=True, longest_ns=812_000_000)
+    long = frame.columns[-1]._replace(is_wide=True, has_breach=True, longest_ns=812_000_000)
     for num, said in ((3, "!──"), (6, "!─────"), (7, "!812 ms")):
         columns = [*frame.columns[:-num], *[long] * num]
         drawn = budget_chart.draw(replace(frame, columns=columns), 76, 12, GUTTER)

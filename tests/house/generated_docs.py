@@ -113,7 +113,6 @@ def recording_tables() -> str:
     source = inspect.getsource(StepSummary)
     for name in STORED_COLUMNS:
         found = re.search(rf"^    {name}: [^#\n]+(?:  # (.+))?$", source, re.MULTILINE)
-        assert found is not None
         meaning = found[1] or ""
         if name == "limit":
             meaning = ", ".join(f"{place} {limit}" for place, limit in enumerate(LIMITS))

@@ -67,10 +67,6 @@ def test_every_page_and_picture_is_linked_from_a_document() -> None:
     assert pages - targets == set()
 
 
-def test_the_readme_stays_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
-
-
 def test_every_generated_documentation_page_matches_its_source_table() -> None:
     for page, generated in generated_docs.pages().items():
         text = (generated_docs.DOCS / f"{page}.md").read_text("utf-8")
@@ -120,7 +116,6 @@ def test_every_command_in_the_documents_exists_with_its_options(line: str) -> No
     while isinstance(command, typer.core.TyperGroup):
         rest = [*context._protected_args, *context.args]
         _, command, arguments = command.resolve_command(context, rest)
-        assert command is not None
         num_names += 1
         context = command.make_context(
             name, arguments, parent=context, resilient_parsing=len(line.split()) == num_names
@@ -134,7 +129,6 @@ def test_the_workload_on_the_knobs_page_behaves_as_the_page_says(
     block = text.split("```json\n")[1].split("```")[0]
     second = json.loads(block)["requests"][1]
     said = re.search(r"`static` makes the second\s+request wait (\d+) steps.*`chunked` (\d+)", text)
-    assert said is not None
     file = tmp_path / "workload.json"
     file.write_text(block)
     for batching, steps in zip(("static", "chunked"), said.groups(), strict=True):

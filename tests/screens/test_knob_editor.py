@@ -1,37 +1,30 @@
 """The knob editor shows what others set, and overwrites none of their changes unnoticed."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol import wire
-from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.what_if import KnobForecast
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.live_dashboard import dashboard, press
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import main_text, screen_text
+from tests.support.sessions.following import following
+from tests.support.sessions.history_steps import history_of
 from tests.support.waiting import until, wait_for
+
+BUDGET = "max_num_batched_tokens"
 
 
 @pytest.fixture
 def source(live_engine: Any) -> Iterator[Subscriber]:
-    subscriber = Subscriber(live_engine.endpoint)
-    subscriber.start()
-    wait_for(lambda: subscriber.status == "live", "the engine answers")
-    yield subscriber
-    subscriber.stop()
-
-
-@pytest.fixture
-def anna(live_engine: Any) -> Iterator[ControlClient]:
-    """Another operator of the same engine."""
-    with ControlClient(live_engine.endpoint) as client:
-        yield client
+    with following(live_engine.endpoint) as subscriber:
+        yield subscriber
 
 
 def row_of(app: Dashboard, name: str) -> str:
@@ -40,60 +33,51 @@ def row_of(app: Dashboard, name: str) -> str:
 
 
 async def test_a_value_typed_before_another_clients_change_is_refused_and_can_be_typed_again(
-    source: Subscriber, anna: ControlClient
+    source: Subscriber, client: ControlClient
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(160, 40)):
+    async with running(dashboard(source), (160, 40)) as (app, _):
         await press(app, "K", "down", "enter", *"16")
-        anna.set_knobs({"max_num_seqs": 8}, who="anna")
+        client.set_knobs({"max_num_seqs": 8}, who="anna")
         await press(app, "enter")
         said = "not changed: anna set max_num_seqs to 8 meanwhile; K again"
         refused = "max_num_seqs 64→8"  # said by the engine, where telemetry is not there yet
         await until(lambda: said in main_text(app) or refused in main_text(app), "the refusal")
-        names = lambda: [each.who for each in source.history.state.audit]  # noqa: E731
-        await until(lambda: any("anna" in each for each in names()), "what anna did")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 8, "the value")
         await press(app, "K", "down", "enter", *"16", "enter")
         await until(lambda: source.history.state.knobs["max_num_seqs"] == 16, "the change")
-        assert [each.who for each in source.history.knob_changes][:1] == ["anna"]
-    app.close()
+        assert source.history.knob_changes[0].who == "anna"
 
 
 async def test_a_value_typed_for_an_engine_is_refused_by_the_one_that_replaced_it(
     source: Subscriber, live_engine: Any
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(160, 40)):
+    async with running(dashboard(source), (160, 40)) as (app, _):
         await press(app, "B", *"512")
         live_engine.becomes(engine_id="another")
         await press(app, "enter")
         said = "the engine was restarted meanwhile; nothing was changed"
         await until(lambda: said in main_text(app), "the refusal")
         assert not source.history.knob_changes
-    app.close()
 
 
 async def test_an_open_editor_shows_the_values_that_others_set_and_escape_keeps_them(
-    source: Subscriber, anna: ControlClient
+    source: Subscriber, client: ControlClient
 ) -> None:
-    app = dashboard(source)
-    shown = "max_num_batched_tokens"
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         await press(app, "K")
-        anna.set_knobs({shown: 1024}, who="anna")
-        await until(lambda: " 1024 " in row_of(app, shown), "what anna did")
+        client.set_knobs({BUDGET: 1024}, who="anna")
+        await until(lambda: " 1024 " in row_of(app, BUDGET), "what anna did")
         await press(app, "enter", *"512", "enter")
-        await until(lambda: source.history.state.knobs[shown] == 512, "the change")
+        await until(lambda: source.history.state.knobs[BUDGET] == 512, "the change")
         await press(app, "K", "enter", *"256", "escape")
         await until(lambda: app.screen is app.main, "closed")
         assert len(source.history.knob_changes) == 2
-    app.close()
 
 
 @pytest.mark.parametrize("status", ["down", "starting", "connecting"])
 @pytest.mark.parametrize("key", ["B", "K", "W"])
-async def test_no_knob_editor_opens_for_an_engine_that_does_not_answer(
-    still_source: Callable[..., Any], key: str, status: str
+async def test_no_editor_opens_for_a_silent_engine(
+    still_source: Any, key: str, status: str
 ) -> None:
     source = still_source()
     app = Dashboard(source, source.history, control_endpoint="ipc:///no", any_terminal=True)
@@ -108,24 +92,16 @@ async def test_no_knob_editor_opens_for_an_engine_that_does_not_answer(
     app.close()
 
 
-BUDGET = "max_num_batched_tokens"
-
-
 def test_a_forecast_names_current_and_predicted_figures() -> None:
-    history = History()
-    for sequence, message in simulate(3, 600):
-        history.append(sequence, wire.encode(message))
-    forecast = KnobForecast(history, BUDGET, 512)
+    forecast = KnobForecast(history_of(simulate(3, 600)), BUDGET, 512)
     wait_for(lambda: "simulating" not in forecast.text, "the forecast")
     figure = r"[\d,]+ → [\d,]+ ms \([\d,]+ to [\d,]+\)"
-    assert re.fullmatch(
-        rf"what if {BUDGET}=512: TTFT p99 {figure}   ITL p99 {figure}", forecast.text
-    )
+    said = rf"what if {BUDGET}=512: TTFT p99 {figure}   ITL p99 {figure}"
+    assert re.fullmatch(said, forecast.text)
 
 
 async def test_the_knob_editor_says_why_there_is_no_forecast(source: Subscriber) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         await press(app, "K", "enter")
         assert "w what if" not in screen_text(app)  # nothing is typed yet
         await press(app, *"512")
@@ -136,4 +112,3 @@ async def test_the_knob_editor_says_why_there_is_no_forecast(source: Subscriber)
         await press(app, "backspace")
         assert "what if max" not in screen_text(app)
         assert source.history.state.knobs[BUDGET] == 2048
-    app.close()

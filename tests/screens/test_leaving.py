@@ -7,7 +7,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,7 @@ def _is_drawn_on(terminal: Any) -> bool:
     ("arguments", "shown"), [((), "freeze"), (("replay", "freeze"), "step")], ids=["start", "file"]
 )
 def test_a_signal_ends_the_screen_and_restores_the_terminal(
-    terminal: Callable[..., Any],
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    shown: str,
-    number: signal.Signals,
+    terminal: Any, tmp_path: Path, arguments: tuple[str, ...], shown: str, number: signal.Signals
 ) -> None:
     screen = terminal(*_CLI, *arguments, XDG_CONFIG_HOME=str(tmp_path), cwd=str(tmp_path))
     screen.wait_for(shown)
@@ -50,14 +46,11 @@ def test_a_signal_ends_the_screen_and_restores_the_terminal(
 
 @pytest.mark.parametrize("is_terminal_gone", [False, True], ids=["ended", "terminal gone"])
 def test_a_signal_that_ends_the_dashboard_finishes_its_recording(
-    live_engine: Any, terminal: Callable[..., Any], tmp_path: Path, is_terminal_gone: bool
+    live_engine: Any, terminal: Any, tmp_path: Path, is_terminal_gone: bool
 ) -> None:
-    screen = terminal(
-        *(*_CLI, "top", live_engine.endpoint.control, "--no-keep"),
-        XDG_CONFIG_HOME=str(tmp_path),
-        XDG_STATE_HOME=str(tmp_path / "state"),
-        cwd=str(tmp_path),
-    )
+    folders = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = (*_CLI, "top", live_engine.endpoint.control, "--no-keep")
+    screen = terminal(*command, cwd=str(tmp_path), **folders)
     screen.wait_for("LIVE")
     screen.send("R")
     screen.wait_for("REC")
@@ -68,12 +61,16 @@ def test_a_signal_that_ends_the_dashboard_finishes_its_recording(
     if is_terminal_gone:
         os.close(screen.process.fd)  # the kernel sends SIGHUP, and no write succeeds any more
         screen.process.fd = os.open(os.devnull, os.O_RDONLY)
-        expected = 128 + signal.SIGHUP
     else:
         os.kill(screen.process.pid, signal.SIGTERM)
-        expected = 128 + signal.SIGTERM
-    assert screen.wait_for_exit() == expected
-    assert_whole_and_quiet(tmp_path)
+    number = signal.SIGHUP if is_terminal_gone else signal.SIGTERM
+    assert screen.wait_for_exit() == 128 + number
+    assert not list(tmp_path.glob(f"*{PART_SUFFIX}"))
+    with Recording(next(tmp_path.glob("*.mcap"))) as recording:
+        assert recording.message is None
+        assert recording.last_step is not None
+    logged = [path.read_text("utf-8") for path in (tmp_path / "state").rglob("*.log*")]
+    assert logged == []
 
 
 @pytest.mark.parametrize(
@@ -127,13 +124,3 @@ def read_until(terminal: int, what: bytes) -> bytes:
         if select.select([terminal], [], [], 0.2)[0]:
             drawn += os.read(terminal, 65536)
     return drawn
-
-
-def assert_whole_and_quiet(folder: Path) -> None:
-    """Check that the recording is finished and nothing was logged."""
-    assert not list(folder.glob(f"*{PART_SUFFIX}"))
-    with Recording(next(folder.glob("*.mcap"))) as recording:
-        assert recording.message is None
-        assert recording.last_step is not None
-    logged = [path.read_text("utf-8") for path in (folder / "state").rglob("*.log*")]
-    assert logged == []

@@ -3,16 +3,18 @@
 from typing import Any
 
 import pytest
-from textual import events
+from textual.events import Key, Paste
 from textual.pilot import Pilot
 
 from stepscope.tui.screens.overlays.overlay import Overlay, pasted_line
+from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
+from tests.support.waiting import until
 
 
 async def paste(pilot: Pilot[Any], text: str) -> None:
-    pilot.app.post_message(events.Paste(text))
+    pilot.app.post_message(Paste(text))
     await pilot.pause(0.02)
     await pilot.pause()
 
@@ -29,7 +31,7 @@ async def paste(pilot: Pilot[Any], text: str) -> None:
         ("", ""),
     ],
 )
-def test_of_a_pasted_text_the_first_line_counts_without_control_characters(
+def test_of_a_paste_the_first_line_counts_without_control_characters(
     pasted: str, line: str
 ) -> None:
     assert pasted_line(pasted) == line
@@ -44,43 +46,27 @@ def test_of_a_pasted_text_the_first_line_counts_without_control_characters(
         ("M", "Zürich", "note: Zürich_"),
     ],
 )
-async def test_a_paste_goes_into_every_text_field(
-    source: Any, keys: str, text: str, shown: str
-) -> None:
-    app = dashboard(source, control_endpoint="ipc:///nobody/here")
-    async with app.run_test(size=(120, 40)) as pilot:
+async def test_a_paste_goes_into_each_field(source: Any, keys: str, text: str, shown: str) -> None:
+    async with running(dashboard(source, control_endpoint="ipc:///nobody/here")) as (app, pilot):
         await pilot.press(keys)
         await paste(pilot, text)
         assert isinstance(app.screen, Overlay)
         assert shown in screen_text(app)
 
 
-async def test_a_paste_in_one_burst_with_the_key_before_and_after_it_keeps_its_order(
-    source: Any,
-) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        for event in (
-            events.Key("slash", "/"),
-            events.Key("i", "i"),
-            events.Paste("d:1\n"),
-            events.Key("2", "2"),
-            events.Key("enter", "\r"),
-        ):
+async def test_a_paste_in_one_burst_with_keys_around_it_keeps_its_order(source: Any) -> None:
+    async with running(dashboard(source)) as (app, _):
+        for event in (Key("slash", "/"), Key("i", "i"), Paste("d:1\n"), Key("2", "2")):
             app.post_message(event)
-        for _ in range(50):
-            await pilot.pause(0.02)
-            if app.main.view.filter:
-                break
-        assert app.main.view.filter == "id:12"
+        app.post_message(Key("enter", "\r"))
+        await until(lambda: app.main.view.filter == "id:12", "no filter")
 
 
 @pytest.mark.parametrize("keys", [(), ("question_mark",), ("2",)])
-async def test_a_paste_where_nothing_is_typed_does_nothing(
+async def test_a_paste_without_a_text_field_does_nothing(
     source: Any, keys: tuple[str, ...]
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press(*keys)
         before = screen_text(app)
         await paste(pilot, "q2\n")

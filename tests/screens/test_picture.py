@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.samples import shipped
 from stepscope.tui.app.picture import text
 from stepscope.tui.screens.handlers.handlers import new_picture
-from tests.support.done import Done
 from tests.support.screens.screen_text import cells
 from tests.support.screens.still_dashboard import dashboard
 
@@ -24,9 +22,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path / "work")
 
 
-def test_screenshot_draws_a_step_of_a_recording_in_every_format(
-    stepscope: Callable[..., Done],
-) -> None:
+def test_screenshot_draws_a_step_of_a_recording_in_every_format(stepscope: Any) -> None:
     code, *said = stepscope("screenshot", "freeze", "--at", "300", "-o", "a.txt")
     assert code == 0, said
     assert "a.txt: step 300, 120x40" in "".join(said)
@@ -46,7 +42,7 @@ def test_screenshot_draws_a_step_of_a_recording_in_every_format(
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.svg", "a.txt", "light.svg"]
 
 
-def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Callable[..., Done]) -> None:
+def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Any) -> None:
     for arguments, words in (
         (("--page", "kv"), "KV map by state"),
         (("--page", "latency", "--slo-itl", "70ms"), "ITL <70"),
@@ -58,11 +54,13 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Callable[...,
         done = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
         assert done.exit_code == 0, done.stderr
         assert words in Path("b.txt").read_text("utf-8")
-    assert stepscope("screenshot", "freeze", "--page", "knobs", "-o", "b.txt")[0] == 0
-    assert "what would help: set enable_chunked_prefill=true" in Path("b.txt").read_text("utf-8")
-    at = ("screenshot", "vllm", "--at", "420", "--page", "knobs", "-o", "b.txt")
-    assert stepscope(*at)[0] == 0
-    assert "what would help: no setting stands out" in Path("b.txt").read_text("utf-8")
+    for sample, words in (
+        ("freeze", "set enable_chunked_prefill=true"),
+        ("vllm", "no setting stands out"),
+    ):
+        at = ("--at", "420", "--page", "knobs", "-o", "b.txt")
+        assert stepscope("screenshot", sample, *at).exit_code == 0
+        assert f"what would help: {words}" in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
     with Recording(shipped()["chunked"]) as recording:
         last = Path("last.txt").read_text("utf-8")
@@ -76,19 +74,16 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Callable[...,
         (("chunked", "-o", "a.png"), 2, "ends in .svg or .txt, got a.png"),
         (("chunked", "-o", "a.svg", "--at", "99999"), 2, "holds steps 0 to "),
         (("chunked", "-o", "a.svg", "--page", "cellar"), 2, "'cellar' is not one of 'main'"),
-        (("chunked", "-o", "a.svg", "--size", "big"), 2, "such as 120x40"),
         (("chunked", "-o", "a.svg", "--size", "10x5"), 2, "expected 80x20 to 1000x500, got '10x5'"),
         (("chunked", "-o", "a.svg", "--zoom", "3"), 2, "expected one of 1, 2, 5, 10, 20, 50"),
-        (("chunked", "-o", "a.svg", "--axis", "x"), 2, "axis"),
         (("chunked", "-o", "a.svg", "--request", "r99999"), 2, "not among the requests"),
-        (("chunked", "-o", "a.svg", "--request", "bob"), 2, "such as r12"),
         (("chunked", "-o", "no/where/a.svg"), 1, "is not a folder"),
         (("chunked", "-o", "."), 1, "is a folder"),
         (("nothing.mcap", "-o", "a.svg"), 1, "there is no recording"),
     ],
 )
 def test_a_picture_that_cannot_be_drawn_gives_one_line_and_no_file(
-    stepscope: Callable[..., Done], arguments: tuple[str, ...], code: int, words: str
+    stepscope: Any, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     ended, said, error = stepscope("screenshot", *arguments)
     assert (ended, said) == (code, "")
@@ -98,7 +93,7 @@ def test_a_picture_that_cannot_be_drawn_gives_one_line_and_no_file(
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_pictures_taken_in_one_second_are_separate_files(
+def test_pictures_of_one_second_are_files_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,27 +104,24 @@ def test_pictures_taken_in_one_second_are_separate_files(
 
 
 async def test_a_picture_that_cannot_be_written_is_reported_on_the_screen(
-    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    still_source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = still_source()
-    app = dashboard(source)
+    app = dashboard(still_source())
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     async with app.run_test(size=(120, 40)) as pilot:
         gone.rmdir()
         await pilot.press("S")
-        (notice,) = app.main.canvas.text_of("notice")
-        assert "no screenshot: " in notice
+        assert "no screenshot: " in app.main.canvas.text_of("notice")[0]
         os.chdir(tmp_path)
         await pilot.press("S")
-        (notice,) = app.main.canvas.text_of("notice")
-        assert f"{tmp_path.name}/stepscope-still-" in notice
+        assert f"{tmp_path.name}/stepscope-still-" in app.main.canvas.text_of("notice")[0]
 
 
 @pytest.mark.parametrize("keys", [(), ("question_mark",), ("K",), ("g", "1")])
 async def test_a_picture_as_text_is_what_textual_composes_with_the_overlay_above(
-    still_source: Callable[..., Any], keys: tuple[str, ...]
+    still_source: Any, keys: tuple[str, ...]
 ) -> None:
     app = dashboard(still_source(), control_endpoint="ipc:///nobody/here")
     async with app.run_test(size=(120, 40)) as pilot:

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
@@ -28,13 +29,12 @@ from rich.style import Style
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark
 from stepscope.recordings.file.overview import Overview
-from stepscope.recordings.fleets.fleet import LOOK_S, EngineLine, Fleet
+from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.start import StartApp
-from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.pages.start_page import File
 from stepscope.tui.views.theme import ColourMode, Skin, styles
@@ -105,14 +105,9 @@ class Still(Received):
     """A source that receives nothing more; its recording lies in a folder."""
 
     def __init__(
-        self,
-        name: str = "engine-0",
-        num_steps: int = NUM_STEPS,
-        folder: Path | None = None,
-        **knobs: int,
+        self, name: str, num_steps: int = NUM_STEPS, folder: Path | None = None, **knobs: int
     ) -> None:
-        super().__init__(History(BOUNDS))
-        self.name = name
+        super().__init__(History(BOUNDS), name)
         recorder = None if folder is None else Recorder(self, self.recording(folder))
         knobs = {"max_num_batched_tokens": 1024, "max_num_seqs": 32, **knobs}
         for sequence, message in busy_messages(num_steps, NUM_STEPS - 60, Knobs(**knobs)):
@@ -137,10 +132,9 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.busy = Still("engine-0", folder=folder)
-        history = self.busy.history
-        marked = history.summary(300)
-        assert marked is not None
-        history.add_mark(Mark(step=300, time_ns=marked.tokens_ns, text="rush hour", who="ops"))
+        marked_ns = self.busy.history.summary(300).tokens_ns
+        mark = Mark(step=300, time_ns=marked_ns, text="rush hour", who="ops")
+        self.busy.history.add_mark(mark)
         self.other = Still("engine-1", folder=folder, max_num_batched_tokens=256)
         self.idle = Still("engine-2", num_steps=12)
         self.down = Still("engine-3", num_steps=0)
@@ -176,35 +170,26 @@ class World:
         )
 
 
-class Found:
-    """The results of a `Finder`."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._lines = fleet.picture.lines
-
-    def look(self) -> None:
-        return
-
-    def stop(self) -> None:
-        return
-
-    def engines(self) -> list[tuple[str, EngineLine]]:
-        return [(f"ipc:///run/{line.figures.name}", line) for line in self._lines]
-
-    def files(self) -> tuple[File, ...]:
-        seen = Overview(63.5, 4711, "engine-0", "demo", is_cut=False)
-        return (
-            File(Path("/data/monday.mcap"), 12_345_678, 1_700_000_000.0, seen),
-            File(Path("/data/cut.mcap.part"), 4_321, 1_699_990_000.0, seen._replace(is_cut=True)),
-            File(Path("/data/new.mcap"), 99, 1_699_900_000.0, None),
-        )
+def found(fleet: Fleet) -> Any:
+    """A `Finder` that has found the engines of a fleet and some files."""
+    engines = [(f"ipc:///run/{line.figures.name}", line) for line in fleet.picture.lines]
+    seen = Overview(63.5, 4711, "engine-0", "demo", is_cut=False)
+    files = (
+        File(Path("/data/monday.mcap"), 12_345_678, 1_700_000_000.0, seen),
+        File(Path("/data/cut.mcap.part"), 4_321, 1_699_990_000.0, seen._replace(is_cut=True)),
+        File(Path("/data/new.mcap"), 99, 1_699_900_000.0, None),
+    )
+    done = {"look": lambda: None, "stop": lambda: None}
+    return SimpleNamespace(engines=lambda: engines, files=lambda: files, **done)
 
 
 async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells]:
     """The screen after its keys were pressed."""
     opened, *keys = SCREENS[screen]
     if opened == "start":
-        return await _start_taken(world, keys, size, look)
+        # The version does not change the picture.
+        with patch("stepscope.tui.screens.start.version", lambda name: "1.2.3"):
+            return await _start_taken(world, keys, size, look)
     app = world.dashboard(world.fleet() if opened == "fleet" else None)
     async with app.run_test(size=size) as pilot:
         app.main.set_skin(Skin(look.mode, look.is_ascii))
@@ -220,33 +205,17 @@ async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells
 
 async def _compare(world: World, app: Dashboard) -> None:
     """Compare two sessions, read to the end."""
-    sides = [
-        Origin(source.name, BOUNDS, path=source.recording(world.folder))
-        for source in (world.busy, world.other)
-    ]
-    app.compare(sides[0], sides[1], "time")
+    sources = (world.busy, world.other)
+    a, b = (Origin(each.name, BOUNDS, path=each.recording(world.folder)) for each in sources)
+    app.compare(a, b, "time")
     comparer = app.main.session.compare.comparer
-    assert comparer is not None
-    await until(
-        lambda: not comparer.is_reading and comparer.comparison is not None, "the comparison ends"
-    )
+    await until(lambda: not comparer.is_reading and comparer.comparison, "the comparison ends")
 
 
 async def _start_taken(world: World, keys: list[str], size: Size, look: Look) -> list[Cells]:
-    found = Found(world.fleet())
-    app = StartApp(
-        lambda choice: None,
-        lambda: cast(Finder, found),
-        any_terminal=True,
-        clock=world.clock,
-        wall_clock=world.wall_clock,
-    )
-    # The version does not change the picture.
-    with patch("stepscope.tui.screens.start.version", lambda name: "1.2.3"):
-        return await _start_drawn(app, keys, size, look)
-
-
-async def _start_drawn(app: StartApp, keys: list[str], size: Size, look: Look) -> list[Cells]:
+    finder = found(world.fleet())
+    clocks = {"clock": world.clock, "wall_clock": world.wall_clock}
+    app = StartApp(lambda choice: None, lambda: finder, any_terminal=True, **clocks)
     async with app.run_test(size=size) as pilot:
         app.set_skin(Skin(look.mode, look.is_ascii))
         await until(lambda: app._finder is not None, "it looks for engines")
@@ -270,9 +239,8 @@ def _styles(picture: list[Cells], mode: ColourMode) -> list[str]:
     names = list(styles(mode))
     for case, suffix in ((str, ""), (str.upper, "+cursor")):
         for letter, name in zip(LETTERS, names, strict=False):
-            letters.setdefault(
-                _described(skin.styles[name + suffix]), (case(letter), name + suffix)
-            )
+            described = _described(skin.styles[name + suffix])
+            letters.setdefault(described, (case(letter), name + suffix))
     used: dict[str, tuple[str, str]] = {}
     rows = []
     for row in picture:
@@ -290,12 +258,9 @@ def _styles(picture: list[Cells], mode: ColourMode) -> list[str]:
 
 
 def _described(style: Style) -> str:
-    words = [
-        name for name in ("bold", "dim", "underline", "reverse", "italic") if getattr(style, name)
-    ]
-    ink = "default" if style.color is None else style.color.name
-    paper = "default" if style.bgcolor is None else style.bgcolor.name
-    return " ".join([*words, ink, "on", paper])
+    names = ("bold", "dim", "underline", "reverse", "italic")
+    ink, paper = (each.name if each else "default" for each in (style.color, style.bgcolor))
+    return " ".join([*(name for name in names if getattr(style, name)), ink, "on", paper])
 
 
 def picture_text(world: World, screen: str, size: Size, look: Look) -> str:
@@ -323,7 +288,7 @@ def surroundings() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("screen", "size", "look"), PICTURES, ids=[file_of(*each).stem for each in PICTURES]
 )
-def test_every_screen_equals_its_reviewed_snapshot(
+def test_every_screen_equals_its_snapshot(
     world: World, screen: str, size: Size, look: Look
 ) -> None:
     file = file_of(screen, size, look)
@@ -337,14 +302,8 @@ def test_no_snapshot_is_left_of_a_removed_screen() -> None:
 
 
 def _difference(file: Path, expected: str, found: str) -> str:
-    lines = difflib.unified_diff(
-        expected.splitlines(),
-        found.splitlines(),
-        str(file.name),
-        "the screen now",
-        lineterm="",
-        n=1,
-    )
+    texts = (expected.splitlines(), found.splitlines())
+    lines = difflib.unified_diff(*texts, file.name, "the screen now", lineterm="", n=1)
     return "\n".join(["the screen has changed; if it is better now: make snapshots", *lines])
 
 

@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,9 @@ NAMED |= {f"bright{name}" for name in NAMED}
 def busy_engine(runtime_folder: Path) -> Iterator[str]:
     """The address of an overloaded simulated engine in a process of its own."""
     engine = EngineProcess(f"{runtime_folder}/engine")
-    try:
-        engine.work()
-        yield f"{runtime_folder}/engine"
-    finally:
-        engine.kill()
+    engine.work()
+    yield f"{runtime_folder}/engine"
+    engine.kill()
 
 
 def shown_step(screen: Any) -> int:
@@ -37,11 +35,10 @@ def shown_step(screen: Any) -> int:
 
 
 def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
-    busy_engine: str, terminal: Callable[..., Any], tmp_path: Path
+    busy_engine: str, terminal: Any, tmp_path: Path
 ) -> None:
-    screen = terminal(
-        *STEPSCOPE, "top", busy_engine, cwd=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path)
-    )
+    folders = {"cwd": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    screen = terminal(*STEPSCOPE, "top", busy_engine, **folders)
     screen.wait_for(r"LIVE.*step [\d,]{2,}")
     screen.wait_for(r"RUN [1-9]")
 
@@ -84,11 +81,10 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     row = screen.row_of(r"r\d+ DEC")
     screen.click(60, row)
     screen.wait_for("PAUSED")
-    name = re.search(r"r\d+", screen.text().splitlines()[row])
-    assert name is not None
+    name = re.search(r"r\d+", screen.text().splitlines()[row])[0]
     screen.click(60, row)
     screen.click(60, row)
-    screen.wait_for(rf"request {name[0]} ")
+    screen.wait_for(rf"request {name} ")
     screen.send(ESCAPE)
     screen.wait_for("requests × steps")
     # Take a picture and quit.
@@ -101,12 +97,10 @@ def test_an_operators_session_with_a_live_engine_works_in_a_terminal(
     (recorded,) = tmp_path.glob("*.mcap")
     with Recording(recorded) as recording:
         assert recording.message is None
-        assert (recording.last_step or 0) > (recording.first_step or 0)
+        assert recording.last_step > recording.first_step
 
 
-def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(
-    terminal: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_screen_is_redrawn_when_resized_or_overwritten(terminal: Any, tmp_path: Path) -> None:
     arguments = (*STEPSCOPE, "replay", "chunked", "--at", "300")
     screen = terminal(*arguments, columns=120, rows=40, XDG_CONFIG_HOME=str(tmp_path))
     screen.wait_for("REPLAY PAUSED")
@@ -148,11 +142,7 @@ def test_the_screen_is_redrawn_after_a_resize_and_after_being_overwritten(
     ids=["16 colours", "console", "NO_COLOR"],
 )
 def test_each_terminal_gets_the_colours_and_characters_it_supports(
-    terminal: Callable[..., Any],
-    tmp_path: Path,
-    environment: dict[str, str],
-    colours: set[str],
-    is_ascii: bool,
+    terminal: Any, tmp_path: Path, environment: dict[str, str], colours: set[str], is_ascii: bool
 ) -> None:
     screen = terminal(
         *(*STEPSCOPE, "replay", "chunked", "--at", "360"),

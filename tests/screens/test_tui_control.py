@@ -3,7 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.overlays.knob_editor import KnobEditor, parse_value
+from stepscope.tui.screens.overlays.knob_editor import KnobEditor
 from stepscope.tui.session.control import engine_link
 from stepscope.tui.session.control.engine_link import EngineLink, KnobsNow
 from stepscope.tui.session.control.workload_text import (
@@ -41,8 +41,10 @@ from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.live_dashboard import press
-from tests.support.screens.screen_text import main_text, screen_text
-from tests.support.waiting import WAIT_S, until, wait_for
+from tests.support.screens.running import running
+from tests.support.screens.screen_text import line_texts, main_text, screen_text
+from tests.support.sessions.history_steps import history_of
+from tests.support.waiting import until, wait_for
 
 
 @pytest.fixture
@@ -51,95 +53,83 @@ def source(live_engine: Any) -> Iterator[Subscriber]:
     subscriber = Subscriber(live_engine.endpoint)
     subscriber.start()
     with ControlClient(live_engine.endpoint) as client:
+        sampling = SamplingParams(max_tokens=700, ignore_eos=True)
         for number in range(60):  # more than a test can take
-            client.ask(
-                Submit(
-                    prompt_token_ids=[number] * 300,
-                    sampling=SamplingParams(max_tokens=700, ignore_eos=True),
-                    stream=False,
-                ),
-                timeout_s=WAIT_S,
-            )
+            prompt = [number] * 300
+            client.ask(Submit(prompt_token_ids=prompt, sampling=sampling, stream=False))
         wait_for(lambda: (subscriber.history.last_step or 0) >= 5)
         yield subscriber  # requests end with the client that asked for them
     subscriber.stop()
 
 
-def dashboard(source: Any, **options: Any) -> Dashboard:
-    endpoint = options.pop("endpoint", None) or source.endpoint.control
-    return Dashboard(
-        source, source.history, control_endpoint=endpoint, any_terminal=True, fps=10.0, **options
-    )
+def dashboard(source: Any, endpoint: str = "") -> Dashboard:
+    endpoint = endpoint or source.endpoint.control
+    return Dashboard(source, source.history, control_endpoint=endpoint, any_terminal=True, fps=10.0)
 
 
-async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_the_step_of_the_change(
+async def shows(app: Dashboard, words: str) -> None:
+    await until(lambda: words in main_text(app), lambda: f"{words}:\n{main_text(app)}")
+
+
+async def changed_to(history: History, num_changes: int, **new: KnobValue) -> None:
+    """Wait for so many knob changes, of which this is the last."""
+    await until(lambda: len(history.knob_changes) == num_changes, f"{num_changes} changes")
+    assert history.knob_changes[-1].new == new
+
+
+async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_it(
     source: Subscriber,
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         await press(app, "B")
         assert isinstance(app.screen, KnobEditor)
         await press(app, *"256", "enter")
-        await until(lambda: bool(source.history.knob_changes), "no change came back")
-        change = source.history.knob_changes[-1]
-        assert change.new == {"max_num_batched_tokens": 256}
-        applied = f"max_num_batched_tokens 2048→256 applied at step {change.effective_step:,}"
-        await until(lambda: applied in main_text(app), "the answer is not shown")
-        await until(
-            lambda: (source.history.last_step or 0) >= change.effective_step, "no step after it"
-        )
-        summary = source.history.summary(change.effective_step)
-        assert summary is not None
-        assert summary.token_budget == 256
+        await changed_to(source.history, 1, max_num_batched_tokens=256)
+        step = source.history.knob_changes[-1].effective_step
+        await shows(app, f"max_num_batched_tokens 2048→256 applied at step {step:,}")
+        await until(lambda: source.history.last_step >= step, "no step after it")
+        assert source.history.summary(step).token_budget == 256
         app.main.draw()
         assert "◆" in main_text(app)
         # ... and taken back.
         await press(app, "U")
-        await until(lambda: len(source.history.knob_changes) == 2, "no undo came back")
-        assert source.history.knob_changes[-1].new == {"max_num_batched_tokens": 2048}
-    app.close()
+        await changed_to(source.history, 2, max_num_batched_tokens=2048)
 
 
 async def test_undo_reverts_only_the_dashboards_own_change(source: Subscriber) -> None:
     """The other client has the same name: it is another dashboard of the same person."""
-    app = dashboard(source)
-    changes = source.history
+    app, history = dashboard(source), source.history
     async with app.run_test(size=(160, 40)):
         name = app.main.operator.who
         with ControlClient(source.endpoint) as other:
             other.set_knobs({"max_num_batched_tokens": 512}, who=name)
-            await until(lambda: len(changes.knob_changes) == 1, "the other's change is not seen")
+            await changed_to(history, 1, max_num_batched_tokens=512)
             await press(app, "U")
-            await until(lambda: "has not changed a knob" in main_text(app), "nothing is said")
+            await shows(app, "has not changed a knob")
             assert f"{name}: max_num_batched_tokens 2048→512" in main_text(app)
             await press(app, "B", *"256", "enter")
-            await until(lambda: len(changes.knob_changes) == 2, "no change came back")
+            await changed_to(history, 2, max_num_batched_tokens=256)
             # Another knob is no reason to keep it ...
             other.set_knobs({"max_num_seqs": 8}, who="anna")
-            await until(lambda: len(changes.knob_changes) == 3, "anna's change is not seen")
+            await changed_to(history, 3, max_num_seqs=8)
             await press(app, "U")
-            await until(lambda: len(changes.knob_changes) == 4, "no undo came back")
-            assert changes.knob_changes[-1].new == {"max_num_batched_tokens": 512}
+            await changed_to(history, 4, max_num_batched_tokens=512)
             # ... the same one is.
             other.set_knobs({"max_num_batched_tokens": 1024}, who="anna")
-            await until(lambda: len(changes.knob_changes) == 5, "anna's change is not seen")
+            await changed_to(history, 5, max_num_batched_tokens=1024)
             await press(app, "U")
-            said = "not undone: changed since: anna: max_num_batched_tokens 512→1024"
-            await until(lambda: said in main_text(app), "nobody is named")
+            await shows(app, "not undone: changed since: anna: max_num_batched_tokens 512→1024")
             assert other.snapshot().knobs["max_num_batched_tokens"] == 1024
-    assert len(changes.knob_changes) == 5
+    assert len(history.knob_changes) == 5
     app.close()
 
 
-async def test_undo_ends_a_running_autopilot_and_then_undoes_the_change_before_it(
-    source: Subscriber,
-) -> None:
-    app = dashboard(source)
-    changes = source.history
+async def test_undo_ends_an_autopilot_and_then_undoes_the_change_before(source: Subscriber) -> None:
+    app, history = dashboard(source), source.history
     async with app.run_test(size=(160, 40)):
         operator = app.main.operator
         await press(app, "B", *"1024", "enter")
-        await until(lambda: len(changes.knob_changes) == 1, "no change came back")
+        await changed_to(history, 1, max_num_batched_tokens=1024)
         stopped: list[str] = []
         pilot = SimpleNamespace(is_on=True, stop=lambda: stopped.append("stopped"))
         operator._autopilot = pilot
@@ -149,53 +139,39 @@ async def test_undo_ends_a_running_autopilot_and_then_undoes_the_change_before_i
         with ControlClient(source.endpoint) as client:
             for budget in (512, 1024):  # moved, and given back
                 client.set_knobs({"max_num_batched_tokens": budget}, who=operator.who)
-        await until(lambda: len(changes.knob_changes) == 3, "the moves are not seen")
+        await changed_to(history, 3, max_num_batched_tokens=1024)
         await press(app, "U")
-        await until(lambda: len(changes.knob_changes) == 4, "no undo came back")
-        assert changes.knob_changes[-1].new == {"max_num_batched_tokens": 2048}
+        await changed_to(history, 4, max_num_batched_tokens=2048)
     app.close()
 
 
-async def test_a_pause_key_pressed_after_another_client_paused_does_not_resume_the_engine(
-    source: Subscriber,
-) -> None:
+async def test_a_pause_key_after_another_clients_pause_does_not_resume(source: Subscriber) -> None:
     """Both see a running engine and press P: the second press must not resume it."""
-    app = dashboard(source)
-    async with app.run_test(size=(160, 40)):
+    async with running(dashboard(source), (160, 40)) as (app, _):
         # It knows only what it has seen so far.
         app.main.operator._history = SimpleNamespace(state=source.history.state)
         with ControlClient(source.endpoint) as other:
             other.ask(Pause(who="anna"))
             await press(app, "P")
-            await until(
-                lambda: "another client made a change first (anna" in main_text(app),
-                "nothing is said",
-            )
+            await shows(app, "another client made a change first (anna")
             assert other.snapshot().state == "paused"
             await press(app, "6")
-            await until(lambda: "audit (2)" in main_text(app), "the audit is not shown")
+            await shows(app, "audit (2)")
             assert "paused the engine" in main_text(app)
             assert "pause refused: another client made a change first" in main_text(app)
             other.ask(Resume(who="anna"))
-    app.close()
 
 
-async def test_a_switch_in_the_editor_begins_at_its_current_value_and_cycles(
-    source: Subscriber,
-) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+async def test_a_switch_in_the_editor_begins_at_its_value_and_cycles(source: Subscriber) -> None:
+    async with running(dashboard(source)) as (app, _):
         names = [spec.name for spec in source.history.info.knobs]
-        down = names.index("enable_prefix_caching")
-        await press(app, "K", *["down"] * down, "enter")
+        await press(app, "K", *["down"] * names.index("enable_prefix_caching"), "enter")
         await until(lambda: "◀ on ▶" in screen_text(app), "it does not show what holds")
         await press(app, "enter")  # the current value
         await until(lambda: "◀" not in screen_text(app), "it is still being changed")
         assert not source.history.knob_changes
         await press(app, "enter", "right", "enter")
-        await until(lambda: bool(source.history.knob_changes), "no change came back")
-        assert source.history.knob_changes[-1].new == {"enable_prefix_caching": False}
-    app.close()
+        await changed_to(source.history, 1, enable_prefix_caching=False)
 
 
 async def test_keys_pause_the_engine_and_run_single_steps(source: Subscriber) -> None:
@@ -204,26 +180,32 @@ async def test_keys_pause_the_engine_and_run_single_steps(source: Subscriber) ->
     async with app.run_test(size=(120, 40)):
         await press(app, "P")
         await until(lambda: history.state.state == "paused", "it does not pause")
-        await until(lambda: "engine paused" in main_text(app), "the pause is not shown")
+        await shows(app, "engine paused")
         step = history.last_step
         await press(app, "N")
-        await until(lambda: (history.last_step or 0) == step + 1, "it runs no step")
-        said = f"the engine runs step {step + 1:,}, then pauses"
-        await until(lambda: said in main_text(app), "the answer is not shown")
+        await until(lambda: history.last_step == step + 1, "it runs no step")
+        await shows(app, f"the engine runs step {step + 1:,}, then pauses")
         await press(app, "P")
-        await until(lambda: (history.last_step or 0) > step + 5, "it does not go on")
+        await until(lambda: history.last_step > step + 5, "it does not go on")
     app.close()
 
 
-async def test_a_workload_change_keeps_the_fields_it_does_not_name(
-    source: Subscriber, live_engine: Any
-) -> None:
+async def test_a_workload_change_keeps_other_fields(source: Subscriber, live_engine: Any) -> None:
     mix = WorkloadSpec(rate=0.5, chat_tokens=77, max_concurrency=3, seed=9)
     given = live_engine.workload.given
     given.append(mix)
     app = dashboard(source)
+
+    async def comes(what: WorkloadSpec, num_given: int) -> None:
+        """Wait until it is given and published."""
+        await until(lambda: len(given) == num_given, "no workload came")
+        assert given[-1] == what
+        await until(
+            lambda: published_workload(source.history.state.workload_spec) == what, "published"
+        )
+
     async with app.run_test(size=(120, 40)):
-        await until(lambda: source.history.state.workload_spec is not None, "it is not published")
+        await comes(mix, 1)
         await press(app, "W")
         for said in (
             "now rate=0.5 document_share=0.1 chat_tokens=77 ",
@@ -231,32 +213,23 @@ async def test_a_workload_change_keeps_the_fields_it_does_not_name(
         ):
             await until(lambda said=said: said in " ".join(screen_text(app).split()), said)
         await press(app, *"rate=2", "enter")
-        faster = msgspec.structs.replace(mix, rate=2.0)
-        told = source.history
-        await until(
-            lambda: published_workload(told.state.workload_spec) == faster, "it is not published"
-        )
+        mix = msgspec.structs.replace(mix, rate=2.0)
+        await comes(mix, 2)
         await press(app, "W", *"output_tokens=9 max_concurrency=none", "enter")
-        await until(lambda: len(given) == 3, "no workload came")
-        smaller = msgspec.structs.replace(faster, output_tokens=9, max_concurrency=None)
-        assert given[1:] == [faster, smaller]
-        await until(
-            lambda: published_workload(told.state.workload_spec) == smaller, "it is not published"
-        )
+        mix = msgspec.structs.replace(mix, output_tokens=9, max_concurrency=None)
+        await comes(mix, 3)
         # The next change starts from another client's change.
-        given.append(msgspec.structs.replace(smaller, chat_tokens=5))
-        await until(
-            lambda: published_workload(told.state.workload_spec) == given[-1], "it is not published"
-        )
+        mix = msgspec.structs.replace(mix, chat_tokens=5)
+        given.append(mix)
+        await comes(mix, 4)
         await press(app, "W", *"rate=fast", "enter")
         assert "rate: expected a number" in screen_text(app)
         await press(app, "ctrl+u", *"rate=3", "enter")
-        await until(lambda: len(given) == 5, "no workload came")
-        assert given[-1] == msgspec.structs.replace(smaller, chat_tokens=5, rate=3.0)
+        await comes(msgspec.structs.replace(mix, rate=3.0), 5)
         await press(app, "W", *"off", "enter")
         await until(lambda: len(given) == 6, "it was not stopped")
         assert given[-1] is None
-        await until(lambda: "stop the workload: done" in main_text(app), "no answer is shown")
+        await shows(app, "stop the workload: done")
     app.close()
 
 
@@ -292,13 +265,12 @@ def test_an_invalid_workload_text_is_explained(text: str, error: str) -> None:
 
 
 async def test_an_unanswered_command_is_reported_without_blocking_the_screen(
-    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    still_source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = still_source()
-    app = dashboard(source, endpoint=f"ipc://{tmp_path}/nobody")
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source, endpoint=f"ipc://{tmp_path}/nobody")) as (app, _):
         await press(app, "P")
-        await until(lambda: "no engine at" in main_text(app), "nothing is said")
+        await shows(app, "no engine at")
         monkeypatch.chdir(tmp_path)
         for status in ("down", "starting", "connecting"):
             source.status = status
@@ -307,7 +279,6 @@ async def test_an_unanswered_command_is_reported_without_blocking_the_screen(
         assert os.listdir(tmp_path) == []
         await press(app, "left")
         assert "PAUSED" in main_text(app)
-    app.close()
 
 
 async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(source: Subscriber) -> None:
@@ -318,15 +289,11 @@ async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(source: S
     late.start()
     await until(lambda: late.history.last_step is not None, "no steps come")
     assert late.history.knob_changes == []
-    app = dashboard(late)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(late)) as (app, pilot):
         await press(app, "U")
-        said = (
-            "this dashboard has not changed a knob; the last one is by anna: max_num_batched_tokens"
-        )
-        await until(lambda: said in main_text(app), "nothing is said")
+        await shows(app, "has not changed a knob; the last one is by anna: max_num_batched_tokens")
         await press(app, "6")
-        await until(lambda: "audit (2)" in main_text(app), "the changes are not shown")
+        await shows(app, "audit (2)")
         lines = main_text(app).splitlines()
         assert any("anna" in line and "max_num_batched_tokens 512→256" in line for line in lines)
         assert any("256         2048" in line and "by anna" in line for line in lines)
@@ -334,32 +301,16 @@ async def test_a_dashboard_that_joins_late_shows_who_changed_the_knobs(source: S
         with ControlClient(source.endpoint) as client:
             for number in range(30):
                 client.set_knobs({"max_num_seqs": 10 + number}, who="anna")
-        await until(lambda: "; earlier: snapshot --audit)" in main_text(app), "no end is told")
+        await shows(app, "; earlier: snapshot --audit)")
         await pilot.resize_terminal(80, 24)
-        told = "earlier: snapshot --audit)  ms before→after"
-        await until(
-            lambda: any(len(x) == 80 and told in x for x in main_text(app).splitlines()),
-            "it does not fit 80 columns",
-        )
-    app.close()
+        await shows(app, "earlier: snapshot --audit)  ms before→after")
     late.stop()
 
 
-async def test_a_pending_command_is_shown_until_it_is_answered(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_a_pending_command_is_shown_until_it_is_answered(still_source: Any) -> None:
     answer_now = threading.Event()
-
-    class SlowClient:
-        def ask(self, command: object) -> None:
-            answer_now.wait(60)
-
-        def close(self) -> None:
-            return
-
-    source = still_source()
-    app = dashboard(source, endpoint="ipc:///slow")
-    link = EngineLink(SlowClient)  # type: ignore[arg-type]
+    client = SimpleNamespace(ask=lambda command: answer_now.wait(60), close=lambda: None)
+    app, link = dashboard(still_source(), "ipc:///slow"), EngineLink(lambda: client)
     app.main.operator._link = app.session.link = link
     async with app.run_test(size=(120, 40)):
         await press(app, "P")
@@ -371,23 +322,12 @@ async def test_a_pending_command_is_shown_until_it_is_answered(
     app.close()
 
 
-def test_without_commands_the_control_client_still_processes_events(
+def test_a_control_client_without_commands_processes_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    idle = threading.Event()
-
-    class IdleClient:
-        def ask(self, command: object) -> None:
-            return
-
-        def idle(self) -> None:
-            idle.set()
-
-        def close(self) -> None:
-            return
-
+    idle, done = threading.Event(), lambda *_: None
     monkeypatch.setattr(engine_link, "_IDLE_S", 0.01)
-    link = EngineLink(IdleClient)  # type: ignore[arg-type]
+    link = EngineLink(lambda: SimpleNamespace(ask=done, close=done, idle=idle.set))
     link.ask("pause the engine", Pause())
     assert idle.wait(60)
     link.close()
@@ -403,9 +343,9 @@ async def test_a_key_switches_recording_on_and_off(
     async with app.run_test(size=(160, 40)):
         await press(app, "R")
         assert "recording (without 1 earlier mark) to /" in main_text(app)
-        await until(lambda: "● REC" in main_text(app), "the recording is not shown")
-        first = source.history.last_step or 0
-        await until(lambda: (source.history.last_step or 0) > first + 20, "no steps came")
+        await shows(app, "● REC")
+        first = source.history.last_step
+        await until(lambda: source.history.last_step > first + 20, "no steps came")
         await press(app, "R")
         assert "recording ended" in main_text(app)
         await until(lambda: "● REC" not in main_text(app), "it is still shown")
@@ -421,21 +361,19 @@ async def test_why_a_recording_ended_is_shown_until_the_next_key(
     source: Subscriber, live_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         await press(app, "R")
-        await until(lambda: "● REC" in main_text(app), "the recording is not shown")
-        first = source.history.last_step or 0
-        await until(lambda: (source.history.last_step or 0) > first, "no step comes into it")
+        await shows(app, "● REC")
+        first = source.history.last_step
+        await until(lambda: source.history.last_step > first, "no step comes into it")
         live_engine.becomes(engine_id="another")
         said = "the engine restarted: the recording ends at step"
-        await until(lambda: said in main_text(app), "nothing is said")
+        await shows(app, said)
         await until(lambda: "● REC" not in main_text(app), "it is still recording")
         await press(app, "end")
         await until(lambda: said not in main_text(app), "it is still said")
         await press(app, "R")
-        await until(lambda: "● REC" in main_text(app), "no second recording")
-    app.close()
+        await shows(app, "● REC")
 
 
 def test_a_recording_that_is_completed_meanwhile_keeps_its_name(
@@ -470,15 +408,13 @@ def test_a_recording_that_is_completed_meanwhile_keeps_its_name(
         ([*"0"], None),
     ],
 )
-def test_the_budget_editor_stays_within_the_bounds_of_the_knob(
-    keys: list[str], value: int | None
-) -> None:
+def test_the_budget_editor_stays_within_the_bounds(keys: list[str], value: int | None) -> None:
     spec = KnobSpec("max_num_batched_tokens", "int", 2048, low=1, high=8192)
     now = KnobsNow("", 0, {spec.name: 1000}, (spec,))
     editor = KnobEditor(Skin("none"), lambda: now, spec.name, is_alone=True)
     for key in keys:
         editor.pressed(key, key if len(key) == 1 else None)
-    lines = ["".join(text for text, _ in line) for line in editor.lines(110, 5)]
+    lines = line_texts(editor.lines(110, 5))
     assert {len(line) for line in lines} == {110}
     shown = "\n".join(lines)
     if value is None:
@@ -488,16 +424,7 @@ def test_the_budget_editor_stays_within_the_bounds_of_the_knob(
         assert "must be" not in shown
 
 
-def test_typed_values_are_parsed_by_the_knobs_type() -> None:
-    assert parse_value(KnobSpec("a", "int", 1), "12") == 12
-    assert parse_value(KnobSpec("a", "float", 0.0), "0.25") == 0.25
-    assert parse_value(KnobSpec("a", "bool", True), "off") is False
-    with pytest.raises(ValueError):
-        parse_value(KnobSpec("a", "int", 1), "1.5")
-
-
 S = 10**9
-SESSION = simulate(seed=5, num_steps=300)
 
 
 def change_at(time_ns: int, version: int) -> KnobsChanged:
@@ -510,26 +437,20 @@ def change_at(time_ns: int, version: int) -> KnobsChanged:
 @pytest.fixture
 def history() -> History:
     """A history of some seconds of work and then none."""
-    history = History()
-    for sequence, message in SESSION:
-        history.append(sequence, message)
-    return history
+    return history_of(simulate(seed=5, num_steps=300))
 
 
 def changed(history: History, after_s: float, version: int = 1) -> KnobsChanged:
     """Change a knob so many seconds after the last step."""
-    last = history.summary(history.last_step or 0)
-    assert last is not None
+    last = history.summary(history.last_step)
     change = change_at(last.tokens_ns + round(after_s * S), version)
-    history.append((history.last_sequence or 0) + 1, change)
+    history.append(history.last_sequence + 1, change)
     return change
 
 
 def test_a_knob_change_without_steps_around_it_has_no_known_effect(history: History) -> None:
     change = changed(history, 60)
-    before, after = effect_of(history, change, change.time_ns + 3 * S) or (None, None)
-    assert before is not None
-    assert after is not None
+    before, after = effect_of(history, change, change.time_ns + 3 * S)
     assert before.step.num_samples == after.step.num_samples == 0
     (listed,) = [row for row in drawn(history, 120) if "anna " in row and "max_num_seqs 8→7" in row]
     assert " unknown " in listed
@@ -539,15 +460,13 @@ def test_a_knob_change_without_steps_around_it_has_no_known_effect(history: Hist
 def test_the_effect_of_a_knob_change_ends_at_the_next_one(history: History) -> None:
     first, second = changed(history, 0.5), changed(history, 2.0, version=2)
     effect = effect_of(history, first, second.time_ns + 30 * S)
-    assert effect is not None
     assert effect[0].itl.num_samples
     assert effect[1].end_ns == second.time_ns
 
 
 def drawn(history: History, width: int) -> list[str]:
     view = View(page="knobs")
-    lines = knobs_page.draw(FrameBuilder(history).build(view, 80, 20, 20), width, 30)
-    return ["".join(text for text, _ in line) for line in lines]
+    return line_texts(knobs_page.draw(FrameBuilder(history).build(view, 80, 20, 20), width, 30))
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -559,13 +478,9 @@ def test_the_effect_shows_the_longest_itl_even_of_one_freeze_at_any_width(width:
         if isinstance(message, StepRecord) and message.step >= 300:
             late_ns = 700_000_000
         if isinstance(message, StepRecord) and late_ns:
-            message = msgspec.structs.replace(
-                message,
-                schedule_start_ns=message.schedule_start_ns + late_ns * (message.step > 300),
-                schedule_end_ns=message.schedule_end_ns + late_ns * (message.step > 300),
-                launch_ns=message.launch_ns + late_ns * (message.step > 300),
-                tokens_ns=message.tokens_ns + late_ns,
-            )
+            names = ("schedule_start_ns", "schedule_end_ns", "launch_ns") * (message.step > 300)
+            later = {name: getattr(message, name) + late_ns for name in (*names, "tokens_ns")}
+            message = msgspec.structs.replace(message, **later)
         history.append(sequence * 2, message)
         if isinstance(message, StepRecord) and message.step == 290:
             history.append(sequence * 2 + 1, change_at(message.tokens_ns, 1))
@@ -573,22 +488,16 @@ def test_the_effect_shows_the_longest_itl_even_of_one_freeze_at_any_width(width:
     (heading,) = [row for row in rows if "ITL max" in row]
     (listed,) = [row for row in rows if "anna" in row and "→" in row and "by anna" not in row]
     end = heading.index("ITL max") + len("ITL max")
-    after = re.search(r"→(\d+)!$", listed[:end])
-    assert after is not None, listed
-    assert int(after[1]) >= 700
+    assert int(re.search(r"→(\d+)!$", listed[:end])[1]) >= 700
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_all_knobs_of_a_change_are_named_and_its_author_shown_whole(
-    history: History, width: int
-) -> None:
-    old: dict[str, KnobValue] = {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}
-    new: dict[str, KnobValue] = {"max_num_batched_tokens": 8192, "enable_chunked_prefill": False}
-    time_ns = history.state.time_ns
-    change = KnobsChanged(
-        version=1, effective_step=200, who="bob (root@vm)", old=old, new=new, time_ns=time_ns
-    )
-    history.append((history.last_sequence or 0) + 1, change)
+def test_all_knobs_of_a_change_and_its_author_are_shown_whole(history: History, width: int) -> None:
+    old = {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}
+    new = {"max_num_batched_tokens": 8192, "enable_chunked_prefill": False}
+    who = {"version": 1, "effective_step": 200, "who": "bob (root@vm)"}
+    change = KnobsChanged(**who, old=old, new=new, time_ns=history.state.time_ns)
+    history.append(history.last_sequence + 1, change)
     rows = drawn(history, width)
     (listed,) = [row for row in rows if "on→off" in row]
     assert re.search(r" (budget|max_num_batched_tokens) 256→8192, ", listed)

@@ -1,15 +1,16 @@
 """A replay is the same dashboard: it plays, pauses, steps and seeks in a file."""
 
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual import events
 
-import stepscope.recordings.samples
 from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
@@ -18,35 +19,37 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
 from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
 from stepscope.tui.views.view import View
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.clicks import click
-from tests.support.screens.screen_text import main_text
+from tests.support.screens.running import running
+from tests.support.screens.screen_text import line_texts, main_text
+from tests.support.sessions.received import busy_messages
 from tests.support.waiting import until
 
-SAMPLE = Path(stepscope.recordings.samples.__file__).parent / "freeze.mcap"
+
+@contextmanager
+def replayed(recording: Recording, history: History | None = None) -> Iterator[ReplaySource]:
+    """A replay at its first step."""
+    source = ReplaySource(recording, history, playing=False)
+    source.start()
+    assert source.wait()
+    yield source
+    source.stop()
 
 
 @pytest.fixture
 def source() -> Iterator[ReplaySource]:
-    """A replay at its first step."""
-    replay = ReplaySource(Recording(SAMPLE), playing=False)
-    replay.start()
-    assert replay.wait()
-    yield replay
-    replay.stop()
+    with replayed(Recording(samples.shipped()["freeze"])) as source:
+        yield source
 
 
 def dashboard(source: ReplaySource) -> Dashboard:
     return Dashboard(source, source.history, any_terminal=True, fps=20.0)
 
 
-async def test_a_replay_offers_speed_keys_but_none_that_need_an_engine(
-    source: ReplaySource,
-) -> None:
+async def test_a_replay_offers_speed_keys_but_none_for_an_engine(source: ReplaySource) -> None:
     offered = {action.id for action in dashboard(source).session.abilities.available()}
     assert {"slower", "faster", "pause", "goto", "screenshot"} <= offered
     assert not offered & {"budget", "knobs", "undo", "pause_engine", "step_engine", "record"}
@@ -80,11 +83,10 @@ async def test_steps_outside_memory_are_read_from_the_file(source: ReplaySource)
         assert source.history.last_step == first + 11
 
 
-async def test_any_step_of_the_file_can_be_reached_by_number_and_scrub_bar(
+async def test_any_step_of_the_file_is_reached_by_number_and_scrub_bar(
     source: ReplaySource,
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("g", *"250", "enter")
         await until(lambda: source.history.last_step == 250, "it does not get there")
         await until(lambda: "step 250 " in main_text(app), "it is not shown")
@@ -94,18 +96,13 @@ async def test_any_step_of_the_file_can_be_reached_by_number_and_scrub_bar(
         await click(pilot, "scrub", (x, 0))
         await until(lambda: app.main.new_frame().cursor in (100, 101, 102), "no jump")
         await pilot.press("home")
-        await until(
-            lambda: app.main.new_frame().cursor == source.recording.first_step, "not at the start"
-        )
+        await until(lambda: app.main.new_frame().cursor == frame.extent[0], "not at the start")
 
 
-async def test_the_end_of_a_replay_is_announced_and_space_starts_again(
-    source: ReplaySource,
-) -> None:
+async def test_the_end_of_a_replay_is_told_and_space_starts_again(source: ReplaySource) -> None:
     source.seek(source.recording.last_step)
     assert source.wait()
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with running(dashboard(source)) as (app, pilot):
         await pilot.press("space")
         await until(lambda: source.status == "ended", "it does not end")
         await until(lambda: "▐REPLAY END▌" in main_text(app), "the end is not said")
@@ -113,25 +110,13 @@ async def test_the_end_of_a_replay_is_announced_and_space_starts_again(
         await until(lambda: source.history.last_step < 100, "it does not begin again")
 
 
-async def test_keys_typed_in_one_burst_reach_the_input_line_that_the_first_key_opens(
+async def test_keys_in_one_burst_reach_the_input_line_that_the_first_opens(
     source: ReplaySource,
 ) -> None:
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)):
+    async with running(dashboard(source)) as (app, _):
         for key in ("g", "7", "enter"):
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         await until(lambda: app.main.view.cursor == 7 or source.history.last_step == 7, "not there")
-
-
-def test_a_notice_about_a_step_disappears_on_leaving_it_and_others_stay() -> None:
-    notices = Notices(lambda: 0.0)
-    notices.say_of_place("no preemption after step 7,745", "caution")
-    assert notices.line([], 80)
-    notices.leave_place()
-    assert not notices.line([], 80)
-    notices.say("recording to x.mcap")
-    notices.leave_place()
-    assert notices.line([], 80)
 
 
 async def test_view_and_service_levels_of_a_replay_are_not_saved_in_the_config_file(
@@ -173,27 +158,16 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
         frame = FrameBuilder(history, clock=lambda: 0.0).build(view, 0, 0, 8)
         frame.extent = EXTENT  # a replay also knows the later steps
         panels[page] = drawing.draw(frame, WIDTH, 50)
-    return {
-        name: ["".join(characters for characters, _ in line) for line in lines]
-        for name, lines in panels.items()
-    }
+    return {name: line_texts(lines) for name, lines in panels.items()}
 
 
 @pytest.fixture(scope="module")
 def live_and_file(
-    tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[..., Any]
+    tmp_path_factory: pytest.TempPathFactory, recorded_to: Any
 ) -> tuple[History, Path]:
     """A busy session as received, and its recording from the first message on."""
     path = tmp_path_factory.mktemp("session") / "session.mcap"
-    messages = simulate(
-        seed=3,
-        num_steps=400,
-        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
-        changes={340: {"max_num_batched_tokens": 512}},
-        workload=SimulatedWorkload(
-            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
-        ),
-    )
+    messages = busy_messages(400, 340, Knobs(max_num_batched_tokens=1024, max_num_seqs=32))
     with recorded_to(path, SLO(ttft_ms=500.0, itl_ms=30.0)) as source:
         for sequence, message in messages:
             source.take(sequence, message)
@@ -205,37 +179,27 @@ def test_every_panel_at_a_step_is_the_same_live_and_replayed(
     live_and_file: tuple[History, Path], step: int
 ) -> None:
     live, path = live_and_file
-    with Recording(path) as recording:
-        source = ReplaySource(recording, History(live.slo), playing=False)
-        source.start()
-        try:
-            source.seek(step)
-            assert source.wait()
-            replayed = screen(source.history, step)
-        finally:
-            source.stop()
+    with Recording(path) as recording, replayed(recording, History(live.slo)) as source:
+        source.seek(step)
+        assert source.wait()
+        found = screen(source.history, step)
     expected = screen(live, step)
     for panel, lines in expected.items():
-        assert replayed[panel] == lines, panel
+        assert found[panel] == lines, panel
     assert "━" in "".join(expected["lanes"])
 
 
-def test_right_after_a_seek_the_figures_are_those_of_the_shown_step(
+def test_after_a_seek_the_figures_are_of_the_shown_step(
     live_and_file: tuple[History, Path],
 ) -> None:
     live, path = live_and_file
     stalls = sorted(each.step for each in live.windows.stalls(None, 100).longest)
-    source = ReplaySource(Recording(path), History(live.slo), playing=False)
-    source.start()
-    try:
+    with replayed(Recording(path), History(live.slo)) as source:
         # No refresh is due by time.
         builder = FrameBuilder(source.history, clock=lambda: 0.0, stands=lambda: True)
         for step in (stalls[-1], stalls[0], stalls[len(stalls) // 2]):
             source.seek(step)
             assert source.wait()
             frame = builder.build(View(), 80, 10, 8)
-            assert frame.stall is not None
             assert (frame.cursor, frame.stall.step) == (step, step)
             assert frame.latency.end_ns == frame.state.time_ns
-    finally:
-        source.stop()

@@ -114,9 +114,7 @@ class FakeEngine:
                 if self.successor is not None:
                     self.info, self.successor = self.successor, None
                     self.state, self.next_sequence = SessionState(info=self.info), 1
-                snapshot = self.state.snapshot(self.next_sequence - 1)
-                assert snapshot is not None
-                return snapshot
+                return self.state.snapshot(self.next_sequence - 1)
             if isinstance(command, ReplayFrom) and not self.refuses_replay:
                 end = min(command.sequence + command.limit, self.next_sequence)
                 frames = [

@@ -101,7 +101,6 @@ def simulate(
             arrival_ns += round(random_source.expovariate(workload.rate) * 1e9)
         # A step in flight already counts in `next_step`.
         for step in [step for step in changes or () if step <= core.next_step]:
-            assert changes is not None
             command = SetKnobs(changes=changes.pop(step), who="simulated")
             core.inbox.put(Call(command, SilentClient()))
         if not core.step():

@@ -49,7 +49,6 @@ class WarmCommand:
             target=_run, args=(arguments, variables, str(stdout), str(stderr)), daemon=True
         )
         self._process.start()
-        assert self._process.pid is not None
         self.pid: int = self._process.pid
 
     def poll(self) -> int | None:

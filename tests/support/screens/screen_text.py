@@ -34,7 +34,7 @@ def cells(app: App[Any]) -> list[Cells]:
     )
     return [
         [(segment.text, segment.style or Style()) for strip in row for segment in strip]
-        for row in rows.strips  # type: ignore[union-attr]
+        for row in rows.strips
     ]
 
 

@@ -12,7 +12,7 @@ Made = TypeVar("Made")
 
 # The locks of a history are not part of it.
 for lock in (threading.Lock, threading.RLock):
-    copyreg.pickle(type(lock()), lambda _, lock=lock: (lock, ()))  # type: ignore[misc]
+    copyreg.pickle(type(lock()), lambda _, lock=lock: (lock, ()))
 
 
 def copied(make: Callable[Given, Made]) -> Callable[Given, Made]:

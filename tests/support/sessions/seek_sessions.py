@@ -57,8 +57,6 @@ def one_by_one(
 def assert_the_same(history: History, expected: History) -> None:
     """Check that all that a screen may show of two histories is equal."""
     first, last = expected.first_step, expected.last_step
-    assert first is not None
-    assert last is not None
     assert (history.first_step, history.last_step) == (first, last)
     assert (history.state, history.last_sequence) == (expected.state, expected.last_sequence)
     assert history.record(last) == expected.record(last)  # before any is unpacked
