@@ -46,12 +46,8 @@ def worker(mode: str, cache: Path) -> Iterator[Ask]:
         text=True,
         env=environment,
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
 
     def ask(case: str, **request: object) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(json.dumps({"case": case, **request}) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()

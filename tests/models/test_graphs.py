@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
 from stepscope.engine.execution.graph_inputs import DecodeBuffers, StepInputs
-from stepscope.engine.execution.graphs import (
-    LARGEST_GRAPH,
-    StepGraphs,
-    graph_sizes,
-)
+from stepscope.engine.execution.graphs import LARGEST_GRAPH, StepGraphs, graph_sizes
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -109,7 +105,6 @@ def test_a_replayed_graph_gives_the_same_result_as_an_eager_step(seed: int) -> N
         assert [tokens[name] for name in unknown.fed_by] == batch.input_ids[fed_at].tolist()
         assert not unknown.input_ids[fed_at].any()
         size = graphs.size_for(unknown)
-        assert size is not None
         assert size >= len(rows)
         fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
         graphs.buffers.fill(unknown, size, fed if len(fed) else None)

@@ -101,13 +101,6 @@ def test_extreme_temperatures_draw_only_possible_tokens(drawn: Drawn, temperatur
         assert counts == {2: 400}
 
 
-def test_a_top_k_above_the_vocabulary_size_keeps_every_token(drawn: Drawn) -> None:
-    logits = logits_of(0.4, 0.3, 0.3)
-    assert drawn(logits, temperature=1.0, top_k=2**31 - 1, seed=3) == drawn(
-        logits, temperature=1.0, seed=3
-    )
-
-
 def test_tokens_as_likely_as_the_last_kept_token_are_kept_too(drawn: Drawn) -> None:
     logits = logits_of(0.2, 0.4, 0.2, 0.2)
     assert set(drawn(logits, temperature=1.0, top_k=2, seed=3)) == {0, 1, 2, 3}

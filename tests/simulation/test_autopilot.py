@@ -60,10 +60,8 @@ class Drive:
     def publish(self, message: Telemetry) -> None:
         self.next_sequence += 1
         if isinstance(message, StepDraft):
-            step = wire.decode(wire.encode(message))
-            assert isinstance(step, StepRecord)
-            self.steps.append(step)
-            self._pilot.apply_step(step)
+            self.steps.append(wire.decode(wire.encode(message)))
+            self._pilot.apply_step(self.steps[-1])
 
     def run(self, seconds: float, *, per_s: float, prompt: int, output: int) -> list[Move]:
         """Return the moves of these seconds, in which requests arrive evenly."""
@@ -213,12 +211,7 @@ def test_autopilot_knob_changes_are_leased_audited_and_reverted(engine: Endpoint
 def test_in_shadow_mode_the_autopilot_changes_nothing(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test", is_shadow=True)
     proposed: list[Moved] = []
-
-    def has_proposed() -> bool:
-        proposed.extend(filter(None, [pilot.tick(time.monotonic())]))
-        return bool(proposed)
-
-    wait_for(has_proposed, "a proposal")
+    ticked(pilot, lambda: bool(proposed), "a proposal", proposed)
     assert proposed[0].step is None
     with ControlClient(engine, 30.0) as client:
         assert client.snapshot().knobs[BUDGET] == 2048

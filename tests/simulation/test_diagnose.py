@@ -156,13 +156,6 @@ def test_tune_says_if_a_session_is_too_short_for_a_forecast(run: Run, tmp_path: 
     assert "record longer" in run("tune", "--bottleneck", path)
 
 
-def test_tune_names_prompts_that_were_prefilled_whole(run: Run) -> None:
-    found = json.loads(run("tune", "--bottleneck", "freeze", "--json"))
-    assert found["kept_share"] < 0.5
-    assert found["bottlenecks"][0]["suspect"] == "batching"
-    assert "stepscope set enable_chunked_prefill=true" in found["verdict"]
-
-
 SMALL_WORK = ("mix", "--num-requests", "30", "--document-share", "0.2", "--gpu", "h100",
         "--max-model-len", "4096")  # fmt: skip
 
@@ -213,7 +206,6 @@ def test_tune_finds_chunks_for_prompts_that_were_prefilled_whole(run: Run) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("freeze.mcap", "--hold"), "--hold: only of an engine that runs"),
         (("freeze", "--hold", "--slo-itl", "5ms"), "--hold: only of an engine that runs"),
         (("no.mcap", "--hold", "--slo-itl", "5ms"), "--hold: only of an engine that runs"),
         (("freeze", "--shadow"), "--shadow: only with --hold"),
