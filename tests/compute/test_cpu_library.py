@@ -117,13 +117,9 @@ def test_a_library_built_from_other_sources_is_not_called(monkeypatch: pytest.Mo
 
 
 def run_python(code: str, **environment: str) -> str:
+    command, env = [sys.executable, "-c", code], {**os.environ, **environment}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        command, env=env, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -39,13 +39,8 @@ def worker(mode: str, cache: Path) -> Iterator[Ask]:
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # it takes cases from other test files
     if mode == "interpreted":
         environment["TRITON_INTERPRET"] = "1"
-    process = subprocess.Popen(
-        [sys.executable, str(WORKER), mode],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    command, pipe = [sys.executable, str(WORKER), mode], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
     def ask(case: str, **request: object) -> dict[str, Any]:
         process.stdin.write(json.dumps({"case": case, **request}) + "\n")

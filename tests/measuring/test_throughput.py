@@ -52,9 +52,8 @@ def engine(
 
 def some(num_requests: int, *, seed: int = 0, longest: int = 100) -> list[Submit]:
     lengths = LengthRange(10, longest)
-    return plan(
-        ThroughputSpec(input_len=lengths, output_len=lengths, seed=seed), num_requests, VOCAB_SIZE
-    )
+    spec = ThroughputSpec(input_len=lengths, output_len=lengths, seed=seed)
+    return plan(spec, num_requests, VOCAB_SIZE)
 
 
 def test_the_throughput_workload_equals_that_of_nano_vllm() -> None:
@@ -66,10 +65,13 @@ def test_the_throughput_workload_equals_that_of_nano_vllm() -> None:
     assert all(each.sampling.ignore_eos for each in submits)
 
 
-def test_lengths_that_do_not_fit_the_model_are_refused() -> None:
+def test_what_does_not_fit_the_model_is_refused_before_the_run() -> None:
     check_lengths(ThroughputSpec(), 2048)
     with pytest.raises(ConfigError, match=r"1024 \+ 1024 tokens do not fit max_model_len=2047"):
         check_lengths(ThroughputSpec(), 2047)
+    submit = Submit(prompt_token_ids=[1] * 2000, sampling=SamplingParams(max_tokens=100))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        measure(*engine(), [submit])
 
 
 def test_a_workload_of_fewer_requests_or_a_smaller_vocabulary_keeps_its_lengths() -> None:
@@ -87,7 +89,7 @@ def test_every_request_generates_exactly_the_tokens_asked_for() -> None:
     asked = [each.sampling.max_tokens for each in submits]
     assert [each.num_output_tokens for each in requests] == asked
     assert (result.num_finished, result.num_failed, result.is_partial) == (20, 0, False)
-    assert result.num_output_tokens == sum(each.sampling.max_tokens for each in submits)
+    assert result.num_output_tokens == sum(asked)
     assert result.num_prompt_tokens == sum(len(each.prompt_token_ids or ()) for each in submits)
 
 
@@ -199,12 +201,6 @@ def test_requests_the_engine_refuses_are_failures() -> None:
     result, _ = measure(core, intake, some(5))
     assert (result.num_finished, result.num_failed) == (3, 2)
     assert next(iter(result.failures)).startswith("3 requests are waiting already")
-
-
-def test_a_request_that_cannot_fit_is_refused_before_the_run() -> None:
-    submit = Submit(prompt_token_ids=[1] * 2000, sampling=SamplingParams(max_tokens=100))
-    with pytest.raises(ConfigError, match="max_model_len"):
-        measure(*engine(), [submit])
 
 
 @given(st.lists(st.integers(0, 10**12), max_size=60))

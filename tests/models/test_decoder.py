@@ -82,6 +82,10 @@ def oracle_logits(folder: Path) -> torch.Tensor:
     return oracle.eval()(torch.tensor([TOKENS]), use_cache=False).logits[0]
 
 
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
 def rope(kind: str, **settings: object) -> dict[str, object]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **settings}}
 
@@ -110,14 +114,9 @@ def test_lean_decoder_logits_equal_those_of_transformers_in_chunks_and_decodes(
     tiny_checkpoint: Callable[..., Path], family: str, changes: dict[str, object]
 ) -> None:
     folder = tiny_checkpoint(family, **changes)
-    expected = oracle_logits(folder)
     pages = Pages(load(folder))
-    got = [
-        pages.step(40, list(range(40))),
-        pages.step(30, list(range(30))),
-        *(pages.step(1, [0]) for _ in range(20)),
-    ]
-    torch.testing.assert_close(torch.cat(got), expected, rtol=2e-4, atol=2e-4)
+    got = [pages.step(count, list(range(count))) for count in (40, 30, *[1] * 20)]
+    assert_near(torch.cat(got), oracle_logits(folder))
 
 
 def test_logits_of_selected_tokens_equal_those_of_all_tokens(
@@ -128,8 +127,8 @@ def test_logits_of_selected_tokens_equal_those_of_all_tokens(
     every, some = Pages(model), Pages(model)
     chunk = every.step(50, list(range(50)))
     assert some.step(30, []).shape == (0, model.vocab_size)
-    torch.testing.assert_close(some.step(20, [4, 19]), chunk[[34, 49]], rtol=2e-4, atol=2e-4)
-    torch.testing.assert_close(some.step(1, [0]), every.step(1, [0]), rtol=2e-4, atol=2e-4)
+    assert_near(some.step(20, [4, 19]), chunk[[34, 49]])
+    assert_near(some.step(1, [0]), every.step(1, [0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -239,9 +238,7 @@ def test_a_family_reads_its_own_keys_only(
     folder = copy_of(tiny_checkpoint(family), tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **foreign}))
-    expected = oracle_logits(folder)
-    got = Pages(load(folder, "auto")).step(90, list(range(90)))
-    torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-4)
+    assert_near(Pages(load(folder, "auto")).step(90, list(range(90))), oracle_logits(folder))
 
 
 def copy_of(folder: Path, tmp_path: Path) -> Path:
@@ -263,9 +260,7 @@ def test_a_head_of_its_own_counts_though_the_config_ties_it(
     assert torch.equal(Pages(load(folder)).step(20, list(range(20))), same)
     change_weights(folder, **{"lm_head.weight": embeddings.flip(0).contiguous()})
     model = load(folder)
-    torch.testing.assert_close(
-        Pages(model).step(90, list(range(90))), oracle_logits(folder), rtol=2e-4, atol=2e-4
-    )
+    assert_near(Pages(model).step(90, list(range(90))), oracle_logits(folder))
     assert "stepscope decoder" in model.implementation
 
 

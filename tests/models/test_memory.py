@@ -49,6 +49,8 @@ def test_kv_memory_that_is_neither_size_nor_share_is_refused(setting: str) -> No
 def test_more_kv_memory_than_is_free_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv_memory=9GB is more than the 8GB that are free"):
         kv_memory_bytes("9GB", 8 * GIB, cap_share=True)
+    with pytest.raises(ConfigError, match=r"kv_memory=61GB is more than the 60GB that are free"):
+        gpu_blocks(kv_memory="61GB")
 
 
 def test_on_a_large_host_a_share_is_capped_and_a_size_is_not() -> None:
@@ -108,11 +110,6 @@ def test_on_a_gpu_the_kv_cache_gets_the_rest_of_the_memory_utilization() -> None
 def test_on_a_cpu_auto_kv_memory_is_a_share_of_free_memory() -> None:
     assert kv_memory_bytes("auto", 8 * GIB, cap_share=True) == 8 * GIB // 10
     assert blocks("auto") == blocks("10%")
-
-
-def test_a_kv_memory_size_beyond_the_free_gpu_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"kv_memory=61GB is more than the 60GB that are free"):
-        gpu_blocks(kv_memory="61GB")
 
 
 def test_without_gpu_room_for_the_kv_cache_the_error_says_what_uses_the_memory() -> None:

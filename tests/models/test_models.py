@@ -4,8 +4,8 @@ import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -407,15 +407,8 @@ def test_a_half_written_demo_model_is_created_again(cache: Path) -> None:
 
 
 def test_several_engines_may_create_the_demo_model_at_once(cache: Path) -> None:
-    folders: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: folders.append(demo.ensure(quiet, checkpoint.check)))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        folders = list(threads.map(lambda _: demo.ensure(quiet, checkpoint.check), range(2)))
     assert folders == [cache / demo.VERSION] * 2
     checkpoint.check(folders[0])
     assert [path.name for path in cache.iterdir()] == [demo.VERSION]

@@ -51,31 +51,22 @@ def test_an_idle_engine_refuses_a_single_step_and_then_serves_normally(engine: E
     assert engine.published_state == "idle"
 
 
-def test_a_paused_idle_engine_accepts_a_single_step_and_stays_paused(engine: Engine) -> None:
+def test_an_engine_stays_paused_however_many_single_steps_it_has_work_for(engine: Engine) -> None:
     engine.ask(Pause())
     engine.ask(StepOnce(n=1))
     assert engine.published_state == engine.core.snapshot().state == "paused"
     client = engine.serve(max_tokens=9)
     assert len(client.tokens) == 1
     assert engine.published_state == engine.core.snapshot().state == "paused"
-    engine.ask(Resume())
+    engine.ask(StepOnce(n=12))
     assert len(client.tokens) == 9
-    assert engine.published_state == "idle"
-
-
-def test_the_engine_stays_paused_if_work_ends_before_the_requested_single_steps(
-    engine: Engine,
-) -> None:
-    engine.ask(Pause())
-    engine.serve(max_tokens=3)
-    engine.ask(StepOnce(n=5))
-    assert engine.core.next_step == 3
     assert engine.published_state == engine.core.snapshot().state == "paused"
-    client = engine.serve(max_tokens=9)  # gets the two steps that are left
-    assert len(client.tokens) == 2
+    client = engine.serve(max_tokens=9)  # gets the steps that are left
+    assert len(client.tokens) == 4
     assert engine.published_state == "paused"
     engine.ask(Resume())
     assert len(client.tokens) == 9
+    assert engine.published_state == "idle"
 
 
 def test_a_running_engine_reports_itself_paused_after_a_single_step(engine: Engine) -> None:

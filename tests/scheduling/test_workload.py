@@ -161,9 +161,13 @@ class Inbox:
             assert self._changed.wait_for(lambda: len(self.taken) >= num, WAIT_S)
 
 
+def driver_of(inbox: Inbox, **options: Any) -> WorkloadDriver:
+    return WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096, **options)
+
+
 def test_the_load_driver_submits_until_it_is_stopped() -> None:
     inbox = Inbox()
-    driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
+    driver = driver_of(inbox)
     assert driver.spec is None
     driver.set(WorkloadSpec(rate=500.0))
     assert driver.spec == WorkloadSpec(rate=500.0)
@@ -189,7 +193,7 @@ def test_every_change_of_a_workload_changes_its_description(field: str, value: A
 
 def test_a_new_workload_replaces_the_old_one_and_a_bounded_workload_ends() -> None:
     inbox = Inbox()
-    driver = WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096)
+    driver = driver_of(inbox)
     driver.set(WorkloadSpec(rate=0.001))
     driver.set(WorkloadSpec(rate=500.0, num_requests=7))
     inbox.wait_for(7)
@@ -201,12 +205,7 @@ def test_a_new_workload_replaces_the_old_one_and_a_bounded_workload_ends() -> No
 def test_at_most_max_concurrency_requests_run_at_a_time() -> None:
     inbox = Inbox()
     num_ended = 0
-    driver = WorkloadDriver(
-        inbox.submit,
-        chars_per_token=1.0,
-        max_model_len=4096,
-        num_unfinished=lambda: len(inbox.taken) - num_ended,
-    )
+    driver = driver_of(inbox, num_unfinished=lambda: len(inbox.taken) - num_ended)
     driver.set(WorkloadSpec(rate=2000.0, max_concurrency=3))
     inbox.wait_for(3)
     time.sleep(0.15)

@@ -123,6 +123,11 @@ def half_a_minute(times_slower: float) -> Records:
     return records
 
 
+@pytest.fixture(params=SPEEDS)
+def records(request: pytest.FixtureRequest) -> Records:
+    return half_a_minute(request.param)
+
+
 def seconds(time_ns: int) -> float:
     return (time_ns - START_NS) / 1e9
 
@@ -131,34 +136,28 @@ def is_mixed(step: StepRecord) -> bool:
     return step.num_prefill_tokens > 0 and step.num_decode_tokens > 0
 
 
-@pytest.mark.parametrize("times_slower", SPEEDS)
-def test_chunks_beside_decodes_come_in_the_first_seconds_of_the_demo(times_slower: float) -> None:
-    steps = half_a_minute(times_slower).steps
+def test_chunks_beside_decodes_come_in_the_first_seconds_of_the_demo(records: Records) -> None:
+    steps = records.steps
     early = [step for step in steps if seconds(step.tokens_ns) < 8]
     assert sum(map(is_mixed, early)) > 20
     assert sum(map(is_mixed, steps)) >= 0.25 * len(steps)
 
 
-@pytest.mark.parametrize("times_slower", SPEEDS)
-def test_nothing_is_late_in_the_demo_before_the_staged_stall(times_slower: float) -> None:
-    records = half_a_minute(times_slower)
+def test_nothing_is_late_in_the_demo_before_the_staged_stall(records: Records) -> None:
     late = records.history.windows.breaches(None, 4096)
     assert seconds(late[0].time_ns) > STALL_S
     assert all(said.tone != "breach" for at_s, said in records.verdicts if at_s < STALL_S)
 
 
-@pytest.mark.parametrize("times_slower", SPEEDS)
-def test_the_verdict_explains_the_staged_stall_of_the_demo(times_slower: float) -> None:
-    said = [each.text for at_s, each in half_a_minute(times_slower).verdicts if STALL_S < at_s < 15]
+def test_the_verdict_explains_the_staged_stall_of_the_demo(records: Records) -> None:
+    said = [each.text for at_s, each in records.verdicts if STALL_S < at_s < 15]
     stalled = next(text for text in said if "stood still" in text)
     assert re.match(r"\d streams stood still [\d.]+ s at step [\d,]+ behind ", stalled), stalled
     assert "prompt" in stalled
 
 
-@pytest.mark.parametrize("times_slower", SPEEDS)
-def test_a_request_is_preempted_within_half_a_minute_of_the_demo(times_slower: float) -> None:
-    steps = half_a_minute(times_slower).steps
-    preempted = [s for s in steps if any(isinstance(each, Preempted) for each in s.events)]
+def test_a_request_is_preempted_within_half_a_minute_of_the_demo(records: Records) -> None:
+    preempted = [s for s in records.steps if any(isinstance(each, Preempted) for each in s.events)]
     assert preempted
     assert STALL_S < seconds(preempted[0].tokens_ns) < 29
 
