@@ -9,13 +9,7 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import Phase, Preempted
 from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
-from tests.support.engines.bare_scheduler import (
-    add,
-    make_scheduler,
-    step,
-    tokens_of,
-    turn,
-)
+from tests.support.engines.bare_scheduler import add, make_scheduler, step, tokens_of, turn
 
 # Budget and order
 

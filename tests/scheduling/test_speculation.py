@@ -252,7 +252,7 @@ def test_drafts_follow_the_longest_repetition_and_of_equal_ones_the_earliest() -
     assert proposer.propose(request_of([1, 2, 3, 4, 5, 4]), 10) == []
 
 
-def test_no_draft_goes_beyond_max_tokens_or_the_budget() -> None:
+def test_drafts_respect_max_tokens_budget_penalties_and_logprobs() -> None:
     proposer = NgramProposer(1, 2, 8)
     request = request_of([1, 2] * 6)
     assert len(proposer.propose(request, 3)) == 3
@@ -260,7 +260,7 @@ def test_no_draft_goes_beyond_max_tokens_or_the_budget() -> None:
     assert len(proposer.propose(request, 10)) == 1
     request.max_num_tokens = request.num_tokens + 1
     assert proposer.propose(request, 10) == []
-    # Nor any with a penalty or with logprobs.
+    # None with a penalty or with logprobs.
     assert proposer.propose(request_of([1, 2] * 6, presence_penalty=0.5), 5) == []
     assert proposer.propose(request_of([1, 2] * 6, logprobs=1), 5) == []
 

@@ -18,12 +18,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import GetSnapshot, SetKnobs, SetWorkload, Shutdown, Submit
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import (
-    Preempted,
-    StepCosts,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol.wire import Preempted, StepCosts, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.simulation.virtual.requests import MadeUpCodec, SimulatedRequest, of_mix

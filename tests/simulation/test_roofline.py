@@ -148,8 +148,7 @@ def test_gpus_are_found_by_several_spellings_and_the_names_that_drivers_print(
 
 
 @pytest.mark.parametrize(
-    "other",
-    ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"],
+    "other", ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"]
 )
 def test_a_gpu_with_other_rates_is_not_taken_for_one_that_is_known(other: str) -> None:
     with pytest.raises(ConfigError, match=r"no GPU .*there are: h100, h200"):
