@@ -63,7 +63,6 @@ def _compiled(name: str, folder: Path) -> Path:
 
 
 def _output(program: Path, given: bytes) -> bytes:
-    assert QEMU is not None
     return subprocess.run([QEMU, str(program)], input=given, capture_output=True, check=True).stdout
 
 

@@ -53,9 +53,7 @@ def test_the_highest_usable_instruction_level_is_chosen_and_any_lower_can_be_set
 def test_an_environment_variable_caps_the_instruction_level(level: str) -> None:
     with highest_level(level):
         assert cpu_library.usable_levels()[-1] == level
-        library = cpu_library.default_library()
-        assert library is not None
-        assert library.level == level
+        assert cpu_library.default_library().level == level
         assert level in choose("cpu", "cpu").reason
     with (
         highest_level("warp"),
@@ -119,13 +117,9 @@ def test_a_library_built_from_other_sources_is_not_called(monkeypatch: pytest.Mo
 
 
 def run_python(code: str, **environment: str) -> str:
+    command, env = [sys.executable, "-c", code], {**os.environ, **environment}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        command, env=env, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -319,16 +313,8 @@ def test_an_invalid_position_or_slot_raises_and_writes_nothing(
     caches = [torch.zeros(2, 4, 1, 8) for _ in range(2)]
     with pytest.raises(IndexError, match="position is not below 10, or a slot"):
         fused.norm_rope_store(
-            torch.ones(1, 24),
-            torch.ones(10, 8),
-            torch.tensor([position]),
-            torch.tensor([slot]),
-            *caches,
-            1,
-            1,
-            None,
-            None,
-            1e-6,
+            *(torch.ones(1, 24), torch.ones(10, 8), torch.tensor([position]), torch.tensor([slot])),
+            *(*caches, 1, 1, None, None, 1e-6),
         )
     assert all(int(cache.count_nonzero()) == 0 for cache in caches)
 

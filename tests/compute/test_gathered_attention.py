@@ -92,7 +92,6 @@ class Library:
         """As in flash-attn 2.8."""
         assert dropout_p == 0
         assert causal
-        assert softmax_scale is not None
         window = (window_size[0], 0)
         lens = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         return self.attend((q, k, v), lens, softmax_scale, window, softcap)
@@ -120,8 +119,6 @@ class Library:
     ) -> tuple[torch.Tensor, None]:
         """As in flash-attn 4.0.0b36 on Hopper, whose further arguments are not used here."""
         assert causal
-        assert softmax_scale is not None
-        assert cu_seqlens_q is not None
         assert q.dtype == k.dtype == v.dtype
         (_, num_heads, head_dim), num_requests = q.shape, len(cu_seqlens_q) - 1
         assert num_heads % k.shape[-2] == 0
@@ -133,12 +130,10 @@ class Library:
             assert learnable_sink.shape == (num_heads,)
             assert learnable_sink.dtype in (torch.float16, torch.bfloat16, torch.float32)
         if page_table is None:
-            assert cu_seqlens_k is not None
             assert cu_seqlens_k.shape == (num_requests + 1,)
             assert k.shape == v.shape == (len(k), k.shape[1], head_dim)
         else:
             assert cu_seqlens_k is None
-            assert seqused_k is not None
             assert seqused_k.shape == (num_requests,)
             assert page_table.dtype == torch.int32
             assert page_table.shape == (num_requests, page_table.shape[1])

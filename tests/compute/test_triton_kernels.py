@@ -39,19 +39,10 @@ def worker(mode: str, cache: Path) -> Iterator[Ask]:
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # it takes cases from other test files
     if mode == "interpreted":
         environment["TRITON_INTERPRET"] = "1"
-    process = subprocess.Popen(
-        [sys.executable, str(WORKER), mode],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    command, pipe = [sys.executable, str(WORKER), mode], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
     def ask(case: str, **request: object) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(json.dumps({"case": case, **request}) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()

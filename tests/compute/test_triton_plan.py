@@ -50,32 +50,30 @@ def plan(
     )
 
 
-def splits(lengths: list[tuple[int, int]], **options: int) -> list[int]:
-    return [launch.num_splits for launch in plan(lengths, **options)]  # type: ignore[arg-type]
-
-
-def test_one_long_context_is_spread_over_the_whole_gpu() -> None:
-    (launch,) = plan([(16384, 1)])
-    assert launch.num_splits * 8 >= H200.num_sms
-    assert splits([(200, 1)]) == [1]  # and a short one is not worth it
-
-
-def test_many_contexts_of_equal_length_are_not_split() -> None:
-    assert splits([(4096, 1)] * 64) == [1]
-    assert splits([(4096, 1)] * 256) == [1]
-    # Nor in graphs, which are planned for the longest contexts: short ones would be split, too.
-    assert splits([(20479, 1)] * 32) == splits([(20479, 1)] * 64) == [1]
-
-
-def test_one_long_context_among_many_short_ones_is_split() -> None:
-    """A threshold on the batch size would not split it, and the step would wait for one program."""
-    (number,) = splits([(100, 1)] * 63 + [(16384, 1)])
-    assert number > 8
-
-
-def test_a_sliding_window_bounds_the_splits_of_a_context() -> None:
-    assert splits([(16384, 1)], window=512)[0] <= 8
-    assert splits([(16384, 1)], window=128) == [1]
+@pytest.mark.parametrize(
+    ("lengths", "window", "least", "most"),
+    [
+        ([(16384, 1)], None, -(-H200.num_sms // 8), SPLITS[-1]),  # over the whole GPU
+        ([(16384, 1)], 512, 1, 8),
+        ([(16384, 1)], 128, 1, 1),
+        ([(200, 1)], None, 1, 1),  # it is not worth it
+        ([(4096, 1)] * 64, None, 1, 1),
+        ([(4096, 1)] * 256, None, 1, 1),
+        # Nor in graphs, planned for the longest contexts: short ones would be split, too.
+        ([(20479, 1)] * 32, None, 1, 1),
+        ([(20479, 1)] * 64, None, 1, 1),
+        # A threshold on the batch size would not split it, and the step would wait for one program.
+        ([(100, 1)] * 63 + [(16384, 1)], None, 9, SPLITS[-1]),
+        ([(0, 512)], None, 1, 1),
+        ([(14336, 512)], None, 1, 1),  # 128 programs keep 132 multiprocessors busy
+        ([(14336, 64)], None, 5, SPLITS[-1]),
+    ],
+)
+def test_a_context_is_split_if_that_saves_more_than_the_merge_costs(
+    lengths: list[tuple[int, int]], window: int | None, least: int, most: int
+) -> None:
+    (launch,) = plan(lengths, window=window)
+    assert least <= launch.num_splits <= most
 
 
 def test_decodes_and_chunks_of_a_mixed_step_are_laid_out_apart() -> None:
@@ -85,12 +83,6 @@ def test_decodes_and_chunks_of_a_mixed_step_are_laid_out_apart() -> None:
     assert decode.tile.rows < prefill.tile.rows
     assert decode.num_splits > 1
     assert prefill.num_splits == 1  # 64 blocks of queries times 8 heads are enough
-
-
-def test_a_chunk_is_split_only_if_that_saves_more_than_the_merge_costs() -> None:
-    assert splits([(0, 512)]) == [1]
-    assert splits([(14336, 512)]) == [1]  # 128 programs keep 132 multiprocessors busy
-    assert splits([(14336, 64)])[0] > 4
 
 
 def test_partial_results_of_split_contexts_have_bounded_memory() -> None:

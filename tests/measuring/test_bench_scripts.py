@@ -19,13 +19,8 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
 
 
 def test_every_bench_script_can_be_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _IMPORT_ALL, str(BENCH)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-c", _IMPORT_ALL, str(BENCH)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == len(list(BENCH.glob("*.py")))
 

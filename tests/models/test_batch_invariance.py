@@ -109,21 +109,15 @@ def assert_same(found: dict[int, list[torch.Tensor]], alone: dict[int, list[torc
             assert torch.equal(actual, expected), f"request {number}, output token {at}"
 
 
-@pytest.mark.parametrize("chunk", [MAX_MODEL_LEN, 64, 7, 1])
+@pytest.mark.parametrize("chunk", [MAX_MODEL_LEN, 64, 7, 1, None], ids=str)
 def test_other_requests_in_the_batch_and_chunk_sizes_change_no_bit_of_a_request(
-    steps: Steps, alone: dict[int, list[torch.Tensor]], chunk: int
+    steps: Steps, alone: dict[int, list[torch.Tensor]], chunk: int | None
 ) -> None:
-    everyone = list(range(len(steps.prompts)))
-    assert_same(steps.logits_of(everyone, lambda request: chunk), alone)
-
-
-def test_random_chunk_sizes_change_no_bit_of_a_request(
-    steps: Steps, alone: dict[int, list[torch.Tensor]]
-) -> None:
+    """Without a size of chunks, each has another."""
     everyone = list(range(len(steps.prompts)))
     rng = random.Random(8)
-    for _ in range(5):
-        assert_same(steps.logits_of(everyone, lambda request: rng.randrange(1, 80)), alone)
+    for _ in range(1 if chunk else 5):
+        assert_same(steps.logits_of(everyone, lambda request: chunk or rng.randrange(1, 80)), alone)
 
 
 def test_the_number_of_threads_changes_no_bit_of_a_request(

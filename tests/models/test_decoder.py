@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models import loader
 from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -26,7 +25,6 @@ from tests.support.cpu_levels import EACH_LEVEL, highest_level, linear_layouts
 MAX_MODEL_LEN = 128
 BLOCK_SIZE = 8
 TOKENS = tuple((7 * i * i + 3 * i) % 250 for i in range(90))
-NO_CHANGES: MappingProxyType[str, object] = MappingProxyType({})
 
 
 def quiet(what: str, share: float) -> None:
@@ -84,37 +82,26 @@ def oracle_logits(folder: Path) -> torch.Tensor:
     return oracle.eval()(torch.tensor([TOKENS]), use_cache=False).logits[0]
 
 
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
 def rope(kind: str, **settings: object) -> dict[str, object]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **settings}}
 
 
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LAYERS = {"layer_types": ["full_attention", "sliding_attention"]}
 VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("llama", {}),
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 24}),
     ("llama", rope("linear", factor=2.0)),
-    (
-        "llama",
-        rope(
-            "llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=64,
-        ),
-    ),
+    ("llama", rope("llama3", factor=8.0, **LLAMA3)),
     ("qwen3", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
     ("qwen2", {}),
-    (
-        "qwen2",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 20,
-            "max_window_layers": 1,
-            "layer_types": ["full_attention", "sliding_attention"],
-        },
-    ),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, **LAYERS}),
     ("qwen3", {"attention_bias": True}),
     ("qwen3", {"tie_word_embeddings": True}),
     ("mistral", {}),
@@ -127,14 +114,9 @@ def test_lean_decoder_logits_equal_those_of_transformers_in_chunks_and_decodes(
     tiny_checkpoint: Callable[..., Path], family: str, changes: dict[str, object]
 ) -> None:
     folder = tiny_checkpoint(family, **changes)
-    expected = oracle_logits(folder)
     pages = Pages(load(folder))
-    got = [
-        pages.step(40, list(range(40))),
-        pages.step(30, list(range(30))),
-        *(pages.step(1, [0]) for _ in range(20)),
-    ]
-    torch.testing.assert_close(torch.cat(got), expected, rtol=2e-4, atol=2e-4)
+    got = [pages.step(count, list(range(count))) for count in (40, 30, *[1] * 20)]
+    assert_near(torch.cat(got), oracle_logits(folder))
 
 
 def test_logits_of_selected_tokens_equal_those_of_all_tokens(
@@ -145,8 +127,8 @@ def test_logits_of_selected_tokens_equal_those_of_all_tokens(
     every, some = Pages(model), Pages(model)
     chunk = every.step(50, list(range(50)))
     assert some.step(30, []).shape == (0, model.vocab_size)
-    torch.testing.assert_close(some.step(20, [4, 19]), chunk[[34, 49]], rtol=2e-4, atol=2e-4)
-    torch.testing.assert_close(some.step(1, [0]), every.step(1, [0]), rtol=2e-4, atol=2e-4)
+    assert_near(some.step(20, [4, 19]), chunk[[34, 49]])
+    assert_near(some.step(1, [0]), every.step(1, [0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -211,19 +193,13 @@ def test_models_unfit_for_the_lean_decoder_run_in_transformers_unless_lean_is_se
 def test_a_checkpoint_with_other_tensor_names_runs_in_transformers(
     tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = tiny_checkpoint("llama", tie_word_embeddings=True)
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(folder / "model.safetensors")
-    save_file(
-        {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
-        tmp_path / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    model = load(tmp_path, "auto")
-    assert model.implementation == "transformers modules"
+    folder = copy_of(tiny_checkpoint("llama", tie_word_embeddings=True), tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    renamed = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    assert load(folder, "auto").implementation == "transformers modules"
     with pytest.raises(ConfigError, match="lack 20 tensors"):
-        load(tmp_path, "lean")
+        load(folder, "lean")
 
 
 def test_the_last_position_of_the_longest_request_can_be_computed(
@@ -262,20 +238,16 @@ def test_a_family_reads_its_own_keys_only(
     folder = copy_of(tiny_checkpoint(family), tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **foreign}))
-    expected = oracle_logits(folder)
-    got = Pages(load(folder, "auto")).step(90, list(range(90)))
-    torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-4)
+    assert_near(Pages(load(folder, "auto")).step(90, list(range(90))), oracle_logits(folder))
 
 
 def copy_of(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "model"))
 
 
-def change_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+def change_weights(folder: Path, **changes: torch.Tensor) -> None:
     weights = load_file(folder / "model.safetensors")
-    for name, tensor in changes.items():
-        weights[name] = weights[name] if tensor is None else tensor
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file({**weights, **changes}, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_a_head_of_its_own_counts_though_the_config_ties_it(
@@ -288,9 +260,7 @@ def test_a_head_of_its_own_counts_though_the_config_ties_it(
     assert torch.equal(Pages(load(folder)).step(20, list(range(20))), same)
     change_weights(folder, **{"lm_head.weight": embeddings.flip(0).contiguous()})
     model = load(folder)
-    torch.testing.assert_close(
-        Pages(model).step(90, list(range(90))), oracle_logits(folder), rtol=2e-4, atol=2e-4
-    )
+    assert_near(Pages(model).step(90, list(range(90))), oracle_logits(folder))
     assert "stepscope decoder" in model.implementation
 
 
@@ -324,12 +294,3 @@ def test_tensors_that_the_config_gives_anyway_are_no_reason_to_refuse(
     folder = copy_of(tiny_checkpoint("llama"), tmp_path)
     change_weights(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
     assert load(folder).num_parameters
-
-
-def test_two_whole_files_without_an_index_are_refused(
-    tiny_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = copy_of(tiny_checkpoint("llama"), tmp_path)
-    shutil.copy(folder / "model.safetensors", folder / "older.safetensors")
-    with pytest.raises(ConfigError, match=r"model.safetensors and older.safetensors both hold"):
-        checkpoint.check(folder)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stepscope.engine.execution.machine.devices import DeviceTimer, find_device, memory_for
+from stepscope.engine.execution.machine.devices import find_device, memory_for
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
 # As torch words it.
@@ -29,13 +29,6 @@ def test_an_out_of_memory_error_says_what_needed_memory_and_which_setting_to_low
 def test_errors_other_than_out_of_memory_are_not_changed() -> None:
     with pytest.raises(RuntimeError, match="illegal memory access"), memory_for("it", "nothing"):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def test_a_cpu_has_no_device_time() -> None:
-    timer = DeviceTimer(torch.device("cpu"))
-    timer.start()
-    timer.stop()
-    assert timer.elapsed_ns() is None
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,9 @@ class Engine:
         self.rows += rows
         self.num_steps += 1
 
-    def run(self) -> None:
+    def run(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add(request)
         while self.scheduler.has_work():
             self.step()
             assert self.num_steps < 5000, "the requests never end"
@@ -156,13 +158,10 @@ def test_a_prefix_hit_gives_the_tokens_of_transformers_generate(served: Served) 
     engine = Engine(served)
     prompt = served.prompts[3]
     first = new_request(1, prompt)
-    engine.scheduler.add(first)
-    engine.run()
+    engine.run(first)
     # The same prompt again, one that differs from half way on, and one admitted with both.
     same, other = new_request(2, prompt), new_request(3, prompt[:50] + served.prompts[2])
-    engine.scheduler.add(same)
-    engine.scheduler.add(other)
-    engine.run()
+    engine.run(same, other)
     assert engine.num_hit_tokens >= 96 + 48
     assert_same(first.output_token_ids, served.expected[3], "without a hit")
     assert_same(same.output_token_ids, served.expected[3], "the same prompt")
@@ -176,9 +175,7 @@ def test_a_prefix_hit_on_blocks_of_the_same_step_gives_tokens_of_transformers_ge
 ) -> None:
     engine = Engine(served)
     requests = [new_request(i, served.prompts[3]) for i in range(3)]
-    for request in requests:
-        engine.scheduler.add(request)
-    engine.run()
+    engine.run(*requests)
     for request in requests:
         assert_same(request.output_token_ids, served.expected[3], f"request {request.request_id}")
 
@@ -187,9 +184,7 @@ def test_a_preempted_request_continues_with_the_same_tokens(served: Served) -> N
     # 22 blocks would hold all three to their ends.
     engine = Engine(served, num_blocks=16, reserve="none", enable_prefix_caching=False)
     requests = [new_request(i, served.prompts[i], num_output=40) for i in (1, 2, 3)]
-    for request in requests:
-        engine.scheduler.add(request)
-    engine.run()
+    engine.run(*requests)
     assert sum(request.num_preemptions for request in requests) > 0
     assert any(row.phase == Phase.RECOMPUTE for row in engine.rows)
     for request in requests:

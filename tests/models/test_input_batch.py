@@ -41,14 +41,6 @@ def test_input_rows_are_laid_out_one_after_the_other() -> None:
     assert batch.logits_of.tolist() == [4, 9]
 
 
-def test_a_step_without_a_sampled_token_asks_for_no_logits() -> None:
-    one = new_request(1, 9)
-    one.block_table = [1, 2, 3]
-    batch = input_batch.build([row(one, 0, 4)], BlockTables(), BLOCK_SIZE)
-    assert batch.sampling_rows == []
-    assert batch.logits_of.shape == (0,)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_block_tables_follow_requests_that_grow_end_or_are_preempted(seed: int) -> None:
     rng = random.Random(seed)

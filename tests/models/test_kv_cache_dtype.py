@@ -45,7 +45,6 @@ class RoundedCache(DynamicCache):
         rounded = []
         for i, heads in enumerate((key, value)):  # [1, kv heads, tokens, head_dim]
             if self._is_fp8:
-                assert self._scales is not None
                 factor = self._scales[layer][2 + i]
                 stored = to_fp8(heads[0].transpose(0, 1), factor).float() / factor[:, None]
                 rounded.append(stored.transpose(0, 1)[None])

@@ -190,16 +190,3 @@ def test_sampling_on_a_device_never_reads_tensors_back() -> None:
     assert samples.tokens.device.type == "meta"
     with pytest.raises(NotImplementedError):
         samples.collect()
-
-
-def test_with_overlap_requests_that_replace_early_ended_ones_get_equal_outputs(
-    served: Served,
-) -> None:
-    end = served.expected[1][4]
-    results = []
-    for overlap in (True, False):
-        engine = Engine(served.runner, overlap, max_num_seqs=2)
-        clients = [engine.submit(p, stop_token_ids=(end,)) for p in served.prompts * 2]
-        engine.run()
-        results.append([client.outputs for client in clients])
-    assert results[0] == results[1]

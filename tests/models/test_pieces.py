@@ -3,7 +3,7 @@
 Graphs need a GPU; here a stand-in launches what was recorded again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -53,26 +53,62 @@ class Model:
         return x[inputs.logits_of] @ self._embeddings.T
 
 
-def steps(rng: np.random.Generator, num_steps: int) -> Iterator[list[ScheduledRow]]:
-    """Prompts in chunks of any size among decodes, in any order."""
+def steps(
+    rng: np.random.Generator, num_steps: int, most: int = MOST_LOGITS, *, only_decodes: bool = False
+) -> Iterator[list[ScheduledRow]]:
+    """Prompts in chunks of any size among decodes, in any order, of requests that come and end."""
     free = list(rng.permutation(NUM_BLOCKS))
     running: list[Request] = []
     for number in range(num_steps):
-        if len(running) < MOST_LOGITS:
+        if len(running) < most and (not running or rng.random() < 0.8):
             prompt = rng.integers(0, VOCAB_SIZE, rng.integers(1, 20)).tolist()
             running.append(Request(number, prompt, SamplingParams(), 0))
         if len(running) > 1 and rng.random() < 0.3:
             free.extend(running.pop(int(rng.integers(len(running)))).block_table)
         rows = []
         for request in running:
-            start = request.num_computed_tokens
+            start = request.num_tokens - 1 if only_decodes else request.num_computed_tokens
             left = request.num_tokens - start
             count = int(rng.integers(1, left + 1))
             while len(request.block_table) * BLOCK_SIZE < start + count:
                 request.block_table.append(int(free.pop()))
-            phase = Phase.DECODE if start >= request.num_prompt_tokens else Phase.PREFILL
+            is_decode = only_decodes or start >= request.num_prompt_tokens
+            phase = Phase.DECODE if is_decode else Phase.PREFILL
             rows.append(ScheduledRow(request, phase, start, count, count == left))
         yield rows
+
+
+def replayed_steps(
+    graphs: StepGraphs,
+    each_step: Iterable[list[ScheduledRow]],
+    eager: Callable[[InputBatch], torch.Tensor],
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The logits of each step, replayed and by `eager`."""
+    tables, again = BlockTables(), BlockTables()
+    tokens: dict[int, int] = {}  # known only on the device: rows of the step begin with them
+    for rows in each_step:
+        batch = input_batch.build(rows, tables, BLOCK_SIZE)
+        for row in rows:
+            if row.request.request_id in tokens:
+                assert row.request.token_ids.pop() == tokens[row.request.request_id]
+        unknown = input_batch.build(rows, again, BLOCK_SIZE, ahead=True)
+        fed_at = list(unknown.fed_at)
+        assert [tokens[name] for name in unknown.fed_by] == batch.input_ids[fed_at].tolist()
+        assert not unknown.input_ids[fed_at].any()
+        size = graphs.size_for(unknown)
+        assert size == next(each for each in graphs.sizes if each >= len(batch.input_ids))
+        fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
+        graphs.buffers.fill(unknown, size, fed if len(fed) else None)
+        found = graphs.run(size, len(batch.logits_of), paged(unknown))
+        yield found, eager(batch)
+        for row in rows:
+            if row.request.request_id in tokens:
+                row.request.token_ids.append(tokens.pop(row.request.request_id))
+            row.request.num_computed_tokens += row.num_tokens
+        for i, place in enumerate(batch.sampling_rows):
+            request = rows[place].request
+            tokens[request.request_id] = int(found[i].abs().sum()) % VOCAB_SIZE
+            request.token_ids.append(tokens[request.request_id])
 
 
 def eager(model: Model, batch: InputBatch) -> torch.Tensor:
@@ -115,30 +151,11 @@ def recorded(model: Model, sizes: list[int]) -> StepGraphs:
 def test_replayed_pieces_give_the_logits_and_keys_of_an_ordinary_step(seed: int) -> None:
     plain, replayed = Model(), Model()
     graphs = recorded(replayed, [4, 16, 64])
-    tables, again = BlockTables(), BlockTables()
-    tokens: dict[int, int] = {}  # known only on the device: rows of the step begin with them
-    for rows in steps(np.random.default_rng(seed), 20):
-        batch = input_batch.build(rows, tables, BLOCK_SIZE)
-        for row in rows:
-            if row.request.request_id in tokens:
-                row.request.token_ids.pop()
-        unknown = input_batch.build(rows, again, BLOCK_SIZE, ahead=True)
-        size = graphs.size_for(unknown)
-        assert size == next(each for each in (4, 16, 64) if each >= len(batch.input_ids))
-        fed = torch.tensor([tokens[name] for name in unknown.fed_by], dtype=torch.int64)
-        graphs.buffers.fill(unknown, size, fed if len(fed) else None)
-        found = graphs.run(size, len(batch.logits_of), paged(unknown))
-        torch.testing.assert_close(found, eager(plain, batch))
+    each_step = steps(np.random.default_rng(seed), 20)
+    for found, expected in replayed_steps(graphs, each_step, lambda batch: eager(plain, batch)):
+        torch.testing.assert_close(found, expected)
         for ours, theirs in zip(replayed.caches, plain.caches, strict=True):
             torch.testing.assert_close(ours[:, :NUM_BLOCKS], theirs[:, :NUM_BLOCKS])
-        for row in rows:
-            if row.request.request_id in tokens:
-                row.request.token_ids.append(tokens.pop(row.request.request_id))
-            row.request.num_computed_tokens += row.num_tokens
-        for i, place in enumerate(batch.sampling_rows):
-            request = rows[place].request
-            tokens[request.request_id] = int(found[i].argmax())
-            request.token_ids.append(tokens[request.request_id])
 
 
 def test_a_step_with_more_tokens_or_logits_than_any_graph_has_none() -> None:

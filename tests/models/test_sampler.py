@@ -97,15 +97,7 @@ def test_extreme_temperatures_draw_only_possible_tokens(drawn: Drawn, temperatur
     logits = torch.tensor([[3.0, float("-inf"), 500.0, 499.0]])
     counts = drawn(logits, temperature=temperature, seed=1)
     assert counts[1] == 0
-    if temperature < 1:
-        assert counts == {2: 400}
-
-
-def test_a_top_k_above_the_vocabulary_size_keeps_every_token(drawn: Drawn) -> None:
-    logits = logits_of(0.4, 0.3, 0.3)
-    assert drawn(logits, temperature=1.0, top_k=2**31 - 1, seed=3) == drawn(
-        logits, temperature=1.0, seed=3
-    )
+    assert temperature > 1 or counts == {2: 400}
 
 
 def test_tokens_as_likely_as_the_last_kept_token_are_kept_too(drawn: Drawn) -> None:

@@ -51,7 +51,7 @@ def expected_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor
     scale=st.sampled_from([0.1, 1.0, 4.0, 20.0]),
     seed=st.integers(0, 2**31),
     temperature=st.floats(0.05, 5.0),
-    top_k=st.one_of(st.just(0), st.integers(1, 40), st.integers(1, 2000)),
+    top_k=st.one_of(st.sampled_from([0, 2**31 - 1]), st.integers(1, 40), st.integers(1, 2000)),
     top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.999)),
     min_p=st.one_of(st.just(0.0), st.floats(0.001, 0.9)),
     dtype=st.sampled_from([torch.float32, torch.float16]),

@@ -48,7 +48,6 @@ def test_kv_blocks_arrive_unchanged_through_shared_memory(dtype: torch.dtype) ->
     sender = SharedMemorySender(KVFrames(source, "layout"), num_frames=4)
     try:
         ticket = sender.put([6, 0, 3])
-        assert ticket is not None
         assert receiver_of(target).load(ticket, [4, 1, 2], num_present=1)
     finally:
         sender.close()
@@ -57,25 +56,14 @@ def test_kv_blocks_arrive_unchanged_through_shared_memory(dtype: torch.dtype) ->
         assert same(new[[0, 3, 4]], old[[0, 3, 4]])  # the first block was there already
 
 
-def test_shared_memory_accepts_blocks_again_once_frames_are_freed(
-    sender: SharedMemorySender,
-) -> None:
-    first = sender.put([0, 1, 2, 3])
-    assert first is not None
-    assert sender.put([4, 5, 6]) is None
-    sender.free(first)
-    assert sender.put([4, 5, 6]) is not None
-
-
 def test_freed_or_overwritten_shared_blocks_are_not_loaded(sender: SharedMemorySender) -> None:
     target = caches(torch.float32, seed=1)
     receiver = receiver_of(target)
     first = sender.put([0, 1, 2, 3])
-    assert first is not None
+    assert sender.put([4, 5, 6]) is None  # no room
     sender.free(first)
     assert not receiver.load(first, [0, 1, 2, 3], 0)
     second = sender.put([4, 5, 6, 7])
-    assert second is not None
     assert not receiver.load(first, [0, 1, 2, 3], 0)
     assert receiver.load(second, [0, 1, 2, 3], 0)
 
@@ -84,7 +72,6 @@ def test_a_hand_over_ticket_of_another_model_or_length_is_refused(
     sender: SharedMemorySender,
 ) -> None:
     ticket = sender.put([0, 1])
-    assert ticket is not None
     receiver = receiver_of(caches(torch.float32))
     receiver.check(ticket, num_tokens=8)
     with pytest.raises(ConfigError, match="9 tokens lie in 3 blocks, not in 2"):
@@ -97,7 +84,6 @@ def test_a_hand_over_ticket_for_a_missing_file_or_frame_loads_nothing(
     sender: SharedMemorySender,
 ) -> None:
     ticket = sender.put([0])
-    assert ticket is not None
     receiver = receiver_of(caches(torch.float32))
     for wrong in ({"file": f"stepscope-kv-{'0' * 32}"}, {"frames": [6]}, {"stamp": 99}):
         assert not receiver.load(msgspec.structs.replace(ticket, **wrong), [0], 0)
@@ -105,7 +91,6 @@ def test_a_hand_over_ticket_for_a_missing_file_or_frame_loads_nothing(
 
 def test_only_shared_memory_files_of_dead_engines_are_removed(sender: SharedMemorySender) -> None:
     ticket = sender.put([0])
-    assert ticket is not None
     left = folder() / f"stepscope-kv-{'f' * 32}"
     left.write_bytes(b"of an engine that was killed")
     sweep()

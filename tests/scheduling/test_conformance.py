@@ -108,9 +108,7 @@ def test_a_workload_that_is_no_json_object_is_refused_in_one_line(data: bytes) -
 
 def test_a_request_that_fills_every_block_to_the_last_token_is_admitted() -> None:
     # The last of its 17 tokens is never computed: 16 have to find room, in 4 blocks of 4.
-    lines = schedule(small_workload(requests=[
-        {"arrival_step": 0, "prompt_len": 12, "output_len": 5},
-    ]))  # fmt: skip
+    lines = schedule(one_request(prompt_len=12, output_len=5))
     assert [line.free_blocks for line in lines] == [1, 0, 0, 0, 0, 4]
 
 
@@ -121,13 +119,8 @@ def test_without_chunked_prefill_a_prompt_waits_until_the_budget_is_raised_to_ho
     assert [line.total for line in schedule(workload)] == [0, 0, 0, 10, 1, 1, 1, 0]
 
 
-def test_comments_in_a_workload_change_nothing() -> None:
-    notes = {"name": "x", "comment": "why it was made", "seed": 3}
-    assert schedule(small_workload(**notes)) == schedule(small_workload())
-
-
 def test_prompts_without_given_tokens_share_no_prefix() -> None:
-    requests: list[dict[str, object]] = [
+    requests = [
         {"arrival_step": 0, "prompt_len": 4, "output_len": 1, "tokens": [0, 0, 0, 0]},
         {"arrival_step": 1, "prompt_len": 5, "output_len": 1},
         {"arrival_step": 2, "prompt_len": 5, "output_len": 1},
@@ -143,9 +136,6 @@ def test_the_watermark_is_a_share_of_all_blocks_as_in_vllm() -> None:
         {"arrival_step": 0, "prompt_len": 9 * 4, "output_len": 1},
         {"arrival_step": 0, "prompt_len": 81 * 4, "output_len": 1},
     ]
-    workload = small_workload(num_blocks=100, requests=requests)
-    assert [list(line.sched) for line in schedule({**workload, "watermark": 0.1})][:2] == [
-        ["0"],
-        ["1"],
-    ]
-    assert list(schedule({**workload, "watermark": 0.09})[0].sched) == ["0", "1"]
+    for watermark, admitted in ((0.1, [["0"], ["1"]]), (0.09, [["0", "1"], []])):
+        workload = small_workload(num_blocks=100, requests=requests, watermark=watermark)
+        assert [list(line.sched) for line in schedule(workload)][:2] == admitted

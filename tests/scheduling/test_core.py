@@ -1,12 +1,11 @@
-"""The engine's loop: failed steps, refused commands, snapshots, and a start after a stop."""
+"""The engine's loop: failed steps, refused commands, and a start after a stop."""
 
 import pytest
 
 from stepscope.engine.protocol.commands import SetWorkload, Shutdown
-from stepscope.engine.protocol.replies import Error
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
-from stepscope.engine.protocol.wire import Aborted, Admitted, Arrived, EngineStatus, Finished
+from stepscope.engine.protocol.wire import Aborted, Admitted, Arrived
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
@@ -19,11 +18,6 @@ PROMPT = list(range(40))
 @pytest.fixture
 def engine() -> WholeCore:
     return WholeCore(LIMITS)
-
-
-def events_of(engine: WholeCore, first_message: int = 0) -> list[type]:
-    messages = engine.sink.messages[first_message:]
-    return [type(event) for each in messages for event in getattr(each, "events", [])]
 
 
 def test_a_step_record_says_how_many_messages_were_dropped_before_it(engine: WholeCore) -> None:
@@ -47,7 +41,8 @@ def test_a_failing_step_ends_its_requests_and_the_engine_keeps_running() -> None
     assert engine.core.step()
     assert victim.outputs[-1].finish_reason == "abort"
     engine.core.publish_heartbeat(idle=True)
-    assert events_of(engine) == [Arrived, Admitted, Aborted]
+    events = [event for each in engine.sink.messages for event in getattr(each, "events", [])]
+    assert [type(event) for event in events] == [Arrived, Admitted, Aborted]
     engine.runner.fail = False
     next_one = engine.submit(PROMPT, max_tokens=4)
     engine.run()
@@ -56,29 +51,10 @@ def test_a_failing_step_ends_its_requests_and_the_engine_keeps_running() -> None
     assert last.num_cached_tokens == 0, "blocks of the failed step hold nothing and were hit"
 
 
-def test_without_telemetry_the_engine_still_serves(engine: WholeCore) -> None:
-    engine.core.publish_to(None)
-    client = engine.submit(PROMPT, max_tokens=4)
-    engine.run()
-    assert [output.num_output_tokens for output in client.outputs] == [1, 2, 3, 4]
-
-
-def test_a_snapshot_contains_nothing_that_a_later_message_repeats(engine: WholeCore) -> None:
-    engine.submit(PROMPT, max_tokens=3)
-    engine.core.step()
-    snapshot = engine.core.snapshot()
-    assert snapshot.sequence == engine.sink.next_sequence - 1
-    before = len(engine.sink.messages)
-    engine.run()
-    assert events_of(engine, before) == [Finished]
-    assert [view.num_output_tokens for view in snapshot.requests] == [1]
-
-
 def test_an_engine_that_cannot_generate_load_refuses_a_workload(engine: WholeCore) -> None:
     client = engine.ask(SetWorkload(workload=WorkloadSpec(rate=2.0)))
     assert not engine.core.step()
     (reply,) = client.replies
-    assert isinstance(reply, Error)
     assert reply.code == "unsupported"
     assert [entry.code for entry in engine.core.audit.last()] == ["unsupported"]
 
@@ -89,6 +65,4 @@ def test_a_stopped_engine_can_be_run_again(engine: WholeCore) -> None:
         engine.ask(Shutdown())
         engine.core.run()
         assert client.outputs[-1].finish_reason == "abort"
-        status = engine.sink.messages[-1]
-        assert isinstance(status, EngineStatus)
-        assert status.state == "stopped"
+        assert engine.sink.messages[-1].state == "stopped"

@@ -53,7 +53,6 @@ async def test_an_engine_without_new_steps_does_not_look_busy(
     source = still_source()
     history = source.history
     last = history.record(399)
-    assert last is not None
     time_ns = last.tokens_ns + 10**9
     status_now = {"state": state, "num_running": 2, "num_waiting": 0, "events": []}
     message = EngineStatus(step=399, time_ns=time_ns, **status_now)

@@ -83,9 +83,7 @@ def test_leased_knobs_are_restored_when_their_client_falls_silent(engine: Engine
     assert "did not renew" in given_back.detail
     engine.run_for(2 * LEASE_S)
     assert engine.audited[-1] == given_back
-
-
-def test_an_idle_engine_restores_leased_knobs_too(engine: Engine) -> None:
+    # In an idle engine, too.
     engine.set(LEASE_S, max_num_batched_tokens=64)
     engine.wait(LEASE_S + 1)
     assert engine.knobs == (256, 8)
@@ -122,7 +120,6 @@ def test_setting_a_leased_knob_even_to_its_value_ends_the_lease_and_is_audited(
 def test_a_second_client_gets_no_lease_on_leased_knobs(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
     reply = engine.set(LEASE_S, Asker("another"), max_num_batched_tokens=32)
-    assert isinstance(reply, Error)
     assert reply.code == "leased"
     assert "pilot" in reply.message
     assert engine.knobs == (64, 8)
@@ -136,10 +133,8 @@ def test_a_refused_knob_change_begins_no_lease(engine: Engine) -> None:
 
 def test_telemetry_says_which_client_leases_which_knobs(engine: Engine) -> None:
     engine.set(LEASE_S, max_num_batched_tokens=64)
-    assert engine.core.snapshot().leased is not None
     engine.wait(1.1)
     status = [each for each in engine.sink.messages if isinstance(each, EngineStatus)][-1]
-    assert status.leased is not None
     assert (status.leased.who, status.leased.before) == ("pilot", {BUDGET: 256})
     engine.wait(LEASE_S)
     assert engine.core.snapshot().leased is None

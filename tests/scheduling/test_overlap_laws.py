@@ -24,7 +24,6 @@ from stepscope.engine.protocol.commands import (
     SetKnobs,
     Submit,
 )
-from stepscope.engine.protocol.replies import Submitted
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
@@ -260,9 +259,7 @@ class Run:
                     asker,
                 )
             if arrival.abort_after is not None and arrival.turn + arrival.abort_after + 1 == turn:
-                submitted = asker.replies[0]
-                assert isinstance(submitted, Submitted)
-                yield Abort(request_id=submitted.request_id), self.desk
+                yield Abort(request_id=asker.replies[0].request_id), self.desk
         if turn in case.changes:
             yield SetKnobs(changes=case.changes[turn].as_dict()), self.desk
         if turn in case.resets:
@@ -314,7 +311,6 @@ class Run:
                 self.check_counts(message, state)
                 tokens_ns = message.tokens_ns
             if isinstance(message, wire.StepRecord | wire.EngineStatus):
-                assert message.kv is not None
                 if not ledger.is_open:
                     ledger.open_empty(message.kv, has_groups=False)
                 batch = message.batch if isinstance(message, wire.StepRecord) else []
@@ -327,24 +323,18 @@ class Run:
         assert not any(view.status != "finished" for view in state.requests.values())
 
     def check_times(self, record: wire.StepRecord, before_ns: int) -> None:
-        assert record.schedule_end_ns is not None
-        assert record.launch_ns is not None
         times = [record.schedule_start_ns, record.schedule_end_ns, record.launch_ns]
-        assert [before_ns, *times, record.tokens_ns] == sorted(
-            [before_ns, *times, record.tokens_ns]
-        )
+        in_order = [before_ns, *times, record.tokens_ns]
+        assert in_order == sorted(in_order)
         if record.hidden_ns is not None:
             assert record.hidden_ns > 0
             assert times == [before_ns] * 3
             assert record.num_wasted_tokens is not None
 
     def check_counts(self, record: wire.StepRecord, state: SessionState) -> None:
-        assert record.batch is not None
         statuses = [view.status for view in state.requests.values()]
         assert record.num_running == statuses.count("running")
-        assert record.num_waiting == len(statuses) - statuses.count("running") - statuses.count(
-            "finished"
-        )
+        assert record.num_waiting == sum(each not in ("running", "finished") for each in statuses)
         first = {event.request_id for event in record.events if isinstance(event, wire.FirstToken)}
         assert first == {
             row.request_id for row in record.batch if row.flags & wire.RowFlag.FIRST_TOKEN

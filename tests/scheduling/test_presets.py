@@ -5,7 +5,6 @@ import pytest
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits, WrongValue
 from stepscope.engine.scheduling.presets import PRESETS, Defaults, defaults_like
-from stepscope.tui.settings.setting_values import resolve
 
 
 def every_one() -> list[Defaults]:
@@ -60,8 +59,3 @@ def test_the_preset_for_another_engine_depends_on_its_version_and_the_gpu(
 def test_an_unknown_engine_version_or_gpu_gives_a_one_line_error(text: str, said: str) -> None:
     with pytest.raises(WrongValue, match=said):
         defaults_like(text)
-
-
-def test_an_option_overrides_the_preset() -> None:
-    knobs = resolve(Knobs, "knobs", {"max_num_batched_tokens": "512"}, defaults_like("vllm").knobs)
-    assert (knobs.max_num_batched_tokens, knobs.order) == (512, "arrival")

@@ -1,19 +1,15 @@
-"""The scheduling rules that operators and clients rely on, one rule a test."""
+"""The scheduling rules that operators rely on, one rule a test.
+
+Others are laws (test_scheduler_laws.py) or rules of vLLM, too (test_conformance.py).
+"""
 
 import pytest
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.wire import Aborted, Admitted, Finished, FirstToken, Phase, Preempted
+from stepscope.engine.protocol.wire import Phase, Preempted
 from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow
-from tests.support.engines.bare_scheduler import (
-    BLOCK_SIZE,
-    add,
-    make_scheduler,
-    step,
-    tokens_of,
-    turn,
-)
+from tests.support.engines.bare_scheduler import add, make_scheduler, step, tokens_of, turn
 
 # Budget and order
 
@@ -39,55 +35,6 @@ def test_with_order_decode_first_a_decode_overtakes_a_long_prompt_admitted_earli
         assert list(step(scheduler).items()) == [(1, 8), (2, 2)]
         turn(scheduler, long_prefill_token_threshold=0)
         assert list(step(scheduler).items()) == expected
-
-
-def test_scheduled_rows_have_a_phase_a_start_and_say_whether_they_sample() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=6)
-    request = add(scheduler, 1, 9)
-    rows = scheduler.schedule()
-    assert rows == [ScheduledRow(request, Phase.PREFILL, 0, 6, False)]
-    assert request.num_computed_tokens == 0  # known to be computed only after the step
-    scheduler.update(rows, [None])
-    assert request.num_computed_tokens == 6
-    rows = scheduler.schedule()
-    assert rows == [ScheduledRow(request, Phase.PREFILL, 6, 3, True)]
-    scheduler.update(rows, [5])
-    assert scheduler.schedule() == [ScheduledRow(request, Phase.DECODE, 9, 1, True)]
-
-
-def test_the_prefill_threshold_bounds_a_prompt_beside_others_but_not_alone() -> None:
-    scheduler = make_scheduler(long_prefill_token_threshold=5)
-    add(scheduler, 1, 30)
-    assert step(scheduler) == {1: 30}
-    add(scheduler, 2, 12)
-    assert step(scheduler) == {1: 1, 2: 5}
-
-
-def test_lowering_max_num_seqs_lets_running_requests_finish() -> None:
-    scheduler = make_scheduler()
-    for number in range(1, 5):
-        add(scheduler, number, 2, max_tokens=2 + number)
-    step(scheduler)
-    turn(scheduler, max_num_seqs=2)
-    add(scheduler, 9, 2)
-    sizes = []
-    while 9 not in step(scheduler):
-        sizes.append(len(scheduler.running))
-    assert sizes == [4, 3, 2, 1]
-    assert scheduler.drain_events().count(Admitted(9, 0)) == 1
-
-
-# Whole prompts
-
-
-def test_without_chunked_prefill_a_prompt_is_prefilled_whole_or_waits() -> None:
-    scheduler = make_scheduler(enable_chunked_prefill=False, long_prefill_token_threshold=5)
-    add(scheduler, 1, 40)
-    add(scheduler, 2, 40)
-    add(scheduler, 3, 2)
-    assert step(scheduler) == {1: 40}  # no request overtakes request 2
-    assert scheduler.waiting_reasons() == {"budget": 2}
-    assert step(scheduler) == {1: 1, 2: 40, 3: 2}
 
 
 def test_a_partly_prefilled_prompt_gets_its_rest_whole_once_chunking_is_off() -> None:
@@ -166,13 +113,8 @@ def test_the_latest_admitted_request_is_preempted_and_resumes_from_its_cached_bl
 
 
 def test_by_priority_a_request_already_in_the_step_can_be_preempted_and_frees_its_budget() -> None:
-    scheduler = make_scheduler(
-        num_blocks=8,
-        max_model_len=32,
-        policy="priority",
-        order="arrival",
-        max_num_batched_tokens=64,
-    )
+    pool = {"num_blocks": 8, "max_model_len": 32, "max_num_batched_tokens": 64}
+    scheduler = make_scheduler(**pool, policy="priority", order="arrival")
     low = add(scheduler, 1, 14, max_tokens=10, priority=5)
     step(scheduler)
     add(scheduler, 2, 16, max_tokens=10, priority=1)
@@ -185,78 +127,7 @@ def test_by_priority_a_request_already_in_the_step_can_be_preempted_and_frees_it
     assert low.high_water == 15  # the withdrawn row computed nothing
 
 
-def test_blocks_of_a_row_withdrawn_by_a_preemption_cannot_be_hit() -> None:
-    scheduler = make_scheduler(
-        num_blocks=8,
-        max_model_len=32,
-        policy="priority",
-        order="arrival",
-        max_num_batched_tokens=16,
-    )
-    low = add(scheduler, 1, 16, max_tokens=4, priority=5)
-    turn(scheduler, long_prefill_token_threshold=8)
-    add(scheduler, 2, 12, max_tokens=16, priority=1)
-    rows = scheduler.schedule()
-    assert tokens_of(rows) == {2: 8, 1: 8}
-    scheduler.update(rows, [None, None])
-    while low.num_preemptions == 0:
-        rows = scheduler.schedule()
-        scheduler.update(rows, [0 if row.samples else None for row in rows])
-    hit = scheduler.kv.lookup(low)
-    assert len(hit) * BLOCK_SIZE <= low.high_water
-    scheduler.kv.check_integrity()
-
-
-def test_prompt_tokens_of_a_row_withdrawn_by_a_preemption_are_not_counted() -> None:
-    scheduler = make_scheduler(
-        num_blocks=7,
-        max_model_len=28,
-        policy="priority",
-        order="arrival",
-        max_num_batched_tokens=8,
-        long_prefill_token_threshold=4,
-    )
-    add(scheduler, 1, 24, max_tokens=4, priority=5)
-    assert step(scheduler) == {1: 8}
-    add(scheduler, 2, 8, max_tokens=4, priority=1)
-    assert [step(scheduler) for _ in range(2)] == [{1: 4, 2: 4}] * 2
-    # Request 1 gets its next chunk and a block for it, the last one; then request 2 needs one.
-    assert step(scheduler) == {2: 1}
-    assert (scheduler.num_prefill_tokens, scheduler.num_decode_tokens) == (0, 1)
-
-
-def test_a_waiting_request_never_causes_a_preemption() -> None:
-    scheduler = make_scheduler(num_blocks=8, max_model_len=32, policy="priority")
-    add(scheduler, 1, 28, max_tokens=4, priority=9)
-    step(scheduler)
-    add(scheduler, 2, 20, priority=0)
-    assert step(scheduler) == {1: 1}
-    assert scheduler.waiting_reasons() == {"kv_blocks": 1}
-
-
-# Prefix hits
-
-
-def test_a_request_may_hit_blocks_that_another_fills_in_the_same_step() -> None:
-    scheduler = make_scheduler()
-    prompt = list(range(12))
-    add(scheduler, 1, 0, prompt=[*prompt, 100])
-    add(scheduler, 2, 0, prompt=[*prompt, 200])
-    assert step(scheduler) == {1: 13, 2: 1}
-    assert scheduler.admitted_now == {1: 0, 2: 12}
-    assert scheduler.requests[2].num_cached_tokens == 12
-    assert scheduler.drain_events()[:2] == [Admitted(1, 0), Admitted(2, 12)]
-
-
 # Queues
-
-
-def test_by_priority_the_lower_number_is_served_first_then_the_earlier_arrival() -> None:
-    scheduler = make_scheduler(policy="priority", max_num_seqs=1)
-    for number, priority in ((1, 2), (2, 0), (3, 1), (4, 0)):
-        add(scheduler, number, 2, max_tokens=1, priority=priority)
-    assert [request.request_id for request in scheduler.waiting] == [2, 4, 3, 1]
-    assert [list(step(scheduler)) for _ in range(4)] == [[2], [4], [3], [1]]
 
 
 def test_the_queue_policy_may_change_while_requests_wait() -> None:
@@ -270,25 +141,6 @@ def test_the_queue_policy_may_change_while_requests_wait() -> None:
     assert [list(step(scheduler)) for _ in range(2)] == [[3], [4]]
 
 
-def test_an_aborted_request_leaves_no_block_and_no_state() -> None:
-    scheduler = make_scheduler(max_num_seqs=1)
-    for number in (1, 2, 3):
-        add(scheduler, number, 9)
-    step(scheduler)
-    scheduler.drain_events()
-    aborted = scheduler.abort(1, "the client went away")
-    assert aborted is not None
-    assert aborted.finish_reason == "abort"
-    assert scheduler.abort(2, "the client went away") is not None
-    assert scheduler.abort(2, "again") is None
-    assert scheduler.kv.counts().used == 0
-    assert scheduler.drain_events() == [
-        Aborted(1, "the client went away"),
-        Aborted(2, "the client went away"),
-    ]
-    assert step(scheduler) == {3: 9}
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_aborting_most_of_a_long_queue_keeps_the_order_of_the_rest(policy: str) -> None:
     scheduler = make_scheduler(policy=policy, max_num_seqs=1)
@@ -299,35 +151,6 @@ def test_aborting_most_of_a_long_queue_keeps_the_order_of_the_rest(policy: str) 
         if number % 10:
             scheduler.abort(number, "test")
     assert [next(iter(step(scheduler))) for _ in range(20)] == expected
-
-
-# Ends
-
-
-def test_the_finish_reason_says_whether_length_limit_or_stop_token_ended_a_request() -> None:
-    scheduler = make_scheduler()
-    add(scheduler, 1, 2, max_tokens=2)
-    add(scheduler, 2, 2, max_tokens=9, stop=(7,))
-    step(scheduler, token_id=6)
-    scheduler.drain_events()
-    rows = scheduler.schedule()
-    finished = scheduler.update(rows, [7, 7])
-    assert [request.finish_reason for request in finished] == ["length", "stop"]
-    assert scheduler.drain_events() == [Finished(1, "length", 2), Finished(2, "stop", 2)]
-    assert not scheduler.has_work()
-    assert scheduler.kv.counts().used == 0
-
-
-def test_the_first_token_is_published_once_even_after_a_preemption() -> None:
-    scheduler = make_scheduler(num_blocks=8, max_model_len=32)
-    for number in (1, 2):
-        add(scheduler, number, 15, max_tokens=6)
-    events = []
-    while scheduler.has_work():
-        step(scheduler)
-        events += scheduler.drain_events()
-    assert any(isinstance(event, Preempted) for event in events)
-    assert [e.request_id for e in events if isinstance(e, FirstToken)] == [1, 2]
 
 
 def test_a_sampling_row_without_a_token_is_an_error() -> None:

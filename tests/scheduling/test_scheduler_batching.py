@@ -5,13 +5,10 @@ from typing import get_args
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs
-from stepscope.engine.protocol.wire import FirstToken, StepRecord
+from stepscope.engine.protocol.settings.knobs import Batching
+from stepscope.engine.protocol.wire import FirstToken
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.scheduling.step import ScheduledStep
-from stepscope.engine.simulation.step_time import CostModel, shape_of
 from tests.support.engines.bare_scheduler import add, make_scheduler, step, turn
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 MODES: tuple[Batching, ...] = get_args(Batching)
 
@@ -29,16 +26,6 @@ def run_to_end(scheduler: Scheduler) -> int:
 
 
 # naive
-
-
-def test_naive_batching_runs_one_request_at_a_time() -> None:
-    scheduler = make_scheduler(batching="naive")
-    for number in (1, 2):
-        add(scheduler, number, 10, max_tokens=3)
-    assert [step(scheduler) for _ in range(2)] == [{1: 10}, {1: 1}]
-    assert scheduler.waiting_reasons() == {"batch": 1}
-    assert [step(scheduler) for _ in range(4)] == [{1: 1}, {2: 10}, {2: 1}, {2: 1}]
-    assert not scheduler.has_work()
 
 
 def test_switching_to_naive_batching_finishes_running_requests_one_after_the_other() -> None:
@@ -72,16 +59,6 @@ def test_a_static_batch_is_padded_on_the_left_and_runs_to_its_end() -> None:
         ({4: 2}, 0, [4]),  # only now the next batch
         ({4: 1}, 0, []),
     ]
-
-
-def test_a_request_that_arrives_during_a_static_batch_waits_for_its_end() -> None:
-    scheduler = make_scheduler(batching="static")
-    add(scheduler, 1, 4, max_tokens=3)
-    step(scheduler)
-    add(scheduler, 2, 4)
-    assert step(scheduler) == {1: 1}
-    assert scheduler.waiting_reasons() == {"batch": 1}
-    assert [step(scheduler) for _ in range(2)] == [{1: 1}, {2: 4}]
 
 
 def test_a_padded_static_prefill_above_the_budget_runs_in_slices_ending_together() -> None:
@@ -235,23 +212,6 @@ def test_while_a_request_decodes_prefills_wait_for_every_nth_step(batching: Batc
     assert step(scheduler) == {0: 1, 1: 1}
 
 
-def test_a_queue_that_does_not_drain_ends_the_prefill_cadence() -> None:
-    scheduler = make_scheduler(prefill_schedule_interval=8, max_num_batched_tokens=8)
-    add(scheduler, 0, 4, max_tokens=40)
-    step(scheduler)
-    for number in (1, 2):
-        add(scheduler, number, 14, max_tokens=40)
-    held = [step(scheduler) for _ in range(7)]
-    assert held == [{0: 1}] * 7
-    assert step(scheduler) == {0: 1, 1: 7}
-    assert len(scheduler.waiting) == 1  # so the next steps go on
-    assert step(scheduler) == {0: 1, 1: 7}
-    assert step(scheduler) == {0: 1, 1: 1, 2: 6}
-    assert not scheduler.waiting  # so the rest of the prompt waits
-    assert [step(scheduler) for _ in range(7)] == [{0: 1, 1: 1}] * 7
-    assert step(scheduler)[2] == 6
-
-
 def test_prefills_wait_for_nobody_where_no_request_decodes() -> None:
     scheduler = make_scheduler(prefill_schedule_interval=50, max_num_batched_tokens=8)
     add(scheduler, 0, 20)
@@ -295,37 +255,3 @@ def test_the_batching_mode_can_change_from_any_to_any_other_while_requests_run(
         run_to_end(scheduler)
         assert [request.num_output_tokens for request in requests] == [5] * 6
         assert scheduler.kv.counts().used == 0
-
-
-@pytest.mark.parametrize("batching", MODES)
-def test_no_batching_mode_needs_more_steps_than_naive_batching(batching: Batching) -> None:
-    def num_steps(mode: Batching) -> int:
-        scheduler = make_scheduler(batching=mode, max_num_batched_tokens=16)
-        for number in range(12):
-            add(scheduler, number, 2 + number, 6)
-        return run_to_end(scheduler)
-
-    assert num_steps(batching) <= num_steps("naive")
-    if batching in ("continuous", "separate", "chunked"):
-        assert num_steps(batching) < num_steps("static")
-
-
-def test_step_records_of_static_batches_count_padding_which_takes_simulated_time() -> None:
-    workload = SimulatedWorkload(rate=20.0)
-
-    def run(batching: Batching) -> list[StepRecord]:
-        messages = simulate(num_steps=150, knobs=Knobs(batching=batching), workload=workload)
-        return [message for _, message in messages if isinstance(message, StepRecord)]
-
-    cost = CostModel(context_ns=0.0)
-    packed, rectangle = ScheduledStep(0, []), ScheduledStep(0, [], num_padded_tokens=100)
-    padding_s = (
-        cost.step_time(shape_of(rectangle)).device_s - cost.step_time(shape_of(packed)).device_s
-    )
-    assert padding_s == pytest.approx(cost.token_us * 1e-4)
-    padded = [record.num_padded_tokens or 0 for record in run("static")]
-    assert max(padded) > 0
-    assert not any(record.num_padded_tokens for record in run("chunked"))
-    for record in run("static"):
-        spent = record.num_prefill_tokens + record.num_decode_tokens
-        assert spent + (record.num_padded_tokens or 0) <= (record.token_budget or 0)

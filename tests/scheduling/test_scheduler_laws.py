@@ -156,7 +156,6 @@ class Driver:
         draft.events = scheduler.drain_events()
         self.records.append(wire.encode(draft))
         told = wire.decode(self.records[-1])
-        assert isinstance(told, wire.StepRecord)
         self.check_record(told, rows)
         self.take_events(told.events, computed)
         self.check_blocks(told)
@@ -241,7 +240,6 @@ class Driver:
 
     def check_record(self, record: wire.StepRecord, rows: list[ScheduledRow]) -> None:
         """Check that the record has the rows that ran and that their tokens add up."""
-        assert record.batch is not None
         told = [(row.request_id, row.phase, row.start, row.num_tokens) for row in record.batch]
         assert told == [(r.request.request_id, r.phase, r.start, r.num_tokens) for r in rows]
         for row, (request, _, _, _, samples) in zip(record.batch, rows, strict=True):
@@ -256,7 +254,8 @@ class Driver:
         )
         spent = record.num_prefill_tokens + record.num_decode_tokens
         assert spent == sum(row.num_tokens for row in record.batch)
-        assert spent + (record.num_padded_tokens or 0) <= (record.token_budget or 0)
+        assert (record.num_padded_tokens or 0) == self.scheduler.num_padded_tokens
+        assert spent + self.scheduler.num_padded_tokens <= (record.token_budget or 0)
 
     def take_events(self, events: list[wire.RequestEvent], computed: dict[int, int]) -> None:
         preempted = [event for event in events if isinstance(event, wire.Preempted)]
@@ -276,7 +275,6 @@ class Driver:
     def check_blocks(self, record: wire.StepRecord) -> None:
         """Check that block moves alone give an observer the state of every block."""
         kv, counts = self.scheduler.kv, record.kv
-        assert counts is not None
         for move in record.moves:
             self.blocks[move.block_id] = (move.owner, move.ref_count)
         runs = [(run.owner, run.ref_count) for run in kv.runs() for _ in range(run.count)]

@@ -60,10 +60,8 @@ class Drive:
     def publish(self, message: Telemetry) -> None:
         self.next_sequence += 1
         if isinstance(message, StepDraft):
-            step = wire.decode(wire.encode(message))
-            assert isinstance(step, StepRecord)
-            self.steps.append(step)
-            self._pilot.apply_step(step)
+            self.steps.append(wire.decode(wire.encode(message)))
+            self._pilot.apply_step(self.steps[-1])
 
     def run(self, seconds: float, *, per_s: float, prompt: int, output: int) -> list[Move]:
         """Return the moves of these seconds, in which requests arrive evenly."""
@@ -161,15 +159,20 @@ def test_the_autopilot_lowers_max_num_seqs_if_even_the_least_budget_is_too_slow(
 
 # With a running engine
 
+HOLD = ("--hold", "--slo-itl", "15ms")
+
+
+def started(*arguments: str, **pipes: int | bool) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "stepscope.tui.cli", *arguments], **pipes)
+
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Endpoint]:
     """A simulated H100 under long prompts, in a process of its own."""
     tmp_path.chmod(0o700)
     endpoint = Endpoint.parse(f"ipc://{tmp_path}/engine")
-    command = [sys.executable, "-m", "stepscope.tui.cli", "simulated-engine"]
-    command += ["--endpoint", endpoint.control, "--gpu", "h100", "--exit-with-stdin"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    options = ("--endpoint", endpoint.control, "--gpu", "h100", "--exit-with-stdin")
+    process = started("simulated-engine", *options, stdin=subprocess.PIPE)
     wait_for((tmp_path / "engine").is_socket, "the engine listens")
     with ControlClient(endpoint, 30.0) as client:
         spec = WorkloadSpec(rate=8, document_share=0.5, chat_tokens=128, document_tokens=4000)
@@ -213,12 +216,7 @@ def test_autopilot_knob_changes_are_leased_audited_and_reverted(engine: Endpoint
 def test_in_shadow_mode_the_autopilot_changes_nothing(engine: Endpoint) -> None:
     pilot = LivePilot(engine, 15, "test", is_shadow=True)
     proposed: list[Moved] = []
-
-    def has_proposed() -> bool:
-        proposed.extend(filter(None, [pilot.tick(time.monotonic())]))
-        return bool(proposed)
-
-    wait_for(has_proposed, "a proposal")
+    ticked(pilot, lambda: bool(proposed), "a proposal", proposed)
     assert proposed[0].step is None
     with ControlClient(engine, 30.0) as client:
         assert client.snapshot().knobs[BUDGET] == 2048
@@ -246,9 +244,7 @@ def test_an_engine_that_ends_ends_the_autopilot(engine: Endpoint) -> None:
 
 
 def test_a_second_autopilot_is_refused_and_a_killed_one_gives_back(engine: Endpoint) -> None:
-    command = [sys.executable, "-m", "stepscope.tui.cli", "tune", engine.control]
-    command += ["--hold", "--slo-itl", "15ms", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = started("tune", engine.control, *HOLD, "--json", stdout=subprocess.PIPE, text=True)
     assert json.loads(process.stdout.readline())["kind"] == "move"
     with ControlClient(engine, 30.0) as client:
         assert client.snapshot().knobs[BUDGET] != 2048
@@ -265,9 +261,7 @@ def test_a_second_autopilot_is_refused_and_a_killed_one_gives_back(engine: Endpo
 
 
 def test_ctrl_c_ends_the_autopilot_and_restores_the_knobs(engine: Endpoint) -> None:
-    command = [sys.executable, "-m", "stepscope.tui.cli", "tune", engine.control]
-    command += ["--hold", "--slo-itl", "15ms"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = started("tune", engine.control, *HOLD, stdout=subprocess.PIPE, text=True)
     assert "holds 95 %" in process.stdout.readline()
     assert "max_num_batched_tokens 2048 -> " in process.stdout.readline()
     process.send_signal(signal.SIGINT)

@@ -5,6 +5,7 @@ The scheduler is the real one; steps cost about what they cost on two CPU cores,
 
 import re
 import threading
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -12,20 +13,12 @@ import msgspec
 import pytest
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.process.simulated import serve_simulated
+from stepscope.engine.process import simulated
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import GetSnapshot, SetKnobs, SetWorkload, Shutdown, Submit
-from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import (
-    EngineInfo,
-    Preempted,
-    Snapshot,
-    StepCosts,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol.wire import Preempted, StepCosts, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.simulation.virtual.requests import MadeUpCodec, SimulatedRequest, of_mix
@@ -102,7 +95,6 @@ def half_a_minute(times_slower: float) -> Records:
         at_ns, until_ns = round(act.at_s * 1e9), round(until_s * 1e9)
         session.run_until(at_ns)
         if isinstance(act.command, SetWorkload):
-            assert act.command.workload is not None
             spec = act.command.workload
             coming = of_mix(spec, 8192)
             next_request, late_ns = next(coming), at_ns
@@ -126,6 +118,11 @@ def half_a_minute(times_slower: float) -> Records:
     return records
 
 
+@pytest.fixture(params=SPEEDS)
+def records(request: pytest.FixtureRequest) -> Records:
+    return half_a_minute(request.param)
+
+
 def seconds(time_ns: int) -> float:
     return (time_ns - START_NS) / 1e9
 
@@ -134,34 +131,28 @@ def is_mixed(step: StepRecord) -> bool:
     return step.num_prefill_tokens > 0 and step.num_decode_tokens > 0
 
 
-@pytest.mark.parametrize("times_slower", SPEEDS)
-def test_chunks_beside_decodes_come_in_the_first_seconds_of_the_demo(times_slower: float) -> None:
-    steps = half_a_minute(times_slower).steps
+def test_chunks_beside_decodes_come_in_the_first_seconds_of_the_demo(records: Records) -> None:
+    steps = records.steps
     early = [step for step in steps if seconds(step.tokens_ns) < 8]
     assert sum(map(is_mixed, early)) > 20
     assert sum(map(is_mixed, steps)) >= 0.25 * len(steps)
 
 
-@pytest.mark.parametrize("times_slower", SPEEDS)
-def test_nothing_is_late_in_the_demo_before_the_staged_stall(times_slower: float) -> None:
-    records = half_a_minute(times_slower)
+def test_nothing_is_late_in_the_demo_before_the_staged_stall(records: Records) -> None:
     late = records.history.windows.breaches(None, 4096)
     assert seconds(late[0].time_ns) > STALL_S
     assert all(said.tone != "breach" for at_s, said in records.verdicts if at_s < STALL_S)
 
 
-@pytest.mark.parametrize("times_slower", SPEEDS)
-def test_the_verdict_explains_the_staged_stall_of_the_demo(times_slower: float) -> None:
-    said = [each.text for at_s, each in half_a_minute(times_slower).verdicts if STALL_S < at_s < 15]
+def test_the_verdict_explains_the_staged_stall_of_the_demo(records: Records) -> None:
+    said = [each.text for at_s, each in records.verdicts if STALL_S < at_s < 15]
     stalled = next(text for text in said if "stood still" in text)
     assert re.match(r"\d streams stood still [\d.]+ s at step [\d,]+ behind ", stalled), stalled
     assert "prompt" in stalled
 
 
-@pytest.mark.parametrize("times_slower", SPEEDS)
-def test_a_request_is_preempted_within_half_a_minute_of_the_demo(times_slower: float) -> None:
-    steps = half_a_minute(times_slower).steps
-    preempted = [s for s in steps if any(isinstance(each, Preempted) for each in s.events)]
+def test_a_request_is_preempted_within_half_a_minute_of_the_demo(records: Records) -> None:
+    preempted = [s for s in records.steps if any(isinstance(each, Preempted) for each in s.events)]
     assert preempted
     assert STALL_S < seconds(preempted[0].tokens_ns) < 29
 
@@ -189,7 +180,6 @@ def test_on_a_quiet_machine_95_percent_of_demo_tokens_keep_the_service_levels(
         (latency.ttft, SERVICE_LEVELS["slo_ttft_ms"]),
         (latency.itl, SERVICE_LEVELS["slo_itl_ms"]),
     ):
-        assert series.p95_ms is not None
         assert series.p95_ms <= bound
 
 
@@ -208,44 +198,29 @@ SETUP = SimulatedSetup(
 def test_a_simulated_engine_accepts_every_knob_and_runs_in_virtual_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.engine.process.simulated.stop_signals", _no_signals)
+    # Signals belong to the main thread.
+    monkeypatch.setattr(simulated, "stop_signals", lambda core: nullcontext())
     endpoint = Endpoint.parse(f"ipc://{tmp_path}/engine")
     is_ready = threading.Event()
-
-    def ready(info: EngineInfo) -> None:
-        is_ready.set()
-
-    arguments = (SETUP, endpoint, 100.0, 0, ready)
-    engine = threading.Thread(target=serve_simulated, args=arguments)
+    arguments = (SETUP, endpoint, 100.0, 0, lambda info: is_ready.set())
+    engine = threading.Thread(target=simulated.serve_simulated, args=arguments)
     engine.start()
     assert is_ready.wait(30)
     with ControlClient(endpoint) as client:
         assert client.info().simulated == "a test"
-        done = client.ask(SetKnobs(changes={"max_num_batched_tokens": 64}, who="test"))
-        assert isinstance(done, Ack)
+        client.ask(SetKnobs(changes={"max_num_batched_tokens": 64}, who="test"))
         sampling = SamplingParams(max_tokens=20, ignore_eos=True)
         submit = Submit(prompt="word " * 400, sampling=sampling, stream=False, with_text=False)
         output = client.ask(submit)
         while not getattr(output, "finish_reason", None):
-            received = client.receive(30)
-            assert received is not None
-            output = received[1]
+            _, output = client.receive(30)
         snapshot = client.ask(GetSnapshot())
-        assert isinstance(snapshot, Snapshot)
         # 500 tokens at 64 a step, then 19 tokens: 27 steps of the cost model.
         assert snapshot.step == 26
         assert snapshot.time_ns - START_NS >= 27 * 8_000_000
         client.ask(Shutdown(who="test"))
     engine.join(30)
     assert not engine.is_alive()
-
-
-class _no_signals:  # noqa: N801 - stands for a function
-    """Signals belong to the main thread."""
-
-    def __init__(self, core: object) -> None: ...
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 def test_texts_with_equal_prefixes_have_equal_first_tokens() -> None:

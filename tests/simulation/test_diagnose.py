@@ -150,17 +150,11 @@ def test_tune_suggests_no_change_that_the_engine_refuses(recorded: Callable[...,
         assert (knobs, remedy.setup) != (setup.knobs, setup)
 
 
-def test_tune_says_if_a_session_is_too_short_for_a_forecast(run: Run, tmp_path: Path) -> None:
-    path = str(tmp_path / "session.mcap")
-    run("simulate", *WORK[:2], "3", *WORK[3:], "-o", path)
-    assert "record longer" in run("tune", "--bottleneck", path)
-
-
-def test_tune_names_prompts_that_were_prefilled_whole(run: Run) -> None:
-    found = json.loads(run("tune", "--bottleneck", "freeze", "--json"))
-    assert found["kept_share"] < 0.5
-    assert found["bottlenecks"][0]["suspect"] == "batching"
-    assert "stepscope set enable_chunked_prefill=true" in found["verdict"]
+def test_tune_says_if_a_session_is_too_short_for_a_forecast(
+    run: Run, recorded: Callable[..., Path]
+) -> None:
+    path = recorded(*WORK[:2], "3", *WORK[3:])
+    assert "record longer" in run("tune", "--bottleneck", str(path))
 
 
 SMALL_WORK = ("mix", "--num-requests", "30", "--document-share", "0.2", "--gpu", "h100",
@@ -168,10 +162,9 @@ SMALL_WORK = ("mix", "--num-requests", "30", "--document-share", "0.2", "--gpu",
 
 
 def test_tune_raises_a_prefill_threshold_that_makes_ttfts_late_and_keeps_other_knobs(
-    run: Run, tmp_path: Path
+    run: Run, recorded: Callable[..., Path]
 ) -> None:
-    path = str(tmp_path / "session.mcap")
-    run("simulate", *SMALL_WORK, "--rate", "3", "--long-prefill-token-threshold", "16", "-o", path)
+    path = str(recorded(*SMALL_WORK, "--rate", "3", "--long-prefill-token-threshold", "16"))
     found = json.loads(run("tune", path, "--slo-itl", "30ms", "--slo-ttft", "500ms", "--json"))
     best = found["best"]
     assert set(best["changes"]) == {"long_prefill_token_threshold"}
@@ -213,7 +206,6 @@ def test_tune_finds_chunks_for_prompts_that_were_prefilled_whole(run: Run) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("freeze.mcap", "--hold"), "--hold: only of an engine that runs"),
         (("freeze", "--hold", "--slo-itl", "5ms"), "--hold: only of an engine that runs"),
         (("no.mcap", "--hold", "--slo-itl", "5ms"), "--hold: only of an engine that runs"),
         (("freeze", "--shadow"), "--shadow: only with --hold"),

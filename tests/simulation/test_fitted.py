@@ -74,16 +74,14 @@ def test_the_fitted_times_add_up_to_those_of_the_steps() -> None:
     assert model.spread == pytest.approx(0.3, rel=0.1)
 
 
-def test_no_fitted_coefficient_is_below_zero() -> None:
-    rows = [(1.0, float(number)) for number in range(1, 40)]
-    falling = [2.0 - number / 40 for number in range(1, 40)]
-    floor, slope = fit_relative(rows, falling)
-    assert (floor > 0, slope) == (True, 0.0)
-
-
-def test_a_cost_term_that_no_step_has_gets_a_zero_coefficient() -> None:
+def test_no_fitted_coefficient_is_below_its_floor_and_one_without_steps_is_zero() -> None:
     rows = [(1.0, 0.0, float(number)) for number in range(1, 40)]
-    assert fit_relative(rows, [1.0 + 2 * row[2] for row in rows]) == pytest.approx([1, 0, 2])
+    rising = [5.0 + 2 * row[2] for row in rows]
+    assert fit_relative(rows, rising) == pytest.approx([5, 0, 2])
+    lifted = fit_relative(rows, rising, at_least=(6.0, 0.0, 0.0))
+    assert lifted == pytest.approx([6, 0, 2], rel=0.05)
+    floor, _, slope = fit_relative(rows, [2.0 - row[2] / 40 for row in rows])
+    assert (floor > 0, slope) == (True, 0.0)
 
 
 def test_a_fit_reports_its_steps_and_error(model: FittedModel) -> None:
@@ -124,13 +122,6 @@ def test_too_few_steps_to_fit_are_refused_with_a_remedy(given: list[SeenStep], w
     with pytest.raises(ConfigError, match=why) as error:
         fit(given)
     assert "record for longer" in str(error.value)
-
-
-def test_a_fitted_coefficient_does_not_fall_below_its_floor() -> None:
-    rows = [(1.0, float(number)) for number in range(1, 40)]
-    floor, slope = fit_relative(rows, [5.0 + 2 * row[1] for row in rows], at_least=(6.0, 0.0))
-    assert floor == 6.0
-    assert slope == pytest.approx(2.0, rel=0.05)
 
 
 def machine_steps(count: int, slow_from: int | None = None) -> list[SeenStep]:

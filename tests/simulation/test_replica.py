@@ -162,7 +162,6 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
             if isinstance(event, wire.Arrived):
                 names[event.request_id] = event.client_id
             elif isinstance(event, wire.Finished):
-                assert isinstance(message, wire.StepRecord)
                 ends[names[event.request_id]] = message.tokens_ns - START_NS
             num_preemptions += isinstance(event, wire.Preempted)
     assert ends == {name: last_ns for name, (last_ns, *_) in taken.ends.items()}
@@ -172,16 +171,6 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
     assert (len(steps), num_preemptions) == (taken.num_steps, taken.num_preemptions)
     assert sum(step.num_prefill_tokens for step in steps) == taken.num_prefill
     assert steps[-1].max_num_seqs == 5
-
-
-def test_equal_seeds_give_equal_simulated_runs_and_other_seeds_do_not() -> None:
-    def messages(seed: int) -> bytes:
-        sink = Sink()
-        run_requests(SimulatedSession(setup(), seed, sink), requests(8.0))
-        return msgspec.msgpack.encode(sink.messages)
-
-    assert messages(1) == messages(1)
-    assert messages(1) != messages(2)
 
 
 def test_simulated_requests_share_blocks_up_to_the_first_different_prefix_id() -> None:

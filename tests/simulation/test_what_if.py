@@ -1,18 +1,18 @@
 """What a forecast from a recording is based on, and the error when it cannot be made."""
 
-import io
 import json
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stepscope.engine.simulation.virtual import session
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.simulation.basis import basis_of
+from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.simulation.what_if import Forecast, Predicted, WhatIf, run_once, what_if
 from stepscope.recordings.state.series.latency import SLO
@@ -116,29 +116,29 @@ def test_a_what_if_variant_can_be_recorded_for_comparison(run: Run, tmp_path: Pa
     assert "of one variant" in run("what-if", "freeze", "max_num_seqs=8,9", "-o", str(path))
 
 
-def test_a_what_if_report_says_if_the_machine_was_disturbed() -> None:
+@pytest.fixture
+def basis() -> WhatIfBasis:
     with Recording(samples.shipped()["chunked"]) as recording:
-        basis = basis_of(recording, SLO())
+        return basis_of(recording, SLO())
+
+
+def test_a_what_if_report_says_if_the_machine_was_disturbed(basis: WhatIfBasis) -> None:
     calm = WhatIf({}, Forecast("as recorded", {}, 0.0, []), [], drift=0.03)
     for found, is_noted in ((calm, False), (calm._replace(drift=0.4), True)):
         said = "\n".join(report(found, basis, SLO()))
         assert ("note: the machine's speed changed by 40%" in said) == is_noted
 
 
-def test_a_too_wide_forecast_leaves_out_the_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    with Recording(samples.shipped()["chunked"]) as recording:
-        basis = basis_of(recording, SLO())
+def test_a_too_wide_forecast_leaves_out_the_intervals(
+    basis: WhatIfBasis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [f"{kind}_p{rank}_ms" for kind in ("ttft", "itl", "e2e") for rank in (50, 95, 99)]
     figures = dict.fromkeys([*names, "goodput_per_s"], Predicted(12345.0, 10000.0, 20000.0))
     cases = [Forecast(f"max_num_seqs={number}", figures, 0.0, []) for number in range(5)]
     found = WhatIf(dict.fromkeys(figures, 1.0), *(cases[0], cases[1:]), drift=0.0)
     monkeypatch.setenv("COLUMNS", "120")
     assert "(10,000 to 20,000)" in "\n".join(report(found, basis, SLO()))
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
     lines = list(report(found, basis, SLO()))
     assert "(10,000 to 20,000)" not in "\n".join(lines)
     assert max(len(line) for line in lines if line.startswith("max_num_seqs")) <= 120

@@ -23,26 +23,20 @@ def turn(scheduler: Scheduler, **knobs: object) -> None:
 
 
 def add(
-    scheduler: Scheduler,
-    number: int,
-    num_prompt: int,
-    max_tokens: int = 8,
-    priority: int = 0,
-    prompt: list[int] | None = None,
-    stop: tuple[int, ...] = (),
+    scheduler: Scheduler, number: int, num_prompt: int, max_tokens: int = 8, priority: int = 0
 ) -> Request:
-    tokens = prompt or [number * 1000 + position for position in range(num_prompt)]
-    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
+    tokens = [number * 1000 + position for position in range(num_prompt)]
+    sampling = SamplingParams(max_tokens=max_tokens)
     request = Request(number, tokens, sampling, arrival_ns=number, priority=priority)
     scheduler.add(request)
     return request
 
 
-def step(scheduler: Scheduler, token_id: int = 0) -> dict[int, int]:
+def step(scheduler: Scheduler) -> dict[int, int]:
     """Run one step; return the tokens of each request, in the order scheduled."""
     rows = scheduler.schedule()
     scheduler.kv.check_integrity()
-    scheduler.update(rows, [token_id if row.samples else None for row in rows])
+    scheduler.update(rows, [0 if row.samples else None for row in rows])
     scheduler.kv.check_integrity()
     return tokens_of(rows)
 
