@@ -275,9 +275,7 @@ def num_read(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
     return number
 
 
-def test_the_steps_of_a_request_are_read_again_only_when_twice_as_many_are_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_steps_of_a_request_are_seldom_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(SLO(ttft_ms=60_000, itl_ms=200))
     workload = SimulatedWorkload(rate=2.0, output_tokens=3000)
     request_id, before, num_anew = None, 0, 0
@@ -323,9 +321,7 @@ def with_held_up(messages: Messages, step: int, *rows: wire.HoldUp) -> Messages:
         ("jit", "_fwd", "the kernel _fwd was compiled"),
     ],
 )
-def test_what_held_a_slow_step_up_is_named_where_the_engine_knows(
-    slow_session: Slow, kind: str, detail: str, said: str
-) -> None:
+def test_a_known_hold_up_is_named(slow_session: Slow, kind: str, detail: str, said: str) -> None:
     _, messages, step = slow_session
     record = record_of(messages, step)
     known = wire.HoldUp(kind, record.tokens_ns - 840 * MS, 2_000 * MS, detail)
@@ -403,9 +399,7 @@ def test_a_slow_step_is_divided_between_its_prefill_and_a_smaller_load(slow_sess
         assert causes == ["prefill", "transfer"]
 
 
-def test_the_step_screen_and_the_panel_say_what_held_a_step_up(
-    slow_session: Slow, tmp_path: Path, stepscope: Call
-) -> None:
+def test_the_screens_name_the_hold_up(slow_session: Slow, tmp_path: Path, stepscope: Call) -> None:
     _, messages, step = slow_session
     record = record_of(messages, step)
     known = wire.HoldUp("stopped", record.tokens_ns - 840 * MS, 840 * MS)

@@ -437,7 +437,7 @@ def test_an_operators_pause_is_listed_and_not_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_over", [False, True])
-def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
+def test_a_pause_before_a_file_is_in_no_latency(
     tmp_path: Path, is_over: bool, is_told: bool
 ) -> None:
     """Unless the snapshot tells of pauses, waits that began before it do not count."""
@@ -472,9 +472,7 @@ def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
 
 
 @pytest.mark.parametrize("num_single_steps", [0, 2])
-def test_a_subscriber_that_joins_during_a_pause_has_the_same_latencies_as_earlier_ones(
-    num_single_steps: int,
-) -> None:
+def test_who_joins_during_a_pause_has_the_latencies_of_earlier_ones(num_single_steps: int) -> None:
     engine = Script(max_num_batched_tokens=64)
     engine.submit(16, 20)
     engine.submit(400, 4)
@@ -504,7 +502,6 @@ def test_a_subscriber_that_joins_during_a_pause_has_the_same_latencies_as_earlie
         assert list(late.windows.samples(kind, None, None)) == list(expected) != []
     assert late.windows.breaches(None, 100) == []
     first = late.first_step
-    assert first is not None
     waits = [late.wait(first, each) for each in late.state_at(first).requests]
     assert {wait.cause for wait in waits if wait is not None} == {"paused"}
 
@@ -514,9 +511,7 @@ def test_a_subscriber_that_joins_during_a_pause_has_the_same_latencies_as_earlie
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("others_wait", [False, True])
-def test_a_request_that_arrives_during_a_step_is_explained_as_waiting_for_it(
-    overlap: bool, others_wait: bool
-) -> None:
+def test_a_request_that_comes_during_a_step_waits_for_it(overlap: bool, others_wait: bool) -> None:
     """The next step's record tells of its arrival, or the one after where steps overlap."""
     engine = Script(max_num_seqs=2, overlap=overlap)
     engine.submit(20, 40)

@@ -108,7 +108,7 @@ def test_the_baseline_covers_nearly_every_step_despite_lost_messages(tmp_path: P
         assert set(found) <= set(expected)
 
 
-def test_a_replay_of_a_searched_file_names_the_same_causes_as_explain(
+def test_a_replay_explains_as_explain_does(
     replay: ReplaySource, slow: tuple[Numbered, int]
 ) -> None:
     _, step = slow
@@ -123,9 +123,7 @@ def test_a_replay_of_a_searched_file_names_the_same_causes_as_explain(
         assert replay.history.wait(step, late.request_id) == late
 
 
-def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
-    slow: tuple[Numbered, int],
-) -> None:
+def test_waits_are_explained_again_by_the_baseline_of_all(slow: tuple[Numbered, int]) -> None:
     messages, step = slow
     history = History(LATE)
     for sequence, message in messages:

@@ -110,9 +110,7 @@ def test_late_token_events_match_the_steps_in_memory_and_the_current_service_lev
     assert assert_events(history)
 
 
-def test_a_replay_with_all_steps_in_memory_has_the_late_tokens_of_the_searched_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_agrees_with_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 30_000)
     file = record(tmp_path / "session.mcap", enumerate(busy(7, 900)))
     source = ReplaySource(Recording(file), playing=False)

@@ -205,7 +205,6 @@ def test_a_request_whose_end_was_lost_waits_no_longer() -> None:
         state.apply(message)
     state.requests.clear()  # long after r1 has ended
     snapshot = state.snapshot(script.messages[-1][0])
-    assert snapshot is not None
     ledger.take(snapshot, after_gap=True)
     assert ledger.preemptions[0].num_recomputed == 0
     assert ledger.waiting() == []
@@ -231,9 +230,7 @@ def test_explain_queue_shows_a_recording(tmp_path: Path, stepscope: Call) -> Non
 
 
 @pytest.mark.slow
-def test_explain_queue_counts_a_preemption_storm_of_a_live_engine(
-    live_engine: Any, stepscope: Call
-) -> None:
+def test_explain_queue_counts_a_storm_of_preemptions(live_engine: Any, stepscope: Call) -> None:
     endpoint = live_engine.endpoint.control
     sampling = SamplingParams(max_tokens=150, ignore_eos=True)
     with ControlClient(live_engine.endpoint) as client:

@@ -128,9 +128,7 @@ async def test_before_the_first_step_the_worst_stall_key_says_so(still_source: C
         assert notice(app) == "there is no step yet"
 
 
-async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_searched(
-    replay: ReplaySource,
-) -> None:
+async def test_the_worst_stall_key_covers_memory_until_a_file_is_read(replay: ReplaySource) -> None:
     searched, replay.file_index = replay.file_index, FileIndex(SAMPLE)
     app = dashboard(replay)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -238,9 +236,7 @@ async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(so
         assert targets(app.main.frame)[0].step == longest.step
 
 
-def test_the_heading_of_the_breach_list_says_when_it_covers_only_a_part(
-    replay: ReplaySource,
-) -> None:
+def test_the_heading_of_the_breaches_says_when_they_are_a_part(replay: ReplaySource) -> None:
     def said(extent: tuple[int, int], **view: Any) -> str:
         frame = FrameBuilder(replay.history, extent, lambda: 0.0).build(
             View(page="latency", **view), 80, 10, 8

@@ -53,9 +53,7 @@ def document(capsys: pytest.CaptureFixture[str], *names: Any, **options: Any) ->
     return found
 
 
-def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_samples_show_what_chunked_prefill_does(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "freeze", "chunked")
     told = {line[:9].strip(): line[10:] for line in text.split("\n\n")[1].splitlines()}
     b, a = told["B better"], told["A better"]
@@ -76,7 +74,7 @@ def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
     assert "may be chance" in next(line for line in figures.splitlines() if "TTFT p99" in line)
 
 
-def test_what_a_recording_does_not_tell_is_a_dash_in_the_comparison(
+def test_what_a_file_leaves_out_is_a_dash(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     bare = [
@@ -148,15 +146,13 @@ def test_parts_before_and_after_a_mark_reach_only_to_the_nearest_other_knob_chan
         ]
 
 
-def test_a_mark_that_leaves_one_part_empty_is_refused_with_the_steps_of_the_file(
-    session: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mark_at_one_end_is_refused(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = r"'breakfast' is at step 0, and the file holds steps 0 to \d+: one of the two parts is"
     with pytest.raises(WrongUsage, match=said):
         printed(capsys, str(session), None, mark="breakfast")
 
 
-def test_the_compare_screen_can_be_drawn_into_a_file(
+def test_the_screen_is_drawn_into_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     picture = tmp_path / "both.txt"

@@ -20,11 +20,7 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.views.frame.compare_choices import (
-    ComparePage,
-    file_origin,
-    session_origin,
-)
+from stepscope.tui.views.frame.compare_choices import ComparePage, file_origin, session_origin
 from stepscope.tui.views.frame.compare_text import outcome, sizes, unclear, verdict
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
@@ -42,9 +38,7 @@ SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (3
 
 
 def page_of(app: Dashboard) -> ComparePage:
-    page = app.main.frame.compare
-    assert page is not None
-    return page
+    return app.main.frame.compare
 
 
 def shown_page(app: Dashboard) -> list[str]:
@@ -108,7 +102,6 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
             await pilot.pause()
             assert "drawing failed" not in screen_text(app), size
             frame = app.main.frame
-            assert frame is not None
             if size[0] >= 80 and size[1] >= 20:
                 body = line_texts(compare_page.draw(frame, size[0], size[1] - 3))
                 assert {len(line) for line in body} == {size[0]}
@@ -126,7 +119,6 @@ async def test_one_cursor_moves_through_both_compared_runs() -> None:
             assert point.end_ns > by_time.cursor
         await pilot.press("right_square_bracket")
         late = page_of(app)
-        assert late.points[0] is not None
         assert late.points[0].longest_us == pytest.approx(814_000, rel=0.01)
         assert "wait 814 ms!" in screen_text(app)
         await pilot.press("o")
@@ -217,7 +209,6 @@ async def test_without_colour_compared_runs_and_the_winner_can_be_told_apart(the
         assert "766>90.1 B  8.5x" in shown
         plain = Skin("none")
         page = app.main.canvas.places["page"]
-        assert app.main.frame is not None
         for line in compare_page.draw(app.main.frame, page.width, page.height):
             for run, style in line:
                 if not run:
@@ -265,7 +256,6 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
         # nobody is called better.
         for width, height in ((120, 37), (80, 21)):
             frame = app.main.frame
-            assert frame is not None
             body = line_texts(compare_page.draw(frame, width, height))
             last = next(n for n, line in enumerate(body) if "B lower" in line)
             told = " ".join(line.strip("│ ") for line in body[1:last])
@@ -284,9 +274,7 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
     app.close()
 
 
-async def test_escape_stops_reading_compared_runs_and_keeps_what_was_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_escape_stops_reading_and_keeps_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepscope.recordings.compare import comparer
 
     monkeypatch.setattr(comparer, "_SLICE_S", 0.001)

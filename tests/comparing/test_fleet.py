@@ -16,6 +16,8 @@ from stepscope.recordings.fleets.fleet import FLEET_STEPS, LOOK_S, NUM_LOADS, Fl
 from stepscope.recordings.fleets.imbalance import HOLD_S, ImbalanceKeeper, differences, findings
 from stepscope.recordings.history.history import MAX_STEPS, History
 
+Call = Callable[..., Any]
+
 MS = 1_000_000
 
 
@@ -68,9 +70,7 @@ def told(source: Any) -> str:
 # Figures
 
 
-def test_what_an_engine_does_not_publish_is_unknown_and_never_zero(
-    still_source: Callable[..., Any],
-) -> None:
+def test_what_an_engine_does_not_publish_is_unknown_and_never_zero(still_source: Call) -> None:
     source = still_source(2)
     history = source.history = History()
     history.append(0, info("attached"))
@@ -101,9 +101,7 @@ def test_what_an_engine_does_not_publish_is_unknown_and_never_zero(
         assert getattr(found, unknown) is None, unknown
 
 
-def test_fleet_figures_of_a_busy_engine_equal_those_of_its_history(
-    still_source: Callable[..., Any],
-) -> None:
+def test_fleet_figures_of_a_busy_engine_equal_those_of_its_history(still_source: Call) -> None:
     source = still_source()
     found = figures("busy", source, measure(source.history))
     state, latency = source.history.state, source.history.windows.latency()
@@ -126,9 +124,7 @@ def test_fleet_figures_of_a_busy_engine_equal_those_of_its_history(
 
 
 @pytest.mark.parametrize("status", ["down", "connecting"])
-def test_an_engine_that_does_not_answer_has_no_figures(
-    still_source: Callable[..., Any], status: str
-) -> None:
+def test_an_engine_that_does_not_answer_has_no_figures(still_source: Call, status: str) -> None:
     source = still_source()
     source.status, source.error = status, "nobody there"
     found = figures("gone", source, measure(source.history))
@@ -204,9 +200,7 @@ _figures = st.builds(
 
 
 @given(st.lists(_figures, max_size=8))
-def test_fleet_findings_concern_engines_that_are_up_and_equal_engines_have_none(
-    engines: list[EngineFigures],
-) -> None:
+def test_findings_are_of_engines_that_are_up_and_not_alike(engines: list[EngineFigures]) -> None:
     for found in findings(engines):
         assert engines[found.engine].is_up
         assert found.weight >= 0
@@ -256,9 +250,7 @@ def test_differing_knobs_are_shown_against_those_of_the_majority() -> None:
 # The fleet over time
 
 
-def test_engines_that_end_return_or_restart_are_reported(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_engines_that_end_return_or_restart_are_reported(still_source: Call, clock: Clock) -> None:
     source, other = still_source(), still_source()
     source.name, other.name = "a", "b"
     fleet = Fleet([source, other], clock, clock)
@@ -301,9 +293,7 @@ def test_engines_that_end_return_or_restart_are_reported(
     assert not any(event.name == "b" for event in fleet.picture.events)
 
 
-def test_silence_of_an_engine_is_counted_from_its_last_message(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_silence_is_counted_from_the_last_message(still_source: Call, clock: Clock) -> None:
     source = still_source()
     fleet = Fleet([source], clock, clock)
     fleet.look()
@@ -315,9 +305,7 @@ def test_silence_of_an_engine_is_counted_from_its_last_message(
     assert fleet.look().lines[0].silent_s == 0
 
 
-def test_memory_does_not_grow_with_the_number_of_engines(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_memory_does_not_grow_with_the_number_of_engines(still_source: Call, clock: Clock) -> None:
     sources = [still_source() for _ in range(16)]
     for number, source in enumerate(sources):
         source.name = f"e{number}"
@@ -336,9 +324,7 @@ def test_memory_does_not_grow_with_the_number_of_engines(
     assert {len(line.load) for line in fleet.picture.lines} == {NUM_LOADS}
 
 
-def test_lowering_the_step_limit_of_a_history_forgets_the_oldest_steps(
-    still_source: Callable[..., Any],
-) -> None:
+def test_a_lowered_step_limit_forgets_the_oldest_steps(still_source: Call) -> None:
     history = still_source(1_500).history
     assert history.num_steps == 1_500
     history.keep(300, 10**9)
@@ -351,9 +337,7 @@ def test_lowering_the_step_limit_of_a_history_forgets_the_oldest_steps(
     assert history.last_step == 1_499
 
 
-def test_new_engines_join_the_fleet_and_share_its_memory_limit(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_new_engines_join_and_share_the_memory_limit(still_source: Call, clock: Clock) -> None:
     appearing = [[], [still_source(), still_source()], []]
     fleet = Fleet([still_source()], clock, clock, lambda: appearing.pop(0))
     fleet.take_in()
@@ -368,18 +352,14 @@ def test_new_engines_join_the_fleet_and_share_its_memory_limit(
     assert kept == [MAX_STEPS, FLEET_STEPS, FLEET_STEPS]  # the one that was looked at
 
 
-def test_engines_with_equal_names_are_numbered(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_engines_with_equal_names_are_numbered(still_source: Call, clock: Clock) -> None:
     fleet = Fleet([still_source(), still_source(), still_source()], clock)
     assert fleet.names == ("still", "still#2", "still#3")
     fleet.remove(fleet.sources[0])
     assert len(fleet.look().lines) == len(fleet) == 2
 
 
-def test_an_engine_without_a_step_has_the_figures_of_its_snapshot(
-    still_source: Callable[..., Any],
-) -> None:
+def test_an_engine_without_a_step_has_the_figures_of_its_snapshot(still_source: Call) -> None:
     source = still_source(2)
     source.history = History()
     source.history.append(
@@ -403,7 +383,7 @@ def test_an_engine_without_a_step_has_the_figures_of_its_snapshot(
     assert found.itl_p95_ms is None
 
 
-def test_an_engine_that_was_starting_is_reported_up(still_source: Callable[..., Any]) -> None:
+def test_an_engine_that_was_starting_is_reported_up(still_source: Call) -> None:
     source, clock = still_source(), Clock()
     fleet = Fleet([source], clock, clock)
     for status in ("starting", "connecting", "live", "live"):

@@ -25,6 +25,8 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.charts.fleet_columns import state_text
 from tests.support.waiting import wait_for
 
+Call = Callable[..., Any]
+
 ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
 
 
@@ -73,7 +75,7 @@ def engines() -> Iterator[Engines]:
 
 
 def test_an_engine_that_dies_and_its_replacement_are_reported(
-    terminal: Callable[..., Any], engines: Engines, runtime_folder: Path
+    terminal: Call, engines: Engines, runtime_folder: Path
 ) -> None:
     a, b = f"{runtime_folder}/engine-a", f"{runtime_folder}/engine-b"
     engines.start(a)
@@ -106,9 +108,7 @@ def test_an_engine_that_dies_and_its_replacement_are_reported(
     assert screen.wait_for_exit() == 0
 
 
-def test_an_engine_that_is_killed_is_down_without_waiting_for_silence(
-    engines: Engines, runtime_folder: Path
-) -> None:
+def test_a_killed_engine_is_down_before_the_silence(engines: Engines, runtime_folder: Path) -> None:
     address = f"{runtime_folder}/engine"
     engines.start(address)
     engines.wait(address)
@@ -160,9 +160,7 @@ def test_a_fleet_starts_if_at_least_one_engine_answers(runtime_folder: Path) -> 
         check_any(nobody)
 
 
-def test_leaving_a_fleet_of_dead_engines_stops_every_thread(
-    engines: Engines, runtime_folder: Path
-) -> None:
+def test_leaving_dead_engines_stops_every_thread(engines: Engines, runtime_folder: Path) -> None:
     sources = [Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)]
     fleet = Fleet(sources)
     fleet.start()
@@ -172,9 +170,7 @@ def test_leaving_a_fleet_of_dead_engines_stops_every_thread(
     assert "end of a source" not in names
 
 
-def test_an_engine_that_loads_its_model_is_starting_and_down_once_its_process_is_gone(
-    runtime_folder: Path,
-) -> None:
+def test_an_engine_that_loads_is_starting_and_down_once_it_is_gone(runtime_folder: Path) -> None:
     endpoint = Endpoint.parse(f"{runtime_folder}/loading")
     source = Subscriber(endpoint, retry_s=0.05)
     fleet = Fleet([source])

@@ -63,7 +63,6 @@ def test_a_clock_set_back_begins_a_new_history_with_unchanged_latencies(back_ns:
     steady, jumped = (history_of(session(2 * HOUR_NS, jump)) for jump in (0, -back_ns))
     assert jumped.last_step == NUM_STEPS - 1
     assert jumped.first_step == JUMP_AT
-    assert jumped.previous is not None
     assert (jumped.previous.first_step, jumped.previous.last_step) == (0, JUMP_AT - 1)
     assert any("clock went back" in event.text for event in jumped.events())
     # The same requests in the same state, and the same latencies except the one that was cut.
@@ -84,12 +83,9 @@ def test_a_clock_set_back_begins_a_new_history_with_unchanged_latencies(back_ns:
 def test_times_of_day_stay_monotonic_when_the_engine_clock_is_set_back() -> None:
     messages = session(2 * HOUR_NS, -HOUR_NS)
     history = history_of(messages)
-    assert history.previous is not None
     last, first = JUMP_AT - 1, JUMP_AT
     before_ns = history.previous.wall_ns(history.previous.summary(last).tokens_ns)  # type: ignore[union-attr]
     after_ns = history.wall_ns(history.summary(first).tokens_ns)  # type: ignore[union-attr]
-    assert before_ns is not None
-    assert after_ns is not None
     assert 0 <= after_ns - before_ns < 10**9
 
 
@@ -117,18 +113,15 @@ def test_after_the_machine_slept_the_time_of_day_is_correct() -> None:
     info = next(message for _, message in messages if isinstance(message, EngineInfo))
     history = history_of(messages)
     last = history.summary(NUM_STEPS - 1)
-    assert last is not None
     before_ns = history.wall_ns(last.tokens_ns)
     slept = msgspec.structs.replace(
         info,
         monotonic_ns=last.tokens_ns + 10**9,
         wall_ns=info.wall_ns + last.tokens_ns + 10**9 - info.monotonic_ns + HOUR_NS,
     )
-    assert history.last_sequence is not None
     history.append(history.last_sequence + 1, slept)
     assert history.wall_ns(last.tokens_ns) == before_ns  # the shown session stays
     later_ns = history.wall_ns(last.tokens_ns + 2 * 10**9)
-    assert before_ns is not None
     assert later_ns == before_ns + 2 * 10**9 + HOUR_NS
 
 
@@ -142,9 +135,7 @@ def test_the_engine_publishes_its_wall_time_again_after_a_clock_change() -> None
     assert abs(moved_ns) < HOUR_NS // 2
 
 
-async def test_the_dashboard_reports_a_clock_change_and_keeps_running(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_the_dashboard_reports_a_clock_change(still_source: Callable[..., Any]) -> None:
     source = still_source(10)
     messages = session(2 * HOUR_NS, -HOUR_NS)
     source.history = history_of(messages[: len(messages) * 2 // 3 - 40])

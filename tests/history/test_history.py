@@ -98,9 +98,7 @@ def status(step: int, **changes: Any) -> wire.EngineStatus:
 # Any step again
 
 
-def test_the_state_at_any_step_is_restored_exactly(
-    history: History, states: dict[int, SessionState]
-) -> None:
+def test_any_state_is_restored_exactly(history: History, states: dict[int, SessionState]) -> None:
     steps = [0, 1, 255, 256, 257, 1199, *random.Random(0).sample(range(1200), 30)]
     for number in [*steps, *range(500, 530), *range(530, 505, -1)]:
         assert history.state_at(number) == states[number], number
@@ -109,9 +107,6 @@ def test_the_state_at_any_step_is_restored_exactly(
 def test_step_summaries_agree_with_their_records(history: History) -> None:
     for number in range(0, 1200, 37):
         record, summary = history.record(number), history.summary(number)
-        assert record is not None
-        assert summary is not None
-        assert record.batch is not None
         assert record == dict(MESSAGES)[sequence_of()[number]]
         assert summary.tokens_ns == record.tokens_ns
         assert summary.num_rows == len(record.batch)
@@ -123,13 +118,10 @@ def test_step_summaries_agree_with_their_records(history: History) -> None:
     assert history.summaries(1199, 1200)[1] is None
 
 
-def test_a_summary_of_several_steps_has_the_worst_of_them_and_hides_no_preemption(
-    history: History,
-) -> None:
+def test_a_span_has_the_worst_of_its_steps_and_hides_no_preemption(history: History) -> None:
     for first, last in ((0, 0), (3, 51), (290, 310), (600, 1199), (1190, 1500)):
         span = history.span(first, last)
         steps = [s for s in history.summaries(first, last) if s is not None]
-        assert span is not None
         assert span.start_ns == steps[0].schedule_start_ns
         assert span.max_prefill_tokens == max(s.num_prefill_tokens for s in steps)
         assert span.max_decode_tokens == max(s.num_decode_tokens for s in steps)
@@ -152,15 +144,12 @@ def test_the_newest_state_is_the_same_object_until_a_message_arrives() -> None:
     assert history.state_at(state.step).step == state.step
 
 
-def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
-    states: dict[int, SessionState],
-) -> None:
+def test_old_steps_are_forgotten_by_number_and_by_bytes(states: dict[int, SessionState]) -> None:
     by_number = fed(MESSAGES, max_steps=400)
     assert 400 <= by_number.num_steps < 700
     by_bytes = fed(MESSAGES, max_bytes=200_000)
     for history in (by_number, by_bytes):
         first = history.first_step
-        assert first is not None
         assert first > 0
         assert history.last_step == 1199
         for number in (first, first + 100, 1199):
@@ -194,9 +183,7 @@ def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
             assert history.record(last) is not None
 
 
-def test_a_full_memory_never_begins_at_a_state_made_wrong_by_lost_messages(
-    states: dict[int, SessionState],
-) -> None:
+def test_memory_never_begins_at_a_state_made_wrong_by_loss(states: dict[int, SessionState]) -> None:
     """The snapshot that corrects the state comes 60 messages later, in the next segment."""
     for lost_at in range(180, 400, 50):
         history, state, checked = fed(MESSAGES[:150], max_steps=200), SessionState(), set()
@@ -208,7 +195,6 @@ def test_a_full_memory_never_begins_at_a_state_made_wrong_by_lost_messages(
                 history.append(number, message)
             if number == lost_at + 60:
                 snapshot = state.snapshot(number)
-                assert snapshot is not None
                 history.append(number, snapshot)
             if (first := history.first_step or 0) not in checked:
                 checked.add(first)
@@ -253,7 +239,6 @@ def test_lost_messages_are_a_gap_with_the_steps_around_it() -> None:
     assert history.record(101) is None
     assert history.summary(102) is None
     after = history.summary(103)
-    assert after is not None
     assert after.after_gap
     assert [e.kind for e in history.events(102, 1, frozenset({"gap"}))] == ["gap"]
     for lane in lanes_of(history, 100, 102):
@@ -274,7 +259,6 @@ def test_repeated_and_old_messages_are_ignored() -> None:
 def test_a_snapshot_corrects_the_state_after_lost_messages_and_otherwise_changes_nothing() -> None:
     whole = fed(MESSAGES[:400])
     redundant = whole.snapshot()
-    assert redundant is not None
     whole.append(redundant.sequence, redundant)
     assert whole.num_lost == 0
     lossy = fed([*MESSAGES[:200], *MESSAGES[260:400]])
@@ -314,10 +298,8 @@ def test_a_restarted_engine_begins_a_new_history_and_the_old_one_is_kept() -> No
         history.append(sequence, message)
     assert history.last_step == 0
     assert history.num_lost == 0
-    assert history.info is not None
     assert history.info.engine_id == "two"
     assert [event.kind for event in history.events()] == ["engine"]
-    assert history.previous is not None
     assert history.previous.last_step == 1
     assert history.previous.state_at(0).info == info("one")
 
@@ -329,7 +311,6 @@ def test_an_engine_that_dies_without_a_step_does_not_displace_the_last_session()
     for engine_id in ("two", "three", "four"):
         history.append(0, info(engine_id))
     assert history.num_steps == 0
-    assert history.previous is not None
     assert history.previous.info == info("one")
     assert history.previous.num_steps == 2
 
@@ -342,12 +323,9 @@ def test_a_knob_change_is_found_at_the_step_where_it_took_effect(history: Histor
     flagged = [s.step for s in history.summaries(0, 1199) if s is not None and s.has_knob_change]
     assert flagged == [300, 700]
     first = history.next_event(0, 1, frozenset({"knobs"}))
-    assert first is not None
     assert first.step == 300
     assert first.text == "max_num_batched_tokens 512→256 by simulated, from step 300"
     before, after = history.summary(299), history.summary(300)
-    assert before is not None
-    assert after is not None
     assert (before.token_budget, after.token_budget) == (512, 256)
 
 
@@ -390,10 +368,8 @@ def test_events_name_the_request_and_can_be_stepped_through() -> None:
     ]
     assert [event.kind for event in history.events(2, 2)] == ["mark", "preempt"]
     following = history.next_event(1, 1)
-    assert following is not None
     assert following.kind == "preempt"
     preceding = history.next_event(3, -1, frozenset({"mark"}))
-    assert preceding is not None
     assert preceding.step == 1
     assert history.next_event(3, 1) is None
 
@@ -406,7 +382,6 @@ def test_a_mark_added_twice_is_kept_once_and_survives_rewind_and_reset() -> None
     history.rewind(100)
     assert history.marks == [mark]
     snapshot = history.snapshot()
-    assert snapshot is not None
     history.reset(snapshot)
     assert history.marks == [mark]
     assert history.num_steps == 0
@@ -508,7 +483,6 @@ def test_lanes_match_the_step_records(history: History) -> None:
     lanes = {lane.request_id: lane.cells for lane in lanes_of(history, 400, 599)}
     for number in range(400, 600):
         record = history.record(number)
-        assert record is not None
         for row in record.batch or ():
             cell = Cell(lanes[row.request_id][number - 400])
             if row.phase == DECODE:
@@ -597,9 +571,7 @@ strange_steps = st.builds(
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(strange_steps, min_size=1, max_size=12))
-def test_valid_but_senseless_messages_never_break_the_history(
-    messages: list[wire.StepRecord],
-) -> None:
+def test_valid_but_senseless_messages_break_nothing(messages: list[wire.StepRecord]) -> None:
     history = History()
     for sequence, message in enumerate(messages):
         with contextlib.suppress(msgspec.DecodeError):
@@ -632,7 +604,6 @@ def test_readers_never_see_a_half_written_state_while_messages_arrive() -> None:
                 continue
             assert history.state.step >= last
             first = history.first_step
-            assert first is not None
             number = rng.randrange(first, last + 1)
             # A step read a moment ago may be forgotten by now, but never differs.
             assert history.state_at(number).step >= first

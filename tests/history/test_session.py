@@ -117,8 +117,6 @@ def test_block_owners_are_known_from_the_first_step_and_never_guessed() -> None:
     kv = wire.KVCounts(used=2, cached=1, empty=5, evicted=0)
     moves = [wire.BlockMove(0, 1, 2), wire.BlockMove(3, wire.CACHED, 0), wire.BlockMove(99, 1, 1)]
     state = reduced([info(), step(0, [], kv=kv, moves=moves)])
-    assert state.block_owner is not None
-    assert state.block_refs is not None
     empty = wire.EMPTY
     assert list(state.block_owner) == [1, empty, empty, wire.CACHED, *[empty] * 4]
     assert list(state.block_refs) == [2, 0, 0, 0, 0, 0, 0, 0]
@@ -147,7 +145,6 @@ def test_a_batch_row_of_an_unknown_request_makes_a_partial_request_view() -> Non
     assert view.is_partial
     assert (view.status, view.num_computed_tokens, view.num_blocks) == ("running", 34, 3)
     outcome = state.apply(step(10, [wire.BatchRow(4, DECODE, 34, 1, 0, 3, LAST)]))
-    assert outcome is not None
     assert outcome.gaps_ns == {10 * MS: 1}
     state.apply(step(11, [], events=[wire.Finished(4, "stop", 17)]))
     assert state.requests[4].num_output_tokens == 17
@@ -164,7 +161,6 @@ def test_after_lost_steps_counts_are_corrected_and_no_latency_is_made_up() -> No
         ]
     )
     outcome = state.apply(step(5, [wire.BatchRow(1, DECODE, 24, 1, 0, 2, LAST)]))
-    assert outcome is not None
     assert outcome.gaps_ns == {}
     assert state.requests[1].num_output_tokens == 6
 
@@ -202,7 +198,6 @@ def test_a_state_restored_from_any_snapshot_continues_like_the_original() -> Non
             if continued is not None:
                 assert continued == state
             snapshot = state.snapshot(sequence)
-            assert snapshot is not None
             restored = wire.decode(wire.encode(snapshot))
             assert isinstance(restored, wire.Snapshot)
             continued = SessionState.from_snapshot(restored)
@@ -234,7 +229,6 @@ def test_a_snapshot_after_lost_messages_corrects_the_state() -> None:
             lossy.apply(message)
         if number == 300:
             snapshot = whole.snapshot(sequence)
-            assert snapshot is not None
             lossy.apply(snapshot)
     live = {i: v for i, v in whole.requests.items() if v.status != "finished"}
     assert {i: v for i, v in lossy.requests.items() if v.status != "finished"} == live

@@ -18,6 +18,7 @@ from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 Messages: TypeAlias = list[tuple[int, wire.Telemetry]]
+Session: TypeAlias = Callable[[], Messages]
 USUAL = SLO(500, 50)
 FAST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
 QUIET = SimulatedWorkload(rate=1.0, document_share=0.0, output_tokens=200)
@@ -158,9 +159,7 @@ def test_it_is_not_healthy_where_few_tokens_were_late_but_most_requests_had_one(
         (in_flight, r"step \d+ has run for 7\.3 s: 63 decodes", "caution", "screen_step"),
     ],
 )
-def test_the_state_of_an_engine_is_one_sentence(
-    session: Callable[[], Messages], said: str, tone: str, look: str
-) -> None:
+def test_an_engines_state_is_a_sentence(session: Session, said: str, tone: str, look: str) -> None:
     verdict = judged(session())
     assert re.fullmatch(said, verdict.text), verdict
     assert (verdict.tone, verdict.look) == (tone, look)
@@ -177,7 +176,7 @@ def test_the_state_of_an_engine_is_one_sentence(
     ],
 )  # fmt: skip
 def test_what_holds_an_engine_back_is_said_with_the_key_to_its_evidence(
-    session: Callable[[], Messages], slo: SLO, said: str, look: str
+    session: Session, slo: SLO, said: str, look: str
 ) -> None:
     verdict = judged(session(), slo)
     assert re.fullmatch(said, verdict.text), verdict

@@ -23,6 +23,8 @@ from tests.support.screens.screen_text import main_text
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import until
 
+Call = Callable[..., Any]
+
 TIMED = {"slo", "gap"}  # see test_file_index.py
 ABORTED, PAUSED, REFUSED = 400, 500, 600
 
@@ -32,7 +34,6 @@ def session() -> list[wire.Telemetry]:
     messages: list[wire.Telemetry] = []
     for message in busy(seed=4, num_steps=800):
         if isinstance(message, wire.StepRecord) and message.step == ABORTED:
-            assert message.batch is not None
             gone = wire.Aborted(message.batch[0].request_id, "asked for")
             message = msgspec.structs.replace(message, events=[*message.events, gone])
         messages.append(message)
@@ -140,12 +141,10 @@ async def test_the_next_preemption_is_found_far_outside_memory(source: ReplaySou
         at = 0
         for _ in range(3):
             expected = source.file_index.next(at, 1, {"preempt"}, SLO())
-            assert expected is not None
             await pilot.press("right_curly_bracket")
             step = expected.step
             await until(lambda: app.main.new_frame().cursor == step, f"not at {step}")  # noqa: B023
             record = app.main.new_frame().record
-            assert record is not None
             assert any(type(each).__name__ == "Preempted" for each in record.events)
             at = step
         app.main.draw()
@@ -158,9 +157,7 @@ async def test_the_next_preemption_is_found_far_outside_memory(source: ReplaySou
         await until(lambda: said in main_text(app), "it is not said that there is none")
 
 
-async def test_knob_changes_later_in_the_file_are_listed_and_enter_goes_to_them(
-    source: ReplaySource,
-) -> None:
+async def test_knob_changes_ahead_are_listed_and_enter_goes_to_them(source: ReplaySource) -> None:
     (change,) = source.file_index.changes
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -190,9 +187,7 @@ async def test_knob_changes_later_in_the_file_are_listed_and_enter_goes_to_them(
         assert "ahead" not in main_text(app)
 
 
-async def test_a_selected_breach_stays_selected_while_others_appear_above_it(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_a_selected_breach_stays_selected_while_others_appear(still_source: Call) -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=8.0), max_steps=200)
     messages = simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=9.0))
     for sequence, message in messages[:300]:
@@ -202,7 +197,6 @@ async def test_a_selected_breach_stays_selected_while_others_appear_above_it(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5", "j", "j")
         chosen = app.main.handlers.pages.chosen()
-        assert chosen is not None
         assert (app.main.view.row, chosen) == (2, targets(app.main.frame)[2])
         for sequence, message in messages[300:340]:
             history.append(sequence, message)
@@ -218,9 +212,7 @@ async def test_a_selected_breach_stays_selected_while_others_appear_above_it(
         assert (app.main.view.row, app.main.view.entry) == (0, None)
 
 
-async def test_the_first_steps_appear_on_the_scrub_bar_as_soon_as_in_the_chart(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_the_first_steps_are_on_the_scrub_bar_at_once(still_source: Call) -> None:
     now_s = 0.0
     history = History()
     messages = simulate(seed=3, num_steps=60)

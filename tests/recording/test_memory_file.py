@@ -92,7 +92,6 @@ def test_messages_lost_right_after_joining_are_counted_in_the_file(tmp_path: Pat
         state.apply(message)
     history = History()
     joined_with = state.snapshot(MESSAGES[700][0])
-    assert joined_with is not None
     history.reset(joined_with)
     for sequence, message in MESSAGES[704:]:
         history.append(sequence, message)
@@ -101,7 +100,7 @@ def test_messages_lost_right_after_joining_are_counted_in_the_file(tmp_path: Pat
     assert [check.name for check in report.checks if check.problems] == ["sequence"]
 
 
-def test_messages_forgotten_during_saving_count_as_missing(
+def test_messages_forgotten_meanwhile_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = filled(range(MESSAGES[600][0], MESSAGES[-1][0] + 1), max_steps=300)

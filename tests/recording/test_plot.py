@@ -96,9 +96,7 @@ def read(path: Path, num_columns: int, first: int | None = None, last: int | Non
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 40, 1400])
-def test_every_plot_column_shows_the_worst_of_its_steps(
-    session: tuple[History, Path], num_columns: int
-) -> None:
+def test_a_column_shows_the_worst_step(session: tuple[History, Path], num_columns: int) -> None:
     history, path = session
     series = read(path, num_columns)
     steps = range(history.first_step or 0, (history.last_step or 0) + 1)

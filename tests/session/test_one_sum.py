@@ -39,6 +39,7 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.by_hand import Messages, figures_by_hand
 from tests.support.sessions.seek_sessions import record
 
+Session = Callable[[], Messages]
 LEVELS = SLO(ttft_ms=500.0, itl_ms=50.0)
 CHATS = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=60)
 
@@ -157,7 +158,6 @@ def from_the_middle() -> Messages:
     for _, message in messages[:250]:
         state.apply(message)
     told = state.snapshot(messages[249][0])
-    assert told is not None
     return [(messages[249][0], replace(told, pauses=[])), *messages[250:]]
 
 
@@ -201,11 +201,10 @@ def of_a_client() -> Messages:
     """The result of a benchmark, as `vllm bench serve` wrote it."""
     sample = Path(__file__).parents[1] / "importing" / "samples" / "vllm_bench_serve.json"
     found = read_result(ForeignFile(sample))
-    assert found is not None
     return [(0, found.info), *enumerate(found.messages, 1)]
 
 
-WHOLE: list[Callable[[], Messages]] = [
+WHOLE: list[Session] = [
     preempting, static, speculating, with_a_repeated_step, with_arrivals_between_steps, with_ranks,
 ]  # fmt: skip
 ALL = [*WHOLE, served, with_lost_messages, from_the_middle, of_totals, of_a_client]
@@ -227,7 +226,6 @@ def history_of(messages: Messages) -> History:
 def figures_of_side(feed: Feed) -> dict[str, float | None]:
     while feed.read(float("inf")) and not feed.is_done:
         pass
-    assert feed.side is not None
     return feed.side.figures()
 
 
@@ -265,9 +263,7 @@ def figures_of_index(
 
 
 @pytest.mark.parametrize("session", ALL)
-def test_every_way_to_a_figure_gives_the_same_value(
-    session: Callable[[], Messages], tmp_path: Path
-) -> None:
+def test_every_way_gives_the_same_figures(session: Session, tmp_path: Path) -> None:
     ways = ways_to_figures(session(), tmp_path / "a.mcap")
     for way, figures in ways.items():
         assert figures == ways["live"], way
@@ -304,9 +300,7 @@ UNTIMED = {name for name in FIGURES if not name.endswith(("_per_s", "_per_min"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("session", ALL)
-def test_a_stretch_has_the_same_figures_on_the_screen_in_its_file_and_compared(
-    session: Callable[[], Messages], tmp_path: Path
-) -> None:
+def test_a_stretch_has_the_same_figures(session: Session, tmp_path: Path) -> None:
     messages = session()
     path = record(tmp_path / "a.mcap", messages)
     check_stretches(history_of(messages), path)
@@ -348,7 +342,7 @@ def test_a_sample_holds_an_index_of_each_chunk_that_its_messages_give(name: str)
 
 
 @pytest.mark.parametrize("session", WHOLE)
-def test_figures_are_as_counted_by_hand(session: Callable[[], Messages]) -> None:
+def test_figures_are_as_counted_by_hand(session: Session) -> None:
     messages = session()
     figures = history_of(messages).windows.figures(None, None)
     for name, value in figures_by_hand(messages, *LEVELS).items():
@@ -385,9 +379,7 @@ def test_an_export_has_each_step_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("session", [preempting, from_the_middle, of_totals])
-def test_a_plot_has_the_figures_of_the_session(
-    session: Callable[[], Messages], tmp_path: Path
-) -> None:
+def test_a_plot_has_the_same_figures(session: Session, tmp_path: Path) -> None:
     messages = session()
     figures = history_of(messages).windows.figures(None, None)
     with Recording(record(tmp_path / "a.mcap", messages)) as recording:
@@ -400,7 +392,6 @@ def test_a_plot_has_the_figures_of_the_session(
         assert kind not in ("ttft", "itl") or spread.within_slo == figures[f"{kind}_within_slo"]
     assert sums.num_steps == figures["steps"]
     assert sums.num_preempted == figures["preemptions"]
-    assert sums.num_out_tokens is not None
     assert figures["out_tokens_per_s"] == pytest.approx(sums.num_out_tokens / sums.seconds)
 
 

@@ -68,7 +68,6 @@ def test_the_knee_of_a_noisy_session_is_that_of_its_machine(
     knee: int, budget: int, adds_up: bool, work: dict[str, Any]
 ) -> None:
     got = run(KneeCost(knee, adds_up), budget, **work)
-    assert got is not None
     assert 0.7 < got.tokens / knee < 1.4
     assert got.flat_ms == pytest.approx(FLAT_S * 1e3, rel=0.25)
 
@@ -81,9 +80,7 @@ def test_the_knee_of_a_noisy_session_is_that_of_its_machine(
         (KneeCost(4), 256, 1500),  # none is far below it
     ],
 )
-def test_a_session_without_steps_on_both_sides_of_the_knee_has_none(
-    cost: KneeCost, budget: int, num_steps: int
-) -> None:
+def test_one_side_of_the_knee_does_not_show_it(cost: KneeCost, budget: int, num_steps: int) -> None:
     assert run(cost, budget, num_steps) is None
 
 
@@ -117,5 +114,4 @@ def test_the_samples_show_their_knee_or_none(name: str, knee: tuple[int, int] | 
     if knee is None:
         assert got is None
     else:
-        assert got is not None
         assert knee[0] < got.tokens < knee[1]
