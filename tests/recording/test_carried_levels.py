@@ -23,6 +23,7 @@ from stepscope.tui.views.frame.chart_columns import ChartColumns
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.screen_text import screen_text
+from tests.support.sessions.history_steps import history_of
 
 Call = Callable[..., Any]
 
@@ -31,10 +32,10 @@ Call = Callable[..., Any]
 def recording(recorded_to: Call, tmp_path: Path) -> Call:
     """Makes files of the same session that carry these levels."""
 
-    def make(name: str, **levels: float) -> Path:
+    def make(name: str, engine_levels: dict[str, float] | None = None, **levels: float) -> Path:
         path = tmp_path / f"{name}.mcap"
         with recorded_to(path, levels=levels) as source:
-            for sequence, message in simulate(seed=3, num_steps=200):
+            for sequence, message in messages(**engine_levels or {}):
                 source.take(sequence, message)
         return path
 
@@ -124,10 +125,9 @@ ENGINE = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 
 def messages(**levels: float) -> list[tuple[int, Any]]:
     """A session whose engine says these levels."""
-    found = list(simulate(seed=3, num_steps=60))
     return [
         (number, msgspec.structs.replace(each, **levels) if each.topic == b"info" else each)
-        for number, each in found
+        for number, each in simulate(seed=3, num_steps=200)
     ]
 
 
@@ -141,7 +141,7 @@ def messages(**levels: float) -> list[tuple[int, Any]]:
         ({"slo_itl_ms": 33.0}, {"slo_itl_ms": "70"}, SLO(3000, 33), "your own, not ITL 70 ms"),
     ],
 )
-def test_the_viewers_choice_comes_before_the_recording_and_that_before_the_engine(
+def test_the_choice_of_the_viewer_comes_before_the_recording_and_that_before_the_engine(
     chosen: dict[str, float], carried: dict[str, str], slo: SLO, own: str
 ) -> None:
     history = History(chosen)
@@ -163,11 +163,8 @@ def test_levels_of_a_restarted_engine_apply_and_a_choice_in_the_dashboard_stays(
     assert (history.slo, history.own_levels) == (SLO(900, 40), "")
 
 
-def test_a_file_is_judged_by_its_engine(recorded_to: Call, stepscope: Call, tmp_path: Path) -> None:
-    path = tmp_path / "a.mcap"
-    with recorded_to(path) as source:
-        for sequence, message in messages(**ENGINE):
-            source.take(sequence, message)
+def test_a_file_is_judged_by_its_engine(recording: Call, stepscope: Call) -> None:
+    path = recording("a", ENGINE)
     shown = stepscope("stats", str(path))
     assert "levels TTFT 3,000 ms, ITL 150 ms" in shown.stdout
     assert "service levels" not in shown.stderr
@@ -182,11 +179,9 @@ def test_service_levels_do_not_make_another_engine() -> None:
 
 @pytest.mark.parametrize("slo", [SLO(100, 15), SLO(5000, 300), SLO(0.5, 0.5), SLO(500, 30)])
 def test_a_changed_level_applies_as_if_set_from_the_start(still_source: Call, slo: SLO) -> None:
-    messages = _messages(still_source(400).history)
-    changed, again = History(SLO(ttft_ms=500.0, itl_ms=30.0)), History(slo)
-    for sequence, message in messages:
-        changed.append(sequence, message)
-        again.append(sequence, message)
+    still = still_source(400).history
+    steps = [(step, still.record(step)) for step in range(still.num_steps)]
+    changed, again = history_of(steps, SLO(ttft_ms=500.0, itl_ms=30.0)), history_of(steps, slo)
     assert changed.windows.breaches(None, 10_000)  # looked at before, as the dashboard does
     changed.set_slo(slo)
     assert changed.windows.breaches(None, 10_000) == again.windows.breaches(None, 10_000)
@@ -197,22 +192,12 @@ def test_a_changed_level_applies_as_if_set_from_the_start(still_source: Call, sl
     assert next(columns) == next(columns)
 
 
-def _messages(history: History) -> list[tuple[int, Any]]:
-    """The steps of a history, as messages."""
-    found = []
-    for step in range(history.num_steps):
-        summary, record = history.summary(step), history.record(step)
-        found.append((summary.sequence, record))
-    return found
-
-
 async def test_levels_changed_in_a_dashboard_are_saved(still_source: Call, tmp_path: Path) -> None:
     source = still_source()
     path = tmp_path / "config.toml"
     began: dict[str, Any] = {"slo_ttft_ms": 500.0, "slo_itl_ms": 30.0}
-    app = Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, preferences=Preferences(path, began)
-    )
+    given = {"any_terminal": True, "fps": 1.0, "preferences": Preferences(path, began)}
+    app = Dashboard(source, source.history, **given)
     async with app.run_test(size=(200, 60)) as pilot:
         assert "TTFT <500" not in screen_text(app)
         assert " <30 " in screen_text(app)

@@ -20,6 +20,7 @@ from stepscope.tui.views.frame.frame import NOTABLE
 from stepscope.tui.views.pages.page_views import targets
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import until
 
@@ -29,7 +30,8 @@ TIMED = {"slo", "gap"}  # see test_file_index.py
 ABORTED, PAUSED, REFUSED = 400, 500, 600
 
 
-def session() -> list[wire.Telemetry]:
+@pytest.fixture(scope="module")
+def messages() -> list[wire.Telemetry]:
     """A session with preemptions, a knob change, and operator actions done and refused."""
     messages: list[wire.Telemetry] = []
     for message in busy(seed=4, num_steps=800):
@@ -51,12 +53,7 @@ def session() -> list[wire.Telemetry]:
 
 def _audited(time_ns: int, command: str, step: int | None, **more: object) -> wire.Audited:
     given = {"number": 1, "who": "ops", **more}
-    return wire.Audited(command=command, time_ns=time_ns, effective_step=step, **given)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def messages() -> list[wire.Telemetry]:
-    return session()
+    return wire.Audited(command=command, time_ns=time_ns, effective_step=step, **given)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +86,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
 def test_a_file_search_finds_every_event_that_playing_the_file_shows(
     found: FileIndex, messages: list[wire.Telemetry], kind: str, direction: int
 ) -> None:
-    history = History()
-    for sequence, message in enumerate(messages):
-        history.append(sequence, message)
+    history = history_of(enumerate(messages))
     expected = sorted({each.step for each in history.events(limit=10**6, kinds=frozenset({kind}))})
     steps, at = [], -1 if direction > 0 else 10**6
     while (event := found.next(at, direction, {kind}, SLO())) is not None:
@@ -102,8 +97,7 @@ def test_a_file_search_finds_every_event_that_playing_the_file_shows(
     if kind in ("preempt", "abort", "reject"):  # in the same words as once it is in memory
         texts = {each.text for each in history.events(limit=10**6, kinds=frozenset({kind}))}
         assert {found.next(step - 1, 1, {kind}, SLO()).text for step in expected} <= texts
-    least = {"preempt": 20, "knobs": 1, "abort": 1, "engine": 2}.get(kind, 0)
-    assert len(steps) >= least
+    assert len(steps) >= {"preempt": 20, "knobs": 1, "abort": 1, "engine": 2}.get(kind, 0)
 
 
 def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: FileIndex) -> None:
@@ -113,13 +107,11 @@ def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: File
     few = log.spread(100)
     assert len(few) == 100
     apart = {after.step - before.step for before, after in pairwise(few)}
-    assert min(apart) >= 990
-    assert max(apart) <= 1010
+    assert 990 <= min(apart) <= max(apart) <= 1010
     assert all(each.step % 7 == 0 and each.request_id == each.step % 5 for each in few)
     assert len(log.spread()) == len(log) == 14_286
     assert EventLog().spread(10) == []
-    kinds = {each.kind for each in found.landmarks()}
-    assert kinds == {"knobs", "preempt"}
+    assert {each.kind for each in found.landmarks()} == {"knobs", "preempt"}
 
 
 def test_the_next_event_is_the_nearest_of_all_kinds(found: FileIndex) -> None:

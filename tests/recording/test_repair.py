@@ -204,16 +204,6 @@ def test_damage_that_demands_impossible_memory_is_damage(large: Written, tmp_pat
         assert recording.check_chunk(2)
 
 
-def test_an_unfinished_chunk_is_reported_as_cut_off(large: Written, tmp_path: Path) -> None:
-    path = tmp_path / "cut.mcap.part"
-    path.write_bytes(large.content[: large.chunks[-1].end - 1000])
-    assert "was cut off" in verify(path, nothing).checksums.problems[0]
-
-
-def test_an_intact_file_is_not_repaired(small: Written) -> None:
-    assert what_is_wrong(small.path, nothing) is None
-
-
 def test_a_repaired_file_is_whole_with_every_readable_step(large: Written, tmp_path: Path) -> None:
     path = tmp_path / "broken.mcap.part"
     length = large.chunks[-1].offset + large.chunks[-1].length * 9 // 10
@@ -233,11 +223,8 @@ def test_a_repaired_file_is_whole_with_every_readable_step(large: Written, tmp_p
     first_loss, end_loss = report.losses
     steps = range(report.first_step or 0, 3000)
     with Recording(output) as recording:
-        found = {
-            wire.decode(frame.payload).step  # type: ignore[union-attr]
-            for frame, _ in recording.frames()
-            if frame.topic == b"step"
-        }
+        frames = [frame for frame, _ in recording.frames() if frame.topic == b"step"]
+        found = {wire.decode(frame.payload).step for frame in frames}
         assert recording.info == Recording(large.path).info
     missing = set(range(first_loss.after_step + 1, first_loss.before_step))
     assert missing == {step for step in steps if step <= max(found)} - found
@@ -462,26 +449,28 @@ def test_the_recording_of_a_killed_engine_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "engine.mcap"
     writer = RecordingWriter(path)
     writer.start()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    socket = context.socket(zmq.SUB)
+    socket = zmq.Context.instance().socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
     socket.setsockopt(zmq.RCVTIMEO, 500)
     socket.connect(address)
+
+    def receive() -> None:
+        topic, number, payload = socket.recv_multipart()
+        writer.on_frame(topic, wire.sequence_of(number), payload)
+
     process = subprocess.Popen([sys.executable, "-c", KILLED_ENGINE, address])
     try:
         deadline_s = time.monotonic() + 60
         while writer.num_steps < 200:
             assert time.monotonic() < deadline_s
             with contextlib.suppress(zmq.Again):
-                topic, number, payload = socket.recv_multipart()
-                writer.on_frame(topic, wire.sequence_of(number), payload)
+                receive()
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     with contextlib.suppress(zmq.Again):
         while True:
-            topic, number, payload = socket.recv_multipart()
-            writer.on_frame(topic, wire.sequence_of(number), payload)
+            receive()
     socket.close(linger=0)
     writer.close()
     assert (writer.state, writer.error) == ("finished", None)
@@ -521,7 +510,7 @@ def test_a_full_disk_ends_the_recording_and_loses_only_unflushed_messages(tmp_pa
         kept = [frame for frame, _ in recording.frames() if frame.topic == b"step"]
         # Checkpoints lie 128 KiB of messages apart: of 60 kB in the file not much is behind one.
         assert len(kept) > 100
-        assert [wire.decode(f.payload).step for f in kept] == list(range(len(kept)))  # type: ignore[union-attr]
+        assert [wire.decode(f.payload).step for f in kept] == list(range(len(kept)))
     # A repair that finds the disk full leaves nothing behind either.
     with limited_files(1000), pytest.raises(RecordingError, match="cannot write"):
         rewrite(recording.opened_path, tmp_path / "new.mcap", nothing)
@@ -541,16 +530,14 @@ def test_two_unfinished_chunks_in_one_file_are_both_read(small: Written, tmp_pat
 def test_reading_may_begin_at_any_message_of_a_chunk(large: Written) -> None:
     """Packed steps depend on those before them; reading may begin anywhere, in any order."""
     rng = random.Random(4)
-    expected: list[MessageFrame] = []
     with Recording(large.path) as recording:
         numbers = range(recording.num_chunks)
-        expected = [f._replace(sequence=0) for f in large.frames]
         starts = [0, *itertools.accumulate(len(recording.chunk(n).frames) for n in numbers)]
         for _ in range(300):
-            place = rng.randrange(len(expected))
+            place = rng.randrange(len(large.frames))
             number = max(n for n in numbers if starts[n] <= place)
             frame = recording._chunks.load(number).frame(place - starts[number])
-            assert frame.payload == expected[place].payload
+            assert frame.payload == large.frames[place].payload
 
 
 BEING_WRITTEN = Later(lambda: simulate(seed=6, num_steps=3000))
@@ -619,10 +606,8 @@ def test_verify_finds_no_problem_in_a_file_being_written(
     document = json.loads(stepscope("verify", str(path), "--json").stdout)
     assert (document["ok"], document["is_being_written"]) == (True, True)
     with Recording(path) as recording:
-        said = (
-            f"being written right now; what comes after step {recording.last_step:,} is not written"
-        )
-        assert said in (recording.message or "")
+        said = f"what comes after step {recording.last_step:,} is not written"
+        assert f"being written right now; {said}" in recording.message
     recorder()
     done = stepscope("verify", str(path))
     assert done.exit_code == 1
