@@ -35,10 +35,8 @@ COST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
 
 def messages(num_steps: int = 300) -> Iterator[tuple[int, Telemetry]]:
     """Messages of a session in which requests arrive, wait and end all the time."""
-    session = simulate(
-        seed=5, num_steps=num_steps, knobs=KNOBS, workload=WORKLOAD, cost=COST, num_blocks=512
-    )
-    return iter(session)
+    made = {"knobs": KNOBS, "workload": WORKLOAD, "cost": COST, "num_blocks": 512}
+    return iter(simulate(seed=5, num_steps=num_steps, **made))
 
 
 def figures(app: Dashboard, *names: str) -> dict[str, set[tuple[str, ...]]]:
