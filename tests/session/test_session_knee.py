@@ -12,10 +12,10 @@ from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.history.history import History
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.session.knee import Knee
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 
 FLAT_S = 0.008
 
@@ -42,10 +42,7 @@ class KneeCost:
 
 
 def found(told: list[tuple[int, Telemetry]]) -> Knee | None:
-    history = History()
-    for number, message in told:
-        history.append(number, message)
-    return history.windows.knee()
+    return history_of(told).windows.knee()
 
 
 def run(cost: KneeCost, budget: int, num_steps: int = 1500, **work: Any) -> Knee | None:
