@@ -30,7 +30,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.simulated_run import simulate, simulated_info
+from tests.support.engines.simulated_run import simulated_info
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 
@@ -83,11 +83,6 @@ class Script:
 
     def sleep(self, ms: int) -> None:
         self.runner.advance_to(self.runner.clock() + ms * MS)
-
-
-def simulated(**options: Any) -> Messages:
-    """A simulated session with its sequence numbers, as a subscriber receives it."""
-    return [(number, wire.decode(wire.encode(m))) for number, m in simulate(**options)]
 
 
 def explained(

@@ -1,5 +1,6 @@
 """Of every second, the longest wait of each kind is an event, by the current service levels."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -149,16 +150,15 @@ def _assert_lists(history: History) -> None:
     for until in (last, (first + last) // 2):
         late: dict[str, list[Breach]] = {}
         for kind, bound_ms in (("ITL", history.slo.itl_ms), ("TTFT", history.slo.ttft_ms)):
-            late[kind] = []
-            samples = list(history.windows.samples(kind.lower(), None, None))
+            late[kind], numbers = [], Counter[int]()
+            for time_ns, ns, weight in history.windows.samples(kind.lower(), None, None):
+                numbers[time_ns] += weight * (ns > bound_ms * 1e6)
             for each in history.summaries(first, until):
                 ns = getattr(each, f"max_{kind.lower()}_ns") or 0
                 if ns > bound_ms * 1e6:
-                    told = [row[1:] for row in samples if row[0] == each.tokens_ns]
-                    number = sum(weight for value, weight in told if value > bound_ms * 1e6)
                     request_id = getattr(each, f"max_{kind.lower()}_request_id")
-                    found = Breach(each.step, each.tokens_ns, kind, ns, request_id, number)
-                    late[kind].append(found)
+                    told = each.step, each.tokens_ns, kind, ns, request_id
+                    late[kind].append(Breach(*told, numbers[each.tokens_ns]))
         in_order = sorted(late["ITL"] + late["TTFT"], key=lambda each: (each.step, each.kind))
         assert history.windows.breaches(until, 60) == in_order[-60:]
         for kind, other in (("ITL", "TTFT"), ("TTFT", "ITL")):

@@ -22,7 +22,6 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.frame.compare_choices import ComparePage, file_origin, session_origin
 from stepscope.tui.views.frame.compare_text import outcome, sizes, unclear, verdict
-from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
@@ -85,9 +84,8 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
         assert "B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in shown
         assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 3.4x)" in shown
         assert "max_num_batched_tokens 8192 | 256; enable_chunked_prefill off | on" in shown
-        assert (
-            "80 late, 63.3 s: shared a step with a prefill 99.9% │ TTFT: 7 late, 5.5 s: " in shown
-        )
+        late = "80 late, 63.3 s: shared a step with a prefill 99.9% │ TTFT: 7 late, 5.5 s: "
+        assert late in shown
         assert "685 late, 44.6 s: shared a step with a prefill 98.9% │ TTFT: 7 late" in shown
         assert "not sure TTFT p50, p95, p99 (of 19)" in shown
         assert "A 19 requests in 7.9 s, B 19 requests in 7.8 s" in shown
@@ -185,9 +183,8 @@ async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_eit
 async def test_an_uncertain_difference_is_shown_with_its_number_of_requests() -> None:
     async with samples_compared() as (app, _):
         found = page_of(app).comparison
-    first = ComparedFigure(
-        "ttft_p50", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
-    )
+    told = (22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50)
+    first = ComparedFigure("ttft_p50", "TTFT p50", "ms", *told)
     second = first._replace(key="ttft_p95", label="TTFT p95", b=25.0, rank=95)
     found = found._replace(figures=[first, second])
     assert outcome(found, "a") == ("A better", ["nothing for sure"])
@@ -307,9 +304,8 @@ async def test_escape_stops_reading_and_keeps_all_read(monkeypatch: pytest.Monke
 
 def test_the_compare_screen_is_drawn_before_anything_is_chosen_or_read(still_source: Call) -> None:
     source = still_source(50)
-    frame: Frame = FrameBuilder(source.history, clock=lambda: 0.0).build(
-        View(page="compare"), 80, 0, 8
-    )
+    builder = FrameBuilder(source.history, clock=lambda: 0.0)
+    frame = builder.build(View(page="compare"), 80, 0, 8)
     assert compare_page.targets(frame) == []
     assert len(compare_page.draw(frame, 80, 21)) == 21
     state = Dashboard(source, source.history, any_terminal=True).main.session.compare

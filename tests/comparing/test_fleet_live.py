@@ -62,9 +62,8 @@ class Engines:
         self._clients.append(client)  # requests end with their client
         for each in range(number):
             sampling = SamplingParams(max_tokens=900, ignore_eos=True)
-            client.send(
-                Submit(client_id=f"r{each}", prompt_token_ids=[each] * 90, sampling=sampling)
-            )
+            told = {"client_id": f"r{each}", "prompt_token_ids": [each] * 90}
+            client.send(Submit(sampling=sampling, **told))
 
 
 @pytest.fixture
@@ -78,10 +77,10 @@ def test_an_engine_that_dies_and_its_replacement_are_reported(
     terminal: Call, engines: Engines, runtime_folder: Path
 ) -> None:
     a, b = f"{runtime_folder}/engine-a", f"{runtime_folder}/engine-b"
-    engines.start(a)
-    engines.start(b)
-    engines.wait(a)
-    engines.wait(b)
+    for address in (a, b):
+        engines.start(address)
+    for address in (a, b):
+        engines.wait(address)
     screen = terminal(
         *(sys.executable, "-m", "stepscope.tui.cli", "top", b, a, f"{runtime_folder}/engine-c"),
         STEPSCOPE_CONFIG="none",
@@ -161,8 +160,7 @@ def test_a_fleet_starts_if_at_least_one_engine_answers(runtime_folder: Path) -> 
 
 
 def test_leaving_dead_engines_stops_every_thread(engines: Engines, runtime_folder: Path) -> None:
-    sources = [Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)]
-    fleet = Fleet(sources)
+    fleet = Fleet([Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)])
     fleet.start()
     fleet.stop()
     names = {thread.name for thread in threading.enumerate()}

@@ -56,15 +56,8 @@ def dashboard(sources: list[Any], looks: int = 20, **options: Any) -> Dashboard:
     for _ in range(looks):
         clock.now_s += LOOK_S
         fleet.look()
-    return Dashboard(
-        sources[0],
-        sources[0].history,
-        any_terminal=True,
-        fps=1.0,
-        clock=clock,
-        fleet=fleet,
-        **options,
-    )
+    options |= {"any_terminal": True, "fps": 1.0, "clock": clock, "fleet": fleet}
+    return Dashboard(sources[0], sources[0].history, **options)
 
 
 def row_of(app: Dashboard, name: str) -> str:
@@ -236,15 +229,14 @@ def test_engine_states_and_figures_differ_without_colour(sources: list[Any]) -> 
     (live, *_rest, down) = app.session.fleet_view.page(None, SLO()).lines
     assert fleet_columns.state_text(live)[0] == "LIVE"
     assert fleet_columns.state_text(down)[0].startswith("DOWN ")
-    figures = live.figures
-    stale = live._replace(figures=figures._replace(status="stale"), silent_s=3.2)
-    assert fleet_columns.state_text(stale)[0] == "STALE 3.2s"
-    paused = live._replace(figures=figures._replace(state="paused"))
-    assert fleet_columns.state_text(paused)[0] == "PAUSED"
-    fresh = live._replace(new_s=12.0)
-    assert fleet_columns.state_text(fresh)[0] == "LIVE new 12s"
-    idle = live._replace(figures=figures._replace(state="idle"))
-    assert fleet_columns.state_text(idle)[0] == "LIVE idle"
+    changed = live.figures._replace
+    for line, text in (
+        (live._replace(figures=changed(status="stale"), silent_s=3.2), "STALE 3.2s"),
+        (live._replace(figures=changed(state="paused")), "PAUSED"),
+        (live._replace(new_s=12.0), "LIVE new 12s"),
+        (live._replace(figures=changed(state="idle")), "LIVE idle"),
+    ):
+        assert fleet_columns.state_text(line)[0] == text
 
 
 def test_sparklines_may_share_a_scale_and_no_load_differs_from_unknown_load() -> None:
@@ -289,9 +281,7 @@ def app(
     return Dashboard(still, still.history, any_terminal=True, fleet=Fleet([still, busy]))
 
 
-async def test_an_unopened_engine_is_recorded(
-    app: Dashboard, busy: Subscriber, tmp_path: Path
-) -> None:
+async def test_any_engine_can_be_recorded(app: Dashboard, busy: Subscriber, tmp_path: Path) -> None:
     async with app.run_test(size=(120, 40)):
         await press(app, "home", "down")
         assert app.session.fleet_view.selected == "still"  # in the order of names
