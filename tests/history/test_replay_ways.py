@@ -244,7 +244,7 @@ def test_in_a_replay_late_tokens_are_found_in_the_whole_file(source: ReplaySourc
     source.history.set_slo(SLO())
 
 
-def test_unsearched_parts_are_never_empty(source: ReplaySource, unsearched: ReplaySource) -> None:
+def test_unsearched_is_never_called_empty(source: ReplaySource, unsearched: ReplaySource) -> None:
     assert source.file_index.wait(30)
     last = source.file_index.next(NUM_STEPS - 1, -1, NOTABLE - {"slo"}, SLO())
     for replay in (source, unsearched):

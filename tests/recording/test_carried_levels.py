@@ -141,7 +141,7 @@ def messages(**levels: float) -> list[tuple[int, Any]]:
         ({"slo_itl_ms": 33.0}, {"slo_itl_ms": "70"}, SLO(3000, 33), "your own, not ITL 70 ms"),
     ],
 )
-def test_the_choice_of_the_viewer_comes_before_the_recording_and_that_before_the_engine(
+def test_the_viewers_choice_comes_before_the_recording_and_that_before_the_engine(
     chosen: dict[str, float], carried: dict[str, str], slo: SLO, own: str
 ) -> None:
     history = History(chosen)

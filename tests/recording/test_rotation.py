@@ -100,7 +100,7 @@ def test_another_engine_gets_another_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert engines == ["simulated-9", "simulated-10"]
 
 
-def test_rotation_deletes_only_its_own_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_old_files_of_ours_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     series = FileSeries(tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000))
     write(series, MESSAGES, monkeypatch)
     ours = files(tmp_path)
