@@ -148,9 +148,8 @@ def test_a_request_that_a_later_one_of_higher_priority_overtakes_waits_for_prior
     assert overtaken in waits[1].explanation
     assert "for a seat (max_num_seqs)" in waits[1].explanation
     assert overtaken not in waits[2].explanation
-    ((step, rows),) = [
-        (m.step, m.held) for _, m in script.messages if isinstance(m, StepRecord) and m.held
-    ]
+    records = [m for _, m in script.messages if isinstance(m, StepRecord)]
+    ((step, rows),) = [(record.step, record.held) for record in records if record.held]
     assert [(row.request_id, row.reason) for row in rows] == [(1, "priority")]
     events = [e for _, m in script.messages if getattr(m, "step", 0) == step for e in m.events]
     assert [event.request_id for event in events if isinstance(event, Admitted)] == [2]
@@ -231,9 +230,8 @@ def test_a_preemption_is_named_with_the_tokens_recomputed() -> None:
     engine.submit(2000, 120)
     engine.run(150)
     records = [m for _, m in engine.messages if isinstance(m, StepRecord)]
-    step, victim = next(
-        (r.step, e.request_id) for r in records for e in r.events if isinstance(e, wire.Preempted)
-    )
+    events = [(record.step, event) for record in records for event in record.events]
+    step, victim = next((s, e.request_id) for s, e in events if isinstance(e, wire.Preempted))
     waits = [w for w in explained(engine.messages) if w.request_id == victim]
     late = next(w for w in waits if any(p.cause == "preempted" for p in w.pieces))
     rows = [row for r in records if step < r.step <= late.step for row in r.batch or ()]
@@ -440,10 +438,9 @@ def test_an_earlier_pause_is_in_no_latency(tmp_path: Path, is_over: bool, is_tol
     messages = [(snapshot.sequence, snapshot), *engine.messages[num_before:]]
     with Recording(record(tmp_path / "session.mcap", messages)) as recording:
         found = explain_recording(recording, SLO(500, 50))
-    assert [(late.kind, late.is_excused) for late in found.late] == (
-        [("TTFT", True)] if is_told or not is_over else []
-    )
-    assert (found.ttft.num_waits, found.ttft.num_late) == (int(is_told or not is_over), 0)
+    is_known = is_told or not is_over
+    assert [(late.kind, late.is_excused) for late in found.late] == [("TTFT", True)] * is_known
+    assert (found.ttft.num_waits, found.ttft.num_late) == (int(is_known), 0)
     assert found.itl.num_waits == 2
     pieces = [piece for late in found.late for piece in late.pieces]
     assert all(piece.ns < 100 * MS for piece in pieces if piece.cause == "unknown")

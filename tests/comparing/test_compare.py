@@ -226,9 +226,8 @@ def test_the_better_run_is_named_with_the_knobs_that_differ() -> None:
     assert itl.a > 2 * itl.b  # chunks in every other step, not whole prompts now and then
     assert itl.verdict == "b"
     assert itl.factor == pytest.approx(itl.a / itl.b)
-    assert [(each.name, each.a, each.b) for each in found.settings] == [
-        ("max_num_batched_tokens", (256,), (4096,))
-    ]
+    (setting,) = found.settings
+    assert (setting.name, setting.a, setting.b) == ("max_num_batched_tokens", (256,), (4096,))
     reverse = compare(large, small).figure("itl_p95")
     assert (reverse.a, reverse.b, reverse.verdict) == (itl.b, itl.a, "a")
     causes = {(share.kind, share.cause): share for share in found.causes}
@@ -401,9 +400,8 @@ def test_the_parts_before_and_after_a_knob_change_differ_in_that_knob_only() -> 
     stretches = (StepRange(None, 89), StepRange(90, None))
     comparer = Comparer(*(HistoryFeed(history, "x", SLO_, stretch) for stretch in stretches))
     found = read_both(comparer)
-    assert [(each.name, each.a, each.b) for each in found.settings] == [
-        ("max_num_batched_tokens", (1024,), (256,))
-    ]
+    (setting,) = found.settings
+    assert (setting.name, setting.a, setting.b) == ("max_num_batched_tokens", (1024,), (256,))
     assert found.is_one_session
     assert found.works[0].num_steps == 90
 

@@ -69,9 +69,8 @@ async def test_all_views_show_the_same_step(width: int, page: str, still_source:
         if page == "step":
             await pilot.press("2")
         places = app.main.canvas.places
-        shown = [
-            name for name in ("header", "figures", "lanes", "inspector", "page") if name in places
-        ]
+        names = ("header", "figures", "lanes", "inspector", "page")
+        shown = [name for name in names if name in places]
         assert ("inspector" in shown) == (width >= 160)
         steps, running, waiting = set(), set(), set()
         for _ in range(40):

@@ -54,9 +54,8 @@ def test_a_request_is_followed_from_arrival_to_its_last_token() -> None:
     assert (view.num_computed_tokens, view.num_output_tokens) == (21, 2)
     assert (view.first_token_ns, view.last_token_ns) == (20 * MS, 30 * MS)
 
-    state.apply(
-        step(3, [BatchRow(7, DECODE, 21, 1, 0, 2, LAST)], events=[Finished(7, "length", 3)])
-    )
+    ended = Finished(7, "length", 3)
+    state.apply(step(3, [BatchRow(7, DECODE, 21, 1, 0, 2, LAST)], events=[ended]))
     view = state.requests[7]
     assert (view.status, view.finish_reason, view.num_output_tokens) == ("finished", "length", 3)
     assert (view.finish_step, view.finish_ns, view.num_blocks) == (3, 40 * MS, 0)

@@ -91,9 +91,8 @@ def test_exported_parquet_has_a_row_for_each_recorded_step(exported: Call) -> No
         assert row["tokens_ns"] == step.tokens_ns
         assert row["num_rows"] == len(step.batch)
         assert row["device_ns"] is None
-    assert sum(row["num_preempted"] for row in rows) == sum(
-        isinstance(event, wire.Preempted) for event in EVENTS
-    )
+    num_preempted = sum(isinstance(event, wire.Preempted) for event in EVENTS)
+    assert sum(row["num_preempted"] for row in rows) == num_preempted
 
 
 def test_exported_columns_are_unknown_where_an_engine_tells_nothing(tmp_path: Path) -> None:
@@ -166,9 +165,8 @@ def test_the_longest_gap_of_a_request_is_between_two_of_its_tokens(exported: Cal
 def test_exported_json_lines_hold_every_message(exported: Call) -> None:
     lines = [json.loads(line) for line in exported("jsonl").read_text().splitlines()]
     assert [line["sequence"] for line in lines] == [sequence for sequence, _ in MESSAGES]
-    assert [line["topic"].encode() for line in lines] == [
-        wire.TOPICS[type(message)] for _, message in MESSAGES
-    ]
+    topics = [wire.TOPICS[type(message)] for _, message in MESSAGES]
+    assert [line["topic"].encode() for line in lines] == topics
     steps = [line["message"] for line in lines if line["topic"] == "step"]
     assert steps[100]["batch"][0][0] == STEPS[100].batch[0].request_id  # type: ignore[index]
 
@@ -410,9 +408,7 @@ def test_an_export_has_the_limits_and_latencies_of_stats(tmp_path: Path, stepsco
     with Recording(shipped()["vllm"]) as recording:
         for table in ("steps", "requests"):
             export(recording, tmp_path / table, "parquet", StepRange(None, None), table, print)
-    limits = [
-        row["limited_by"] for row in pyarrow.parquet.read_table(tmp_path / "steps").to_pylist()
-    ]
+    limits = pyarrow.parquet.read_table(tmp_path / "steps").column("limited_by").to_pylist()
     for limit in ("budget", "work"):
         assert limits.count(limit) / len(limits) == pytest.approx(figures[f"limit_{limit}"])
     requests = pyarrow.parquet.read_table(tmp_path / "requests").to_pylist()
