@@ -30,7 +30,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.simulated_run import simulate, simulated_info
+from tests.support.engines.simulated_run import simulated_info
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 
@@ -67,9 +67,7 @@ class Script:
     def ask(self, command: Command) -> None:
         self.core.inbox.put(Call(command, self))
 
-    def submit(
-        self, prompt: int, output: int, priority: int = 0, arrival_ns: int | None = None
-    ) -> None:
+    def submit(self, prompt: int, output: int, priority: int = 0, arrival_ns: Any = None) -> None:
         """Submit a prompt that shares no prefix with any other."""
         token_ids = [(self._tokens + at) % 4000 for at in range(prompt)]
         self._tokens += prompt + 1
@@ -85,11 +83,6 @@ class Script:
 
     def sleep(self, ms: int) -> None:
         self.runner.advance_to(self.runner.clock() + ms * MS)
-
-
-def simulated(**options: Any) -> Messages:
-    """A simulated session with its sequence numbers, as a subscriber receives it."""
-    return [(number, wire.decode(wire.encode(m))) for number, m in simulate(**options)]
 
 
 def explained(
@@ -124,9 +117,7 @@ def causes(late: Late) -> dict[str, float]:
 # Each cause
 
 
-def test_prefills_that_wait_for_their_step_name_the_cadence_in_the_queue_and_while_running() -> (
-    None
-):
+def test_prefills_that_wait_for_their_step_name_the_cadence_queued_and_running() -> None:
     script = Script(prefill_schedule_interval=4, max_num_batched_tokens=128)
     script.submit(64, 40)
     script.run()
@@ -157,9 +148,8 @@ def test_a_request_that_a_later_one_of_higher_priority_overtakes_waits_for_prior
     assert overtaken in waits[1].explanation
     assert "for a seat (max_num_seqs)" in waits[1].explanation
     assert overtaken not in waits[2].explanation
-    ((step, rows),) = [
-        (m.step, m.held) for _, m in script.messages if isinstance(m, StepRecord) and m.held
-    ]
+    records = [m for _, m in script.messages if isinstance(m, StepRecord)]
+    ((step, rows),) = [(record.step, record.held) for record in records if record.held]
     assert [(row.request_id, row.reason) for row in rows] == [(1, "priority")]
     events = [e for _, m in script.messages if getattr(m, "step", 0) == step for e in m.events]
     assert [event.request_id for event in events if isinstance(event, Admitted)] == [2]
@@ -208,9 +198,8 @@ def test_a_wait_in_the_queue_names_what_was_waited_for(knobs: dict[str, Any], re
 
 def test_the_wait_of_a_decode_left_out_for_lack_of_budget_has_the_cause_budget() -> None:
     engine = Script(order="arrival")
-    engine.submit(16, 20)
-    engine.submit(16, 20)
-    engine.submit(16, 20)
+    for _ in range(3):
+        engine.submit(16, 20)
     engine.run(3)
     engine.ask(SetKnobs(changes={"max_num_batched_tokens": 1}, who="test"))
     engine.run(4)
@@ -241,9 +230,8 @@ def test_a_preemption_is_named_with_the_tokens_recomputed() -> None:
     engine.submit(2000, 120)
     engine.run(150)
     records = [m for _, m in engine.messages if isinstance(m, StepRecord)]
-    step, victim = next(
-        (r.step, e.request_id) for r in records for e in r.events if isinstance(e, wire.Preempted)
-    )
+    events = [(record.step, event) for record in records for event in record.events]
+    step, victim = next((s, e.request_id) for s, e in events if isinstance(e, wire.Preempted))
     waits = [w for w in explained(engine.messages) if w.request_id == victim]
     late = next(w for w in waits if any(p.cause == "preempted" for p in w.pieces))
     rows = [row for r in records if step < r.step <= late.step for row in r.batch or ()]
@@ -326,19 +314,17 @@ def test_waits_over_lost_records_are_unknown_and_never_guessed() -> None:
     engine.submit(30, 40)
     engine.ask(SetKnobs(changes={"max_num_batched_tokens": 2}, who="test"))
     engine.run(40)
-    kept = [
-        (n, m) for n, m in engine.messages if not (isinstance(m, StepRecord) and 20 <= m.step < 25)
-    ]
+    lost = [isinstance(m, StepRecord) and 20 <= m.step < 25 for _, m in engine.messages]
+    kept = [each for each, is_lost in zip(engine.messages, lost, strict=True) if not is_lost]
     explainer, last = Explainer(50 * MS, 50 * MS), -1
     for number, message in kept:
         explainer.take(message, lost=number > last + 1)
         last = number
     assert_adds_up(explainer.late)
-    before = next(m for _, m in kept if isinstance(m, StepRecord) and m.step == 19)
-    after = next(m for _, m in kept if isinstance(m, StepRecord) and m.step == 25)
+    steps = {m.step: m for _, m in kept if isinstance(m, StepRecord)}
     late = wait_of(explainer.late, 1, 0)
-    unknown = [piece for piece in late.pieces if piece.cause == "unknown"]
-    assert [piece.ns for piece in unknown] == [after.schedule_start_ns - before.tokens_ns]
+    unknown_ns = [piece.ns for piece in late.pieces if piece.cause == "unknown"]
+    assert unknown_ns == [steps[25].schedule_start_ns - steps[19].tokens_ns]
 
 
 # Laws
@@ -409,13 +395,11 @@ def test_time_before_the_recording_is_told_from_lost_messages(tmp_path: Path) ->
     lost = [*engine.messages[:num_before], *engine.messages[num_before + 2 :]]
     with Recording(record(tmp_path / "session.mcap", lost)) as recording:
         (late,) = explain_recording(recording, SLO(1, 900)).late
-    assert {piece.text for piece in late.pieces if piece.cause == "unknown"} == {
-        "records are missing"
-    }
+    texts = {piece.text for piece in late.pieces if piece.cause == "unknown"}
+    assert texts == {"records are missing"}
 
 
-def paused_session() -> Messages:
-    """One request; the operator pauses the engine for 0.9 s between two of its tokens."""
+def test_an_operators_pause_is_listed_and_not_counted(tmp_path: Path) -> None:
     engine = Script()
     engine.submit(16, 30)
     engine.run(5)
@@ -424,11 +408,7 @@ def paused_session() -> Messages:
     engine.sleep(900)
     engine.ask(Resume())
     engine.run(5)
-    return engine.messages
-
-
-def test_an_operators_pause_is_listed_and_not_counted(tmp_path: Path) -> None:
-    with Recording(record(tmp_path / "session.mcap", paused_session())) as recording:
+    with Recording(record(tmp_path / "session.mcap", engine.messages)) as recording:
         found = explain_recording(recording, SLO(500, 50))
     assert [late.is_excused for late in found.late] == [True]
     assert found.itl.num_late == 0
@@ -437,9 +417,7 @@ def test_an_operators_pause_is_listed_and_not_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_over", [False, True])
-def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
-    tmp_path: Path, is_over: bool, is_told: bool
-) -> None:
+def test_an_earlier_pause_is_in_no_latency(tmp_path: Path, is_over: bool, is_told: bool) -> None:
     """Unless the snapshot tells of pauses, waits that began before it do not count."""
     engine = Script(max_num_batched_tokens=64)
     engine.ask(Pause())
@@ -460,21 +438,16 @@ def test_a_pause_that_began_before_a_recording_counts_in_none_of_its_latencies(
     messages = [(snapshot.sequence, snapshot), *engine.messages[num_before:]]
     with Recording(record(tmp_path / "session.mcap", messages)) as recording:
         found = explain_recording(recording, SLO(500, 50))
-    assert [(late.kind, late.is_excused) for late in found.late] == (
-        [("TTFT", True)] if is_told or not is_over else []
-    )
-    assert (found.ttft.num_waits, found.ttft.num_late) == (int(is_told or not is_over), 0)
+    is_known = is_told or not is_over
+    assert [(late.kind, late.is_excused) for late in found.late] == [("TTFT", True)] * is_known
+    assert (found.ttft.num_waits, found.ttft.num_late) == (int(is_known), 0)
     assert found.itl.num_waits == 2
-    unknown_ns = {
-        piece.ns for late in found.late for piece in late.pieces if piece.cause == "unknown"
-    }
-    assert all(ns < 100 * MS for ns in unknown_ns)
+    pieces = [piece for late in found.late for piece in late.pieces]
+    assert all(piece.ns < 100 * MS for piece in pieces if piece.cause == "unknown")
 
 
 @pytest.mark.parametrize("num_single_steps", [0, 2])
-def test_a_subscriber_that_joins_during_a_pause_has_the_same_latencies_as_earlier_ones(
-    num_single_steps: int,
-) -> None:
+def test_who_joins_during_a_pause_has_the_latencies_of_earlier_ones(num_single_steps: int) -> None:
     engine = Script(max_num_batched_tokens=64)
     engine.submit(16, 20)
     engine.submit(400, 4)
@@ -504,7 +477,6 @@ def test_a_subscriber_that_joins_during_a_pause_has_the_same_latencies_as_earlie
         assert list(late.windows.samples(kind, None, None)) == list(expected) != []
     assert late.windows.breaches(None, 100) == []
     first = late.first_step
-    assert first is not None
     waits = [late.wait(first, each) for each in late.state_at(first).requests]
     assert {wait.cause for wait in waits if wait is not None} == {"paused"}
 
@@ -514,9 +486,7 @@ def test_a_subscriber_that_joins_during_a_pause_has_the_same_latencies_as_earlie
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("others_wait", [False, True])
-def test_a_request_that_arrives_during_a_step_is_explained_as_waiting_for_it(
-    overlap: bool, others_wait: bool
-) -> None:
+def test_a_request_that_comes_during_a_step_waits_for_it(overlap: bool, others_wait: bool) -> None:
     """The next step's record tells of its arrival, or the one after where steps overlap."""
     engine = Script(max_num_seqs=2, overlap=overlap)
     engine.submit(20, 40)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,6 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.recordings.attribution.baseline import Baseline, StepWork
-from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import explain_recording
 from stepscope.recordings.file.reader import Recording
@@ -20,6 +20,7 @@ from stepscope.recordings.replay import file_index
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.sessions.slow_step_sessions import (
     NoisyCost,
@@ -80,11 +81,14 @@ class Noting(Baseline):
 
 def told(messages: Numbered) -> list[tuple[StepWork, int]]:
     """The steps of all messages, one message after another."""
-    noting = Noting()
-    explainer = Explainer(math.inf, math.inf, learns=noting)
+    return sorted(learnt(messages, Noting()).added)
+
+
+def learnt(messages: Numbered, baseline: Any) -> Any:
+    explainer = Explainer(math.inf, math.inf, learns=baseline)
     for _, message in messages:
         explainer.take(message)
-    return sorted(noting.added)
+    return baseline
 
 
 def test_the_file_search_and_explain_learn_the_same_baseline(tmp_path: Path) -> None:
@@ -108,9 +112,7 @@ def test_the_baseline_covers_nearly_every_step_despite_lost_messages(tmp_path: P
         assert set(found) <= set(expected)
 
 
-def test_a_replay_of_a_searched_file_names_the_same_causes_as_explain(
-    replay: ReplaySource, slow: tuple[Numbered, int]
-) -> None:
+def test_a_replay_explains_like_explain(replay: ReplaySource, slow: tuple[Numbered, int]) -> None:
     _, step = slow
     with Recording(replay.recording.path) as recording:
         found = [w for w in explain_recording(recording, LATE).late if w.step == step]
@@ -123,25 +125,13 @@ def test_a_replay_of_a_searched_file_names_the_same_causes_as_explain(
         assert replay.history.wait(step, late.request_id) == late
 
 
-def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
-    slow: tuple[Numbered, int],
-) -> None:
+def test_waits_are_explained_again_by_the_baseline_of_all(slow: tuple[Numbered, int]) -> None:
     messages, step = slow
-    history = History(LATE)
-    for sequence, message in messages:
-        history.append(sequence, message)
-        if isinstance(message, StepRecord) and message.step == step + 2:
-            break
-    baseline = Baseline()
-    explainer = Explainer(math.inf, math.inf, learns=baseline)
-    for _, message in messages:
-        explainer.take(message)
-
-    def causes(late: Late | None) -> set[str]:
-        return {piece.cause for piece in late.pieces}
-
+    at = next(n for n, m in messages if isinstance(m, StepRecord) and m.step == step + 2)
+    history = history_of([each for each in messages if each[0] <= at], LATE)
+    baseline = learnt(messages, Baseline())
     first = history.stall(step)
-    assert "held_up" not in causes(first)  # too few steps are in memory
+    assert "held_up" not in {piece.cause for piece in first.pieces}  # too few steps are in memory
     view, version = history.state.requests[first.request_id], history.version
     history.lives.life(view)
     history.know_baseline(baseline)
@@ -152,14 +142,11 @@ def test_waits_are_explained_again_once_the_baseline_of_the_whole_file_is_known(
 
 
 def test_a_baseline_from_fewer_steps_than_are_in_memory_is_not_used() -> None:
-    history, hasty = History(LATE), Baseline()
     cost = NoisyCost(holds=once_beside_a_prompt(600))
-    for sequence, message in session(cost, knobs=MIXED):
-        history.append(sequence, message)
+    history = history_of(session(cost, knobs=MIXED), LATE)
+    history.know_baseline(Baseline())
     (step,) = cost.slow
-    history.know_baseline(hasty)
-    late = history.stall(step)
-    assert late.cause == "held_up"
+    assert history.stall(step).cause == "held_up"
 
 
 @pytest.mark.parametrize(("enough", "num_known"), [(16_384, 900), (100, 100)])
@@ -191,20 +178,14 @@ class SlowForAWhile(NoisyCost):
 
 def test_slow_steps_in_a_row_are_one_event_with_waits_explained_as_by_explain() -> None:
     messages = session(SlowForAWhile(noise=0.02), knobs=MIXED)
-    baseline = Baseline()
-    learning = Explainer(math.inf, math.inf, learns=baseline)
-    telling = Explainer(-1, -1, baseline=baseline)
-    history = History(LATE)
+    baseline = learnt(messages, Baseline())
+    telling, history = Explainer(-1, -1, baseline=baseline), history_of(messages, LATE)
     for _, message in messages:
-        learning.take(message)
-    for sequence, message in messages:
         telling.take(message)
-        history.append(sequence, message)
     history.know_baseline(baseline)
     slow = {piece.step for piece in slow_pieces(w for w in telling.late if w.token_idx)}
     assert slow == {600, 601, 602, 603}  # what is as slow later is not of this stretch
     waits = [late for late in telling.late if 598 <= late.step <= 606]
     assert len(waits) > 10
     for late in waits:
-        told = history.wait(late.step, late.request_id)
-        assert told.pieces == late.pieces
+        assert history.wait(late.step, late.request_id).pieces == late.pieces

@@ -97,9 +97,8 @@ def test_a_stall_described_in_one_line_keeps_its_duration(late: Late) -> None:
 
 def test_fields_of_a_narrow_line_are_shown_whole_or_not_at_all() -> None:
     for width in range(1, 30):
-        fields = [
-            Field(rank, ((f" {text}", "text"),)) for rank, text in [(0, "a"), (2, "123"), (1, "45")]
-        ]
+        ranks = {"a": 0, "123": 2, "45": 1}
+        fields = [Field(rank, ((f" {text}", "text"),)) for text, rank in ranks.items()]
         line = whole(fields, width)
         words = "".join(text for text, _ in line).split()
         assert words == (["a", "123", "45"] if width >= 9 else ["a", "45"] if width >= 5 else ["a"])

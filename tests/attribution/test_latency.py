@@ -48,9 +48,8 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
     for turn in range(6):
         for _ in range(rng.randrange(2048)):
             time_ns += rng.randrange(3)
-            kept.append(
-                (time_ns, rng.randrange(-5, 10 ** rng.randrange(1, 12)), rng.randrange(1, 4))
-            )
+            value = rng.randrange(-5, 10 ** rng.randrange(1, 12))
+            kept.append((time_ns, value, rng.randrange(1, 4)))
             samples.add(*kept[-1])
         if turn % 3 == 1:
             until_ns = time_ns // 5
@@ -63,12 +62,8 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
         assert list(samples) == kept
         for _ in range(8):
             start_ns, end_ns = sorted(rng.randrange(-1, time_ns + 2) for _ in range(2))
-            values = sorted(
-                value
-                for at_ns, value, weight in kept
-                if start_ns < at_ns <= end_ns
-                for _ in range(weight)
-            )
+            rows = [each for each in kept if start_ns < each[0] <= end_ns]
+            values = sorted(value for _, value, weight in rows for _ in range(weight))
             cut = samples.cut(start_ns, end_ns)
             series = series_of(cut, start_ns, end_ns, 1.0)
             uncut = series_of(samples, start_ns, end_ns, 1.0)
@@ -83,22 +78,20 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
 
 
 def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause() -> None:
-    history = History()
     records = [
         record(0, 0, 10, [FIRST_ROW], arrived(1, 0, 8), wire.Admitted(1, 0)),
         record(1, 10, 20, [], wire.Preempted(1, 1, "KV full")),
         record(2, 20, 80, [wire.BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)], wire.Admitted(1, 0)),
     ]
+    history = History()
     for sequence, message in enumerate(records):
         history.append(sequence, message)
     assert history.windows.latency().itl.max_ms == 70.0
     assert history.windows.latency().ttft.num_samples == 1
     stall = history.stall(2)
     assert stall.cause == "preempted"
-    assert [(p.cause, p.step, p.ns // MS) for p in stall.pieces] == [
-        ("preempted", 1, 10),
-        ("recompute", 2, 60),
-    ]
+    told = [(piece.cause, piece.step, piece.ns // MS) for piece in stall.pieces]
+    assert told == [("preempted", 1, 10), ("recompute", 2, 60)]
 
 
 def status(time_ms: int, state: wire.EngineState) -> wire.EngineStatus:

@@ -107,9 +107,7 @@ async def test_the_worst_stall_key_uses_the_current_service_levels(source: Any) 
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         history.set_slo(SLO(500.0, 60_000.0))
-        worst = max(
-            (history.summary(step) for step in range(400)), key=lambda each: each.max_ttft_ns or 0
-        )
+        worst = max(history.summaries(0, 399), key=lambda each: each.max_ttft_ns or 0)
         await pilot.press("w")
         assert app.main.view.cursor == worst.step
         assert re.search(rf"a late first token: .+; r{worst.max_ttft_request_id} \(w", notice(app))
@@ -120,17 +118,7 @@ async def test_the_worst_stall_key_uses_the_current_service_levels(source: Any) 
         assert app.main.view.live
 
 
-async def test_before_the_first_step_the_worst_stall_key_says_so(still_source: Call) -> None:
-    source = type(still_source(2))(History())
-    app = dashboard(source)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("w")
-        assert notice(app) == "there is no step yet"
-
-
-async def test_in_a_replay_the_worst_stall_key_covers_memory_until_the_file_is_searched(
-    replay: ReplaySource,
-) -> None:
+async def test_the_worst_stall_key_covers_memory_until_a_file_is_read(replay: ReplaySource) -> None:
     searched, replay.file_index = replay.file_index, FileIndex(SAMPLE)
     app = dashboard(replay)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -238,13 +226,10 @@ async def test_breaches_sorted_by_length_are_all_breaches_not_just_the_newest(so
         assert targets(app.main.frame)[0].step == longest.step
 
 
-def test_the_heading_of_the_breach_list_says_when_it_covers_only_a_part(
-    replay: ReplaySource,
-) -> None:
+def test_the_heading_of_the_breaches_says_when_they_are_a_part(replay: ReplaySource) -> None:
     def said(extent: tuple[int, int], **view: Any) -> str:
-        frame = FrameBuilder(replay.history, extent, lambda: 0.0).build(
-            View(page="latency", **view), 80, 10, 8
-        )
+        builder = FrameBuilder(replay.history, extent, lambda: 0.0)
+        frame = builder.build(View(page="latency", **view), 80, 10, 8)
         return "".join(run for run, _ in latency_page.heading(frame, 114))
 
     replay.history.set_slo(SLO(100.0, 15.0))

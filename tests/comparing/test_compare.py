@@ -20,7 +20,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.comparison import compare
+from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.feed import HistoryFeed
 from stepscope.recordings.compare.side.points import (
@@ -95,9 +95,8 @@ def test_each_request_of_a_compared_run_has_its_longest_itl(small_and_large: Bot
             continue
         checked += 1
         assert run.worst_itl_ns == max(w.gap_ns - w.paused_ns for w in waits)
-        assert run.worst_step in [
-            w.step for w in waits if w.gap_ns - w.paused_ns == run.worst_itl_ns
-        ]
+        longest = [w.step for w in waits if w.gap_ns - w.paused_ns == run.worst_itl_ns]
+        assert run.worst_step in longest
     assert checked > 5
 
 
@@ -130,9 +129,7 @@ def test_a_compared_run_counts_each_step_once_while_others_draw_it(small_and_lar
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=200), st.data())
-def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_steps(
-    prefills: list[int], data: st.DataObject
-) -> None:
+def test_a_run_of_any_length_keeps_its_worst_step(prefills: list[int], data: st.DataObject) -> None:
     points = StepPoints()
     number = len(prefills)
     columns = np.full((len(StepPoint._fields), number), UNKNOWN)
@@ -153,10 +150,8 @@ def test_a_compared_run_of_any_length_takes_bounded_memory_and_keeps_its_worst_s
     index = points.index_at(step, by_step=True)
     point = points.worst(index, index)
     assert point.first <= step <= point.last
-    assert point.num_prefill_tokens == max(prefills[point.first : point.last + 1])
-    assert bool(point.flags & LATE) == any(
-        tokens > 9000 for tokens in prefills[point.first : point.last + 1]
-    )
+    largest = max(prefills[point.first : point.last + 1])
+    assert (point.num_prefill_tokens, bool(point.flags & LATE)) == (largest, largest > 9000)
 
 
 @settings(max_examples=15)
@@ -231,9 +226,8 @@ def test_the_better_run_is_named_with_the_knobs_that_differ() -> None:
     assert itl.a > 2 * itl.b  # chunks in every other step, not whole prompts now and then
     assert itl.verdict == "b"
     assert itl.factor == pytest.approx(itl.a / itl.b)
-    assert [(each.name, each.a, each.b) for each in found.settings] == [
-        ("max_num_batched_tokens", (256,), (4096,))
-    ]
+    (setting,) = found.settings
+    assert (setting.name, setting.a, setting.b) == ("max_num_batched_tokens", (256,), (4096,))
     reverse = compare(large, small).figure("itl_p95")
     assert (reverse.a, reverse.b, reverse.verdict) == (itl.b, itl.a, "a")
     causes = {(share.kind, share.cause): share for share in found.causes}
@@ -256,11 +250,8 @@ def test_step_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() ->
     messages = run_of(1024, 20)
 
     def told(overlap: bool | None) -> Side:
-        def with_overlap(message: Any) -> Any:
-            is_info = isinstance(message, wire.EngineInfo)
-            return msgspec.structs.replace(message, overlap=overlap) if is_info else message
-
-        return side_of([(n, with_overlap(m)) for n, m in messages])
+        info = msgspec.structs.replace(messages[0][1], overlap=overlap)
+        return side_of([(0, info), *messages[1:]])
 
     found = compare(told(True), told(False)).settings
     assert [(each.name, each.a, each.b) for each in found] == [("overlap", (True,), (False,))]
@@ -271,15 +262,8 @@ def test_step_overlap_in_one_engine_only_is_a_difference_if_both_publish_it() ->
 
 def another(messages: Messages, engine_id: str = "another") -> Messages:
     """The same run, published by another engine."""
-    return [
-        (
-            n,
-            msgspec.structs.replace(m, engine_id=engine_id)
-            if isinstance(m, wire.EngineInfo)
-            else m,
-        )
-        for n, m in messages
-    ]
+    info = msgspec.structs.replace(messages[0][1], engine_id=engine_id)
+    return [(messages[0][0], info), *messages[1:]]
 
 
 def test_under_different_loads_no_run_is_called_better() -> None:
@@ -300,24 +284,6 @@ def test_under_different_loads_no_run_is_called_better() -> None:
         assert list(told) == ["A lower", "B lower"]
         assert any(phrase.startswith("ITL") for phrase in told["B lower"])
         assert "loads differ; only more work may win: " in (load_text(found) or "")
-
-
-def test_figures_that_an_engine_does_not_publish_are_unknown(small_and_large: Both) -> None:
-    bare = [
-        (n, msgspec.structs.replace(m, batch=None, kv=None, moves=[], token_budget=None))
-        if isinstance(m, wire.StepRecord)
-        else (n, m)
-        for n, m in small_and_large[0]
-    ]
-    found = compare(side_of(bare, "bare"), side_of(small_and_large[0]))
-    for key in ("itl_p50", "kv_used", "kv_peak", "prefix_hit_rate", "recomputed_share",
-                "recompute_tax", "budget_used"):  # fmt: skip
-        figure = found.figure(key)
-        assert (figure.a, figure.verdict) == (None, "unknown"), key
-        assert figure.b is not None, key
-    assert found.figure("ttft_p50").a is not None  # events tell it
-    point = side_of(bare).points.worst(0, 0)
-    assert (point.token_budget, point.longest_us) == (None, None)
 
 
 def run(request_id: int, name: str, arrival_ns: int, ttft_ns: int = 1, prompt: int = 9) -> Any:
@@ -388,34 +354,32 @@ def test_a_session_in_memory_counts_as_read_only_when_none_of_its_messages_is_le
     assert feed.share is None
 
 
-def test_a_live_session_compared_before_and_after_a_step_adds_new_steps_to_the_second_part() -> (
-    None
-):
+def read_both(comparer: Comparer) -> Comparison:
+    while comparer.read_some():
+        pass
+    return comparer.renew()
+
+
+def test_a_live_session_compared_before_and_after_a_step_adds_new_steps_to_the_second() -> None:
     messages = run_of(1024, 200, changes={90: {"max_num_batched_tokens": 256}})
     history = history_of(messages[:150])
     before = HistoryFeed(history, "before", SLO_, StepRange(None, 89))
     after = HistoryFeed(history, "after", SLO_, StepRange(90, None))
     comparer = Comparer(before, after)
-    while comparer.read_some():
-        pass
+    read_both(comparer)
     assert before.is_done
     assert not after.is_done
     for sequence, message in messages[150:]:
         history.append(sequence, message)
-    while comparer.read_some():
-        pass
-    found = comparer.renew()
+    found = read_both(comparer)
     steps = [work.num_steps for work in found.works]
     assert steps == [90, (history.last_step or 0) - 89]
-    assert comparer.sides is not None
     left, right = comparer.sides
     assert (left.points.first_step, left.points.last_step) == (0, 89)
     assert right.points.first_step == 90
     budgets = [each for each in found.settings if each.name == "max_num_batched_tokens"]
     assert budgets == []  # of a session that never published its initial budget
-    other = wire.EngineInfo(
-        engine_id="another", name="x", software_version="0", model="m", monotonic_ns=0, wall_ns=0
-    )
+    other = another(messages)[0][1]
     history.append((history.last_sequence or 0) + 1, other)
     comparer.read_some()
     comparer.read_some()
@@ -429,18 +393,15 @@ def test_the_parts_before_and_after_a_knob_change_differ_in_that_knob_only() -> 
     messages = run_of(1024, 120, changes={90: {"max_num_batched_tokens": 256}})
     history = history_of(messages)
     history.reset(msgspec.structs.replace(  # as a dashboard that has asked who is there
-        _snapshot(messages), knobs={"max_num_batched_tokens": 1024}
+        history_of(messages[:1]).snapshot(), knobs={"max_num_batched_tokens": 1024}
     ))  # fmt: skip
     for sequence, message in messages:
         history.append(sequence, message)
     stretches = (StepRange(None, 89), StepRange(90, None))
     comparer = Comparer(*(HistoryFeed(history, "x", SLO_, stretch) for stretch in stretches))
-    while comparer.read_some():
-        pass
-    found = comparer.renew()
-    assert [(each.name, each.a, each.b) for each in found.settings] == [
-        ("max_num_batched_tokens", (1024,), (256,))
-    ]
+    found = read_both(comparer)
+    (setting,) = found.settings
+    assert (setting.name, setting.a, setting.b) == ("max_num_batched_tokens", (1024,), (256,))
     assert found.is_one_session
     assert found.works[0].num_steps == 90
 
@@ -503,30 +464,16 @@ def test_parts_of_one_session_have_no_throughput_winner_and_no_request_pairs() -
     found = compare(*sides)
     for key in ("out_tokens_per_s", "in_tokens_per_s"):
         assert found.figure(key).verdict in ("differs", "alike")
-    there = {
-        view.request_id
-        for view in history.state_at(79).requests.values()
-        if view.status != "finished"
-    }
+    views = history.state_at(79).requests.values()
+    there = {view.request_id for view in views if view.status != "finished"}
     assert {pair.a.request_id for pair in found.requests.pairs} == there
     assert all(pair.a.request_id == pair.b.request_id for pair in found.requests.pairs)
     assert found.requests.by == "request id"
 
 
-def _snapshot(messages: Messages) -> wire.Snapshot:
-    history = History()
-    history.append(*messages[0])
-    snapshot = history.snapshot()
-    assert snapshot is not None
-    return snapshot
-
-
 def test_requests_sent_twice_to_one_engine_are_recognised_as_two_runs() -> None:
-    def sent(first_id: int, prompts: range) -> dict[int, RequestRun]:
-        return {
-            first_id + n: RequestRun(first_id + n, f"load-{n}", 100 + n, arrival_ns=n)
-            for n in prompts
-        }
+    def sent(first: int, prompts: range) -> dict[int, RequestRun]:
+        return {first + n: RequestRun(first + n, f"load-{n}", 100 + n, n) for n in prompts}
 
     once = sent(0, range(40))
     assert were_sent_twice(once, sent(40, range(40)))

@@ -81,17 +81,12 @@ def test_a_difference_in_too_short_a_run_is_never_significant() -> None:
     assert percentile_ratio(short, waits_of([]), 50, APART) == (0.0, math.inf)
 
 
+SAMPLES = st.tuples(st.integers(0, 10**11), st.integers(0, 10**5), st.integers(1, 9))
+
+
 @settings(max_examples=25)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 10**11), st.integers(0, 10**5), st.integers(1, 9)),
-        min_size=1,
-        max_size=80,
-    )
-)
-def test_any_number_of_waits_takes_bounded_memory_and_all_are_counted(
-    samples: list[tuple[int, int, int]],
-) -> None:
+@given(st.lists(SAMPLES, min_size=1, max_size=80))
+def test_any_number_of_waits_takes_bounded_memory(samples: list[tuple[int, int, int]]) -> None:
     slices, now_ns = TimeSlices[tuple[str, int]](), 0
     for gap_ns, wait_ms, weight in samples:
         now_ns += gap_ns
@@ -169,9 +164,8 @@ def before() -> Side:
 
 def test_equal_engines_under_random_arrivals_rarely_get_a_winner_in_any_figure() -> None:
     sides = [side_of(seed, 2048, 6.0, steps=900) for seed in range(12)]
-    found = [
-        figure for a, b in pairwise(sides) for figure in compare(a, b).figures if is_judged(figure)
-    ]
+    figures = [figure for a, b in pairwise(sides) for figure in compare(a, b).figures]
+    found = [figure for figure in figures if is_judged(figure)]
     assert sum(figure.verdict in ("a", "b") for figure in found) <= 0.02 * len(found)
 
 
@@ -261,7 +255,7 @@ def test_the_load_is_judged_by_requests_sent_not_by_work_done() -> None:
     def told(a: Side, b: Side, *, is_one_session: bool = False) -> str | None:
         return load(a, b, is_one_session=is_one_session).other_work
 
-    usual = asked(evenly(60, 50.0))
+    usual, twice = asked(evenly(60, 50.0)), asked(evenly(120, 50.0))
     alike = {
         "slower": asked(evenly(60, 50.0), took_s=5.0),
         "cut off before most had ended": asked(evenly(60, 50.0), took_s=40.0),
@@ -272,9 +266,7 @@ def test_the_load_is_judged_by_requests_sent_not_by_work_done() -> None:
         assert told(usual, other) is None, what
         assert told(other, usual) is None, what
     others = {
-        "requests/s 1.0→2.0 (+100%), prompt tok/s 100→200 (+100%), output": asked(
-            evenly(120, 50.0)
-        ),
+        "requests/s 1.0→2.0 (+100%), prompt tok/s 100→200 (+100%), output": twice,
         "prompt tok/s 100→200 (+100%)": asked(evenly(60, 50.0), num_prompt=200),
         "output tok/s 64→128 (+100%)": asked(evenly(60, 50.0), max_tokens=128),
         "output tok/s 64→8 (-88%)": asked(evenly(60, 50.0), num_out=8),

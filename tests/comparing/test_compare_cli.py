@@ -42,20 +42,16 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Callable[...,
 
 
 def printed(capsys: pytest.CaptureFixture[str], a: str, b: str | None, **options: Any) -> str:
-    options = {"mark": None, "as_table": False, "as_json": False,
-               "flags": {}, **options}  # fmt: skip
-    compare_command.compare(a, b, **options)
+    usual = {"mark": None, "as_table": False, "as_json": False, "flags": {}}
+    compare_command.compare(a, b, **usual | options)
     return capsys.readouterr().out
 
 
 def document(capsys: pytest.CaptureFixture[str], *names: Any, **options: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(printed(capsys, *names, as_json=True, **options))
-    return found
+    return json.loads(printed(capsys, *names, as_json=True, **options))
 
 
-def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_samples_show_what_chunked_prefill_does(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "freeze", "chunked")
     told = {line[:9].strip(): line[10:] for line in text.split("\n\n")[1].splitlines()}
     b, a = told["B better"], told["A better"]
@@ -76,9 +72,7 @@ def test_comparing_the_shipped_samples_shows_what_chunked_prefill_does(
     assert "may be chance" in next(line for line in figures.splitlines() if "TTFT p99" in line)
 
 
-def test_what_a_recording_does_not_tell_is_a_dash_in_the_comparison(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_is_not_told_is_a_dash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bare = [
         (number, replace(each, batch=None, events=[]) if isinstance(each, StepRecord) else each)
         for number, each in simulate(seed=3, num_steps=50)
@@ -90,14 +84,6 @@ def test_what_a_recording_does_not_tell_is_a_dash_in_the_comparison(
     assert "ITL >150 ms    A: unknown" in text
     work = document(capsys, str(path), "freeze")["a"]
     assert (work["num_requests"], work["num_in_tokens"], work["num_out_tokens"]) == (None,) * 3
-
-
-def test_compare_uses_the_given_service_levels(capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "freeze", "chunked", flags={"slo_itl_ms": "0.2s"})
-    assert found["slo"] == {"ttft_ms": 1500.0, "itl_ms": 200.0}
-    within = found["figures"]["itl_within_slo"]
-    assert within["b"] == 1.0
-    assert within["verdict"] == "b"
 
 
 def test_the_json_of_compare_holds_all_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,22 +129,17 @@ def test_parts_before_and_after_a_mark_reach_only_to_the_nearest_other_knob_chan
     assert names[0].endswith(f" since the change at step {since}") is (since > 0)
     assert names[1].endswith(f" until the change at step {until}") is (until is not None)
     if mark.endswith("=2048"):
-        assert [each for each in found["settings"] if each["is_knob"]] == [
-            {"name": "max_num_batched_tokens", "a": [256], "b": [2048], "is_knob": True}
-        ]
+        (knob,) = [each for each in found["settings"] if each["is_knob"]]
+        assert (knob["name"], knob["a"], knob["b"]) == ("max_num_batched_tokens", [256], [2048])
 
 
-def test_a_mark_that_leaves_one_part_empty_is_refused_with_the_steps_of_the_file(
-    session: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mark_at_one_end_is_refused(session: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = r"'breakfast' is at step 0, and the file holds steps 0 to \d+: one of the two parts is"
     with pytest.raises(WrongUsage, match=said):
         printed(capsys, str(session), None, mark="breakfast")
 
 
-def test_the_compare_screen_can_be_drawn_into_a_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_screen_is_drawn_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / "both.txt"
     said = printed(capsys, "freeze", "chunked", output=str(picture), size="90x30")
     assert said == f"{picture}: freeze and chunked, 90x30\n"

@@ -20,13 +20,8 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.views.frame.compare_choices import (
-    ComparePage,
-    file_origin,
-    session_origin,
-)
+from stepscope.tui.views.frame.compare_choices import ComparePage, file_origin, session_origin
 from stepscope.tui.views.frame.compare_text import outcome, sizes, unclear, verdict
-from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import compare_page
 from stepscope.tui.views.theme import Skin
@@ -42,9 +37,7 @@ SIZES = [(80, 20), (80, 24), (120, 40), (200, 60), (60, 15), (30, 5), (1, 1), (3
 
 
 def page_of(app: Dashboard) -> ComparePage:
-    page = app.main.frame.compare
-    assert page is not None
-    return page
+    return app.main.frame.compare
 
 
 def shown_page(app: Dashboard) -> list[str]:
@@ -91,9 +84,8 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
         assert "B better ITL p99 766→90.1 ms (8.5x, at least 4x)" in shown
         assert "A better ITL p95 8.0→62.8 ms (7.8x, at least 3.4x)" in shown
         assert "max_num_batched_tokens 8192 | 256; enable_chunked_prefill off | on" in shown
-        assert (
-            "80 late, 63.3 s: shared a step with a prefill 99.9% │ TTFT: 7 late, 5.5 s: " in shown
-        )
+        late = "80 late, 63.3 s: shared a step with a prefill 99.9% │ TTFT: 7 late, 5.5 s: "
+        assert late in shown
         assert "685 late, 44.6 s: shared a step with a prefill 98.9% │ TTFT: 7 late" in shown
         assert "not sure TTFT p50, p95, p99 (of 19)" in shown
         assert "A 19 requests in 7.9 s, B 19 requests in 7.8 s" in shown
@@ -108,7 +100,6 @@ async def test_comparing_the_samples_shows_verdicts_figures_and_knobs() -> None:
             await pilot.pause()
             assert "drawing failed" not in screen_text(app), size
             frame = app.main.frame
-            assert frame is not None
             if size[0] >= 80 and size[1] >= 20:
                 body = line_texts(compare_page.draw(frame, size[0], size[1] - 3))
                 assert {len(line) for line in body} == {size[0]}
@@ -126,7 +117,6 @@ async def test_one_cursor_moves_through_both_compared_runs() -> None:
             assert point.end_ns > by_time.cursor
         await pilot.press("right_square_bracket")
         late = page_of(app)
-        assert late.points[0] is not None
         assert late.points[0].longest_us == pytest.approx(814_000, rel=0.01)
         assert "wait 814 ms!" in screen_text(app)
         await pilot.press("o")
@@ -193,9 +183,8 @@ async def test_a_request_is_shown_in_both_compared_runs_and_can_be_opened_in_eit
 async def test_an_uncertain_difference_is_shown_with_its_number_of_requests() -> None:
     async with samples_compared() as (app, _):
         found = page_of(app).comparison
-    first = ComparedFigure(
-        "ttft_p50", "TTFT p50", "ms", 22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50
-    )
+    told = (22.6, 484.0, "lower", "unclear", 39, 78, "ttft", 50)
+    first = ComparedFigure("ttft_p50", "TTFT p50", "ms", *told)
     second = first._replace(key="ttft_p95", label="TTFT p95", b=25.0, rank=95)
     found = found._replace(figures=[first, second])
     assert outcome(found, "a") == ("A better", ["nothing for sure"])
@@ -217,7 +206,6 @@ async def test_without_colour_compared_runs_and_the_winner_can_be_told_apart(the
         assert "766>90.1 B  8.5x" in shown
         plain = Skin("none")
         page = app.main.canvas.places["page"]
-        assert app.main.frame is not None
         for line in compare_page.draw(app.main.frame, page.width, page.height):
             for run, style in line:
                 if not run:
@@ -265,7 +253,6 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
         # nobody is called better.
         for width, height in ((120, 37), (80, 21)):
             frame = app.main.frame
-            assert frame is not None
             body = line_texts(compare_page.draw(frame, width, height))
             last = next(n for n, line in enumerate(body) if "B lower" in line)
             told = " ".join(line.strip("│ ") for line in body[1:last])
@@ -284,9 +271,7 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
     app.close()
 
 
-async def test_escape_stops_reading_compared_runs_and_keeps_what_was_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_escape_stops_reading_and_keeps_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepscope.recordings.compare import comparer
 
     monkeypatch.setattr(comparer, "_SLICE_S", 0.001)
@@ -319,9 +304,8 @@ async def test_escape_stops_reading_compared_runs_and_keeps_what_was_read(
 
 def test_the_compare_screen_is_drawn_before_anything_is_chosen_or_read(still_source: Call) -> None:
     source = still_source(50)
-    frame: Frame = FrameBuilder(source.history, clock=lambda: 0.0).build(
-        View(page="compare"), 80, 0, 8
-    )
+    builder = FrameBuilder(source.history, clock=lambda: 0.0)
+    frame = builder.build(View(page="compare"), 80, 0, 8)
     assert compare_page.targets(frame) == []
     assert len(compare_page.draw(frame, 80, 21)) == 21
     state = Dashboard(source, source.history, any_terminal=True).main.session.compare

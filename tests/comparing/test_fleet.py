@@ -16,6 +16,8 @@ from stepscope.recordings.fleets.fleet import FLEET_STEPS, LOOK_S, NUM_LOADS, Fl
 from stepscope.recordings.fleets.imbalance import HOLD_S, ImbalanceKeeper, differences, findings
 from stepscope.recordings.history.history import MAX_STEPS, History
 
+Call = Callable[..., Any]
+
 MS = 1_000_000
 
 
@@ -34,31 +36,14 @@ def clock() -> Clock:
 
 def engine(name: str, **values: Any) -> EngineFigures:
     """An engine that is up and unremarkable."""
-    usual = {
-        "status": "live",
-        "state": "running",
-        "num_running": 30,
-        "num_waiting": 2,
-        "num_seats": 64,
-        "kv_used": 0.5,
-        "ttft_p95_ms": 200.0,
-        "itl_p95_ms": 20.0,
-        "num_preempted": 0,
-        "prefix_hit_rate": 0.5,
-    }
-    return EngineFigures(name, **{**usual, **values})
+    usual = {"status": "live", "state": "running", "num_running": 30, "num_waiting": 2}
+    usual |= {"num_seats": 64, "kv_used": 0.5, "ttft_p95_ms": 200.0, "itl_p95_ms": 20.0}
+    return EngineFigures(name, **{**usual, "num_preempted": 0, "prefix_hit_rate": 0.5, **values})
 
 
 def info(engine_id: str, **values: Any) -> EngineInfo:
-    return EngineInfo(
-        engine_id=engine_id,
-        name="e",
-        software_version="1",
-        model="m",
-        monotonic_ns=0,
-        wall_ns=0,
-        **values,
-    )
+    named = {"name": "e", "software_version": "1", "model": "m", "monotonic_ns": 0, "wall_ns": 0}
+    return EngineInfo(engine_id=engine_id, **named, **values)
 
 
 def told(source: Any) -> str:
@@ -68,42 +53,23 @@ def told(source: Any) -> str:
 # Figures
 
 
-def test_what_an_engine_does_not_publish_is_unknown_and_never_zero(
-    still_source: Callable[..., Any],
-) -> None:
+def test_what_an_engine_does_not_publish_is_unknown_and_never_zero(still_source: Call) -> None:
     source = still_source(2)
     history = source.history = History()
     history.append(0, info("attached"))
+    counts = {"num_prefill_tokens": 0, "num_decode_tokens": 4, "num_running": 4, "num_waiting": 1}
     for number in range(20):
-        step = StepRecord(
-            step=number,
-            schedule_start_ns=number * 20 * MS,
-            tokens_ns=(number + 1) * 20 * MS,
-            num_prefill_tokens=0,
-            num_decode_tokens=4,
-            num_running=4,
-            num_waiting=1,
-        )
-        history.append(number + 1, step)
+        times = {"schedule_start_ns": number * 20 * MS, "tokens_ns": (number + 1) * 20 * MS}
+        history.append(number + 1, StepRecord(step=number, **times, **counts))
     found = figures("attached", source, measure(history))
     assert (found.num_running, found.num_waiting) == (4, 1)
     assert found.steps_per_s == pytest.approx(50)
-    for unknown in (
-        "kv_used",
-        "num_seats",
-        "budget_used",
-        "ttft_p95_ms",
-        "itl_p95_ms",
-        "num_preempted",
-        "output_tokens_per_s",
-        "prefix_hit_rate",
-    ):
-        assert getattr(found, unknown) is None, unknown
+    unknown = ["kv_used", "num_seats", "budget_used", "ttft_p95_ms", "itl_p95_ms", "num_preempted"]
+    unknown += ["output_tokens_per_s", "prefix_hit_rate"]
+    assert [name for name in unknown if getattr(found, name) is not None] == []
 
 
-def test_fleet_figures_of_a_busy_engine_equal_those_of_its_history(
-    still_source: Callable[..., Any],
-) -> None:
+def test_fleet_figures_of_a_busy_engine_equal_those_of_its_history(still_source: Call) -> None:
     source = still_source()
     found = figures("busy", source, measure(source.history))
     state, latency = source.history.state, source.history.windows.latency()
@@ -112,23 +78,16 @@ def test_fleet_figures_of_a_busy_engine_equal_those_of_its_history(
     assert found.ttft_p95_ms == latency.ttft.p95_ms
     assert found.itl_p95_ms == latency.itl.p95_ms
     last = source.history.summary(source.history.last_step)
-    first_ns = last.tokens_ns - 10_000 * MS
-    recent = [
-        each
-        for each in source.history.summaries(0, last.step)
-        if each is not None and each.tokens_ns > first_ns
-    ]
+    steps = filter(None, source.history.summaries(0, last.step))
+    recent = [each for each in steps if each.tokens_ns > last.tokens_ns - 10_000 * MS]
     spent, budget = sum(s.num_spent_tokens for s in recent), sum(s.token_budget for s in recent)
     assert found.budget_used == pytest.approx(spent / budget)
-    assert found.kv_used == pytest.approx(
-        state.kv.used / (state.kv.used + state.kv.cached + state.kv.empty)
-    )
+    num_blocks = state.kv.used + state.kv.cached + state.kv.empty
+    assert found.kv_used == pytest.approx(state.kv.used / num_blocks)
 
 
 @pytest.mark.parametrize("status", ["down", "connecting"])
-def test_an_engine_that_does_not_answer_has_no_figures(
-    still_source: Callable[..., Any], status: str
-) -> None:
+def test_an_engine_that_does_not_answer_has_no_figures(still_source: Call, status: str) -> None:
     source = still_source()
     source.status, source.error = status, "nobody there"
     found = figures("gone", source, measure(source.history))
@@ -148,17 +107,23 @@ def test_the_engine_with_most_of_the_queue_is_named_beside_the_one_with_least() 
         engine("d", num_waiting=10),
     ]
     found = {each.figure: each for each in findings(engines)}
-    assert found["waiting"].engine == found["kv"].engine == 2
-    assert found["waiting"].text == "61% of all waiting requests (38 of 62), a has 2"
-    assert found["kv"].text == "KV 97%, a 12%"
-    assert set(found) == {"waiting", "kv"}
+    assert {name: (each.engine, each.text) for name, each in found.items()} == {
+        "waiting": (2, "61% of all waiting requests (38 of 62), a has 2"),
+        "kv": (2, "KV 97%, a 12%"),
+    }
 
 
-def test_a_slow_engine_is_named_with_the_factor() -> None:
-    engines = [engine("a"), engine("b", ttft_p95_ms=1040.0, itl_p95_ms=62.0), engine("c")]
-    texts = [each.text for each in findings(engines)]
-    assert "TTFT p95 1.0 s, 5.2x the median of the others" in texts
-    assert "ITL p95 62 ms, 3.1x the median of the others" in texts
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"ttft_p95_ms": 1040.0}, "TTFT p95 1.0 s, 5.2x the median of the others"),
+        ({"itl_p95_ms": 62.0}, "ITL p95 62 ms, 3.1x the median of the others"),
+        ({"prefix_hit_rate": 0.1}, "prefix hits 10%, the others 50%"),
+    ],
+)
+def test_an_engine_unlike_the_others_is_named(values: dict[str, float], text: str) -> None:
+    (found,) = findings([engine("a"), engine("b", **values), engine("c")])
+    assert (found.engine, found.text) == (1, text)
 
 
 def test_an_engine_without_a_queue_has_room_while_others_queue() -> None:
@@ -174,16 +139,9 @@ def test_an_engine_without_a_queue_has_room_while_others_queue() -> None:
     assert "room" not in {each.figure for each in findings(paused)}
 
 
-def test_an_engine_with_few_prefix_hits_among_others_is_named() -> None:
-    engines = [engine("a"), engine("b", prefix_hit_rate=0.1), engine("c")]
-    (found,) = findings(engines)
-    assert (found.engine, found.text) == (1, "prefix hits 10%, the others 50%")
-
-
 def test_down_engines_and_unknown_figures_are_neither_high_nor_low() -> None:
-    unknown = engine(
-        "u", kv_used=None, ttft_p95_ms=None, itl_p95_ms=None, num_waiting=None, prefix_hit_rate=None
-    )
+    names = ("kv_used", "ttft_p95_ms", "itl_p95_ms", "num_waiting", "prefix_hit_rate")
+    unknown = engine("u", **dict.fromkeys(names))
     gone = EngineFigures("gone", "down")
     assert findings([engine("a"), unknown, gone, engine("b")]) == []
     assert findings([]) == findings([engine("a", kv_used=1.0, num_waiting=99)]) == []
@@ -204,9 +162,7 @@ _figures = st.builds(
 
 
 @given(st.lists(_figures, max_size=8))
-def test_fleet_findings_concern_engines_that_are_up_and_equal_engines_have_none(
-    engines: list[EngineFigures],
-) -> None:
+def test_findings_are_of_engines_that_are_up_and_not_alike(engines: list[EngineFigures]) -> None:
     for found in findings(engines):
         assert engines[found.engine].is_up
         assert found.weight >= 0
@@ -224,41 +180,31 @@ def test_an_imbalance_is_named_once_it_has_lasted_and_hidden_when_it_ends() -> N
     assert found.figures == ("waiting",)
     assert keeper.update(calm, 20.0) == []
     assert keeper.update(loud, 20.5) == []  # from the beginning
-
-
-def test_an_engine_that_goes_down_does_not_stand_out_any_more() -> None:
-    keeper = ImbalanceKeeper()
-    engines = [engine("a"), engine("b", kv_used=0.99)]
-    keeper.update(engines, 0.0)
-    assert keeper.update(engines, HOLD_S)
-    assert keeper.update([engine("a"), EngineFigures("b", "down")], HOLD_S + 0.5) == []
+    assert keeper.update(loud, 20.5 + HOLD_S)
+    down = [loud[0], EngineFigures("b", "down"), loud[2]]
+    assert keeper.update(down, 21.0 + HOLD_S) == []
 
 
 def test_differing_knobs_are_shown_against_those_of_the_majority() -> None:
-    def knobs(budget: int) -> dict[str, Any]:
-        return {"max_num_batched_tokens": budget, "policy": "fcfs"}
-
+    large, small = ({"max_num_batched_tokens": n, "policy": "fcfs"} for n in (8192, 512))
     engines = [
-        engine("a", info=info("1"), knobs=knobs(8192)),
-        engine("b", info=info("2", num_blocks=99), knobs=knobs(512)),
-        engine("c", info=info("3"), knobs=knobs(8192)),
+        engine("a", info=info("1"), knobs=large),
+        engine("b", info=info("2", num_blocks=99), knobs=small),
+        engine("c", info=info("3"), knobs=large),
     ]
     assert differences(engines) == ["max_num_batched_tokens: b 512; the others 8192"]
     assert differences(engines[:2]) == ["max_num_batched_tokens: a 8192; b 512"]
     whole = engines[0]._replace(knobs={"enable_chunked_prefill": False})
     sliced = engines[1]._replace(knobs={"enable_chunked_prefill": True})
     assert differences([whole, sliced])[-1] == "enable_chunked_prefill: a off; b on"
-    assert differences([engines[0], engines[0]._replace(name="z")]) == [
-        "a and z are one and the same engine"
-    ]
+    twice = [engines[0], engines[0]._replace(name="z")]
+    assert differences(twice) == ["a and z are one and the same engine"]
 
 
 # The fleet over time
 
 
-def test_engines_that_end_return_or_restart_are_reported(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_engines_that_end_return_or_restart_are_reported(still_source: Call, clock: Clock) -> None:
     source, other = still_source(), still_source()
     source.name, other.name = "a", "b"
     fleet = Fleet([source, other], clock, clock)
@@ -283,9 +229,9 @@ def test_engines_that_end_return_or_restart_are_reported(
     assert look().figures.is_up
     assert told(fleet).endswith("a is back, the same engine as before")
     assert look().new_s is None
-    old = source.history.info
     history = source.history
-    history.append(history.last_sequence + 1, msgspec.structs.replace(old, engine_id="another"))
+    other = msgspec.structs.replace(history.info, engine_id="another")
+    history.append(history.last_sequence + 1, other)
     line = look()
     assert told(fleet).endswith("a restarted: a new engine")
     assert line.new_s == 0.0
@@ -301,9 +247,7 @@ def test_engines_that_end_return_or_restart_are_reported(
     assert not any(event.name == "b" for event in fleet.picture.events)
 
 
-def test_silence_of_an_engine_is_counted_from_its_last_message(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_silence_is_counted_from_the_last_message(still_source: Call, clock: Clock) -> None:
     source = still_source()
     fleet = Fleet([source], clock, clock)
     fleet.look()
@@ -315,9 +259,7 @@ def test_silence_of_an_engine_is_counted_from_its_last_message(
     assert fleet.look().lines[0].silent_s == 0
 
 
-def test_memory_does_not_grow_with_the_number_of_engines(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_memory_does_not_grow_with_the_number_of_engines(still_source: Call, clock: Clock) -> None:
     sources = [still_source() for _ in range(16)]
     for number, source in enumerate(sources):
         source.name = f"e{number}"
@@ -336,24 +278,18 @@ def test_memory_does_not_grow_with_the_number_of_engines(
     assert {len(line.load) for line in fleet.picture.lines} == {NUM_LOADS}
 
 
-def test_lowering_the_step_limit_of_a_history_forgets_the_oldest_steps(
-    still_source: Callable[..., Any],
-) -> None:
+def test_a_lowered_step_limit_forgets_the_oldest_steps(still_source: Call) -> None:
     history = still_source(1_500).history
     assert history.num_steps == 1_500
     history.keep(300, 10**9)
     last = history.record(history.last_step)
-    status = EngineStatus(
-        time_ns=last.tokens_ns, state="idle", step=last.step, num_running=0, num_waiting=0
-    )
-    history.append(history.last_sequence + 1, status)
+    told = {"time_ns": last.tokens_ns, "step": last.step, "num_running": 0, "num_waiting": 0}
+    history.append(history.last_sequence + 1, EngineStatus(state="idle", **told))
     assert 300 <= history.num_steps <= 600
     assert history.last_step == 1_499
 
 
-def test_new_engines_join_the_fleet_and_share_its_memory_limit(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_new_engines_join_and_share_the_memory_limit(still_source: Call, clock: Clock) -> None:
     appearing = [[], [still_source(), still_source()], []]
     fleet = Fleet([still_source()], clock, clock, lambda: appearing.pop(0))
     fleet.take_in()
@@ -368,42 +304,27 @@ def test_new_engines_join_the_fleet_and_share_its_memory_limit(
     assert kept == [MAX_STEPS, FLEET_STEPS, FLEET_STEPS]  # the one that was looked at
 
 
-def test_engines_with_equal_names_are_numbered(
-    still_source: Callable[..., Any], clock: Clock
-) -> None:
+def test_engines_with_equal_names_are_numbered(still_source: Call, clock: Clock) -> None:
     fleet = Fleet([still_source(), still_source(), still_source()], clock)
     assert fleet.names == ("still", "still#2", "still#3")
     fleet.remove(fleet.sources[0])
     assert len(fleet.look().lines) == len(fleet) == 2
 
 
-def test_an_engine_without_a_step_has_the_figures_of_its_snapshot(
-    still_source: Callable[..., Any],
-) -> None:
+def test_an_engine_without_a_step_has_the_figures_of_its_snapshot(still_source: Call) -> None:
     source = still_source(2)
     source.history = History()
-    source.history.append(
-        7,
-        Snapshot(
-            sequence=7,
-            step=-1,
-            time_ns=5,
-            info=info("new", max_num_seqs=8),
-            knobs={"max_num_seqs": 4},
-            knobs_version=1,
-            state="idle",
-            requests=[],
-            blocks=None,
-            kv=KVCounts(used=1, cached=0, empty=9, evicted=0),
-        ),
-    )
+    settings = {"info": info("new", max_num_seqs=8), "knobs": {"max_num_seqs": 4}}
+    kv = KVCounts(used=1, cached=0, empty=9, evicted=0)
+    state = {"state": "idle", "requests": [], "blocks": None, "kv": kv, "knobs_version": 1}
+    source.history.append(7, Snapshot(sequence=7, step=-1, time_ns=5, **settings, **state))
     found = figures("new", source, measure(source.history))
     assert (found.num_running, found.num_seats, found.kv_used) == (0, 4, 0.1)
     assert found.steps_per_s == 0.0  # it is idle: that is known
     assert found.itl_p95_ms is None
 
 
-def test_an_engine_that_was_starting_is_reported_up(still_source: Callable[..., Any]) -> None:
+def test_an_engine_that_was_starting_is_reported_up(still_source: Call) -> None:
     source, clock = still_source(), Clock()
     fleet = Fleet([source], clock, clock)
     for status in ("starting", "connecting", "live", "live"):

@@ -25,6 +25,8 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.charts.fleet_columns import state_text
 from tests.support.waiting import wait_for
 
+Call = Callable[..., Any]
+
 ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
 
 
@@ -60,9 +62,8 @@ class Engines:
         self._clients.append(client)  # requests end with their client
         for each in range(number):
             sampling = SamplingParams(max_tokens=900, ignore_eos=True)
-            client.send(
-                Submit(client_id=f"r{each}", prompt_token_ids=[each] * 90, sampling=sampling)
-            )
+            told = {"client_id": f"r{each}", "prompt_token_ids": [each] * 90}
+            client.send(Submit(sampling=sampling, **told))
 
 
 @pytest.fixture
@@ -73,13 +74,13 @@ def engines() -> Iterator[Engines]:
 
 
 def test_an_engine_that_dies_and_its_replacement_are_reported(
-    terminal: Callable[..., Any], engines: Engines, runtime_folder: Path
+    terminal: Call, engines: Engines, runtime_folder: Path
 ) -> None:
     a, b = f"{runtime_folder}/engine-a", f"{runtime_folder}/engine-b"
-    engines.start(a)
-    engines.start(b)
-    engines.wait(a)
-    engines.wait(b)
+    for address in (a, b):
+        engines.start(address)
+    for address in (a, b):
+        engines.wait(address)
     screen = terminal(
         *(sys.executable, "-m", "stepscope.tui.cli", "top", b, a, f"{runtime_folder}/engine-c"),
         STEPSCOPE_CONFIG="none",
@@ -106,9 +107,7 @@ def test_an_engine_that_dies_and_its_replacement_are_reported(
     assert screen.wait_for_exit() == 0
 
 
-def test_an_engine_that_is_killed_is_down_without_waiting_for_silence(
-    engines: Engines, runtime_folder: Path
-) -> None:
+def test_a_killed_engine_is_down_before_the_silence(engines: Engines, runtime_folder: Path) -> None:
     address = f"{runtime_folder}/engine"
     engines.start(address)
     engines.wait(address)
@@ -160,11 +159,8 @@ def test_a_fleet_starts_if_at_least_one_engine_answers(runtime_folder: Path) -> 
         check_any(nobody)
 
 
-def test_leaving_a_fleet_of_dead_engines_stops_every_thread(
-    engines: Engines, runtime_folder: Path
-) -> None:
-    sources = [Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)]
-    fleet = Fleet(sources)
+def test_leaving_dead_engines_stops_every_thread(engines: Engines, runtime_folder: Path) -> None:
+    fleet = Fleet([Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)])
     fleet.start()
     fleet.stop()
     names = {thread.name for thread in threading.enumerate()}
@@ -172,9 +168,7 @@ def test_leaving_a_fleet_of_dead_engines_stops_every_thread(
     assert "end of a source" not in names
 
 
-def test_an_engine_that_loads_its_model_is_starting_and_down_once_its_process_is_gone(
-    runtime_folder: Path,
-) -> None:
+def test_an_engine_that_loads_is_starting_and_down_once_it_is_gone(runtime_folder: Path) -> None:
     endpoint = Endpoint.parse(f"{runtime_folder}/loading")
     source = Subscriber(endpoint, retry_s=0.05)
     fleet = Fleet([source])

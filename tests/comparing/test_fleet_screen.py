@@ -26,6 +26,8 @@ from tests.support.screens.live_dashboard import press
 from tests.support.screens.screen_text import main_text, screen_text
 from tests.support.waiting import until, wait_for
 
+Call = Callable[..., Any]
+
 SIZES = [(80, 20), (80, 24), (120, 40), (200, 60)]
 
 
@@ -38,7 +40,7 @@ class Clock:
 
 
 @pytest.fixture
-def sources(still_source: Callable[..., Any]) -> list[Any]:
+def sources(still_source: Call) -> list[Any]:
     """Two similar engines, one with hardly any load, and one that does not answer."""
     made = [still_source(), still_source(), still_source(12), still_source(2)]
     for number, source in enumerate(made):
@@ -54,15 +56,8 @@ def dashboard(sources: list[Any], looks: int = 20, **options: Any) -> Dashboard:
     for _ in range(looks):
         clock.now_s += LOOK_S
         fleet.look()
-    return Dashboard(
-        sources[0],
-        sources[0].history,
-        any_terminal=True,
-        fps=1.0,
-        clock=clock,
-        fleet=fleet,
-        **options,
-    )
+    options |= {"any_terminal": True, "fps": 1.0, "clock": clock, "fleet": fleet}
+    return Dashboard(sources[0], sources[0].history, **options)
 
 
 def row_of(app: Dashboard, name: str) -> str:
@@ -74,9 +69,7 @@ def order(app: Dashboard) -> list[str]:
     return [line.figures.name for line in app.main.frame.fleet.lines]
 
 
-async def test_several_engines_open_the_fleet_screen_with_the_state_of_each(
-    sources: list[Any],
-) -> None:
+async def test_several_engines_open_the_fleet_screen_with_their_states(sources: list[Any]) -> None:
     app = dashboard(sources)
     async with app.run_test(size=(120, 40)):
         text = screen_text(app)
@@ -91,9 +84,7 @@ async def test_several_engines_open_the_fleet_screen_with_the_state_of_each(
         assert "LIVE" in row_of(app, "engine-0")
 
 
-async def test_an_engine_that_stands_out_is_named_with_the_reason_and_since_when(
-    sources: list[Any],
-) -> None:
+async def test_what_stands_out_is_named_with_reason_and_since_when(sources: list[Any]) -> None:
     app = dashboard(sources)
     async with app.run_test(size=(120, 40)):
         text = screen_text(app)
@@ -134,9 +125,7 @@ async def test_enter_opens_an_engine_and_escape_comes_back_to_its_line(sources: 
         assert app.main.skin.ascii_only  # looks are those of the whole dashboard
 
 
-async def test_fleet_lines_sort_by_any_column_and_the_selection_stays_on_its_engine(
-    sources: list[Any],
-) -> None:
+async def test_lines_sort_by_any_column_and_the_selection_stays(sources: list[Any]) -> None:
     app = dashboard(sources)
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.press("down", "down")
@@ -184,9 +173,7 @@ async def test_no_key_changes_an_engine_on_the_fleet_screen(sources: list[Any]) 
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
-async def test_the_fleet_screen_fills_every_terminal_size(
-    sources: list[Any], ascii_only: bool
-) -> None:
+async def test_the_fleet_screen_fills_every_terminal(sources: list[Any], ascii_only: bool) -> None:
     app = dashboard(sources, ascii_only=ascii_only)
     async with app.run_test(size=SIZES[0]) as pilot:
         for size in SIZES:
@@ -206,9 +193,7 @@ async def test_the_fleet_screen_fills_every_terminal_size(
                 assert "stepscope needs 80x20" in screen_text(app)
 
 
-async def test_more_engines_than_rows_scroll_with_the_selection(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_more_engines_than_rows_scroll_with_the_selection(still_source: Call) -> None:
     made = [still_source(12) for _ in range(40)]
     for number, source in enumerate(made):
         source.name = f"e{number:02}"
@@ -222,9 +207,7 @@ async def test_more_engines_than_rows_scroll_with_the_selection(
         assert spot_of(app.main.canvas.content("page", y - 1), 4) == ("row", "39")
 
 
-async def test_the_fleet_screen_of_one_engine_says_how_to_add_more(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_the_fleet_screen_of_one_engine_says_how_to_add_more(still_source: Call) -> None:
     source = still_source()
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -246,15 +229,14 @@ def test_engine_states_and_figures_differ_without_colour(sources: list[Any]) -> 
     (live, *_rest, down) = app.session.fleet_view.page(None, SLO()).lines
     assert fleet_columns.state_text(live)[0] == "LIVE"
     assert fleet_columns.state_text(down)[0].startswith("DOWN ")
-    figures = live.figures
-    stale = live._replace(figures=figures._replace(status="stale"), silent_s=3.2)
-    assert fleet_columns.state_text(stale)[0] == "STALE 3.2s"
-    paused = live._replace(figures=figures._replace(state="paused"))
-    assert fleet_columns.state_text(paused)[0] == "PAUSED"
-    fresh = live._replace(new_s=12.0)
-    assert fleet_columns.state_text(fresh)[0] == "LIVE new 12s"
-    idle = live._replace(figures=figures._replace(state="idle"))
-    assert fleet_columns.state_text(idle)[0] == "LIVE idle"
+    changed = live.figures._replace
+    for line, text in (
+        (live._replace(figures=changed(status="stale"), silent_s=3.2), "STALE 3.2s"),
+        (live._replace(figures=changed(state="paused")), "PAUSED"),
+        (live._replace(new_s=12.0), "LIVE new 12s"),
+        (live._replace(figures=changed(state="idle")), "LIVE idle"),
+    ):
+        assert fleet_columns.state_text(line)[0] == text
 
 
 def test_sparklines_may_share_a_scale_and_no_load_differs_from_unknown_load() -> None:
@@ -290,10 +272,7 @@ def fleet_row(app: Dashboard, name: str) -> str:
 
 @pytest.fixture
 def app(
-    busy: Subscriber,
-    still_source: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    busy: Subscriber, still_source: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Dashboard:
     """The dashboard of two engines, `still` and `busy`, in an empty folder."""
     monkeypatch.chdir(tmp_path)
@@ -302,9 +281,7 @@ def app(
     return Dashboard(still, still.history, any_terminal=True, fleet=Fleet([still, busy]))
 
 
-async def test_an_engine_that_was_never_opened_can_be_recorded(
-    app: Dashboard, busy: Subscriber, tmp_path: Path
-) -> None:
+async def test_any_engine_can_be_recorded(app: Dashboard, busy: Subscriber, tmp_path: Path) -> None:
     async with app.run_test(size=(120, 40)):
         await press(app, "home", "down")
         assert app.session.fleet_view.selected == "still"  # in the order of names
@@ -329,9 +306,7 @@ async def test_an_engine_that_was_never_opened_can_be_recorded(
         assert not recording.truncated
 
 
-async def test_leaving_the_dashboard_ends_the_recordings_of_all_engines(
-    app: Dashboard, tmp_path: Path
-) -> None:
+async def test_leaving_the_dashboard_ends_all_recordings(app: Dashboard, tmp_path: Path) -> None:
     async with app.run_test(size=(120, 40)):
         await press(app, "R", "up", "R")
         await until(lambda: "● REC 2" in main_text(app), "that both are recorded")
@@ -343,7 +318,7 @@ async def test_leaving_the_dashboard_ends_the_recordings_of_all_engines(
 
 
 async def test_an_engine_that_cannot_be_recorded_is_named(
-    still_source: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    still_source: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()

@@ -24,9 +24,8 @@ def engine(name: str, role: str | None, **figures: float) -> EngineFigures:
 
 
 def attached(name: str) -> EngineFigures:
-    return engine(name, None)._replace(
-        info=msgspec.structs.replace(engine(name, None).info, engine="vllm")
-    )
+    found = engine(name, None)
+    return found._replace(info=msgspec.structs.replace(found.info, engine="vllm"))
 
 
 def state(time_ns: int, *views: RequestView) -> SessionState:
@@ -114,9 +113,8 @@ def test_a_request_that_a_proxy_sends_to_two_attached_engines_is_one_lane() -> N
     lives = WholeLives()
     begun = view(3, "running", elsewhere="")
     assert len(lives.look(engines, [state(11 * S, begun), state(11 * S)])) == 1
-    done = view(
-        3, "finished", elsewhere="", finish_reason="length", finish_ns=13 * S, first_token_ns=13 * S
-    )
+    ended = {"finish_reason": "length", "finish_ns": 13 * S, "first_token_ns": 13 * S}
+    done = view(3, "finished", elsewhere="", **ended)
     [life] = lives.look(engines, [state(14 * S, done), state(14 * S)])
     assert text_of(life, 15) == "     ▓▓▓→→"  # the proxy has not asked the other one yet
     loading = view(7, "waiting", elsewhere="chat-3", held="remote_kv")
@@ -142,9 +140,8 @@ def test_lanes_of_several_pairs_of_engines_name_theirs() -> None:
 
 
 def test_the_panel_of_lanes_says_what_its_glyphs_are_and_counts_the_seconds() -> None:
-    page: Any = SimpleNamespace(
-        picture=SimpleNamespace(lives=[WholeLife("p", 3, "chat", 0)] * 9, lives_ns=2 * S)
-    )
+    picture = SimpleNamespace(lives=[WholeLife("p", 3, "chat", 0)] * 9, lives_ns=2 * S)
+    page: Any = SimpleNamespace(picture=picture)
     lines = ["".join(text for text, _ in line) for line in fleet_page._lives(page, 80, 6)]
     assert {len(line) for line in lines} == {80}
     assert lines[0].endswith("▓ prefill  · waits  → handed over  ━ decode  ● end ╮")

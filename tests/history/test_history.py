@@ -3,7 +3,7 @@
 import contextlib
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.wire import Admitted, BatchRow, Finished
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.series.latency import SLO
@@ -29,6 +30,7 @@ from tests.support.sessions.history_steps import (
     PREFILL,
     RECOMPUTE,
     arrived,
+    history_of,
     info,
     step,
 )
@@ -55,7 +57,7 @@ def sequence_of() -> dict[int, int]:
     return {m.step: number for number, m in MESSAGES if isinstance(m, wire.StepRecord)}
 
 
-def fed(messages: Sequence[tuple[int, wire.Telemetry]], **limits: Any) -> History:
+def fed(messages: Iterable[tuple[int, wire.Telemetry]], **limits: Any) -> History:
     history = History(**limits)
     for sequence, message in messages:
         history.append(sequence, message)
@@ -85,22 +87,14 @@ def states() -> dict[int, SessionState]:
 
 
 def status(step: int, **changes: Any) -> wire.EngineStatus:
-    fields: dict[str, Any] = {
-        "time_ns": step * 10 * MS + 11 * MS,
-        "state": "idle",
-        "step": step,
-        "num_running": 0,
-        "num_waiting": 0,
-    }
-    return wire.EngineStatus(**(fields | changes))
+    fields = {"time_ns": step * 10 * MS + 11 * MS, "state": "idle", "step": step}
+    return wire.EngineStatus(num_running=0, num_waiting=0, **(fields | changes))
 
 
 # Any step again
 
 
-def test_the_state_at_any_step_is_restored_exactly(
-    history: History, states: dict[int, SessionState]
-) -> None:
+def test_any_state_is_restored_exactly(history: History, states: dict[int, SessionState]) -> None:
     steps = [0, 1, 255, 256, 257, 1199, *random.Random(0).sample(range(1200), 30)]
     for number in [*steps, *range(500, 530), *range(530, 505, -1)]:
         assert history.state_at(number) == states[number], number
@@ -109,9 +103,6 @@ def test_the_state_at_any_step_is_restored_exactly(
 def test_step_summaries_agree_with_their_records(history: History) -> None:
     for number in range(0, 1200, 37):
         record, summary = history.record(number), history.summary(number)
-        assert record is not None
-        assert summary is not None
-        assert record.batch is not None
         assert record == dict(MESSAGES)[sequence_of()[number]]
         assert summary.tokens_ns == record.tokens_ns
         assert summary.num_rows == len(record.batch)
@@ -123,13 +114,10 @@ def test_step_summaries_agree_with_their_records(history: History) -> None:
     assert history.summaries(1199, 1200)[1] is None
 
 
-def test_a_summary_of_several_steps_has_the_worst_of_them_and_hides_no_preemption(
-    history: History,
-) -> None:
+def test_a_span_has_the_worst_of_its_steps_and_hides_no_preemption(history: History) -> None:
     for first, last in ((0, 0), (3, 51), (290, 310), (600, 1199), (1190, 1500)):
         span = history.span(first, last)
         steps = [s for s in history.summaries(first, last) if s is not None]
-        assert span is not None
         assert span.start_ns == steps[0].schedule_start_ns
         assert span.max_prefill_tokens == max(s.num_prefill_tokens for s in steps)
         assert span.max_decode_tokens == max(s.num_decode_tokens for s in steps)
@@ -152,15 +140,12 @@ def test_the_newest_state_is_the_same_object_until_a_message_arrives() -> None:
     assert history.state_at(state.step).step == state.step
 
 
-def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
-    states: dict[int, SessionState],
-) -> None:
+def test_old_steps_are_forgotten_by_number_and_by_bytes(states: dict[int, SessionState]) -> None:
     by_number = fed(MESSAGES, max_steps=400)
     assert 400 <= by_number.num_steps < 700
     by_bytes = fed(MESSAGES, max_bytes=200_000)
     for history in (by_number, by_bytes):
         first = history.first_step
-        assert first is not None
         assert first > 0
         assert history.last_step == 1199
         for number in (first, first + 100, 1199):
@@ -172,19 +157,13 @@ def test_the_oldest_steps_are_forgotten_by_number_and_by_bytes(
         assert lanes_of(history, first, 1199) == lanes_of(whole_session(), first, 1199)
 
 
-def sign_of_life(state: SessionState) -> wire.EngineStatus:
-    return wire.EngineStatus(
-        step=state.step, time_ns=state.time_ns, state="running", num_running=0, num_waiting=0
-    )
-
-
 def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
     """A segment may begin with a message that is no step, and all steps before it be forgotten."""
     history, state = History(max_bytes=1), SessionState()
     messages = list[wire.Telemetry]()
     for _, message in MESSAGES[:400]:
         state.apply(message)
-        messages += [message, sign_of_life(state)]
+        messages += [message, status(state.step, time_ns=state.time_ns, state="running")]
     for sequence, message in enumerate(messages):
         history.append(sequence, message)
         first, last = history.first_step, history.last_step
@@ -194,9 +173,7 @@ def test_steps_whose_messages_are_all_forgotten_are_forgotten_too() -> None:
             assert history.record(last) is not None
 
 
-def test_a_full_memory_never_begins_at_a_state_made_wrong_by_lost_messages(
-    states: dict[int, SessionState],
-) -> None:
+def test_memory_never_begins_at_a_state_made_wrong_by_loss(states: dict[int, SessionState]) -> None:
     """The snapshot that corrects the state comes 60 messages later, in the next segment."""
     for lost_at in range(180, 400, 50):
         history, state, checked = fed(MESSAGES[:150], max_steps=200), SessionState(), set()
@@ -208,7 +185,6 @@ def test_a_full_memory_never_begins_at_a_state_made_wrong_by_lost_messages(
                 history.append(number, message)
             if number == lost_at + 60:
                 snapshot = state.snapshot(number)
-                assert snapshot is not None
                 history.append(number, snapshot)
             if (first := history.first_step or 0) not in checked:
                 checked.add(first)
@@ -252,9 +228,7 @@ def test_lost_messages_are_a_gap_with_the_steps_around_it() -> None:
     assert history.needs_snapshot
     assert history.record(101) is None
     assert history.summary(102) is None
-    after = history.summary(103)
-    assert after is not None
-    assert after.after_gap
+    assert history.summary(103).after_gap
     assert [e.kind for e in history.events(102, 1, frozenset({"gap"}))] == ["gap"]
     for lane in lanes_of(history, 100, 102):
         assert set(lane.cells) <= {Cell.UNKNOWN, Cell.ABSENT}
@@ -274,7 +248,6 @@ def test_repeated_and_old_messages_are_ignored() -> None:
 def test_a_snapshot_corrects_the_state_after_lost_messages_and_otherwise_changes_nothing() -> None:
     whole = fed(MESSAGES[:400])
     redundant = whole.snapshot()
-    assert redundant is not None
     whole.append(redundant.sequence, redundant)
     assert whole.num_lost == 0
     lossy = fed([*MESSAGES[:200], *MESSAGES[260:400]])
@@ -285,9 +258,9 @@ def test_a_snapshot_corrects_the_state_after_lost_messages_and_otherwise_changes
     assert lossy.num_lost == 60
     for sequence, message in MESSAGES[400:]:
         lossy.append(sequence, message)
-    live = [v for v in lossy.state.requests.values() if v.status != "finished"]
-    expected = [v for v in whole_session().state.requests.values() if v.status != "finished"]
-    assert live == expected
+    states = lossy.state, whole_session().state
+    live = [[v for v in s.requests.values() if v.status != "finished"] for s in states]
+    assert live[0] == live[1]
 
 
 def test_messages_of_unknown_kind_do_not_count_as_missing() -> None:
@@ -307,29 +280,19 @@ def test_a_broken_message_changes_nothing() -> None:
 
 
 def test_a_restarted_engine_begins_a_new_history_and_the_old_one_is_kept() -> None:
-    history = History()
-    for sequence, message in enumerate([info("one"), step(0, []), step(1, [])]):
-        history.append(sequence, message)
-    for sequence, message in enumerate([info("two"), step(0, [])]):
-        history.append(sequence, message)
-    assert history.last_step == 0
-    assert history.num_lost == 0
-    assert history.info is not None
-    assert history.info.engine_id == "two"
+    messages = [info("one"), step(0, []), step(1, [])]
+    history = fed([*enumerate(messages), *enumerate([info("two"), step(0, [])])])
+    assert (history.last_step, history.num_lost, history.info.engine_id) == (0, 0, "two")
     assert [event.kind for event in history.events()] == ["engine"]
-    assert history.previous is not None
     assert history.previous.last_step == 1
     assert history.previous.state_at(0).info == info("one")
 
 
 def test_an_engine_that_dies_without_a_step_does_not_displace_the_last_session() -> None:
-    history = History()
-    for sequence, message in enumerate([info("one"), step(0, []), step(1, [])]):
-        history.append(sequence, message)
+    history = fed(enumerate([info("one"), step(0, []), step(1, [])]))
     for engine_id in ("two", "three", "four"):
         history.append(0, info(engine_id))
     assert history.num_steps == 0
-    assert history.previous is not None
     assert history.previous.info == info("one")
     assert history.previous.num_steps == 2
 
@@ -342,42 +305,23 @@ def test_a_knob_change_is_found_at_the_step_where_it_took_effect(history: Histor
     flagged = [s.step for s in history.summaries(0, 1199) if s is not None and s.has_knob_change]
     assert flagged == [300, 700]
     first = history.next_event(0, 1, frozenset({"knobs"}))
-    assert first is not None
     assert first.step == 300
     assert first.text == "max_num_batched_tokens 512→256 by simulated, from step 300"
-    before, after = history.summary(299), history.summary(300)
-    assert before is not None
-    assert after is not None
-    assert (before.token_budget, after.token_budget) == (512, 256)
+    assert [history.summary(at).token_budget for at in (299, 300)] == [512, 256]
 
 
 def test_events_name_the_request_and_can_be_stepped_through() -> None:
-    history = History(SLO(ttft_ms=500, itl_ms=15))
+    rejected, values = wire.Rejected(9, "ops", "too long"), {"old": {"a": 1}, "new": {"a": 2}}
     messages = [
         info(),
-        step(
-            0,
-            [wire.BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)],
-            events=[arrived(1), wire.Admitted(1, 0)],
-        ),
-        step(
-            1,
-            [wire.BatchRow(1, DECODE, 20, 1, 0, 2, LAST)],
-            events=[wire.Rejected(9, "ops", "too long")],
-        ),
+        step(0, [BatchRow(1, PREFILL, 0, 20, 0, 2, FIRST)], events=[arrived(1), Admitted(1, 0)]),
+        step(1, [BatchRow(1, DECODE, 20, 1, 0, 2, LAST)], events=[rejected]),
         step(2, [], events=[wire.Preempted(1, 2, "KV full")]),
-        wire.KnobsChanged(
-            version=1, effective_step=3, who="ops", old={"a": 1}, new={"a": 2}, time_ns=0
-        ),
-        step(
-            3,
-            [wire.BatchRow(1, RECOMPUTE, 0, 22, 0, 2, LAST)],
-            events=[wire.Finished(1, "length", 3)],
-        ),
+        wire.KnobsChanged(version=1, effective_step=3, who="ops", time_ns=0, **values),
+        step(3, [BatchRow(1, RECOMPUTE, 0, 22, 0, 2, LAST)], events=[Finished(1, "length", 3)]),
         status(3, events=[arrived(2), wire.Aborted(2, "client gone")]),
     ]
-    for sequence, message in enumerate(messages):
-        history.append(sequence, message)
+    history = history_of(enumerate(messages), SLO(ttft_ms=500, itl_ms=15))
     history.add_mark(wire.Mark(step=1, time_ns=20 * MS, text="look", who="me"))
     assert [(e.step, e.kind, e.text) for e in history.events()] == [
         (1, "reject", "rejected ops: too long"),
@@ -389,12 +333,8 @@ def test_events_name_the_request_and_can_be_stepped_through() -> None:
         (3, "slo", "ITL 20 ms > 15 ms (r1)"),
     ]
     assert [event.kind for event in history.events(2, 2)] == ["mark", "preempt"]
-    following = history.next_event(1, 1)
-    assert following is not None
-    assert following.kind == "preempt"
-    preceding = history.next_event(3, -1, frozenset({"mark"}))
-    assert preceding is not None
-    assert preceding.step == 1
+    assert history.next_event(1, 1).kind == "preempt"
+    assert history.next_event(3, -1, frozenset({"mark"})).step == 1
     assert history.next_event(3, 1) is None
 
 
@@ -406,17 +346,9 @@ def test_a_mark_added_twice_is_kept_once_and_survives_rewind_and_reset() -> None
     history.rewind(100)
     assert history.marks == [mark]
     snapshot = history.snapshot()
-    assert snapshot is not None
     history.reset(snapshot)
     assert history.marks == [mark]
     assert history.num_steps == 0
-
-
-def test_engine_time_converts_to_wall_time() -> None:
-    history = History()
-    assert history.wall_ns(0) is None
-    history.append(0, info(monotonic_ns=5 * MS))
-    assert history.wall_ns(7 * MS) == 1_700_000_000_002_000_000
 
 
 def test_steps_are_found_by_time_and_by_distance_from_a_step_across_gaps() -> None:
@@ -436,53 +368,27 @@ def test_steps_are_found_by_time_and_by_distance_from_a_step_across_gaps() -> No
 
 
 def cells(text: str) -> bytes:
-    letters = {
-        " ": Cell.ABSENT,
-        "?": Cell.UNKNOWN,
-        ".": Cell.WAITING,
-        "-": Cell.IDLE,
-        ":": Cell.CACHED,
-        "=": Cell.DECODE,
-        "#": Cell.PREFILL,
-        "%": Cell.PREFILL_ALT,
-        "r": Cell.RECOMPUTE,
-        "R": Cell.RECOMPUTE_ALT,
-        "o": Cell.FINISHED,
-        "0": Cell.ABORTED,
-        "X": Cell.PREEMPTED,
-    }
-    return bytes(letters[letter] for letter in text)
+    names = ["ABSENT", "UNKNOWN", "WAITING", "IDLE", "CACHED", "DECODE", "PREFILL", "PREFILL_ALT"]
+    names += ["RECOMPUTE", "RECOMPUTE_ALT", "FINISHED", "ABORTED", "PREEMPTED"]
+    letters = dict(zip(" ?.-:=#%rRo0X", names, strict=True))
+    return bytes(Cell[letters[letter]] for letter in text)
 
 
 def test_lanes_show_what_each_request_did_in_every_step() -> None:
-    history = History()
-    messages: list[wire.Telemetry] = [
-        step(
-            0, [wire.BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1), wire.Admitted(1, 0)]
-        ),
-        step(1, [wire.BatchRow(1, PREFILL, 8, 12, 0, 2, FIRST)], events=[arrived(2)]),
-        step(2, [wire.BatchRow(1, DECODE, 20, 1, 0, 2, LAST)]),
+    ended = Finished(1, "stop", 4)
+    messages = [
+        step(0, [BatchRow(1, PREFILL, 0, 8, 0, 1, 0)], events=[arrived(1), Admitted(1, 0)]),
+        step(1, [BatchRow(1, PREFILL, 8, 12, 0, 2, FIRST)], events=[arrived(2)]),
+        step(2, [BatchRow(1, DECODE, 20, 1, 0, 2, LAST)]),
         status(2, events=[arrived(3)]),
-        step(3, [wire.BatchRow(2, PREFILL, 16, 4, 16, 2, FIRST)], events=[wire.Admitted(2, 16)]),
-        step(
-            4,
-            [wire.BatchRow(1, DECODE, 21, 1, 0, 2, LAST)],
-            events=[wire.Preempted(2, 2, "KV full")],
-        ),
-        step(5, [wire.BatchRow(2, RECOMPUTE, 0, 21, 0, 2, LAST)], events=[wire.Admitted(2, 0)]),
+        step(3, [BatchRow(2, PREFILL, 16, 4, 16, 2, FIRST)], events=[Admitted(2, 16)]),
+        step(4, [BatchRow(1, DECODE, 21, 1, 0, 2, LAST)], events=[wire.Preempted(2, 2, "KV full")]),
+        step(5, [BatchRow(2, RECOMPUTE, 0, 21, 0, 2, LAST)], events=[Admitted(2, 0)]),
         status(5, events=[wire.Aborted(3, "client gone")]),
-        step(
-            6,
-            [
-                wire.BatchRow(1, DECODE, 22, 1, 0, 2, LAST),
-                wire.BatchRow(2, DECODE, 21, 1, 0, 2, LAST),
-            ],
-            events=[wire.Finished(1, "stop", 4)],
-        ),
-        step(9, [wire.BatchRow(2, DECODE, 24, 1, 0, 2, LAST)]),
+        step(6, [BatchRow(r, DECODE, 23 - r, 1, 0, 2, LAST) for r in (1, 2)], events=[ended]),
+        step(9, [BatchRow(2, DECODE, 24, 1, 0, 2, LAST)]),
     ]
-    for sequence, message in enumerate(messages):
-        history.append(sequence, message)
+    history = fed(enumerate(messages))
     lanes = {lane.request_id: lane for lane in lanes_of(history, 0, 10)}
     assert lanes[1].client_id == "chat-1"
     assert lanes[1].cells == cells("#%=-=-o    ")
@@ -504,22 +410,6 @@ def test_request_lanes_extended_step_by_step_equal_lanes_made_at_once() -> None:
         assert lanes_of(growing, first, first + 80) == lanes_of(whole_session(), first, first + 80)
 
 
-def test_lanes_match_the_step_records(history: History) -> None:
-    lanes = {lane.request_id: lane.cells for lane in lanes_of(history, 400, 599)}
-    for number in range(400, 600):
-        record = history.record(number)
-        assert record is not None
-        for row in record.batch or ():
-            cell = Cell(lanes[row.request_id][number - 400])
-            if row.phase == DECODE:
-                assert cell in (Cell.DECODE, Cell.FINISHED)
-            elif row.phase == RECOMPUTE:
-                assert cell in (Cell.RECOMPUTE, Cell.RECOMPUTE_ALT, Cell.CACHED, Cell.FINISHED)
-        for event in record.events:
-            if isinstance(event, wire.Preempted):
-                assert lanes[event.request_id][number - 400] == Cell.PREEMPTED
-
-
 @pytest.mark.parametrize("max_steps", [10_000, 400])
 def test_lane_ids_are_exactly_those_of_requests_with_a_visible_cell(max_steps: int) -> None:
     lost = range(sequence_of()[700], sequence_of()[703])
@@ -538,11 +428,10 @@ def test_lane_ids_are_exactly_those_of_requests_with_a_visible_cell(max_steps: i
             last = first + rng.choice([0, 1, 30, 400])
             shown = history.lane_ids(first, last)
             assert [name.request_id for name in history.lane_names(shown)] == shown
-            cells = dict(
-                zip(sorted(ids), history.lane_cells(sorted(ids), first, last), strict=True)
-            )
-            assert shown == [each for each in sorted(ids) if any(cells[each])]
-            assert {len(each) for each in cells.values()} <= {last + 1 - first}
+            in_order = sorted(ids)
+            cells = history.lane_cells(in_order, first, last)
+            assert shown == [each for each, of in zip(in_order, cells, strict=True) if any(of)]
+            assert {len(each) for each in cells} <= {last + 1 - first}
     assert history.lane_cells([10**9], 5, 9) == [bytes(5)]
 
 
@@ -551,20 +440,13 @@ def test_lane_ids_are_exactly_those_of_requests_with_a_visible_cell(max_steps: i
 number = st.one_of(st.integers(-2, 40), st.sampled_from([-(2**63), 2**62, 2**63, 2**64 - 1]))
 count = st.one_of(st.none(), number)
 events = st.one_of(
-    st.builds(
-        wire.Arrived,
-        request_id=number,
-        client_id=st.just("x"),
-        num_prompt_tokens=number,
-        max_tokens=number,
-        priority=number,
-        time_ns=number,
-    ),
-    st.builds(wire.Admitted, number, number),
-    st.builds(wire.Finished, number, st.just("stop"), number),
+    st.builds(wire.Arrived, number, st.just("x"), number, number, number, number),
+    st.builds(Admitted, number, number),
+    st.builds(Finished, number, st.just("stop"), number),
     st.builds(wire.Preempted, number, number, st.just("why")),
     st.builds(wire.Aborted, number, st.just("why")),
 )
+rows = st.builds(BatchRow, number, st.integers(0, 3), number, number, number, number, number)
 strange_steps = st.builds(
     wire.StepRecord,
     step=st.one_of(st.integers(0, 60), number),
@@ -574,19 +456,9 @@ strange_steps = st.builds(
     token_budget=count,
     num_prefill_tokens=number,
     num_decode_tokens=number,
-    batch=st.one_of(
-        st.none(),
-        st.lists(
-            st.builds(
-                wire.BatchRow, number, st.integers(0, 3), number, number, number, number, number
-            ),
-            max_size=4,
-        ),
-    ),
-    kv=st.one_of(
-        st.none(),
-        st.builds(wire.KVCounts, st.integers(0, 9), st.integers(0, 9), st.just(1), number),
-    ),
+    batch=st.none() | st.lists(rows, max_size=4),
+    kv=st.none()
+    | st.builds(wire.KVCounts, st.integers(0, 9), st.integers(0, 9), st.just(1), number),
     moves=st.lists(st.builds(wire.BlockMove, number, number, number), max_size=3),
     num_running=number,
     num_waiting=number,
@@ -597,9 +469,7 @@ strange_steps = st.builds(
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(strange_steps, min_size=1, max_size=12))
-def test_valid_but_senseless_messages_never_break_the_history(
-    messages: list[wire.StepRecord],
-) -> None:
+def test_valid_but_senseless_messages_break_nothing(messages: list[wire.StepRecord]) -> None:
     history = History()
     for sequence, message in enumerate(messages):
         with contextlib.suppress(msgspec.DecodeError):
@@ -632,7 +502,6 @@ def test_readers_never_see_a_half_written_state_while_messages_arrive() -> None:
                 continue
             assert history.state.step >= last
             first = history.first_step
-            assert first is not None
             number = rng.randrange(first, last + 1)
             # A step read a moment ago may be forgotten by now, but never differs.
             assert history.state_at(number).step >= first

@@ -25,6 +25,8 @@ from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
 
+Call = Callable[..., Any]
+
 FRAME_S = 0.1
 KNOBS = Knobs(max_num_batched_tokens=1024, max_num_seqs=32)
 WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140)
@@ -33,10 +35,8 @@ COST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
 
 def messages(num_steps: int = 300) -> Iterator[tuple[int, Telemetry]]:
     """Messages of a session in which requests arrive, wait and end all the time."""
-    session = simulate(
-        seed=5, num_steps=num_steps, knobs=KNOBS, workload=WORKLOAD, cost=COST, num_blocks=512
-    )
-    return iter(session)
+    made = {"knobs": KNOBS, "workload": WORKLOAD, "cost": COST, "num_blocks": 512}
+    return iter(simulate(seed=5, num_steps=num_steps, **made))
 
 
 def figures(app: Dashboard, *names: str) -> dict[str, set[tuple[str, ...]]]:
@@ -56,9 +56,7 @@ def values(found: set[Any]) -> set[str]:
 @pytest.mark.parametrize(
     ("width", "page"), [(120, "live"), (160, "live"), (200, "live"), (120, "step")]
 )
-async def test_all_views_in_a_frame_of_a_running_session_show_the_same_step(
-    width: int, page: str, still_source: Callable[..., Any]
-) -> None:
+async def test_all_views_show_the_same_step(width: int, page: str, still_source: Call) -> None:
     now_s = 0.0
     history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
     coming = messages()
@@ -71,9 +69,8 @@ async def test_all_views_in_a_frame_of_a_running_session_show_the_same_step(
         if page == "step":
             await pilot.press("2")
         places = app.main.canvas.places
-        shown = [
-            name for name in ("header", "figures", "lanes", "inspector", "page") if name in places
-        ]
+        names = ("header", "figures", "lanes", "inspector", "page")
+        shown = [name for name in names if name in places]
         assert ("inspector" in shown) == (width >= 160)
         steps, running, waiting = set(), set(), set()
         for _ in range(40):
@@ -91,9 +88,7 @@ async def test_all_views_in_a_frame_of_a_running_session_show_the_same_step(
         assert min(len(running), len(waiting)) > 1
 
 
-async def test_header_and_scrub_bar_mark_an_engine_as_silent_in_the_same_frame(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_header_and_scrub_bar_say_silent_in_the_same_frame(still_source: Call) -> None:
     now_s = 0.0
     source = still_source()
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0, clock=lambda: now_s)
@@ -185,9 +180,7 @@ def test_the_badge_of_a_starved_observer_says_that_it_is_behind() -> None:
 
 
 @pytest.mark.parametrize(("cpu_s", "most_s"), [(0.0, 1.1), (0.5, 5.1)])
-def test_figures_keep_up_on_a_busy_machine_and_old_ones_say_their_age(
-    cpu_s: float, most_s: float
-) -> None:
+def test_figures_keep_up_on_a_busy_machine_or_say_their_age(cpu_s: float, most_s: float) -> None:
     session = Session(cpu_s)
     ages = set()
     for _ in range(90):
@@ -210,9 +203,7 @@ def test_a_map_that_is_drawn_more_rarely_says_of_which_step_it_is() -> None:
         assert f"as of step {frame.step:,} " in line_texts(kv_map.draw(frame, width, 9, 14))[0]
 
 
-def test_the_knee_beside_the_budget_is_found_so_seldom_that_it_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_knee_beside_the_budget_is_found_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(cpu_s=0.005)
     found_s: list[float] = []
     find = Windows.knee

@@ -20,6 +20,7 @@ from stepscope.tui.views.panels import key_figures
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import until
 
@@ -29,16 +30,10 @@ MARKED, CHANGED = 700, (300, 900)
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     messages = []
-    simulated = simulate(
-        seed=5,
-        num_steps=1200,
-        knobs=Knobs(max_num_batched_tokens=512),
-        changes={
-            CHANGED[0]: {"max_num_batched_tokens": 128},
-            CHANGED[1]: {"max_num_batched_tokens": 256},
-        },
-    )
-    for sequence, message in simulated:
+    budgets = zip(CHANGED, (128, 256), strict=True)
+    changes = {step: {"max_num_batched_tokens": budget} for step, budget in budgets}
+    knobs = Knobs(max_num_batched_tokens=512)
+    for sequence, message in simulate(seed=5, num_steps=1200, knobs=knobs, changes=changes):
         messages.append((sequence, message))
         if isinstance(message, StepRecord) and message.step == MARKED:
             mark = Mark(step=MARKED, time_ns=message.tokens_ns, text="here it froze", who="me")
@@ -56,9 +51,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
     replay.stop()
 
 
-async def test_marks_and_knob_changes_later_in_the_file_are_on_the_scrub_bar_and_reached_by_keys(
-    source: ReplaySource,
-) -> None:
+async def test_marks_and_changes_ahead_are_drawn_and_reached_by_keys(source: ReplaySource) -> None:
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     last = source.recording.last_step
     async with app.run_test(size=(120, 40)) as pilot:
@@ -111,7 +104,6 @@ async def test_going_to_a_time_searches_the_whole_file(source: ReplaySource) -> 
         app.main.new_frame()
         begin_ns = source.history.wall_ns(source.history.summary(0).tokens_ns)
         step = source.step_in(0, 3_000_000_000)
-        assert step is not None
         navigator.goto("+3s")
         await until(lambda: app.main.new_frame().cursor == step, "not three seconds on")
         summary = source.history.summary(step)
@@ -141,9 +133,7 @@ def test_an_idle_minute_is_not_shown_as_missing_data() -> None:
     steps = [message for _, message in messages if isinstance(message, StepRecord)]
     pairs = [(a, b) for a, b in pairwise(steps) if b.schedule_start_ns - a.tokens_ns > 61 * 10**9]
     before, after = pairs[1]
-    whole = History()
-    for sequence, message in messages:
-        whole.append(sequence, message)
+    whole = history_of(messages)
 
     def key_figures_from(step: int) -> str:
         history = History()

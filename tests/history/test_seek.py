@@ -54,9 +54,7 @@ def test_latency_windows_after_a_seek_equal_those_read_message_by_message(record
     with Recording(recorded) as recording:
         for step, shown in ((NUM_STEPS - 1, 118), (NUM_STEPS - 700, 2_000), (900, 118)):
             end = recording.find_step(step)
-            assert end is not None
             found = windows(recording, History(), step, shown, end, lambda: True)
-            assert found is not None
             expected = History()
             snapshot, begin = window_start(recording, step, shown)
             expected.reset(snapshot)
@@ -69,16 +67,13 @@ def test_latency_windows_after_a_seek_equal_those_read_message_by_message(record
             assert windows(recording, found, step, shown, end, lambda: True) is None
 
 
-def test_waits_that_began_before_the_file_are_in_no_figure_and_no_explanation(
-    tmp_path: Path,
-) -> None:
+def test_waits_that_began_before_the_file_are_in_no_figure(tmp_path: Path) -> None:
     """The operator may have paused the engine during these waits."""
     messages, state = busy(4, 500), SessionState()
     joined = next(n for n, m in enumerate(messages) if isinstance(m, StepRecord) and m.step == 150)
     for message in messages[:joined]:
         state.apply(message)
     snapshot = state.snapshot(joined - 1)
-    assert snapshot is not None
     live = [view for view in snapshot.requests if view.status != "finished"]
     assert any(view.first_token_ns is None for view in live)
     assert any(view.first_token_ns is not None for view in live)
@@ -96,16 +91,10 @@ def test_waits_that_began_before_the_file_are_in_no_figure_and_no_explanation(
             latencies = history.windows.latency(None, None)
             assert latencies.ttft.num_samples == explained.ttft.num_waits
             assert latencies.itl.num_samples == explained.itl.num_waits
-            known_ns = {
-                event.request_id
-                for message in messages[joined:]
-                for event in getattr(message, "events", ())
-                if isinstance(event, Arrived)
-            }
-            summaries = [each for each in history.summaries(150, 499) if each is not None]
-            ids = {s.max_ttft_request_id for s in summaries if s.max_ttft_request_id is not None}
-            assert ids
-            assert ids <= known_ns
+            events = [e for each in messages[joined:] for e in getattr(each, "events", ())]
+            known = {event.request_id for event in events if isinstance(event, Arrived)}
+            ids = {each.max_ttft_request_id for each in history.summaries(150, 499) if each}
+            assert set() < ids - {None} <= known
         finally:
             source.stop()
 
@@ -118,14 +107,10 @@ class Broken(list[MessageFrame]):
         self.topics = topics
 
 
-def test_a_step_that_contradicts_the_one_before_it_is_skipped(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_contradicting_step_is_skipped(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With damage that no checksum finds, the readable steps are shown without waiting."""
     with Recording(recorded) as recording:
         begin, end = recording.find_step(1_000), recording.find_step(1_500)
-        assert begin is not None
-        assert end is not None
         whole = one_by_one(recording, begin, end)
         chunk = recording.chunk(begin.chunk)
         bad = next(p for p in range(begin.message + 60, len(chunk)) if chunk.is_packed(p))
@@ -135,16 +120,13 @@ def test_a_step_that_contradicts_the_one_before_it_is_skipped(
         frames[bad] = frames[bad]._replace(payload=msgspec.msgpack.encode(message))
         monkeypatch.setattr(chunk, "frames", Broken(frames, chunk.frames.topics))
         found = excerpt(recording, History(), begin, end, lambda: True)
-        assert found is not None
         assert recording.truncated
         assert found.last_step == whole.last_step
         assert 0 < found.num_steps < whole.num_steps
         assert found.gaps
 
 
-def test_a_seek_shows_the_last_steps_at_once_and_full_latency_windows_when_it_is_done(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seek_shows_some_steps_at_once(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ReplaySource(Recording(recorded), playing=False)
     reached, go_on = threading.Event(), threading.Event()
     extend = Reach.extend
@@ -166,7 +148,6 @@ def test_a_seek_shows_the_last_steps_at_once_and_full_latency_windows_when_it_is
         assert history.is_short
         assert history.num_steps == WINDOW_STEPS
         record = history.record(step)
-        assert record is not None
         assert record.step == step
         at_once = history.state, lanes_of(history, step - WINDOW_STEPS + 1, step)
         go_on.set()

@@ -24,19 +24,14 @@ ids = st.integers(0, 5)
 
 
 @given(st.lists(st.tuples(st.integers(-2, 5), ids, ids), max_size=9))
-def test_a_block_map_is_expanded_from_runs_of_equal_blocks(
-    runs: list[tuple[int, int, int]],
-) -> None:
+def test_a_block_map_is_expanded_from_runs_of_blocks(runs: list[tuple[int, int, int]]) -> None:
     found = BlockMap.from_runs([wire.BlockRun(*run) for run in runs])
-    assert found is not None
     assert list(found.owner) == [owner for count, owner, _ in runs for _ in range(count)]
     assert list(found.refs) == [refs for count, _, refs in runs for _ in range(count)]
 
 
 @given(st.text(KV_GLYPHS, max_size=120), st.integers(0, 90))
-def test_a_kv_map_cell_of_several_blocks_shows_the_most_frequent_state(
-    states: str, num_cells: int
-) -> None:
+def test_a_kv_map_cell_shows_its_most_frequent_state(states: str, num_cells: int) -> None:
     cells, num = merged(states, num_cells), len(states)
     if num <= num_cells:
         assert cells == states
@@ -56,8 +51,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_loading_a_range_of_steps_can_be_stopped_every_few_messages(recorded: Path) -> None:
     with Recording(recorded) as recording:
         begin, end = recording.find_step(100), recording.find_step(800)
-        assert begin is not None
-        assert end is not None
         turns: list[None] = []
         assert excerpt(recording, History(), begin, end, lambda: not turns.append(None))
         assert len(turns) >= 700 // TURN_MESSAGES

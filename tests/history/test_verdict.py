@@ -16,8 +16,10 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import Verdict, verdict_of
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 
 Messages: TypeAlias = list[tuple[int, wire.Telemetry]]
+Session: TypeAlias = Callable[[], Messages]
 USUAL = SLO(500, 50)
 FAST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
 QUIET = SimulatedWorkload(rate=1.0, document_share=0.0, output_tokens=200)
@@ -27,22 +29,17 @@ CROWD = SimulatedWorkload(rate=40.0, document_share=0.1, document_tokens=2600, o
 def simulated(
     num_steps: int, workload: SimulatedWorkload, num_blocks: int = 2048, **knobs: object
 ) -> Messages:
-    values = msgspec.convert({"max_num_batched_tokens": 512, "max_num_seqs": 32} | knobs, Knobs)
-    return simulate(
-        seed=3,
-        num_steps=num_steps,
-        knobs=values,
-        workload=workload,
-        cost=FAST,
-        num_blocks=num_blocks,
-    )
+    values = Knobs(**({"max_num_batched_tokens": 512, "max_num_seqs": 32} | knobs))
+    return simulate(3, num_steps, knobs=values, workload=workload, cost=FAST, num_blocks=num_blocks)
 
 
 def judged(messages: Iterable[tuple[int, wire.Telemetry]], slo: SLO = USUAL) -> Verdict:
-    history = History(slo)
-    for sequence, message in messages:
-        history.append(sequence, message)
-    return verdict_of(history)
+    return verdict_of(history_of(messages, slo))
+
+
+def of_sample(name: str, slo: SLO) -> History:
+    with Recording(samples.shipped()[name]) as recording:
+        return history_of([(f.sequence, f.payload) for f, _ in recording.frames()], slo)
 
 
 def healthy() -> Messages:
@@ -62,38 +59,23 @@ def more(
     messages: Messages, make: Callable[[wire.StepRecord, int], list[wire.Telemetry]]
 ) -> Messages:
     """The session, and further messages made from its last step and that step's time."""
-    sequence, last = next(
-        each for each in reversed(messages) if isinstance(each[1], wire.StepRecord)
-    )
-    assert isinstance(last, wire.StepRecord)
+    steps = [each for each in messages if isinstance(each[1], wire.StepRecord)]
+    sequence, last = steps[-1]
     kept = [each for each in messages if each[0] <= sequence]
-    added = make(last, last.tokens_ns)
-    return [*kept, *enumerate(added, sequence + 1)]
+    return [*kept, *enumerate(make(last, last.tokens_ns), sequence + 1)]
 
 
 def status(state: str, step: wire.StepRecord, time_ns: int) -> wire.EngineStatus:
-    return wire.EngineStatus(
-        state=state,
-        step=step.step,
-        time_ns=time_ns,
-        num_running=step.num_running,
-        num_waiting=step.num_waiting,
-        kv=step.kv,
-        events=[],
-        moves=[],
-    )
+    counts = {name: getattr(step, name) for name in ("step", "num_running", "num_waiting", "kv")}
+    return wire.EngineStatus(state=state, time_ns=time_ns, **counts)
 
 
 def paused() -> Messages:
     def make(step: wire.StepRecord, now_ns: int) -> list[wire.Telemetry]:
-        asked = wire.Audited(
-            number=1, command="Pause", who="ops@host", time_ns=now_ns, effective_step=1
-        )
-        return [
-            asked,
-            status("paused", step, now_ns + 1_000_000),
-            status("paused", step, now_ns + 12_001_000_000),
-        ]
+        asked = {"number": 1, "command": "Pause", "who": "ops@host", "effective_step": 1}
+        times_ns = (now_ns + 1_000_000, now_ns + 12_001_000_000)
+        states = [status("paused", step, time_ns) for time_ns in times_ns]
+        return [wire.Audited(time_ns=now_ns, **asked), *states]
 
     return more(healthy(), make)
 
@@ -107,29 +89,15 @@ def idle() -> Messages:
 
 def in_flight() -> Messages:
     def make(step: wire.StepRecord, now_ns: int) -> list[wire.Telemetry]:
-        return [
-            wire.StepInFlight(
-                step=step.step + 1,
-                time_ns=now_ns + 7_300_000_000,
-                since_ns=now_ns,
-                num_prefill_tokens=0,
-                num_decodes=63,
-                num_decode_tokens=63,
-                token_budget=512,
-                prefills=[],
-            )
-        ]
+        times = {"time_ns": now_ns + 7_300_000_000, "since_ns": now_ns}
+        work = {"num_prefill_tokens": 0, "num_decodes": 63, "num_decode_tokens": 63, "prefills": []}
+        return [wire.StepInFlight(step=step.step + 1, token_budget=512, **times, **work)]
 
     return more(healthy(), make)
 
 
 def test_a_freeze_is_told_with_the_prompt_that_made_it() -> None:
-    with Recording(samples.shipped()["freeze"]) as recording:
-        messages = [(f.sequence, f.payload) for f, _ in recording.frames() if f.topic != b""]
-    history = History(SLO(3000, 150))
-    for sequence, payload in messages:
-        history.append(sequence, payload)
-    verdict = verdict_of(history)
+    verdict = verdict_of(of_sample("freeze", SLO(3000, 150)))
     assert verdict.text == (
         "12 streams stood still 0.8 s at step 302 behind the 4,096-token prompt of r16; "
         "7 stalls in 8 s, the last at step 420"
@@ -138,11 +106,7 @@ def test_a_freeze_is_told_with_the_prompt_that_made_it() -> None:
 
 
 def test_it_is_not_healthy_where_few_tokens_were_late_but_most_requests_had_one() -> None:
-    with Recording(samples.shipped()["speculation"]) as recording:
-        messages = [(f.sequence, f.payload) for f, _ in recording.frames() if f.topic != b""]
-    history = History(SLO(500, 50))
-    for sequence, payload in messages:
-        history.append(sequence, payload)
+    history = of_sample("speculation", USUAL)
     assert (history.windows.latency().itl.within_slo or 0) > 0.97
     verdict = verdict_of(history)
     assert verdict.text == "38% of requests kept every service level"
@@ -158,9 +122,7 @@ def test_it_is_not_healthy_where_few_tokens_were_late_but_most_requests_had_one(
         (in_flight, r"step \d+ has run for 7\.3 s: 63 decodes", "caution", "screen_step"),
     ],
 )
-def test_the_state_of_an_engine_is_one_sentence(
-    session: Callable[[], Messages], said: str, tone: str, look: str
-) -> None:
+def test_an_engines_state_is_a_sentence(session: Session, said: str, tone: str, look: str) -> None:
     verdict = judged(session())
     assert re.fullmatch(said, verdict.text), verdict
     assert (verdict.tone, verdict.look) == (tone, look)
@@ -177,7 +139,7 @@ def test_the_state_of_an_engine_is_one_sentence(
     ],
 )  # fmt: skip
 def test_what_holds_an_engine_back_is_said_with_the_key_to_its_evidence(
-    session: Callable[[], Messages], slo: SLO, said: str, look: str
+    session: Session, slo: SLO, said: str, look: str
 ) -> None:
     verdict = judged(session(), slo)
     assert re.fullmatch(said, verdict.text), verdict
@@ -188,10 +150,7 @@ def test_a_stall_is_no_news_ten_seconds_later() -> None:
     def later(step: wire.StepRecord, now_ns: int) -> list[wire.Telemetry]:
         return [status("running", step, now_ns + 11_000_000_000)]
 
-    history = History(SLO(3000, 9))
-    for sequence, message in more(healthy(), later):
-        history.append(sequence, message)
-    assert "stood still" not in verdict_of(history).text
+    assert "stood still" not in judged(more(healthy(), later), SLO(3000, 9)).text
 
 
 def test_without_a_step_nothing_is_called_healthy() -> None:
@@ -207,12 +166,10 @@ def test_a_queue_is_not_said_to_grow_in_the_first_seconds_of_an_engine() -> None
 
 def test_a_queue_that_ebbs_away_does_not_grow() -> None:
     messages = queue()
-    last = next(
-        message for _, message in reversed(messages) if isinstance(message, wire.StepRecord)
-    )
+    last_step = max(message.step for _, message in messages if hasattr(message, "tokens_ns"))
 
     def ebbed(message: wire.Telemetry) -> wire.Telemetry:
-        if not isinstance(message, wire.StepRecord) or message.step < last.step - 5:
+        if not isinstance(message, wire.StepRecord) or message.step < last_step - 5:
             return message
         return msgspec.structs.replace(message, num_waiting=6, waiting_reasons={"seats": 6})
 

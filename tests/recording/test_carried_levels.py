@@ -23,16 +23,19 @@ from stepscope.tui.views.frame.chart_columns import ChartColumns
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import simulate
 from tests.support.screens.screen_text import screen_text
+from tests.support.sessions.history_steps import history_of
+
+Call = Callable[..., Any]
 
 
 @pytest.fixture
-def recording(recorded_to: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+def recording(recorded_to: Call, tmp_path: Path) -> Call:
     """Makes files of the same session that carry these levels."""
 
-    def make(name: str, **levels: float) -> Path:
+    def make(name: str, engine_levels: dict[str, float] | None = None, **levels: float) -> Path:
         path = tmp_path / f"{name}.mcap"
         with recorded_to(path, levels=levels) as source:
-            for sequence, message in simulate(seed=3, num_steps=200):
+            for sequence, message in messages(**engine_levels or {}):
                 source.take(sequence, message)
         return path
 
@@ -44,9 +47,7 @@ def carried(path: Path) -> dict[str, float]:
         return dict(levels_in(recording.metadata))
 
 
-def test_record_writes_the_given_service_levels_and_verify_shows_them(
-    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_record_writes_the_given_levels(live_engine: Any, stepscope: Call, tmp_path: Path) -> None:
     path, address = tmp_path / "a.mcap", live_engine.endpoint.control
     done = stepscope(
         *("record", address, "-o", str(path), "--seconds", "0.3"),
@@ -63,9 +64,7 @@ def test_record_writes_the_given_service_levels_and_verify_shows_them(
     assert not list(tmp_path.glob("b.*"))
 
 
-def test_record_writes_service_levels_of_the_config_file_but_no_defaults(
-    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_record_writes_configured_levels(live_engine: Any, stepscope: Call, tmp_path: Path) -> None:
     arguments = ("record", live_engine.endpoint.control, "--seconds", "0.3", "-o")
     stepscope(*arguments, str(tmp_path / "a.mcap"))
     (tmp_path / "config" / "stepscope").mkdir(parents=True)
@@ -76,9 +75,7 @@ def test_record_writes_service_levels_of_the_config_file_but_no_defaults(
     assert carried(tmp_path / "b.mcap") == {"slo_itl_ms": 7.0}
 
 
-def test_repair_and_strip_keep_the_service_levels(
-    recording: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_repair_and_strip_keep_the_service_levels(recording: Call, tmp_path: Path) -> None:
     path = recording("a", slo_itl_ms=12.0, slo_ttft_ms=900.0)
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(path.read_bytes()[:-200])
@@ -100,9 +97,7 @@ def test_shipped_samples_carry_service_levels_fit_for_their_machine_or_none() ->
     assert carried(paths["vllm"]) == {}
 
 
-def test_compare_uses_the_service_levels_of_the_first_recording_that_has_any(
-    recording: Callable[..., Path], stepscope: Callable[..., Any]
-) -> None:
+def test_compare_uses_the_levels_of_the_first_with_any(recording: Call, stepscope: Call) -> None:
     a, b, none = recording("a", slo_itl_ms=12.0), recording("b", slo_itl_ms=33.0), recording("n")
     first = stepscope("compare", str(a), str(b), "--json")
     assert json.loads(first.stdout)["slo"]["itl_ms"] == 12.0
@@ -115,9 +110,7 @@ def test_compare_uses_the_service_levels_of_the_first_recording_that_has_any(
     assert json.loads(own.stdout)["slo"]["itl_ms"] == 5.0
 
 
-def test_explain_uses_the_files_service_levels_unless_an_option_sets_others(
-    recording: Callable[..., Path], stepscope: Callable[..., Any]
-) -> None:
+def test_explain_uses_the_files_levels_or_those_given(recording: Call, stepscope: Call) -> None:
     path = str(recording("a", slo_itl_ms=12.0))
     own = stepscope("explain", path).stdout.splitlines()
     assert "longer than 12.0 ms (as the recording says)" in own[1]
@@ -132,10 +125,9 @@ ENGINE = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 
 def messages(**levels: float) -> list[tuple[int, Any]]:
     """A session whose engine says these levels."""
-    found = list(simulate(seed=3, num_steps=60))
     return [
         (number, msgspec.structs.replace(each, **levels) if each.topic == b"info" else each)
-        for number, each in found
+        for number, each in simulate(seed=3, num_steps=200)
     ]
 
 
@@ -171,13 +163,8 @@ def test_levels_of_a_restarted_engine_apply_and_a_choice_in_the_dashboard_stays(
     assert (history.slo, history.own_levels) == (SLO(900, 40), "")
 
 
-def test_a_recording_is_judged_by_what_its_engine_says(
-    recorded_to: Callable[..., Any], stepscope: Callable[..., Any], tmp_path: Path
-) -> None:
-    path = tmp_path / "a.mcap"
-    with recorded_to(path) as source:
-        for sequence, message in messages(**ENGINE):
-            source.take(sequence, message)
+def test_a_file_is_judged_by_its_engine(recording: Call, stepscope: Call) -> None:
+    path = recording("a", ENGINE)
     shown = stepscope("stats", str(path))
     assert "levels TTFT 3,000 ms, ITL 150 ms" in shown.stdout
     assert "service levels" not in shown.stderr
@@ -191,14 +178,10 @@ def test_service_levels_do_not_make_another_engine() -> None:
 
 
 @pytest.mark.parametrize("slo", [SLO(100, 15), SLO(5000, 300), SLO(0.5, 0.5), SLO(500, 30)])
-def test_a_changed_service_level_applies_as_if_set_from_the_start(
-    still_source: Callable[..., Any], slo: SLO
-) -> None:
-    messages = _messages(still_source(400).history)
-    changed, again = History(SLO(ttft_ms=500.0, itl_ms=30.0)), History(slo)
-    for sequence, message in messages:
-        changed.append(sequence, message)
-        again.append(sequence, message)
+def test_a_changed_level_applies_as_if_set_from_the_start(still_source: Call, slo: SLO) -> None:
+    still = still_source(400).history
+    steps = [(step, still.record(step)) for step in range(still.num_steps)]
+    changed, again = history_of(steps, SLO(ttft_ms=500.0, itl_ms=30.0)), history_of(steps, slo)
     assert changed.windows.breaches(None, 10_000)  # looked at before, as the dashboard does
     changed.set_slo(slo)
     assert changed.windows.breaches(None, 10_000) == again.windows.breaches(None, 10_000)
@@ -209,25 +192,12 @@ def test_a_changed_service_level_applies_as_if_set_from_the_start(
     assert next(columns) == next(columns)
 
 
-def _messages(history: History) -> list[tuple[int, Any]]:
-    """The steps of a history, as messages."""
-    found = []
-    for step in range(history.num_steps):
-        summary, record = history.summary(step), history.record(step)
-        assert summary is not None
-        found.append((summary.sequence, record))
-    return found
-
-
-async def test_service_levels_changed_in_the_dashboard_are_saved(
-    still_source: Callable[..., Any], tmp_path: Path
-) -> None:
+async def test_levels_changed_in_a_dashboard_are_saved(still_source: Call, tmp_path: Path) -> None:
     source = still_source()
     path = tmp_path / "config.toml"
     began: dict[str, Any] = {"slo_ttft_ms": 500.0, "slo_itl_ms": 30.0}
-    app = Dashboard(
-        source, source.history, any_terminal=True, fps=1.0, preferences=Preferences(path, began)
-    )
+    given = {"any_terminal": True, "fps": 1.0, "preferences": Preferences(path, began)}
+    app = Dashboard(source, source.history, **given)
     async with app.run_test(size=(200, 60)) as pilot:
         assert "TTFT <500" not in screen_text(app)
         assert " <30 " in screen_text(app)
@@ -245,9 +215,7 @@ async def test_service_levels_changed_in_the_dashboard_are_saved(
     assert tomllib.loads(path.read_text())["dashboard"] == {"slo_itl_ms": 12.0}
 
 
-async def test_a_value_offered_in_an_input_line_is_replaced_by_typing_and_kept_by_an_arrow_key(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_an_offered_value_is_replaced_by_typing_and_kept_by_arrow(still_source: Call) -> None:
     source = still_source()
     app = Dashboard(source, source.history, any_terminal=True, fps=1.0)
     async with app.run_test(size=(120, 40)) as pilot:

@@ -63,7 +63,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def exported(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
+def exported(recorded: Path, tmp_path: Path) -> Call:
     def make(
         target: Format, first: int | None = None, last: int | None = None, table: Table = "steps"
     ) -> Path:
@@ -81,7 +81,7 @@ def exported(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
 # Tables
 
 
-def test_exported_parquet_has_a_row_for_each_recorded_step(exported: Callable[..., Path]) -> None:
+def test_exported_parquet_has_a_row_for_each_recorded_step(exported: Call) -> None:
     table = pyarrow.parquet.read_table(exported("parquet"))
     rows = table.to_pylist()
     assert [row["step"] for row in rows] == [step.step for step in STEPS]
@@ -91,14 +91,11 @@ def test_exported_parquet_has_a_row_for_each_recorded_step(exported: Callable[..
         assert row["tokens_ns"] == step.tokens_ns
         assert row["num_rows"] == len(step.batch)
         assert row["device_ns"] is None
-    assert sum(row["num_preempted"] for row in rows) == sum(
-        isinstance(event, wire.Preempted) for event in EVENTS
-    )
+    num_preempted = sum(isinstance(event, wire.Preempted) for event in EVENTS)
+    assert sum(row["num_preempted"] for row in rows) == num_preempted
 
 
-def test_exported_columns_that_an_engine_may_publish_are_unknown_where_it_does_not(
-    tmp_path: Path,
-) -> None:
+def test_exported_columns_are_unknown_where_an_engine_tells_nothing(tmp_path: Path) -> None:
     told: dict[str, Any] = {"hidden_ns": 20, "num_wasted_tokens": 1, "token_limit": 512}
     told["cuda_graph"] = "full"
     drafts: dict[int, list[wire.DraftRow]] = {}
@@ -122,7 +119,7 @@ def test_exported_columns_that_an_engine_may_publish_are_unknown_where_it_does_n
         assert [row[name] for name in names] == ([5, 2] if has_draft else [None, None])
 
 
-def test_the_rows_of_all_batches_can_be_exported_as_a_table(exported: Callable[..., Path]) -> None:
+def test_the_rows_of_all_batches_can_be_exported_as_a_table(exported: Call) -> None:
     found = pyarrow.parquet.read_table(exported("parquet", table="rows")).to_pylist()
     expected = [(step.step, row) for step in STEPS for row in step.batch or ()]
     assert len(found) == len(expected)
@@ -132,7 +129,7 @@ def test_the_rows_of_all_batches_can_be_exported_as_a_table(exported: Callable[.
         assert given["first_token"] == bool(row.flags & wire.RowFlag.FIRST_TOKEN)
 
 
-def test_exported_csv_and_parquet_hold_the_same_requests(exported: Callable[..., Path]) -> None:
+def test_exported_csv_and_parquet_hold_the_same_requests(exported: Call) -> None:
     columns = pyarrow.parquet.read_table(exported("parquet", table="requests")).to_pylist()
     with open(exported("csv", table="requests"), newline="") as stream:
         lines = list(csv.DictReader(stream))
@@ -147,9 +144,7 @@ def test_exported_csv_and_parquet_hold_the_same_requests(exported: Callable[...,
             assert row["ttft_ms"] > 0
 
 
-def test_the_longest_gap_of_each_exported_request_is_between_two_of_its_tokens(
-    exported: Callable[..., Path],
-) -> None:
+def test_the_longest_gap_of_a_request_is_between_two_of_its_tokens(exported: Call) -> None:
     times_ns: dict[int, list[int]] = defaultdict(list)
     for step in STEPS[200:]:
         for row in step.batch or ():
@@ -167,12 +162,11 @@ def test_the_longest_gap_of_each_exported_request_is_between_two_of_its_tokens(
             assert row["itl_max_ms"] is None
 
 
-def test_exported_json_lines_hold_every_message(exported: Callable[..., Path]) -> None:
+def test_exported_json_lines_hold_every_message(exported: Call) -> None:
     lines = [json.loads(line) for line in exported("jsonl").read_text().splitlines()]
     assert [line["sequence"] for line in lines] == [sequence for sequence, _ in MESSAGES]
-    assert [line["topic"].encode() for line in lines] == [
-        wire.TOPICS[type(message)] for _, message in MESSAGES
-    ]
+    topics = [wire.TOPICS[type(message)] for _, message in MESSAGES]
+    assert [line["topic"].encode() for line in lines] == topics
     steps = [line["message"] for line in lines if line["topic"] == "step"]
     assert steps[100]["batch"][0][0] == STEPS[100].batch[0].request_id  # type: ignore[index]
 
@@ -236,9 +230,7 @@ def perfetto_tracks(path: Path) -> Tracks:
     return tracks
 
 
-def test_an_exported_trace_has_steps_counters_slots_and_arrows_to_first_tokens(
-    exported: Callable[..., Path],
-) -> None:
+def test_a_trace_has_steps_counters_slots_and_arrows_to_first_tokens(exported: Call) -> None:
     tracks = perfetto_tracks(exported("perfetto"))
     steps = [each for each in tracks.slices["steps"] if each[0].startswith("step ")]
     assert steps == [(f"step {s.step}", s.schedule_start_ns, s.tokens_ns) for s in STEPS]
@@ -286,9 +278,7 @@ ENGINE = (
 )
 
 
-def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
-    exported: Callable[..., Path], stepscope: Call
-) -> None:
+def test_a_mooncake_trace_replays_with_its_prefix_hits(exported: Call, stepscope: Call) -> None:
     path = exported("mooncake")
     path = path.rename(path.with_suffix(".jsonl"))
     rows = read_trace(path)
@@ -329,7 +319,7 @@ def test_an_exported_mooncake_trace_replays_with_the_same_prefix_hits(
 
 
 @pytest.mark.parametrize("target", FORMATS)
-def test_an_export_of_a_range_has_its_steps(exported: Callable[..., Path], target: Format) -> None:
+def test_an_export_of_a_range_has_its_steps(exported: Call, target: Format) -> None:
     path = exported(target, 500, 599)
     if target == "parquet":
         steps = pyarrow.parquet.read_table(path).column("step").to_pylist()
@@ -340,12 +330,8 @@ def test_an_export_of_a_range_has_its_steps(exported: Callable[..., Path], targe
         lines = map(json.loads, path.read_text().splitlines())
         steps = [line["message"]["step"] for line in lines if line["topic"] == "step"]
     elif target == "mooncake":
-        in_range = [s for s in STEPS if 500 <= s.step <= 599]
-        assert (
-            0
-            < len(read_trace(path))
-            <= sum(isinstance(e, wire.Arrived) for s in in_range for e in s.events)
-        )
+        arrived = [e for s in STEPS[500:600] for e in s.events if isinstance(e, wire.Arrived)]
+        assert 0 < len(read_trace(path)) <= len(arrived)
         return
     else:
         tracks = perfetto_tracks(path)
@@ -422,9 +408,7 @@ def test_an_export_has_the_limits_and_latencies_of_stats(tmp_path: Path, stepsco
     with Recording(shipped()["vllm"]) as recording:
         for table in ("steps", "requests"):
             export(recording, tmp_path / table, "parquet", StepRange(None, None), table, print)
-    limits = [
-        row["limited_by"] for row in pyarrow.parquet.read_table(tmp_path / "steps").to_pylist()
-    ]
+    limits = pyarrow.parquet.read_table(tmp_path / "steps").column("limited_by").to_pylist()
     for limit in ("budget", "work"):
         assert limits.count(limit) / len(limits) == pytest.approx(figures[f"limit_{limit}"])
     requests = pyarrow.parquet.read_table(tmp_path / "requests").to_pylist()
@@ -445,9 +429,7 @@ def long_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("target", [each for each in FORMATS if each != "parquet"])
-def test_the_memory_of_an_export_does_not_grow_with_the_recording(
-    long_session: Path, tmp_path: Path, target: Format
-) -> None:
+def test_an_export_takes_bounded_memory(long_session: Path, tmp_path: Path, target: Format) -> None:
     """Compared with a session three times as long; both exceed the size of all caches."""
 
     def write(last: int) -> None:
@@ -466,9 +448,7 @@ def test_the_memory_of_an_export_does_not_grow_with_the_recording(
     assert peaks[1] < 1.25 * peaks[0] + 100_000
 
 
-def test_a_parquet_export_is_written_in_groups_of_rows(
-    exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_is_written_in_row_groups(exported: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.recordings.export.tables.ROW_GROUP", 200)
     table = pyarrow.parquet.ParquetFile(exported("parquet"))
     assert (table.metadata.num_rows, table.num_row_groups) == (NUM_STEPS, -(-NUM_STEPS // 200))

@@ -9,7 +9,7 @@ import pytest
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, Finished, RowFlag, StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.figures.table import FIGURES, BoundError, parse_bound, value_text
+from stepscope.recordings.figures.table import FIGURES, BoundError, parse_bound
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
@@ -110,14 +110,3 @@ def test_an_invalid_bound_is_refused_with_what_was_expected(text: str, problem: 
 def test_a_bound_is_parsed_up_to_the_text_that_follows_it() -> None:
     text = "itl_p99 > 50ms for 30s"
     assert text[parse_bound(text, is_whole=False).end :] == " for 30s"
-
-
-def test_figure_values_are_written_with_their_unit() -> None:
-    shown = {"itl_p99": 51.23, "goodput": 0.954, "preemptions": 3.0, "out_tokens_per_s": 12345.6}
-    assert [value_text(FIGURES[name], value) for name, value in shown.items()] == [
-        "51.2 ms",
-        "95.4 %",
-        "3",
-        "12,346 tokens/s",
-    ]
-    assert value_text(FIGURES["goodput"], None) == "—"

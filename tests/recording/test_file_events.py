@@ -20,19 +20,22 @@ from stepscope.tui.views.frame.frame import NOTABLE
 from stepscope.tui.views.pages.page_views import targets
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import until
+
+Call = Callable[..., Any]
 
 TIMED = {"slo", "gap"}  # see test_file_index.py
 ABORTED, PAUSED, REFUSED = 400, 500, 600
 
 
-def session() -> list[wire.Telemetry]:
+@pytest.fixture(scope="module")
+def messages() -> list[wire.Telemetry]:
     """A session with preemptions, a knob change, and operator actions done and refused."""
     messages: list[wire.Telemetry] = []
     for message in busy(seed=4, num_steps=800):
         if isinstance(message, wire.StepRecord) and message.step == ABORTED:
-            assert message.batch is not None
             gone = wire.Aborted(message.batch[0].request_id, "asked for")
             message = msgspec.structs.replace(message, events=[*message.events, gone])
         messages.append(message)
@@ -50,12 +53,7 @@ def session() -> list[wire.Telemetry]:
 
 def _audited(time_ns: int, command: str, step: int | None, **more: object) -> wire.Audited:
     given = {"number": 1, "who": "ops", **more}
-    return wire.Audited(command=command, time_ns=time_ns, effective_step=step, **given)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def messages() -> list[wire.Telemetry]:
-    return session()
+    return wire.Audited(command=command, time_ns=time_ns, effective_step=step, **given)
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +86,7 @@ def source(file: Path) -> Iterator[ReplaySource]:
 def test_a_file_search_finds_every_event_that_playing_the_file_shows(
     found: FileIndex, messages: list[wire.Telemetry], kind: str, direction: int
 ) -> None:
-    history = History()
-    for sequence, message in enumerate(messages):
-        history.append(sequence, message)
+    history = history_of(enumerate(messages))
     expected = sorted({each.step for each in history.events(limit=10**6, kinds=frozenset({kind}))})
     steps, at = [], -1 if direction > 0 else 10**6
     while (event := found.next(at, direction, {kind}, SLO())) is not None:
@@ -101,8 +97,7 @@ def test_a_file_search_finds_every_event_that_playing_the_file_shows(
     if kind in ("preempt", "abort", "reject"):  # in the same words as once it is in memory
         texts = {each.text for each in history.events(limit=10**6, kinds=frozenset({kind}))}
         assert {found.next(step - 1, 1, {kind}, SLO()).text for step in expected} <= texts
-    least = {"preempt": 20, "knobs": 1, "abort": 1, "engine": 2}.get(kind, 0)
-    assert len(steps) >= least
+    assert len(steps) >= {"preempt": 20, "knobs": 1, "abort": 1, "engine": 2}.get(kind, 0)
 
 
 def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: FileIndex) -> None:
@@ -112,13 +107,11 @@ def test_preemptions_of_a_file_are_shown_on_a_scrub_bar_of_any_width(found: File
     few = log.spread(100)
     assert len(few) == 100
     apart = {after.step - before.step for before, after in pairwise(few)}
-    assert min(apart) >= 990
-    assert max(apart) <= 1010
+    assert 990 <= min(apart) <= max(apart) <= 1010
     assert all(each.step % 7 == 0 and each.request_id == each.step % 5 for each in few)
     assert len(log.spread()) == len(log) == 14_286
     assert EventLog().spread(10) == []
-    kinds = {each.kind for each in found.landmarks()}
-    assert kinds == {"knobs", "preempt"}
+    assert {each.kind for each in found.landmarks()} == {"knobs", "preempt"}
 
 
 def test_the_next_event_is_the_nearest_of_all_kinds(found: FileIndex) -> None:
@@ -140,12 +133,10 @@ async def test_the_next_preemption_is_found_far_outside_memory(source: ReplaySou
         at = 0
         for _ in range(3):
             expected = source.file_index.next(at, 1, {"preempt"}, SLO())
-            assert expected is not None
             await pilot.press("right_curly_bracket")
             step = expected.step
             await until(lambda: app.main.new_frame().cursor == step, f"not at {step}")  # noqa: B023
             record = app.main.new_frame().record
-            assert record is not None
             assert any(type(each).__name__ == "Preempted" for each in record.events)
             at = step
         app.main.draw()
@@ -158,9 +149,7 @@ async def test_the_next_preemption_is_found_far_outside_memory(source: ReplaySou
         await until(lambda: said in main_text(app), "it is not said that there is none")
 
 
-async def test_knob_changes_later_in_the_file_are_listed_and_enter_goes_to_them(
-    source: ReplaySource,
-) -> None:
+async def test_knob_changes_ahead_are_listed_and_enter_goes_to_them(source: ReplaySource) -> None:
     (change,) = source.file_index.changes
     app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -190,9 +179,7 @@ async def test_knob_changes_later_in_the_file_are_listed_and_enter_goes_to_them(
         assert "ahead" not in main_text(app)
 
 
-async def test_a_selected_breach_stays_selected_while_others_appear_above_it(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_a_selected_breach_stays_selected_while_others_appear(still_source: Call) -> None:
     history = History(SLO(ttft_ms=30.0, itl_ms=8.0), max_steps=200)
     messages = simulate(seed=3, num_steps=600, workload=SimulatedWorkload(rate=9.0))
     for sequence, message in messages[:300]:
@@ -202,7 +189,6 @@ async def test_a_selected_breach_stays_selected_while_others_appear_above_it(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5", "j", "j")
         chosen = app.main.handlers.pages.chosen()
-        assert chosen is not None
         assert (app.main.view.row, chosen) == (2, targets(app.main.frame)[2])
         for sequence, message in messages[300:340]:
             history.append(sequence, message)
@@ -218,9 +204,7 @@ async def test_a_selected_breach_stays_selected_while_others_appear_above_it(
         assert (app.main.view.row, app.main.view.entry) == (0, None)
 
 
-async def test_the_first_steps_appear_on_the_scrub_bar_as_soon_as_in_the_chart(
-    still_source: Callable[..., Any],
-) -> None:
+async def test_the_first_steps_are_on_the_scrub_bar_at_once(still_source: Call) -> None:
     now_s = 0.0
     history = History()
     messages = simulate(seed=3, num_steps=60)

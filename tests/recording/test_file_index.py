@@ -5,6 +5,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -41,10 +42,12 @@ from stepscope.recordings.session.index import (
 from stepscope.recordings.session.late_waits import Breach, LateWaits
 from stepscope.recordings.session.steps import COLUMNS
 from stepscope.recordings.state.series.latency import SLO
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, one_by_one, record
 from tests.support.waiting import wait_for
 
 Numbered = list[tuple[int, Telemetry]]
+Session = Callable[[int], Numbered]
 Waits = dict[tuple[str, int], Breach]
 ALL = SLO(ttft_ms=0.0, itl_ms=0.0)
 LATE = SLO(ttft_ms=300.0, itl_ms=40.0)
@@ -79,14 +82,8 @@ def with_pauses(seed: int) -> Numbered:
 
 
 def _status(record_: StepRecord, state: EngineState, time_ns: int) -> EngineStatus:
-    return EngineStatus(
-        time_ns=time_ns,
-        state=state,
-        step=record_.step,
-        num_running=record_.num_running,
-        num_waiting=record_.num_waiting,
-        kv=record_.kv,
-    )
+    counts = {name: getattr(record_, name) for name in ("step", "num_running", "num_waiting", "kv")}
+    return EngineStatus(time_ns=time_ns, state=state, **counts)
 
 
 def _later(message: Telemetry, by_ns: int) -> Telemetry:
@@ -120,13 +117,11 @@ def expected(recording: Recording) -> tuple[Waits, History]:
     end = recording.find_step(recording.last_step or 0) or Position(0, 0)
     whole = one_by_one(recording, Position(0, 0), end, History(ALL))
     found = {}
-    for history in (whole.previous, whole):
-        if history is None:
-            continue
+    for history in filter(None, (whole.previous, whole)):
         numbers = {kind: Counter[tuple[int, int]]() for kind in ("ITL", "TTFT")}
         for kind, counted in numbers.items():
             name = "itl" if kind == "ITL" else "ttft"
-            for time_ns, ns, weight in history.windows.samples(name, None, None):  # type: ignore[arg-type]
+            for time_ns, ns, weight in history.windows.samples(name, None, None):
                 counted[time_ns, ns] += weight
         for each in history.windows.breaches(None, 10**9):
             number = numbers[each.kind][each.time_ns, each.ns]
@@ -141,22 +136,17 @@ def indexed(recording: Recording) -> Waits:
         rows = IndexRows(index)
         steps, times_ns = (rows.column("steps", name) for name in ("step", "tokens_ns"))
         for kind in ("ITL", "TTFT"):
-            for place, ns, request_id, number in zip(*rows.longest(kind.lower()), strict=True):  # type: ignore[arg-type]
+            for place, ns, request_id, number in zip(*rows.longest(kind.lower()), strict=True):
                 step, time_ns = int(steps[place]), int(times_ns[place])
                 wait = Breach(step, time_ns, kind, int(ns), int(request_id), int(number))
                 found[kind, wait.step] = wait
     return {key: each for key, each in found.items() if each.ns > 0}
 
 
-@pytest.fixture
-def without_stored_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recording, "stored_index", lambda recording, number: None)
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("session", SESSIONS)
-def test_an_index_has_the_same_longest_waits_as_playing_the_file(
-    tmp_path: Path, session: Callable[[int], Numbered], seed: int
+def test_an_index_has_the_longest_waits_of_playing_a_file(
+    tmp_path: Path, session: Session, seed: int
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", session(seed))) as recording:
         assert recording.num_chunks > 5
@@ -190,7 +180,7 @@ def summed_up(found: list[Index]) -> list[object]:
 
 @pytest.mark.parametrize("session", [*SESSIONS, with_a_clock_set_back])
 def test_a_stored_index_is_the_same_as_one_made_from_the_messages(
-    tmp_path: Path, session: Callable[[int], Numbered], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", session(3))) as recording:
         stored = [index for _, index in indexes(recording)]
@@ -212,9 +202,8 @@ def test_after_a_clock_set_back_only_waits_that_span_the_change_may_differ(tmp_p
         assert len(found.items() ^ told.items()) < 10
 
 
-def test_a_file_with_unpacked_steps_is_indexed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_stored_index: None
-) -> None:
+def test_unpacked_steps_are_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recording, "stored_index", lambda recording, number: None)
     monkeypatch.setattr(StepPacker, "pack", lambda packer, payload: None)
     with Recording(record(tmp_path / "a.mcap", with_pauses(4))) as recording:
         told, _ = expected(recording)
@@ -222,9 +211,7 @@ def test_a_file_with_unpacked_steps_is_indexed_too(
 
 
 @pytest.mark.parametrize("share", [0.4, 0.75, 0.95])
-def test_the_index_covers_the_readable_part_of_an_unfinished_file(
-    tmp_path: Path, share: float
-) -> None:
+def test_the_index_covers_all_that_is_readable_of_a_cut_file(tmp_path: Path, share: float) -> None:
     whole = record(tmp_path / "whole.mcap", plain(5)).read_bytes()
     path = tmp_path / "cut.mcap"
     path.with_name(path.name + PART_SUFFIX).write_bytes(whole[: int(len(whole) * share)])
@@ -232,11 +219,8 @@ def test_the_index_covers_the_readable_part_of_an_unfinished_file(
         assert recording.truncated
         told, _ = expected(recording)
         assert indexed(recording) == told
-        found = FileIndex(path)
-        found.start()
-        assert found.wait(30)
-        assert found.share == 1
-        found.stop()
+        with searched(path) as found:
+            assert found.share == 1
 
 
 def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
@@ -256,7 +240,6 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
 def test_an_index_of_another_version_is_none(tmp_path: Path, change: str) -> None:
     with Recording(record(tmp_path / "a.mcap", plain(5))) as recording:
         index = stored_index(recording, 0)
-    assert index is not None
     assert decode_index(index.encode()) == index
     if change == "version":
         other = msgspec.structs.replace(index, version=index.version + 1)
@@ -284,10 +267,10 @@ class Rows(IndexRows):
     """Steps with one wait each."""
 
     def __init__(self, waits: list[Breach]) -> None:
-        names = [name for name in Breach._fields if name != "kind"]
         self._columns = {
             name: np.array([getattr(each, name) for each in waits], dtype=np.int64)
-            for name in names
+            for name in Breach._fields
+            if name != "kind"
         }
 
     def column(self, table: str, name: str) -> "NDArray[np.int64]":
@@ -299,14 +282,9 @@ class Rows(IndexRows):
         return np.arange(len(ns)), ns, *columns
 
 
+ints = st.integers
 waits = st.builds(
-    Breach,
-    st.just(0),
-    st.integers(0, 20 * 10**9),
-    st.just("ITL"),
-    st.integers(1, 100),
-    st.integers(0, 9),
-    st.integers(1, 9),
+    Breach, st.just(0), ints(0, 20 * 10**9), st.just("ITL"), ints(1, 100), ints(0, 9), ints(1, 9)
 )
 
 
@@ -343,13 +321,19 @@ def played(file: Path) -> tuple[Waits, History]:
         return expected(recording)
 
 
+@contextmanager
+def searched(path: Path) -> Iterator[FileIndex]:
+    index = FileIndex(path)
+    index.start()
+    assert index.wait(30)
+    yield index
+    index.stop()
+
+
 @pytest.fixture(scope="module")
 def found(file: Path) -> Iterator[FileIndex]:
-    whole = FileIndex(file)
-    whole.start()
-    assert whole.wait(30)
-    yield whole
-    whole.stop()
+    with searched(file) as index:
+        yield index
 
 
 @pytest.mark.parametrize("slo", [LATE, SLO(ttft_ms=900.0, itl_ms=60.0)])
@@ -416,26 +400,18 @@ def test_the_reading_waits_for_more_urgent_work(file: Path) -> None:
     assert waits.share == 1
 
 
-def test_the_reading_stops_at_its_limit_and_reports_the_part_that_was_read(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reading_stops_at_its_limit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_index, "MAX_KEPT", 5)
-    waits = FileIndex(file)
-    waits.start()
-    assert waits.wait(30)
-    assert 0 < waits.share < 1
-    assert waits.next(0, 1, {"slo"}, ALL) is not None
-    assert waits.next(800, 1, {"slo", "gap"}, ALL) is None
-    waits.stop()
+    with searched(file) as waits:
+        assert 0 < waits.share < 1
+        assert waits.next(0, 1, {"slo"}, ALL) is not None
+        assert waits.next(800, 1, {"slo", "gap"}, ALL) is None
 
 
 def test_an_unreadable_file_does_not_count_as_read(tmp_path: Path) -> None:
-    waits = FileIndex(tmp_path / "nothing.mcap")
-    waits.start()
-    assert waits.wait(30)
-    assert waits.share == 0
-    assert waits.next(0, 1, {"slo", "gap"}, ALL) is None
-    waits.stop()
+    with searched(tmp_path / "nothing.mcap") as waits:
+        assert waits.share == 0
+        assert waits.next(0, 1, {"slo", "gap"}, ALL) is None
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "recordings.md").read_text("utf-8")
@@ -462,21 +438,15 @@ def column(tables: dict[str, Any], table: str, name: str) -> "NDArray[np.int64]"
     return found + (others if table == "steps" else others[column(tables, table, "place")])
 
 
-def test_an_index_can_be_read_with_an_mcap_library_and_the_docs_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording_file, "CHUNK_BYTES", 30_000)
+def test_an_index_can_be_read_with_an_mcap_library_and_the_docs_alone(tmp_path: Path) -> None:
     messages = busy(2, 600)
     path = record(tmp_path / "a.mcap", enumerate(messages))
-    history = History()
-    for sequence, message in enumerate(messages):
-        history.append(sequence, message)
+    history = history_of(enumerate(messages))
     steps: list[int] = []
     waits: list[tuple[int, int, int]] = []
     with open(path, "rb") as stream:
         reader = make_reader(stream)
         summary = reader.get_summary()
-        assert summary is not None
         attachments = list(reader.iter_attachments())
         assert len(attachments) == len(summary.chunk_indexes) > 5
     for attachment in attachments:
@@ -497,10 +467,8 @@ def test_the_docs_name_all_that_an_index_holds_and_both_versions() -> None:
     for name in Index.__struct_fields__:
         assert f"\n| `{name}` |" in DOCS, name
     assert f"[{', '.join(PackedColumn.__struct_fields__)}]" in DOCS
-    said = " ".join(DOCS.split())
-    assert (
-        f"`format_version` (now {FORMAT_VERSION}) or index `version` (now {INDEX_VERSION})" in said
-    )
+    said = f"`format_version` (now {FORMAT_VERSION}) or index `version` (now {INDEX_VERSION})"
+    assert said in " ".join(DOCS.split())
 
 
 @pytest.fixture(scope="module")
@@ -516,9 +484,7 @@ def opened(file: Path) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts handles in /proc")
 @pytest.mark.parametrize("is_at_work", [False, True])
-def test_a_closed_replay_leaves_no_search_thread_and_no_file_handle(
-    searched_file: Path, is_at_work: bool
-) -> None:
+def test_a_closed_replay_leaves_no_thread_and_file(searched_file: Path, is_at_work: bool) -> None:
     before = set(threading.enumerate())
     replay = ReplaySource(Recording(searched_file), playing=False)
     replay.start()

@@ -67,9 +67,7 @@ def watched(folder: Path, suffix: str) -> tuple[list[int], Callable[[float], Non
 
 
 @pytest.mark.parametrize("with_tokens", [True, False])
-def test_a_recording_is_private_unless_it_holds_no_tokens(
-    tmp_path: Path, with_tokens: bool
-) -> None:
+def test_a_file_is_private_unless_it_holds_no_tokens(tmp_path: Path, with_tokens: bool) -> None:
     expected = OWNER if with_tokens else EVERYBODY
     file = RecordingFile(tmp_path / "a.mcap")
     assert rights(file.part_path) == OWNER  # the file is empty, but whoever has it open may read on

@@ -11,12 +11,12 @@ from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.side.advice import advice
 from stepscope.recordings.compare.side.side import Side
-from stepscope.recordings.history.history import History
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, limit_of
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.later import Later
 
 Messages = Sequence[tuple[int, Telemetry]]
@@ -66,6 +66,14 @@ KV = run(CHATS, num_blocks=128, reserve="prompt")
 MODE = run(CHATS, batching="static", max_num_seqs=32)
 THRESHOLD = run(DOCUMENTS, FAST, max_num_batched_tokens=4096, long_prefill_token_threshold=64)
 WORK = run(QUIET)
+BUILT = {
+    "seats": SEATS,
+    "budget": BUDGET,
+    "kv": KV,
+    "mode": MODE,
+    "threshold": THRESHOLD,
+    "work": WORK,
+}
 
 
 def limit_shares(session: Session) -> dict[str, float]:
@@ -73,37 +81,20 @@ def limit_shares(session: Session) -> dict[str, float]:
     return {limit: figures[f"limit_{limit}"] or 0.0 for limit in LIMITS}
 
 
-@pytest.mark.parametrize(
-    ("session", "limit"),
-    [
-        (SEATS, "seats"),
-        (BUDGET, "budget"),
-        (KV, "kv"),
-        (MODE, "mode"),
-        (THRESHOLD, "threshold"),
-        (WORK, "work"),
-    ],
-    ids=["seats", "budget", "kv", "mode", "threshold", "work"],
-)
-def test_a_session_built_to_hit_one_limit_has_it_as_the_most_frequent_limit(
-    session: Session, limit: str
-) -> None:
-    shares = limit_shares(session)
+@pytest.mark.parametrize("limit", BUILT)
+def test_a_session_built_for_a_limit_is_mostly_held_by_it(limit: str) -> None:
+    shares = limit_shares(BUILT[limit])
     assert sum(shares.values()) == pytest.approx(1)
     assert max(shares, key=lambda each: shares[each]) == limit
     assert shares[limit] > 0.3
 
 
 def test_a_prompt_chunk_in_a_step_with_budget_left_was_cut_by_the_prefill_threshold() -> None:
-    history = History()
-    for sequence, message in THRESHOLD.messages:
-        history.append(sequence, message)
+    history = history_of(THRESHOLD.messages)
     for _, message in THRESHOLD.messages:
         if not isinstance(message, StepRecord) or message.waiting_reasons:
             continue
         summary = history.summary(message.step)
-        assert summary is not None
-        assert summary.limit is not None
         is_cut = any(
             row.phase != Phase.DECODE and not row.flags & RowFlag.LAST_CHUNK
             for row in message.batch or ()
@@ -122,23 +113,20 @@ def test_a_step_whose_requests_wait_for_another_engine_has_an_unknown_limit(reas
 
 
 @pytest.mark.parametrize(
-    ("session", "slo", "limit", "text"),
+    ("limit", "slo", "text"),
     [
-        (SEATS, SLO(), "seats", "raise max_num_seqs"),
-        (BUDGET, SLO(ttft_ms=100, itl_ms=60), "budget", "raise max_num_batched_tokens"),
-        (KV, SLO(), "kv", "KV cache"),
-        (MODE, SLO(), "mode", "batching=chunked"),
-        (THRESHOLD, SLO(), "threshold", "raise long_prefill_token_threshold"),
+        ("seats", SLO(), "raise max_num_seqs"),
+        ("budget", SLO(ttft_ms=100, itl_ms=60), "raise max_num_batched_tokens"),
+        ("kv", SLO(), "KV cache"),
+        ("mode", SLO(), "batching=chunked"),
+        ("threshold", SLO(), "raise long_prefill_token_threshold"),
     ],
-    ids=["seats", "budget", "kv", "mode", "threshold"],
 )
-def test_advice_says_what_to_change_and_names_its_evidence(
-    session: Session, slo: SLO, limit: str, text: str
-) -> None:
-    said = {each.limit: each for each in advice(side_of(session, slo))}
-    assert text in said[limit].text  # type: ignore[index]
-    share = limit_shares(session)[limit]
-    assert f"limited {share:.0%} of the steps" in said[limit].evidence  # type: ignore[index]
+def test_advice_says_what_to_change_and_names_its_evidence(limit: str, slo: SLO, text: str) -> None:
+    said = {each.limit: each for each in advice(side_of(BUILT[limit], slo))}
+    assert text in said[limit].text
+    share = limit_shares(BUILT[limit])[limit]
+    assert f"limited {share:.0%} of the steps" in said[limit].evidence
 
 
 @pytest.mark.parametrize(
@@ -152,16 +140,12 @@ def test_advice_says_what_to_change_and_names_its_evidence(
     ],
     ids=["budget is full", "no late first token", "late gaps", "late gaps in chunks", "nothing"],
 )
-def test_no_advice_is_given_without_evidence_in_the_records(
-    session: Session, slo: SLO, limit: str
-) -> None:
+def test_no_advice_is_given_without_evidence(session: Session, slo: SLO, limit: str) -> None:
     assert limit not in {each.limit for each in advice(side_of(session, slo))}
 
 
 def test_a_short_session_gives_no_advice() -> None:
-    short = [
-        each for each in SEATS.messages if not isinstance(each[1], StepRecord) or each[1].step < 50
-    ]
+    short = [each for each in SEATS.messages if getattr(each[1], "step", 0) < 50]
     assert advice(side_of(SEATS._replace(messages=short))) == []
 
 

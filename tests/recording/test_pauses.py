@@ -15,12 +15,12 @@ from stepscope.recordings.export.moments import moments
 from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
-from stepscope.recordings.history.history import History
 from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.state.requests import RequestTable
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.later import Later
 from tests.support.sessions.paused import Messages, paused
 from tests.support.sessions.seek_sessions import record
@@ -61,10 +61,7 @@ def test_the_metrics_of_an_engine_count_a_pause_as_a_pause_and_in_no_latency() -
     for name in ("stepscope_pauses_total", "stepscope_paused_seconds_total"):
         assert plain.pop((name, "{}")) == 0
     assert found == pytest.approx(plain)
-    history = History(SLO_)
-    for number, message in paused([*PLAIN]):
-        history.append(number, message)
-    kept = history.windows.figures(None, None)
+    kept = history_of(paused([*PLAIN]), SLO_).windows.figures(None, None)
     num_kept = found["stepscope_requests_within_levels_total", "{}"]
     assert num_kept == round((kept["goodput_per_s"] or 0) * (kept["seconds"] or 0)) > 0
 
@@ -73,9 +70,7 @@ def test_the_metrics_of_an_engine_count_a_pause_as_a_pause_and_in_no_latency() -
 @pytest.mark.parametrize("table", ["requests", "steps"])
 def test_exported_latencies_are_without_pauses(table: Table, first: int, tmp_path: Path) -> None:
     names = [column.name for column in COLUMNS[table]]
-    latencies = [
-        name for name in names if name in ("ttft_ms", "tpot_ms", "itl_max_ms", "max_itl_ns")
-    ]
+    latencies = {"ttft_ms", "tpot_ms", "itl_max_ms", "max_itl_ns"}.intersection(names)
     found: list[list[float]] = []
     for name, messages in (("plain", [*PLAIN]), ("paused", paused([*PLAIN]))):
         with Recording(record(tmp_path / f"{name}.mcap", messages)) as recording:

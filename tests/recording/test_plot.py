@@ -18,7 +18,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.plot.figure import figure
-from stepscope.recordings.plot.series import PlotEvent, read_series
+from stepscope.recordings.plot.series import read_series
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.export import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
@@ -44,21 +44,17 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Call) -> tupl
             if isinstance(message, StepRecord) and message.step == PAUSE_AT:
                 later_ns = PAUSE_NS
                 state = source.history.state
-                counts = {"num_running": state.num_running, "num_waiting": state.num_waiting}
-                status = EngineStatus(
-                    state="paused", step=state.step, time_ns=state.time_ns, **counts
-                )
-                source.take(sequence, status)
+                names = ("step", "time_ns", "num_running", "num_waiting")
+                counts = {name: getattr(state, name) for name in names}
+                source.take(sequence, EngineStatus(state="paused", **counts))
                 sequence += 1
             if later_ns:
                 message = later(message, later_ns)
             if not isinstance(message, StepRecord) or message.step not in LOST:
                 source.take(sequence, message)
             if isinstance(message, StepRecord) and message.step == MARK_AT:
-                source.take(
-                    sequence,
-                    Mark(step=MARK_AT, time_ns=message.tokens_ns, text="of $x$ _y_", who="ops"),
-                )
+                mark = Mark(step=MARK_AT, time_ns=message.tokens_ns, text="of $x$ _y_", who="ops")
+                source.take(sequence, mark)
     return source.history, path
 
 
@@ -90,19 +86,14 @@ def later(message: wire.Telemetry, later_ns: int) -> wire.Telemetry:
 
 def read(path: Path, num_columns: int, first: int | None = None, last: int | None = None) -> Any:
     with Recording(path) as recording:
-        return read_series(
-            recording, StepRange(first, last), BOUNDS, num_columns, lambda share: None
-        )
+        return read_series(recording, StepRange(first, last), BOUNDS, num_columns, lambda _: None)
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 40, 1400])
-def test_every_plot_column_shows_the_worst_of_its_steps(
-    session: tuple[History, Path], num_columns: int
-) -> None:
+def test_a_column_shows_the_worst_step(session: tuple[History, Path], num_columns: int) -> None:
     history, path = session
     series = read(path, num_columns)
-    steps = range(history.first_step or 0, (history.last_step or 0) + 1)
-    summaries = [summary for step in steps if (summary := history.summary(step)) is not None]
+    summaries = [*filter(None, history.summaries(history.first_step, history.last_step))]
     width_ns = series.duration_ns / num_columns
     for summary in summaries:
         place = min(int((summary.tokens_ns - series.start_ns) / width_ns), num_columns - 1)
@@ -126,7 +117,8 @@ def test_every_plot_column_shows_the_worst_of_its_steps(
 def test_plotted_events_are_in_order_and_only_from_the_range(session: tuple[History, Path]) -> None:
     _, path = session
     series = read(path, 100)
-    assert [(event.kind, event.text) for event in sorted(series.events, key=when)] == [
+    in_order = sorted(series.events, key=lambda event: event.time_ns)
+    assert [(event.kind, event.text) for event in in_order] == [
         ("mark", "of $x$ _y_"),
         ("pause", "engine paused for 3.0 s"),
         ("lost", "10 messages lost after step 299"),
@@ -137,21 +129,15 @@ def test_plotted_events_are_in_order_and_only_from_the_range(session: tuple[Hist
     assert [event.kind for event in part.events] == ["pause"]
 
 
-def when(event: PlotEvent) -> int:
-    return event.time_ns
-
-
 def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     session: tuple[History, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, files = tmp_path / "a $ sign.mcap", [tmp_path / "a.svg"]
+    path, file = tmp_path / "a $ sign.mcap", tmp_path / "a.svg"
     shutil.copy(session[1], path)
     drawn = []
     for _ in range(2):
-        plot_file(
-            str(path), output=str(files[0]), flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"}
-        )
-        drawn.append(files[0].read_bytes())
+        plot_file(str(path), output=str(file), flags={"slo_itl_ms": "30ms", "slo_ttft_ms": "0.5s"})
+        drawn.append(file.read_bytes())
     first = drawn[0]
     assert drawn[1] == first
     assert first.startswith(b"<?xml")
@@ -167,13 +153,12 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
         *("Time to first token (TTFT)", "Requests", "KV cache", "preemption", "s since step 0"),
         *("step", "▼ of $x$ _y_", "◆ max_num_batched_tokens 1024→512", "‖ engine paused for 3.0 s"),
     )
-    for text in texts:
-        assert text in said, text
+    assert {*texts} <= {*said}
     assert "a.svg: steps " in capsys.readouterr().out
     # An existing file is replaced, completely or not at all.
-    plot_file(str(path), output=str(files[0]), first=10, last=20)
-    assert files[0].read_bytes() != first
-    assert sorted(tmp_path.iterdir()) == sorted([*files, path])
+    plot_file(str(path), output=str(file), first=10, last=20)
+    assert file.read_bytes() != first
+    assert sorted(tmp_path.iterdir()) == sorted([file, path])
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,16 @@ from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.mcap.format import default_name
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, add_mark
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.later import Later
 from tests.support.waiting import wait_for
@@ -78,13 +81,6 @@ def record(path: Path, messages: list[tuple[int, Telemetry]]) -> RecordingWriter
     return writer
 
 
-def fed(messages: list[tuple[int, Telemetry]]) -> History:
-    history = History()
-    for sequence, message in messages:
-        history.append(sequence, message)
-    return history
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recorded") / "session.mcap"
@@ -95,7 +91,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live() -> History:
-    return fed(MESSAGES)
+    return history_of(MESSAGES, SLO())
 
 
 @pytest.fixture
@@ -117,7 +113,6 @@ def same_screen(live: History, replayed: History, step: int) -> None:
     first = max(0, step - 200)
     assert replayed.summaries(first, step) == live.summaries(first, step)
     summary = live.summary(step)
-    assert summary is not None
     assert replayed.windows.latency(summary.tokens_ns) == live.windows.latency(summary.tokens_ns)
     assert replayed.windows.rates(summary.tokens_ns) == live.windows.rates(summary.tokens_ns)
     assert replayed.stall(step) == live.stall(step)
@@ -137,19 +132,14 @@ def test_a_replay_shows_at_any_step_what_was_seen_live(live: History, replay: Re
 def test_a_recorded_message_has_the_wall_time_of_its_step(live: History, recorded: Path) -> None:
     with Recording(recorded) as recording:
         position = recording.find_step(1234)
-        assert position is not None
         frame = recording.frame_before(position)
         summary = live.summary(1234)
-        assert frame is not None
-        assert summary is not None
         assert frame.log_ns == live.wall_ns(summary.tokens_ns)
         after, _ = next(recording.frames(recording.find_time(frame.log_ns)))
         assert after.log_ns == frame.log_ns
 
 
-def test_seeking_does_not_read_the_file_from_the_beginning(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeking_does_not_read_all_before(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[int] = []
     with Recording(recorded) as recording:
         num_chunks = len(recording._chunks)
@@ -163,7 +153,7 @@ def test_seeking_does_not_read_the_file_from_the_beginning(
 def test_sequence_numbers_above_32_bits_are_kept(tmp_path: Path) -> None:
     offset = 2**32 - 250
     received = [(sequence + offset, message) for sequence, message in MESSAGES[:500]]
-    live = fed(received)
+    live = history_of(received, SLO())
     record(tmp_path / "long.mcap", received)
     source = ReplaySource(Recording(tmp_path / "long.mcap"), playing=False)
     source.start()
@@ -231,9 +221,8 @@ def test_a_recorded_mark_appears_in_the_replay(tmp_path: Path) -> None:
     replay.seek(10**9)
     assert replay.wait()
     assert replay.history.marks == [mark]
-    assert [e.text for e in replay.history.events(kinds=frozenset({"mark"}))] == [
-        "before the storm (me)"
-    ]
+    (event,) = replay.history.events(kinds=frozenset({"mark"}))
+    assert event.text == "before the storm (me)"
     replay.stop()
 
 
@@ -280,9 +269,7 @@ def test_recording_can_begin_in_mid_session_while_messages_arrive(tmp_path: Path
 
 
 @pytest.mark.parametrize(("num_messages", "at"), [(200, "at step 1"), (2, "without a step")])
-def test_a_recording_ends_when_the_engine_restarts(
-    tmp_path: Path, num_messages: int, at: str
-) -> None:
+def test_a_recording_ends_when_its_engine_does(tmp_path: Path, num_messages: int, at: str) -> None:
     source = LiveSource()
     for sequence, message in MESSAGES[:2]:
         source.receive(sequence, message)
@@ -292,9 +279,12 @@ def test_a_recording_ends_when_the_engine_restarts(
     for sequence, message in simulate(seed=8, num_steps=50):
         source.receive(sequence, message)
     wait_for(lambda: recorder.state != "recording")
-    assert recorder.error is not None
+    source.receive(sequence + 1, message)
+    assert not source.tap._listeners
+    seconds = recorder.elapsed_s
     assert f"the engine restarted: the recording ends {at}" in recorder.error
     recorder.stop()
+    assert (recorder.state, recorder.elapsed_s) == ("finished", seconds)
     with Recording(tmp_path / "one.mcap") as recording:
         assert recording.info.engine_id == "simulated-7"
         assert recording.message is None
@@ -305,13 +295,10 @@ def test_a_replayed_recording_cannot_be_recorded(replay: ReplaySource, tmp_path:
         Recorder(replay, tmp_path / "copy.mcap")
 
 
-def test_default_recording_names_are_plain_file_names() -> None:
+def test_default_names_are_plain_and_repeat_neither_prefix_nor_suffix_of_a_recording() -> None:
     assert default_name("127.0.0.1:5555").startswith("stepscope-127.0.0.1-5555-2")
     assert "/" not in default_name("../../etc")
     assert len(default_name("e" * 300)) < 255
-
-
-def test_names_of_derived_files_repeat_neither_prefix_nor_suffix_of_the_recording() -> None:
     for name in ("noon.mcap", "stepscope-noon.mcap", "noon.mcap.part"):
         assert re.fullmatch(r"stepscope-noon-[\d-]+\.svg", default_name(name, ".svg"))
 
@@ -328,17 +315,11 @@ def refused(path: Path) -> str:
     return message
 
 
-def test_a_recording_of_a_later_schema_says_which_version_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later = msgspec.structs.replace(
-        next(m for _, m in MESSAGES if isinstance(m, EngineInfo)), schema_version=9
-    )
-    messages: list[tuple[int, Telemetry]] = [(0, later)]
+def test_a_later_schema_names_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = next(m for _, m in MESSAGES if isinstance(m, EngineInfo))
+    messages = [(0, msgspec.structs.replace(info, schema_version=9))]
     messages += [(n, m) for n, m in MESSAGES[:50] if isinstance(m, StepRecord) and n > 0]
-    monkeypatch.setattr(
-        "stepscope.recordings.file.writing.recording_file.version", lambda name: "7.1.0"
-    )
+    monkeypatch.setattr(recording_file, "version", lambda name: "7.1.0")
     record(tmp_path / "later.mcap", messages)
     message = refused(tmp_path / "later.mcap")
     assert "schema 9" in message
@@ -380,35 +361,10 @@ def test_recording_to_an_unwritable_path_fails_at_once(tmp_path: Path) -> None:
         RecordingWriter(tmp_path / "file" / "out.mcap")
 
 
-def test_a_recording_that_ended_by_itself_ignores_further_messages(tmp_path: Path) -> None:
-    source = LiveSource()
-    recorder = Recorder(source, tmp_path / "a.mcap")
-    for sequence, message in MESSAGES[:50]:
-        source.receive(sequence, message)
-    source.receive(0, other_engine())
-    wait_for(lambda: recorder.state != "recording")
-    assert recorder.state == "finished"
-    assert len(source.tap._listeners) == 1
-    source.receive(1, other_engine())
-    assert not source.tap._listeners
-    seconds = recorder.elapsed_s
-    recorder.stop()
-    assert recorder.elapsed_s == seconds
-    assert "restarted" in (recorder.error or "")
-
-
-def other_engine() -> EngineInfo:
-    found = next(message for _, message in MESSAGES if isinstance(message, EngineInfo))
-    return msgspec.structs.replace(found, engine_id="another")
-
-
 def test_keyframes_are_at_most_256_messages_apart(recorded: Path) -> None:
     with Recording(recorded) as recording:
         keyframes = [frame for frame, _ in recording.frames() if frame.topic == b"keyframe"]
-        gaps = [
-            later.sequence - earlier.sequence for earlier, later in itertools.pairwise(keyframes)
-        ]
-        assert max(gaps) <= 256
+        assert max(b.sequence - a.sequence for a, b in itertools.pairwise(keyframes)) <= 256
         assert all(isinstance(wire.decode(frame.payload), Snapshot) for frame in keyframes)
 
 
@@ -419,15 +375,14 @@ def test_keyframes_of_a_long_queue_are_at_most_half_of_the_file(tmp_path: Path) 
     messages = simulate(seed=3, num_steps=3000, num_blocks=1024, workload=flood, knobs=knobs)
     path = tmp_path / "queue.mcap"
     record(path, messages)
-    live = fed(messages)
-    assert live.state.num_waiting is not None
+    live = history_of(messages, SLO())
     assert live.state.num_waiting > 2000
     with Recording(path) as recording:
         frames = [frame for frame, _ in recording.frames()]
     keyframes = [frame for frame in frames if frame.topic == b"keyframe"]
     num_bytes = sum(len(wire.encode(message)) for _, message in messages)
     assert sum(len(frame.payload) for frame in keyframes[:-1]) <= num_bytes
-    gaps = [later.sequence - earlier.sequence for earlier, later in itertools.pairwise(keyframes)]
+    gaps = [b.sequence - a.sequence for a, b in itertools.pairwise(keyframes)]
     assert max(gaps) > 1.2 * 256  # of what a short queue would have
     assert verify(path, lambda share: None).is_good
     source = ReplaySource(Recording(path), playing=False)

@@ -34,6 +34,11 @@ from tests.support.waiting import wait_for
 MESSAGES = Later(lambda: simulate(seed=9, num_steps=2000))
 
 
+def send(writer: RecordingWriter, messages: list[tuple[int, Telemetry]]) -> None:
+    for sequence, message in messages:
+        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+
+
 def write(
     series: FileSeries, messages: list[tuple[int, Telemetry]], monkeypatch: pytest.MonkeyPatch
 ) -> RecordingWriter:
@@ -42,8 +47,7 @@ def write(
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     writer = RecordingWriter(series)
     writer.start()
-    for sequence, message in messages:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    send(writer, messages)
     writer.close()
     assert (writer.state, writer.error) == ("finished", None)
     return writer
@@ -53,9 +57,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_no_step_is_lost_between_files_and_each_opens_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_is_lost_between_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     series = FileSeries(tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000))
     writer = write(series, MESSAGES, monkeypatch)
     written = files(tmp_path)
@@ -71,7 +73,6 @@ def test_no_step_is_lost_between_files_and_each_opens_alone(
         assert verify(path, lambda share: None).is_good
         with Recording(path) as recording:
             assert recording.first_step == next_step
-            assert recording.last_step is not None
             frames = [frame for frame, _ in recording.frames()]
             if next_step:
                 assert [frame.topic for frame in frames[:2]] == [b"info", b"keyframe"]
@@ -87,9 +88,7 @@ def test_no_step_is_lost_between_files_and_each_opens_alone(
     assert next_step == 2000
 
 
-def test_a_restarted_engine_gets_a_file_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_engine_gets_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     series = FileSeries(tmp_path / "fleet.mcap", SeriesLimits(num_bytes=10**9))
     writer = write(series, MESSAGES[:300] + simulate(seed=10, num_steps=100), monkeypatch)
     assert writer.num_files == 2
@@ -101,9 +100,7 @@ def test_a_restarted_engine_gets_a_file_of_its_own(
     assert engines == ["simulated-9", "simulated-10"]
 
 
-def test_rotation_deletes_only_old_files_of_its_own_series(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_old_files_of_ours_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     series = FileSeries(tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000))
     write(series, MESSAGES, monkeypatch)
     ours = files(tmp_path)
@@ -127,24 +124,18 @@ def test_rotation_deletes_only_old_files_of_its_own_series(
     assert files(tmp_path) == sorted([*others, link, *ours[2:], current.part_path])
     # By size: the oldest go first, until the rest fits.
     total = sum(path.stat().st_size for path in ours[3:])
-    by_size = FileSeries(
-        tmp_path / "week.mcap", SeriesLimits(age_s=60), SeriesLimits(num_bytes=total)
-    )
-    by_size.delete_old(current)
+    kept = SeriesLimits(num_bytes=total)
+    FileSeries(tmp_path / "week.mcap", SeriesLimits(age_s=60), kept).delete_old(current)
     assert [path for path in ours if path.exists()] == ours[3:]
     current.abandon()
 
 
-def test_without_new_messages_rotation_begins_and_deletes_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_makes_and_deletes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recording from before an engine's death is still there on Monday."""
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.CLEAN_S", 0.0)
-    full = write(
-        FileSeries(tmp_path / "w.mcap", SeriesLimits(num_bytes=40_000)), MESSAGES, monkeypatch
-    )
+    write(FileSeries(tmp_path / "w.mcap", SeriesLimits(num_bytes=40_000)), MESSAGES, monkeypatch)
     old = files(tmp_path)
-    assert len(old) == full.num_files > 3
+    assert len(old) > 3
     for path in old:
         os.utime(path, (0, 0))
     flushed = threading.Semaphore(0)
@@ -162,19 +153,15 @@ def test_without_new_messages_rotation_begins_and_deletes_no_file(
         assert flushed.acquire(timeout=60)
     assert writer.num_files == 1
     assert [path for path in old if path.exists()] == old
-    for sequence, message in MESSAGES[:20]:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    send(writer, MESSAGES[:20])
 
-    def left() -> list[Path]:
-        """The remaining files, by date: a new file may have the name of a deleted one."""
-        found = []
-        for path in old:
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime == 0:
-                    found.append(path)
-        return found
+    def is_left(path: Path) -> bool:
+        """By its date: a new file may have the name of a deleted one."""
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_mtime == 0
+        return False
 
-    wait_for(lambda: not left(), "the old files to go")
+    wait_for(lambda: not any(map(is_left, old)), "the old files to go")
     wait_for(lambda: writer.num_files > 1, "the next file")
     writer.close()
 
@@ -239,20 +226,17 @@ def test_record_rotates_files_until_a_signal(
     for path in written:
         with Recording(path) as recording:
             assert not recording.truncated
-            if recording.first_step is not None and last is not None:
-                assert recording.first_step == last + 1
-            last = recording.last_step if recording.last_step is not None else last
+            if recording.first_step is not None:
+                assert last is None or recording.first_step == last + 1
+                last = recording.last_step
     for wrong in (["--rotate", "1kB"], ["--rotate", "soon"], ["--keep", "1h"]):
         assert run("-o", str(output), *wrong) == 2
         assert capfd.readouterr().err.count("\n") == 1
 
 
-def test_a_clock_corrected_by_years_deletes_no_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    series = FileSeries(
-        tmp_path / "week.mcap", SeriesLimits(num_bytes=40_000), SeriesLimits(age_s=7200)
-    )
+def test_a_corrected_clock_deletes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = SeriesLimits(num_bytes=40_000), SeriesLimits(age_s=7200)
+    series = FileSeries(tmp_path / "week.mcap", *limits)
     write(series, MESSAGES, monkeypatch)
     ours = files(tmp_path)
     assert len(ours) > 2
@@ -266,9 +250,7 @@ def test_a_clock_corrected_by_years_deletes_no_new_file(
     current.abandon()
 
 
-def test_a_file_being_written_by_another_recorder_is_never_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_anothers_open_file_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two recorders were given one name: neither deletes the file that the other writes."""
     path = tmp_path / "week.mcap"
     series = FileSeries(path, SeriesLimits(age_s=3600))
@@ -276,8 +258,7 @@ def test_a_file_being_written_by_another_recorder_is_never_deleted(
     writer = RecordingWriter(series)
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
     writer.start()
-    for sequence, message in MESSAGES[:200]:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    send(writer, MESSAGES[:200])
     wait_for(lambda: writer.num_safe_steps > 0, "something is in the file")
     other = FileSeries(path, SeriesLimits(age_s=3600), SeriesLimits(num_bytes=1))
     current = other.open_next()
@@ -301,11 +282,9 @@ def test_a_full_disk_gives_a_one_line_error_and_leaves_the_last_file_intact(
 
     monkeypatch.setattr(recording_file, "open", no_more, raising=False)
     writer.start()
-    for sequence, message in MESSAGES:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
+    send(writer, MESSAGES)
     writer.close()
     assert writer.state == "failed"
-    assert writer.error is not None
     assert "No space left on device (steps 0 to " in writer.error
     assert "\n" not in writer.error
     assert not caplog.records

@@ -39,16 +39,16 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.by_hand import Messages, figures_by_hand
 from tests.support.sessions.seek_sessions import record
 
+Session = Callable[[], Messages]
 LEVELS = SLO(ttft_ms=500.0, itl_ms=50.0)
 CHATS = SimulatedWorkload(rate=14.0, document_share=0.1, document_tokens=1500, output_tokens=60)
 
 
 @cache
 def simulated(**knobs: object) -> Messages:
-    given_knobs = Knobs(**{"max_num_batched_tokens": 512, "reserve": "none", **knobs})  # type: ignore[arg-type]
-    return simulate(
-        seed=3, num_steps=500, num_blocks=160, max_model_len=2048, knobs=given_knobs, workload=CHATS
-    )
+    given_knobs = Knobs(**{"max_num_batched_tokens": 512, "reserve": "none", **knobs})
+    small = {"num_blocks": 160, "max_model_len": 2048}
+    return simulate(seed=3, num_steps=500, knobs=given_knobs, workload=CHATS, **small)
 
 
 def preempting() -> Messages:
@@ -80,12 +80,17 @@ def with_ranks() -> Messages:
     for number, (sequence, message) in enumerate(preempting()):
         if isinstance(message, wire.StepRecord) and number % 3:
             took_ns = (message.tokens_ns - message.schedule_start_ns) // 2
-            ranks = [
-                wire.RankTimes(0, took_ns // (1 + each * number % 4), 0, None) for each in (0, 1)
-            ]
+            parts = (1, 1 + number % 4)
+            ranks = [wire.RankTimes(0, took_ns // part, 0, None) for part in parts]
             message = replace(message, ranks=ranks)
         found.append((sequence, message))
     return found
+
+
+def status_before(step: wire.StepRecord, **told: object) -> wire.EngineStatus:
+    told = {"num_running": step.num_running, "num_waiting": step.num_waiting, "kv": step.kv, **told}
+    time_ns, number = step.schedule_start_ns - 1, step.step - 1
+    return wire.EngineStatus(state="running", step=number, time_ns=time_ns, **told)
 
 
 def with_arrivals_between_steps() -> Messages:
@@ -95,16 +100,8 @@ def with_arrivals_between_steps() -> Messages:
         if isinstance(message, wire.StepRecord):
             arrived = [each for each in message.events if isinstance(each, wire.Arrived)]
             if arrived:
-                status = wire.EngineStatus(
-                    time_ns=message.schedule_start_ns - 1,
-                    state="running",
-                    step=message.step - 1,
-                    num_running=0,
-                    num_waiting=len(arrived),
-                    kv=message.kv,
-                    events=list(arrived),
-                )
-                found.append((len(found), status))
+                told = {"num_running": 0, "num_waiting": len(arrived), "events": arrived}
+                found.append((len(found), status_before(message, **told)))
                 rest = [each for each in message.events if each not in arrived]
                 message = replace(message, events=rest)
         found.append((len(found), message))
@@ -122,26 +119,14 @@ def served() -> Messages:
             taken, chunks = [], []
             for event in message.events:
                 if isinstance(event, wire.Arrived):
-                    taken.append(
-                        wire.TakenRow(
-                            event.request_id, event.time_ns - 5 * 10**6, event.time_ns, True
-                        )
-                    )
+                    times_ns = event.time_ns - 5 * 10**6, event.time_ns
+                    taken.append(wire.TakenRow(event.request_id, *times_ns, True))
             for at, row in enumerate(message.batch or ()):
                 if row.flags & wire.RowFlag.LAST_CHUNK:
                     out_ns = message.tokens_ns + (at + 1) * (1 + message.step % 3) * 10**6
                     chunks.append((row.request_id, message.tokens_ns, out_ns))
             if message.step % 2 and fronts:
-                status = wire.EngineStatus(
-                    time_ns=message.schedule_start_ns - 1,
-                    state="running",
-                    step=message.step - 1,
-                    num_running=message.num_running,
-                    num_waiting=message.num_waiting,
-                    kv=message.kv,
-                    front=fronts,
-                )
-                found.append((len(found), status))
+                found.append((len(found), status_before(message, front=fronts)))
             else:
                 message = replace(message, front=fronts)
         found.append((len(found), message))
@@ -157,43 +142,22 @@ def from_the_middle() -> Messages:
     for _, message in messages[:250]:
         state.apply(message)
     told = state.snapshot(messages[249][0])
-    assert told is not None
     return [(messages[249][0], replace(told, pauses=[])), *messages[250:]]
 
 
 def of_totals() -> Messages:
     """An engine whose /metrics are read once a second."""
-    first = simulated()[0]
-    info = replace(first[1], totals_every_s=1.0, num_blocks=None)
+    info = replace(simulated()[0][1], totals_every_s=1.0, num_blocks=None)
     found: Messages = [(0, info)]
+    counts = {"num_steps": 50, "num_preempted": 5, "num_finished": 10, "num_cached_tokens": 150}
+    counts |= {"num_prompt_tokens": 300, "num_output_tokens": 200, "num_queried_tokens": 300}
+    work = {"num_prefill_tokens": 150, "num_decode_tokens": 200, "num_running": 7, "num_waiting": 3}
+    itl = [wire.LatencyEstimate(20.0, 180), wire.LatencyEstimate(75.0, 20)]
     for at in range(12):
-        totals = wire.Totals(
-            num_steps=50,
-            num_prompt_tokens=300,
-            num_output_tokens=200,
-            num_cached_tokens=150,
-            num_queried_tokens=300,
-            num_preempted=5,
-            num_finished=10,
-            kv_used=0.9,
-            ttft=[wire.LatencyEstimate(40.0 * at, 3)],
-            itl=[wire.LatencyEstimate(20.0, 180), wire.LatencyEstimate(75.0, 20)],
-        )
-        found.append(
-            (
-                at + 1,
-                wire.StepRecord(
-                    step=at,
-                    schedule_start_ns=at * 10**9,
-                    tokens_ns=(at + 1) * 10**9,
-                    num_prefill_tokens=150,
-                    num_decode_tokens=200,
-                    num_running=7,
-                    num_waiting=3,
-                    totals=totals,
-                ),
-            )
-        )
+        ttft = [wire.LatencyEstimate(40.0 * at, 3)]
+        totals = wire.Totals(kv_used=0.9, ttft=ttft, itl=itl, **counts)
+        times = {"schedule_start_ns": at * 10**9, "tokens_ns": (at + 1) * 10**9}
+        found.append((at + 1, wire.StepRecord(step=at, totals=totals, **times, **work)))
     return found
 
 
@@ -201,11 +165,10 @@ def of_a_client() -> Messages:
     """The result of a benchmark, as `vllm bench serve` wrote it."""
     sample = Path(__file__).parents[1] / "importing" / "samples" / "vllm_bench_serve.json"
     found = read_result(ForeignFile(sample))
-    assert found is not None
     return [(0, found.info), *enumerate(found.messages, 1)]
 
 
-WHOLE: list[Callable[[], Messages]] = [
+WHOLE: list[Session] = [
     preempting, static, speculating, with_a_repeated_step, with_arrivals_between_steps, with_ranks,
 ]  # fmt: skip
 ALL = [*WHOLE, served, with_lost_messages, from_the_middle, of_totals, of_a_client]
@@ -224,10 +187,17 @@ def history_of(messages: Messages) -> History:
     return history
 
 
+def in_memory(recording: Recording) -> History:
+    history = History(LEVELS, known_since_ns=recording.known_since_ns)
+    for frame, _ in recording.frames():
+        if frame.topic != b"mark":
+            history.append(frame.sequence, frame.payload)
+    return history
+
+
 def figures_of_side(feed: Feed) -> dict[str, float | None]:
     while feed.read(float("inf")) and not feed.is_done:
         pass
-    assert feed.side is not None
     return feed.side.figures()
 
 
@@ -265,9 +235,7 @@ def figures_of_index(
 
 
 @pytest.mark.parametrize("session", ALL)
-def test_every_way_to_a_figure_gives_the_same_value(
-    session: Callable[[], Messages], tmp_path: Path
-) -> None:
+def test_every_way_gives_the_same_figures(session: Session, tmp_path: Path) -> None:
     ways = ways_to_figures(session(), tmp_path / "a.mcap")
     for way, figures in ways.items():
         assert figures == ways["live"], way
@@ -276,14 +244,7 @@ def test_every_way_to_a_figure_gives_the_same_value(
 @pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])
 def test_a_sample_has_the_same_figures_read_into_memory_and_summed_up(name: str) -> None:
     with Recording(shipped()[name]) as recording:
-        messages = [
-            (frame.sequence, frame.payload)
-            for frame, _ in recording.frames()
-            if frame.topic != b"mark"
-        ]
-        history = History(LEVELS, known_since_ns=recording.known_since_ns)
-        for sequence, payload in messages:
-            history.append(sequence, payload)
+        history = in_memory(recording)
         feed = RecordingFeed(Recording(recording.path), name, LEVELS, StepRange())
         assert figures_of_side(feed) == history.windows.figures(None, None)
         run = FileRun(recording, LEVELS)
@@ -304,9 +265,7 @@ UNTIMED = {name for name in FIGURES if not name.endswith(("_per_s", "_per_min"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("session", ALL)
-def test_a_stretch_has_the_same_figures_on_the_screen_in_its_file_and_compared(
-    session: Callable[[], Messages], tmp_path: Path
-) -> None:
+def test_a_stretch_has_the_same_figures(session: Session, tmp_path: Path) -> None:
     messages = session()
     path = record(tmp_path / "a.mcap", messages)
     check_stretches(history_of(messages), path)
@@ -348,7 +307,7 @@ def test_a_sample_holds_an_index_of_each_chunk_that_its_messages_give(name: str)
 
 
 @pytest.mark.parametrize("session", WHOLE)
-def test_figures_are_as_counted_by_hand(session: Callable[[], Messages]) -> None:
+def test_figures_are_as_counted_by_hand(session: Session) -> None:
     messages = session()
     figures = history_of(messages).windows.figures(None, None)
     for name, value in figures_by_hand(messages, *LEVELS).items():
@@ -359,11 +318,7 @@ def test_what_a_front_end_tells_is_as_counted_by_hand_gaps_to_within_two_percent
     out: dict[int, list[int]] = defaultdict(list)
     came: dict[int, int] = {}
     for _, message in served():
-        for front in (
-            (message.front or ())
-            if isinstance(message, wire.StepRecord | wire.EngineStatus)
-            else ()
-        ):
+        for front in getattr(message, "front", None) or ():
             came.update((row.request_id, row.http_ns or 0) for row in front.taken)
             for request_id, _, out_ns in front.chunks():
                 out[request_id].append(out_ns)
@@ -385,9 +340,7 @@ def test_an_export_has_each_step_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("session", [preempting, from_the_middle, of_totals])
-def test_a_plot_has_the_figures_of_the_session(
-    session: Callable[[], Messages], tmp_path: Path
-) -> None:
+def test_a_plot_has_the_same_figures(session: Session, tmp_path: Path) -> None:
     messages = session()
     figures = history_of(messages).windows.figures(None, None)
     with Recording(record(tmp_path / "a.mcap", messages)) as recording:
@@ -400,7 +353,6 @@ def test_a_plot_has_the_figures_of_the_session(
         assert kind not in ("ttft", "itl") or spread.within_slo == figures[f"{kind}_within_slo"]
     assert sums.num_steps == figures["steps"]
     assert sums.num_preempted == figures["preemptions"]
-    assert sums.num_out_tokens is not None
     assert figures["out_tokens_per_s"] == pytest.approx(sums.num_out_tokens / sums.seconds)
 
 
@@ -453,9 +405,8 @@ def test_the_sums_of_all_parts_add_up_to_those_of_the_whole(cuts: list[int]) -> 
     places = sorted({0, len(table), *(min(cut, len(table)) for cut in cuts)})
     parts = [sums_of(table, *each) for each in itertools.pairwise(places)]
     whole = sum(parts, Sums())
-    between_ns = sum(
-        table.column("schedule_start_ns")[at] - table.tokens_ns[at - 1] for at in places[1:-1]
-    )
+    starts_ns = table.column("schedule_start_ns")
+    between_ns = sum(starts_ns[at] - table.tokens_ns[at - 1] for at in places[1:-1])
     assert whole.span_ns + between_ns == sums_of(table, 0, len(table)).span_ns
     for name in Sums.__slots__:
         if name != "span_ns":

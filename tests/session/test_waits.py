@@ -1,7 +1,6 @@
 """The waits of a session are the same for everybody who asks, and each sums to its pieces."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,10 @@ from tests.session.test_one_sum import (
     ALL,
     LEVELS,
     WHOLE,
+    Session,
     figures_of_side,
     history_of,
+    in_memory,
     of_a_client,
     of_totals,
     preempting,
@@ -46,7 +47,6 @@ def explained(path: Path) -> Explanation:
 def side_of(path: Path) -> Side:
     feed = RecordingFeed(Recording(path), "a", LEVELS, StepRange())
     figures_of_side(feed)
-    assert feed.side is not None
     return feed.side
 
 
@@ -54,7 +54,7 @@ def counts_of_history(history: History) -> dict[str, tuple[int, int]]:
     """Number of waits of each kind, and how many of them were late."""
     found = {}
     for kind, bound_ms in (("itl", LEVELS.itl_ms), ("ttft", LEVELS.ttft_ms)):
-        samples = list(history.windows.samples(kind, None, None))  # type: ignore[arg-type]
+        samples = list(history.windows.samples(kind, None, None))
         late = sum(weight for _, ns, weight in samples if ns > bound_ms * 1e6)
         found[kind] = sum(weight for _, _, weight in samples), late
     return found
@@ -80,17 +80,15 @@ def assert_all_agree(path: Path, history: History) -> None:
     assert sum(side.num_late.values()) == history.windows.late(None).num_tokens
     breaches = history.windows.breaches(None, 10**6)
     assert sum(each.num_tokens for each in breaches) == len(late)
-    longest = {(each.kind, each.step): each.gap_ns - each.paused_ns for each in late}
+    longest: dict[tuple[str, int], int] = {}
     for each in late:
         key = each.kind, each.step
-        longest[key] = max(longest[key], each.gap_ns - each.paused_ns)
+        longest[key] = max(longest.get(key, 0), each.gap_ns - each.paused_ns)
     assert {(each.kind, each.step): each.ns for each in breaches} == longest
 
 
 @pytest.mark.parametrize("session", STEPS)
-def test_all_who_tell_of_waits_tell_of_the_same_ones(
-    session: Callable[[], Messages], tmp_path: Path
-) -> None:
+def test_all_tell_of_the_same_waits(session: Session, tmp_path: Path) -> None:
     messages = session()
     path = record(tmp_path / "a.mcap", messages)
     assert_all_agree(path, history_of(messages))
@@ -98,14 +96,9 @@ def test_all_who_tell_of_waits_tell_of_the_same_ones(
 
 
 @pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])
-def test_all_who_tell_of_the_waits_of_a_sample_tell_of_the_same_ones(name: str) -> None:
-    path = shipped()[name]
-    with Recording(path) as recording:
-        history = History(LEVELS, known_since_ns=recording.known_since_ns)
-        for frame, _ in recording.frames():
-            if frame.topic != b"mark":
-                history.append(frame.sequence, frame.payload)
-    assert_all_agree(path, history)
+def test_all_tell_of_the_same_waits_of_a_sample(name: str) -> None:
+    with Recording(shipped()[name]) as recording:
+        assert_all_agree(recording.path, in_memory(recording))
 
 
 def every_wait(messages: Messages) -> list[Late]:
@@ -118,7 +111,7 @@ def every_wait(messages: Messages) -> list[Late]:
 
 
 @pytest.mark.parametrize("session", STEPS)
-def test_the_pieces_of_each_wait_sum_to_the_wait(session: Callable[[], Messages]) -> None:
+def test_the_pieces_of_each_wait_sum_to_the_wait(session: Session) -> None:
     waits = every_wait(session())
     assert len(waits) > 1000
     for each in waits:
@@ -126,15 +119,14 @@ def test_the_pieces_of_each_wait_sum_to_the_wait(session: Callable[[], Messages]
 
 
 @pytest.mark.parametrize("session", WHOLE)
-def test_waits_begin_and_end_as_followed_by_hand(session: Callable[[], Messages]) -> None:
+def test_waits_begin_and_end_as_followed_by_hand(session: Session) -> None:
     messages = session()
     found = {(w.request_id, w.step): (w.start_ns, w.end_ns) for w in every_wait(messages)}
     assert found == waits_by_hand(messages)
 
 
 def test_a_wait_for_several_tokens_at_once_is_one_wait_of_the_first_of_them() -> None:
-    path = shipped()["speculation"]
-    with Recording(path) as recording:
+    with Recording(shipped()["speculation"]) as recording:
         found = explain_recording(recording, SLO(-1.0, -1.0))
     numbers: dict[int, list[int]] = {}
     for each in found.late:
@@ -147,23 +139,18 @@ def test_a_wait_for_several_tokens_at_once_is_one_wait_of_the_first_of_them() ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("session", STEPS)
-def test_a_wait_in_memory_is_explained_as_in_the_file(
-    session: Callable[[], Messages], tmp_path: Path
-) -> None:
+def test_memory_and_file_explain_alike(session: Session, tmp_path: Path) -> None:
     messages = session()
     history, found = history_of(messages), explained(record(tmp_path / "a.mcap", messages))
     assert found.late
     for each in found.late:
         in_memory = history.wait(each.step, each.request_id)
-        assert in_memory is not None
         assert (in_memory.start_ns, in_memory.end_ns) == (each.start_ns, each.end_ns)
         assert (in_memory.token_idx, in_memory.cause) == (each.token_idx, each.cause)
 
 
 @pytest.mark.parametrize("session", [each for each in STEPS if each is not of_a_client])
-def test_the_reasons_of_each_wait_in_the_queue_sum_to_it_and_are_never_guessed(
-    session: Callable[[], Messages],
-) -> None:
+def test_the_reasons_of_a_wait_in_the_queue_sum_to_it(session: Session) -> None:
     messages, ledger = session(), Ledger(SessionState())
     arrived, admitted = dict[int, int](), dict[int, int]()
     last, has_hole = messages[0][0] - 1, isinstance(messages[0][1], Snapshot)
