@@ -14,9 +14,9 @@ from stepscope.engine.control.intake import Intake, num_chars
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.control.submissions import LONG_TEXT
 from stepscope.engine.loop.audit import ControlTally
-from stepscope.engine.loop.inbox import Call, Inbox
+from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.protocol import commands, replies, wire
-from stepscope.engine.protocol.replies import Ack, Error, Output, Submitted
+from stepscope.engine.protocol.replies import Ack, Output, Submitted
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
@@ -163,7 +163,6 @@ def test_an_aborted_request_ends_at_once_and_frees_its_blocks(
     assert outputs(client, command_id)[-1].finish_reason == "abort"
     snapshot = client.snapshot()
     assert snapshot.requests == []
-    assert snapshot.kv is not None
     assert snapshot.kv.used == 0
     aborted = [each.request_id for each in events_of(client) if isinstance(each, wire.Aborted)]
     assert aborted == [view.request_id]
@@ -228,9 +227,7 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(
     go_on.set()
     answers = dict(client.receive(5.0) for _ in range(2))
     error, submitted = answers[refused], answers[cut]
-    assert isinstance(error, Error)
     assert error.code == "prompt_too_long"
-    assert isinstance(submitted, Submitted)
     assert submitted.num_prompt_tokens == 20
 
 
@@ -301,7 +298,6 @@ def test_frames_that_are_no_command_are_answered_with_an_error_and_change_nothin
     assert raw.poll(30_000), "silence"
     _, payload = raw.recv_multipart()
     reply = replies.decode_reply(payload)
-    assert isinstance(reply, Error)
     assert reply.code == "bad_message"
     raw.close()
     assert client.snapshot().state == "idle"
@@ -336,7 +332,6 @@ def test_the_control_server_can_serve_an_attached_engine(tmp_path: Path) -> None
             assert client.ask(commands.GetInfo()) == engine.info
             client.send(commands.Pause(who="anna"))
             call = engine.inbox.get(timeout=30)
-            assert isinstance(call, Call)
             assert call.command == commands.Pause(who="anna")
         control.close()
         publisher.close()

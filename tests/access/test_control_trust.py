@@ -35,7 +35,7 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.protocol.replies import Ack, AnyReply, AuditPage, Error, Submitted
+from stepscope.engine.protocol.replies import Ack, AnyReply, Error, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
@@ -86,7 +86,6 @@ def raw(live_engine: Any) -> Iterator[Callable[[], Raw]]:
 
 def trail(client: ControlClient) -> list[Audited]:
     page = client.ask(GetAudit())
-    assert isinstance(page, AuditPage)
     return page.entries
 
 
@@ -125,7 +124,6 @@ def test_an_idempotency_name_reused_for_another_command_is_refused(
     assert isinstance(sender.reply()[1], Ack)
     sender.send(2, Resume(once="x"))
     _, reply = sender.reply()
-    assert isinstance(reply, Error)
     assert reply.code == "once_reused"
     assert client.snapshot().state == "paused"
 
@@ -147,7 +145,6 @@ def test_a_change_whose_ack_is_lost_is_resent_and_done_once(
 
     monkeypatch.setattr(ControlClient, "_receive", lossy)
     ack = client.ask(SetKnobs(changes={"max_num_seqs": 7}, who="me"))
-    assert isinstance(ack, Ack)
     assert ack.version == 1
     assert len(lost) == 2
     monkeypatch.undo()
@@ -279,7 +276,6 @@ def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
     sampling = SamplingParams(max_tokens=900)
     client.ask(Submit(prompt_token_ids=[1] * 40, sampling=sampling, stream=False))
     step = client.ask(StepOnce(n=2, who="anna"))
-    assert isinstance(step, Ack)
     wait_for(lambda: client.snapshot().state == "paused", "two steps")
     client.ask(Resume(who="bert"))
     client.set_knobs({"order": "arrival"}, who="bert")
@@ -336,13 +332,11 @@ def test_an_audit_page_says_when_older_entries_are_no_longer_kept(
     for number in range(1, 8):
         client.set_knobs({"max_num_seqs": number}, who="me")
     page = client.ask(GetAudit(after=1))
-    assert isinstance(page, AuditPage)
     assert [entry.number for entry in page.entries] == [5, 6, 7]
     assert "changes before entry 5 are not kept any more" in page.detail
     assert "recording" in page.detail
     for after, numbers in ((4, [5]), (7, []), (2**63 - 1, [])):
         page = client.ask(GetAudit(after=after, limit=1))
-        assert isinstance(page, AuditPage)
         assert ([entry.number for entry in page.entries], page.detail) == (numbers, "")
 
 
@@ -384,7 +378,6 @@ def test_an_abort_of_an_ended_request_is_answered_and_leaves_no_audit_entry(
     """As when an HTTP client hangs up while the last token is on its way."""
     submit = Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
     submitted = client.ask(submit)
-    assert isinstance(submitted, Submitted)
     wait_for(lambda: client.snapshot().state == "idle", "it has ended")
     with pytest.raises(CommandRefused, match="request 0 has ended already") as refused:
         client.ask(Abort(request_id=submitted.request_id, who="http"))
@@ -420,7 +413,6 @@ def test_a_flood_of_commands_is_refused_and_counted_and_others_are_answered(
     assert {reply.code for reply in refused} == {"rate_limited"}
     assert 300 < len(refused) < 600
     snapshot = client.snapshot()
-    assert snapshot.control is not None
     assert snapshot.control.limited == len(refused)
 
 
@@ -433,7 +425,6 @@ def test_an_oversized_command_is_refused_and_a_huge_one_closes_the_connection(
     sender = raw()
     sender.send(1, bytes(commands.MAX_COMMAND_BYTES + 1))
     _, reply = sender.reply()
-    assert isinstance(reply, Error)
     assert "at most" in reply.message
     sender.send(2, bytes(2 * commands.MAX_COMMAND_BYTES + 1))
     assert sender.is_silent()

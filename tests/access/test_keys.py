@@ -97,7 +97,6 @@ def test_an_operator_does_everything_and_the_audit_names_the_key(keyed: Keyed) -
     with ControlClient(keyed.at("first")) as client:
         ack = client.set_knobs({"max_num_seqs": 9}, who="somebody else")
         page = client.ask(commands.GetAudit())
-        assert isinstance(page, replies.AuditPage)
         entry = page.entries[-1]
     assert (entry.key, entry.who, entry.code) == ("first", "somebody else", "")
     assert (entry.old, entry.new) == ({"max_num_seqs": 64}, {"max_num_seqs": 9})
@@ -111,7 +110,6 @@ def test_without_the_right_key_no_command_is_answered_and_no_telemetry_arrives(
     keyed: Keyed, case: str
 ) -> None:
     known = keyed.at("first").credentials
-    assert known is not None
     public_only = KeyPair(known.pair.public, KeyPair.new().secret)
     credentials, said = {
         "none": (None, "asks for a key"),
@@ -138,12 +136,10 @@ def test_a_viewer_may_read_but_every_change_is_refused_and_audited(keyed: Keyed)
             assert str(refused.value).endswith(said)
         after = client.snapshot()
         page = client.ask(commands.GetAudit(limit=1_000))
-        assert isinstance(page, replies.AuditPage)
     assert (after.knobs, after.state, after.step) == (before.knobs, before.state, before.step)
     assert after.requests == []
     told = [(e.command, e.key, e.code) for e in page.entries][-len(OPERATORS) :]
     assert told == [(type(c).__name__, "looker", "viewer") for c in OPERATORS]
-    assert after.control is not None
     assert after.control.denied >= len(OPERATORS)
 
 
@@ -367,7 +363,6 @@ def test_secrets_appear_in_no_reply_log_lock_file_or_process_list(
     caplog.set_level(logging.DEBUG)
     endpoint = keyed.at("first")
     credentials = endpoint.credentials
-    assert credentials is not None
     with ControlClient(endpoint) as client:
         asked = (client.info(), client.snapshot(), client.ask(commands.GetAudit()))
         told = [replies.encode(reply) for reply in asked]

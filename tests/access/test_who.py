@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Asker, GetAudit
-from stepscope.engine.protocol.replies import AuditPage
 from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.state.audit_text import who_text
 from stepscope.tui.session.control.who import who
@@ -49,7 +48,6 @@ def test_a_keys_name_is_marked_as_proved_whatever_its_holder_claims() -> None:
 def _names(live_engine: Any) -> list[str]:
     with ControlClient(live_engine.endpoint) as client:
         page = client.ask(GetAudit())
-        assert isinstance(page, AuditPage)
         return [each.who for each in page.entries]
 
 

@@ -85,7 +85,6 @@ def test_on_a_cpu_the_bench_is_scaled_down_says_so_and_ends_on_ctrl_c(
         env=environment(tmp_path, runtime_folder),
     )
     try:
-        assert process.stderr is not None
         said = []
         for line in process.stderr:
             said.append(line)
@@ -142,7 +141,6 @@ def test_the_knee_of_the_lab_is_that_of_the_steps_of_all_arms() -> None:
     finding = judge_knee(runs, values)
     assert finding.holds
     told = re.search(r"; steps are bound by compute from about (\d+) tokens on$", finding.measured)
-    assert told is not None
     assert 16 < int(told[1]) < 35
     assert finding.marked == ("256", "bound by compute from here")
     unknown = judge_knee([ArmRun("16", paths["vllm"], {})] * 2, values)

@@ -69,8 +69,6 @@ def test_record_writes_every_step_for_the_given_seconds(
     assert "recording engine" in done.stderr
     with Recording(path) as recording:
         assert recording.info.engine_id == busy_engine.core.info.engine_id
-        assert recording.first_step is not None
-        assert recording.last_step is not None
         assert recording.last_step > recording.first_step
         assert not recording.truncated
 

@@ -133,8 +133,6 @@ def test_an_impossible_workload_gives_a_one_line_error(
 def test_schedule_ends_quietly_when_its_reader_closes_the_pipe() -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "simulate", "--steps", PREEMPTION]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert json.loads(process.stdout.readline())["step"] == 0
         process.stdout.close()
         assert process.stderr.read() == b""

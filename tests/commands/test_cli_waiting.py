@@ -71,7 +71,6 @@ def _command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
     return process.stderr.readline()
 
 

@@ -51,7 +51,6 @@ def test_replies_of_several_threads_all_arrive_and_keep_the_order_of_each_thread
         assert ready, f"nobody woke us for the rest: {[len(each) for each in taken.values()]}"
         outbox.awake()
         for client, message in outbox.take():
-            assert isinstance(message, Output)
             taken[client.identity].append(message.request_id)
     for thread in threads:
         thread.join()
@@ -77,7 +76,6 @@ def test_a_reply_posted_at_the_start_of_shutdown_is_sent(
         asked = client.send(Pause())
         for _ in range(2):
             received = client.receive(5.0)
-            assert received is not None
             assert received[0] == asked
 
 

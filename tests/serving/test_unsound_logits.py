@@ -42,7 +42,6 @@ def answers(client: ControlClient, prompts: list[list[int]]) -> list[list[Output
     }
     while not all(found and found[-1].finish_reason for found in sent.values()):
         received = client.receive(10.0)
-        assert received is not None
         if isinstance(received[1], Output):
             sent[received[0]].append(received[1])
     return list(sent.values())

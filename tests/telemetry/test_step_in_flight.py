@@ -15,13 +15,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import (
-    EngineStatus,
-    Phase,
-    StepInFlight,
-    StepRecord,
-    Telemetry,
-)
+from stepscope.engine.protocol.wire import EngineStatus, Phase, StepInFlight, StepRecord, Telemetry
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import step_watcher
 from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay, StepWatcher
@@ -157,7 +151,6 @@ def test_every_subscriber_and_a_recording_gets_the_step_in_flight(
         with hanging(live_engine) as release, asking(live_engine.endpoint):
             wait_for(sees_it(first), "the step in flight is seen")
             flying = first.history.state.in_flight
-            assert flying is not None
             assert (flying.step, flying.num_prefill_tokens) == (0, 300)
             with following(live_engine.endpoint) as late:  # while the engine answers nothing
                 wait_for(sees_it(late), "who comes during it sees it")
@@ -210,9 +203,7 @@ def test_with_overlap_the_step_in_flight_is_the_one_awaited_or_launched(
     core.runner.launch = launch  # type: ignore[method-assign]
     with asking(live_engine.endpoint):
         wait_for(lambda: is_at(0) and core.next_step == 2, "step 0 is waited for, 1 is launched")
-        running = core.step_under_way
-        assert running is not None
-        assert [row.num_tokens for row in running.rows] == [300]
+        assert [row.num_tokens for row in core.step_under_way.rows] == [300]
         collects.set()
         wait_for(lambda: is_at(2), "step 2 is launched")
         launches.set()
@@ -251,9 +242,7 @@ def test_a_killed_or_stopped_engine_is_distinguished_from_a_hanging_step(tmp_pat
         wait_for(lambda: source.status == "live", "it is heard again")
         process.kill()
         wait_for(lambda: source.status == "down", "it is gone")
-        flying = source.history.state.in_flight
-        assert flying is not None
-        assert flying.step == 0
+        assert source.history.state.in_flight.step == 0
 
 
 # A replay
