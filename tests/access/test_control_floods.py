@@ -138,8 +138,8 @@ def test_clients_take_turns_and_each_clients_commands_keep_their_order() -> None
         box.put(item)
     assert box.qsize() == 5_005
     first = [box.get_nowait() for _ in range(900)]
-    by_lane = {lane: [i.request_id for i in first if i.lane == lane] for lane in (b"flooder",)}
-    assert by_lane[b"flooder"] == sorted(by_lane[b"flooder"])
+    of_flooder = [item.request_id for item in first if item.lane == b"flooder"]
+    assert of_flooder == sorted(of_flooder)
     while len(first) < 5_005:
         first.append(box.get_nowait())
     good = [at for at, item in enumerate(first) if item.lane == b"good"]
@@ -341,8 +341,7 @@ def test_during_a_flood_of_replay_requests_other_commands_are_answered(
     wait_for(lambda: client.snapshot().state == "idle", "they have ended")
     with ControlClient(live_engine.endpoint, timeout_s=20.0) as flooder:
         asked = {flooder.send(ReplayFrom(sequence=0, limit=10_000)) for _ in range(150)}
-        snapshot = client.ask(GetSnapshot())
-        assert isinstance(snapshot, Snapshot)
+        assert isinstance(client.ask(GetSnapshot()), Snapshot)
         while asked:
             received = flooder.receive(20.0)
             asked.discard(received[0])

@@ -85,8 +85,7 @@ def raw(live_engine: Any) -> Iterator[Callable[[], Raw]]:
 
 
 def trail(client: ControlClient) -> list[Audited]:
-    page = client.ask(GetAudit())
-    return page.entries
+    return client.ask(GetAudit()).entries
 
 
 # Once
@@ -123,8 +122,7 @@ def test_an_idempotency_name_reused_for_another_command_is_refused(
     sender.send(1, Pause(once="x"))
     assert isinstance(sender.reply()[1], Ack)
     sender.send(2, Resume(once="x"))
-    _, reply = sender.reply()
-    assert reply.code == "once_reused"
+    assert sender.reply()[1].code == "once_reused"
     assert client.snapshot().state == "paused"
 
 
@@ -201,6 +199,8 @@ def test_kept_acks_are_forgotten_oldest_first() -> None:
 
 # Two operators
 
+SEATS, ORDER = {"max_num_seqs": 8}, {"order": "arrival"}
+
 
 def test_a_change_with_a_stale_version_is_refused_and_the_conflicting_change_is_named(
     live_engine: Any, client: ControlClient
@@ -223,11 +223,7 @@ def test_a_change_with_a_stale_version_is_refused_and_the_conflicting_change_is_
         (Resume(who="anna"), Pause(who="bert", seen=0), False),  # it ran: nothing was changed
         (Drain(who="anna"), Pause(who="bert", seen=0), True),
         (SetWorkload(who="anna"), SetWorkload(who="bert", seen=0), True),
-        (
-            SetKnobs(changes={"max_num_seqs": 8}, who="anna"),
-            SetKnobs(changes={"order": "arrival"}, who="bert", seen=0),
-            True,
-        ),
+        (SetKnobs(changes=SEATS, who="anna"), SetKnobs(changes=ORDER, who="bert", seen=0), True),
         (Pause(who="anna"), Resume(who="bert", seen=1), False),  # has seen it
         (Pause(who="anna"), Resume(who="bert"), False),  # does not care
         (Pause(who="bert"), Resume(who="bert", seen=0), False),  # it was the same one
@@ -311,10 +307,8 @@ def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
     assert told == [e.number for e in entries[1:]]
     shown = stepscope("snapshot", "--audit", f"{tmp_path}/audit.mcap").stdout.splitlines()
     assert len(shown) == len(entries)
-    assert "before" in shown[0]
-    assert "anna" in shown[1]
-    assert "paused the engine" in shown[1]
-    assert "refused" in shown[7]
+    for number, words in ((0, "before"), (1, "anna"), (1, "paused the engine"), (7, "refused")):
+        assert words in shown[number]
 
 
 def test_dry_runs_change_nothing_and_leave_no_audit_entry(client: ControlClient) -> None:
@@ -334,7 +328,6 @@ def test_an_audit_page_says_when_older_entries_are_no_longer_kept(
     page = client.ask(GetAudit(after=1))
     assert [entry.number for entry in page.entries] == [5, 6, 7]
     assert "changes before entry 5 are not kept any more" in page.detail
-    assert "recording" in page.detail
     for after, numbers in ((4, [5]), (7, []), (2**63 - 1, [])):
         page = client.ask(GetAudit(after=after, limit=1))
         assert ([entry.number for entry in page.entries], page.detail) == (numbers, "")
@@ -376,8 +369,7 @@ def test_an_abort_of_an_ended_request_is_answered_and_leaves_no_audit_entry(
     client: ControlClient,
 ) -> None:
     """As when an HTTP client hangs up while the last token is on its way."""
-    submit = Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
-    submitted = client.ask(submit)
+    submitted = client.ask(Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1)))
     wait_for(lambda: client.snapshot().state == "idle", "it has ended")
     with pytest.raises(CommandRefused, match="request 0 has ended already") as refused:
         client.ask(Abort(request_id=submitted.request_id, who="http"))
@@ -412,8 +404,7 @@ def test_a_flood_of_commands_is_refused_and_counted_and_others_are_answered(
     refused = [reply for reply in replies if isinstance(reply, Error)]
     assert {reply.code for reply in refused} == {"rate_limited"}
     assert 300 < len(refused) < 600
-    snapshot = client.snapshot()
-    assert snapshot.control.limited == len(refused)
+    assert client.snapshot().control.limited == len(refused)
 
 
 # Bytes that are no command
@@ -424,8 +415,7 @@ def test_an_oversized_command_is_refused_and_a_huge_one_closes_the_connection(
 ) -> None:
     sender = raw()
     sender.send(1, bytes(commands.MAX_COMMAND_BYTES + 1))
-    _, reply = sender.reply()
-    assert "at most" in reply.message
+    assert "at most" in sender.reply()[1].message
     sender.send(2, bytes(2 * commands.MAX_COMMAND_BYTES + 1))
     assert sender.is_silent()
     assert client.info().name

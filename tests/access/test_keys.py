@@ -96,8 +96,7 @@ def hears(endpoint: Endpoint) -> bool:
 def test_an_operator_does_everything_and_the_audit_names_the_key(keyed: Keyed) -> None:
     with ControlClient(keyed.at("first")) as client:
         ack = client.set_knobs({"max_num_seqs": 9}, who="somebody else")
-        page = client.ask(commands.GetAudit())
-        entry = page.entries[-1]
+        entry = client.ask(commands.GetAudit()).entries[-1]
     assert (entry.key, entry.who, entry.code) == ("first", "somebody else", "")
     assert (entry.old, entry.new) == ({"max_num_seqs": 64}, {"max_num_seqs": 9})
     assert entry.effective_step == ack.effective_step
@@ -135,10 +134,10 @@ def test_a_viewer_may_read_but_every_change_is_refused_and_audited(keyed: Keyed)
             said = f"the key of looker is a viewer's; {command.doing} takes an operator's key"
             assert str(refused.value).endswith(said)
         after = client.snapshot()
-        page = client.ask(commands.GetAudit(limit=1_000))
+        entries = client.ask(commands.GetAudit(limit=1_000)).entries
     assert (after.knobs, after.state, after.step) == (before.knobs, before.state, before.step)
     assert after.requests == []
-    told = [(e.command, e.key, e.code) for e in page.entries][-len(OPERATORS) :]
+    told = [(e.command, e.key, e.code) for e in entries][-len(OPERATORS) :]
     assert told == [(type(c).__name__, "looker", "viewer") for c in OPERATORS]
     assert after.control.denied >= len(OPERATORS)
 
@@ -331,11 +330,9 @@ def test_a_client_finds_its_key_by_itself(tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path / "authorised")
     keys.add("a", "viewer", mine / "a.key", None)
     far = Endpoint.parse("tcp://192.0.2.7:5555")
-    assert (found := credentials_for(far)) is not None
-    assert found.name == "a"
+    assert credentials_for(far).name == "a"
     keys.add("b", "viewer", mine / "b.key", far.control)
-    assert (found := credentials_for(far)) is not None
-    assert found.name == "b"
+    assert credentials_for(far).name == "b"
     assert credentials_for(Endpoint.parse("tcp://127.0.0.1:5555")) is None
     keys.add("c", "viewer", mine / "c.key", None)
     with pytest.raises(ConfigError, match="--key FILE"):
@@ -391,6 +388,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
         (("new", "alice", "--role", "viewer"), "there is a key 'alice' already"),
         (("new", "bob", "--role", "king"), "'king' is not one of 'viewer', 'operator'"),
         (("new", "../bob", "--role", "viewer"), "cannot name a key"),
+        (("new", "local", "--role", "viewer"), "local"),
         (("new", "bob", "--role", "viewer", "-o", "no/b.key"), "no/b.key cannot be written"),
         (("revoke", "carol"), "there are: alice"),
     ):

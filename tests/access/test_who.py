@@ -47,8 +47,7 @@ def test_a_keys_name_is_marked_as_proved_whatever_its_holder_claims() -> None:
 
 def _names(live_engine: Any) -> list[str]:
     with ControlClient(live_engine.endpoint) as client:
-        page = client.ask(GetAudit())
-        return [each.who for each in page.entries]
+        return [each.who for each in client.ask(GetAudit()).entries]
 
 
 def _set_in_a_terminal(endpoint: str, value: str, folder: Path) -> str:
@@ -107,11 +106,3 @@ def test_a_client_name_comes_from_the_option_the_environment_or_the_config_file(
         plain,
     ]
     assert f'"key anna ({plain})"' in stepscope("snapshot", "--audit", address).stdout
-
-
-def test_no_key_may_take_the_reserved_name_local(
-    stepscope: Callable[..., Any], tmp_path: Path
-) -> None:
-    done = stepscope("keys", "new", "local", "--role", "viewer", "--keys", str(tmp_path / "keys"))
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert not (tmp_path / "keys").exists()

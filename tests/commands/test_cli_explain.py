@@ -81,6 +81,18 @@ def test_the_tables_of_explain_begin_with_the_longest_wait_and_count_the_rest(
     assert said.endswith(f"\n'stepscope tune {session}' names the bottleneck\n")
 
 
+def test_explain_names_the_step_that_stalled_streams(
+    session: Path, run: Callable[..., Any], document: Callable[..., Any]
+) -> None:
+    options = (str(session), "--slo-itl", "30ms", "--slo-ttft", "1ms")
+    gaps = [each for each in document(*options)["late"] if each["kind"] == "ITL"]
+    longest = max(gaps, key=lambda each: each["ms"])
+    streams = sum(each["step"] == longest["step"] for each in gaps)
+    said = run(*options).stdout
+    assert f"the longest: {longest['ms']:,.1f} ms at step {longest['step']:,} (" in said
+    assert f"), which held up {streams:,} stream" in said
+
+
 def test_explain_shows_the_kind_of_cuda_graph_that_steps_of_each_size_ran_in(
     run: Callable[..., Any], document: Callable[..., Any]
 ) -> None:

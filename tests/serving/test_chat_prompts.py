@@ -114,10 +114,7 @@ def test_a_prompt_is_the_one_that_transformers_renders_from_what_the_template_re
             "messages[3] (role 'tool')",
         ),
         ("{{ messages[-1]['content'] }}", "messages[0]"),
-        (
-            "{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}",
-            "leaves out the text of",
-        ),
+        (EACH.replace("CONTENT", "{{ m['content'][0]['text'] }}"), "messages[4] (role 'user')"),
         (EACH.replace("CONTENT", "{{ m['content'][:0] }}"), "messages[0]"),
     ],
 )

@@ -90,13 +90,8 @@ def test_the_oldest_snapshot_is_dropped_if_there_are_too_many_or_too_large_ones(
     ("past_s", "now_s", "more", "expected"),
     [
         # the newest that is old enough, or else the oldest
-        *(
-            (14, 35, {}, 200),
-            (15, 35, {}, 200),
-            (16, 35, {}, 100),
-            (600, 35, {}, 0),
-            (0, 35, {}, 300),
-        ),
+        *((past_s, 35, {}, found) for past_s, found in ((14, 200), (15, 200), (16, 100))),
+        *((600, 35, {}, 0), (0, 35, {}, 300)),
         (15, 3600, {}, 200),  # idle time does not age it
         (0, 3600, {"step": 300}, 200),  # the last one may have been taken after the last step
         (15, 3600, {"step": 300}, 100),

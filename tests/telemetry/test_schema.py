@@ -265,13 +265,8 @@ def later(payload: bytes) -> bytes:
             each["mood"] = 1
     if isinstance(message.get("kv"), dict):
         message["kv"]["pinned"] = 3
-    for missing in [
-        "waiting_reasons",
-        "num_padded_tokens",
-        "num_dropped",
-        "device",
-        "schema_version",
-    ]:
+    absent = ("waiting_reasons", "num_padded_tokens", "num_dropped", "device", "schema_version")
+    for missing in absent:
         message.pop(missing, None)
     return msgspec.msgpack.encode(message)
 
