@@ -112,6 +112,7 @@ def folder(tmp_path: Path, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
         ("record nobody --incidents x --before 30", 2, "--before: expected 1s or more"),
         ("record nobody --incidents x --keep 48h", 2, "a size such as 2GB"),
         ("record nobody", 2, "--output"),
+        ("record nobody -o a.mcap --past 3601", 2, "invalid value for '--past': Input should be"),
         ("simulate --steps mix", 2, "mix counts in seconds, not in steps: -o FILE.mcap"),
         ("simulate --steps w.json --sweep max_num_seqs=4,8", 2, "leave out --json, --sweep"),
         ("simulate --steps w.json --gpu h100", 2, "which needs no step times; leave out"),

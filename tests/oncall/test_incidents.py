@@ -66,6 +66,10 @@ class Watched:
             if kept is not None:
                 self.kept.append(kept)
 
+    def has_incident(self) -> None:
+        self.passes(1, itl_p99=80.0)
+        self.passes(30, itl_p99=10.0)
+
 
 @pytest.fixture
 def watched(still_source: Callable[..., Any], tmp_path: Path) -> Watched:
@@ -113,8 +117,7 @@ def test_an_endless_incident_is_written_once(watched: Watched) -> None:
     (kept,) = watched.kept
     assert not kept.incident.is_over
     watched.passes(30, itl_p99=10.0)
-    watched.passes(1, itl_p99=80.0)  # a new one
-    watched.passes(30, itl_p99=10.0)
+    watched.has_incident()
     assert len(watched.kept) == 2
 
 
@@ -125,8 +128,7 @@ def test_beyond_the_limit_old_incidents_are_deleted_but_never_the_latest_ones(
     (tmp_path / "incident-mine.mcap").write_bytes(b"no incident of ours")
     watched = Watched(still_source(60), tmp_path, keep_bytes=1)
     for _ in range(4):
-        watched.passes(1, itl_p99=80.0)
-        watched.passes(30, itl_p99=10.0)
+        watched.has_incident()
     paths = [kept.path for kept in watched.kept]
     assert sorted(path for path, _ in incidents_in(tmp_path)) == sorted(p for p in paths[2:] if p)
     assert (tmp_path / "incident-mine.mcap").exists()
@@ -149,15 +151,13 @@ def test_a_full_disk_is_reported_leaves_no_file_and_later_incidents_are_kept(
     watched: Watched,
 ) -> None:
     with full_disk(2_000):
-        watched.passes(1, itl_p99=80.0)
-        watched.passes(30, itl_p99=10.0)
+        watched.has_incident()
     (failed,) = watched.kept
     assert failed.path is None
     assert "cannot write" in failed.error
     folder = watched.keeper._folder.path
     assert list(folder.iterdir()) == []
-    watched.passes(1, itl_p99=80.0)
-    watched.passes(30, itl_p99=10.0)
+    watched.has_incident()
     assert watched.kept[1].path is not None
 
 
@@ -245,14 +245,9 @@ def test_an_incident_names_an_api_server_that_stood_still_though_its_engine_did_
     request_id, at_ns, second_ns = last.batch[0].request_id, last.tokens_ns, 1_000_000_000
     taken = [wire.TakenRow(request_id, at_ns - second_ns, at_ns - second_ns, is_streamed=True)]
     chunks = [(request_id, at_ns + each, at_ns + each) for each in (0, 12 * second_ns)]
-    status = EngineStatus(
-        step=last.step,
-        time_ns=at_ns + 13 * second_ns,
-        state="running",
-        num_running=1,
-        num_waiting=0,
-        front=[FrontEnd.of(0, taken, chunks, [])],
-    )
+    same: Any = {"step": last.step, "state": "running", "num_running": 1, "num_waiting": 0}
+    front = [FrontEnd.of(0, taken, chunks, [])]
+    status = EngineStatus(time_ns=at_ns + 13 * second_ns, front=front, **same)
     history.append(history.last_sequence + 1, status)
     _, said = incident_keeper.explained(history, None)
     assert "API server 0: longest served ITL 12,000 ms, by the engine " in said
@@ -281,13 +276,8 @@ def test_record_keeps_incidents_runs_the_hook_and_replay_lists_them(
 
 
 def test_the_file_name_of_an_incident_says_what_happened() -> None:
-    incident = Incident(
-        engine="gpu 0/a",
-        started_wall_ns=1_790_000_000_000_000_000,
-        seconds=42.0,
-        is_over=True,
-        rules=[FiredRule("itl_p99 > 50ms for 30s", 73.0, "73 ms")],
-        num_late=3,
-    )
+    rules = [FiredRule("itl_p99 > 50ms for 30s", 73.0, "73 ms")]
+    same: Any = {"started_wall_ns": 1_790_000_000_000_000_000, "seconds": 42.0, "is_over": True}
+    incident = Incident(engine="gpu 0/a", rules=rules, num_late=3, **same)
     assert incident.file_name == "incident-20260921T141320Z-gpu-0-a-itl_p99.mcap"
     assert incident.text == "itl_p99 > 50ms for 30s: 73 ms, 42 s, 3 streams late"
