@@ -313,7 +313,6 @@ def test_the_control_server_can_serve_an_attached_engine(tmp_path: Path) -> None
         with ControlClient(endpoint) as client:
             assert client.ask(commands.GetInfo()) == engine.info
             client.send(commands.Pause(who="anna"))
-            call = engine.inbox.get(timeout=30)
-            assert call.command == commands.Pause(who="anna")
+            assert engine.inbox.get(timeout=30).command == commands.Pause(who="anna")
         control.close()
         publisher.close()

@@ -131,8 +131,7 @@ def test_a_change_whose_ack_is_lost_is_resent_and_done_once(
         return received
 
     monkeypatch.setattr(ControlClient, "_receive", lossy)
-    ack = client.ask(SetKnobs(changes={"max_num_seqs": 7}, who="me"))
-    assert ack.version == 1
+    assert client.ask(SetKnobs(changes={"max_num_seqs": 7}, who="me")).version == 1
     assert len(lost) == 2
     monkeypatch.undo()
     assert [entry.version for entry in trail(client)] == [1]

@@ -67,8 +67,7 @@ def test_every_setting_is_a_command_line_option_with_a_description() -> None:
     assert set(parameters) == {"own"} | names
     for name in names:
         assert parameters[name].annotation.__metadata__[0].help
-    arguments = dict.fromkeys(parameters, None)
-    command.run({**arguments, "own": "x", "model": "m", "rate": "2"})
+    command.run({**dict.fromkeys(parameters, None), "own": "x", "model": "m", "rate": "2"})
     assert taken == {"own": "x", "flags": {"model": "m", "rate": "2"}}
 
 

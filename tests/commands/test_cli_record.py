@@ -130,18 +130,6 @@ def test_record_ends_when_its_engine_ends_and_with_an_error_if_it_restarts(
     assert (said in done.stderr) == restarts
 
 
-@pytest.mark.parametrize(("name", "said"), [("precious", "is there already"), ("precious/a", "")])
-def test_record_replaces_no_file_and_needs_a_folder(
-    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path, name: str, said: str
-) -> None:
-    (tmp_path / "precious").write_text("precious")
-    done = stepscope("record", live_engine.endpoint.control, "-o", str(tmp_path / name))
-    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
-    assert str(tmp_path / name) in done.stderr
-    assert said in done.stderr
-    assert (tmp_path / "precious").read_text() == "precious"
-
-
 def test_replay_checks_its_step_option_and_needs_a_terminal(
     busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -38,8 +38,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stats_gives_every_figure_and_the_service_levels(
     file: Path, stepscope: Callable[..., Any]
 ) -> None:
-    done = stepscope("stats", str(file), "--slo-itl", "40ms", "--json")
-    found = json.loads(done.stdout)
+    found = json.loads(stepscope("stats", str(file), "--slo-itl", "40ms", "--json").stdout)
     assert set(found["figures"]) == set(FIGURES)
     assert found["slo"] == {"ttft_ms": 500.0, "itl_ms": 40.0}
     assert found["figures"]["steps"] == 500

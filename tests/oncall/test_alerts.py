@@ -117,7 +117,6 @@ def test_an_unknown_figure_neither_fires_nor_ends_an_alert_rule() -> None:
 
 def test_a_hung_step_is_measured_while_it_hangs(live_engine: LiveEngine) -> None:
     with following(live_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         meter = Meter(source)
         assert meter.measure()["step_in_flight"] == 0.0
         with hanging(live_engine), asking(live_engine.endpoint):
@@ -148,7 +147,6 @@ def test_a_stream_counts_as_stalled_once_its_wait_for_a_token_exceeds_the_itl_le
 
 def test_a_restarted_engine_counts_as_a_restart_in_alert_figures(live_engine: LiveEngine) -> None:
     with following(live_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         meter = Meter(source)
         assert meter.measure()["restarts"] == 0
         live_engine.becomes(engine_id="another")
@@ -158,7 +156,6 @@ def test_a_restarted_engine_counts_as_a_restart_in_alert_figures(live_engine: Li
 def test_the_dashboard_marks_the_step_at_which_an_alert_rule_fires(live_engine: LiveEngine) -> None:
     now = [0.0]
     with following(live_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         watch = AlertWatch(source, [parse_rule("steps >= 1")], lambda: now[0])
         with asking(live_engine.endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
@@ -171,10 +168,9 @@ def test_the_dashboard_marks_the_step_at_which_an_alert_rule_fires(live_engine: 
         assert watch.standing == [f"ALERT {changes[0].rule.said(4)}, for 5 s"]
 
 
-@pytest.mark.parametrize(("rule", "code", "state"), [
-    ("step_in_flight > 5s", 0, "ok"),
-    ("silent < 1s", 1, "firing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "code", "state"), [("step_in_flight > 5s", 0, "ok"), ("silent < 1s", 1, "firing")]
+)
 def test_watch_once_reports_the_state_of_each_alert_rule(
     live_engine: LiveEngine, stepscope: Callable[..., Any], rule: str, code: int, state: str
 ) -> None:
@@ -212,8 +208,7 @@ def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(
     assert "; 12 streams stood still 0.8 s at step 302 behind the 4,096-token prompt of" in firing
     assert "stood still" not in calm
     watch._print(source, True, *watched[0])
-    said = json.loads(capsys.readouterr().out)
-    assert said["verdict"].startswith("12 streams stood still")
+    assert json.loads(capsys.readouterr().out)["verdict"].startswith("12 streams stood still")
 
 
 async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(
@@ -222,7 +217,6 @@ async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(
     bells: list[float] = []
     monkeypatch.setattr(Dashboard, "bell", lambda app: bells.append(time.monotonic()))
     with following(live_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         with asking(live_engine.endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
         app = Dashboard(source, source.history, any_terminal=True, rules=[parse_rule("steps >= 4")])

@@ -155,15 +155,13 @@ def test_a_full_disk_is_reported_leaves_no_file_and_later_incidents_are_kept(
     (failed,) = watched.kept
     assert failed.path is None
     assert "cannot write" in failed.error
-    folder = watched.keeper._folder.path
-    assert list(folder.iterdir()) == []
+    assert list(watched.keeper._folder.path.iterdir()) == []
     watched.has_incident()
     assert watched.kept[1].path is not None
 
 
 def test_no_prompt_gets_into_an_incident_file(telling_engine: LiveEngine, tmp_path: Path) -> None:
     with following(telling_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         with asking(telling_engine.endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
         rules = [parse_rule("steps >= 1")]
@@ -179,7 +177,6 @@ def test_no_prompt_gets_into_an_incident_file(telling_engine: LiveEngine, tmp_pa
 @pytest.mark.slow
 def test_an_engine_killed_in_mid_step_leaves_an_incident(tmp_path: Path) -> None:
     with engine_process(tmp_path) as (process, endpoint, hang), following(endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         rules = [parse_rule("step_in_flight > 1s"), parse_rule("silent > 2s")]
         keeper = IncidentKeeper(source, rules, IncidentFolder(tmp_path, None), 5.0, 1.0)
         with asking(endpoint):

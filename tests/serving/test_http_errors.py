@@ -65,10 +65,6 @@ def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) ->
         ('{"prompt": "x", "temperature": -0.1}', "temperature"),
         ('{"prompt": "x", "temperature": 1e400}', "temperature"),
         ('{"prompt": "x", "top_p": 1.1}', "top_p"),
-        ('{"prompt": "x", "top_k": -2}', "top_k"),
-        ('{"prompt": "x", "min_p": 2}', "min_p"),
-        ('{"prompt": "x", "presence_penalty": 3}', "presence_penalty"),
-        ('{"prompt": "x", "repetition_penalty": 0}', "repetition_penalty"),
         ('{"prompt": "x", "n": 129}', "n"),
         ('{"prompt": ["x","x","x","x","x","x","x","x","x"], "n": 128}', "n"),
         ('{"prompt": "x", "logprobs": 21}', "logprobs"),
@@ -228,8 +224,7 @@ class StubEngine:
 
 
 def stub_client(engine: StubEngine) -> httpx.AsyncClient:
-    exposition = Exposition(EngineMetrics(), "")
-    api = Api(HttpSettings(), engine, exposition)  # type: ignore[arg-type]
+    api = Api(HttpSettings(), engine, Exposition(EngineMetrics(), ""))  # type: ignore[arg-type]
     transport = httpx.ASGITransport(build_app(api))  # errors of the application are raised here
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 

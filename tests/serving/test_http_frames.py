@@ -199,8 +199,7 @@ def test_vllm_bench_figures_do_not_depend_on_how_the_network_joins_events(
 ) -> None:
     text = (GOLDEN / "completions_usage.txt").read_bytes()
     events = [event + b"\n\n" for event in text.split(b"\n\n") if event]
-    cuts = data.draw(st.sets(st.integers(1, len(events) - 1)))
-    edges = [0, *sorted(cuts), len(events)]
+    edges = [0, *sorted(data.draw(st.sets(st.integers(1, len(events) - 1)))), len(events)]
     joined = [b"".join(events[a:b]) for a, b in itertools.pairwise(edges)]
     measured = read_as_vllm_bench(joined, "completions")
     assert measured.text == "".join(TEXTS)

@@ -143,8 +143,7 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(session: M
 
 
 def test_metric_names_labels_and_buckets_equal_those_of_vllm(session: Messages) -> None:
-    text = Exposition(reduced(session), "tiny").write(0).decode()
-    found = samples(text)
+    found = samples(Exposition(reduced(session), "tiny").write(0).decode())
     labels = frozenset({("model_name", "tiny"), ("engine", "0")})
     for name in (*VLLM_GAUGES, *VLLM_COUNTERS):
         assert (f"vllm:{name}", labels) in found

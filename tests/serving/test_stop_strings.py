@@ -103,8 +103,7 @@ def test_text_pieces_join_to_the_text_cut_at_its_first_stop_string(
     assert (reason, made.stop) == ("stop", stop)
     # Not a token later than needed, unless it ends in a character that only the end makes certain.
     if "�" not in text:
-        before = decode(token_ids[: len(pieces) - 1]).rstrip("�")
-        assert first_stop(before, stops) is None
+        assert first_stop(decode(token_ids[: len(pieces) - 1]).rstrip("�"), stops) is None
 
 
 @given(token_lists, stop_lists, st.integers(0, 10))

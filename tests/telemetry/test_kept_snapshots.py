@@ -43,8 +43,7 @@ def kept(*times_s: float, messages_a_second: int = 10) -> KeptSnapshots:
     """Snapshots kept at these times."""
     snapshots = KeptSnapshots()
     for time_s in times_s:
-        sequence = round(time_s * messages_a_second)
-        snapshots.add(snapshot(sequence, round(time_s * SECOND)))
+        snapshots.add(snapshot(round(time_s * messages_a_second), round(time_s * SECOND)))
     return snapshots
 
 
