@@ -127,7 +127,7 @@ def test_a_knob_change_takes_effect_exactly_at_the_step_in_its_ack(
     ],
 )
 def test_a_change_of_several_knobs_is_refused_whole_if_one_value_is_bad(
-    live_engine: Any, client: ControlClient, changes: Any, expected_version: int | None, code: str
+    client: ControlClient, changes: Any, expected_version: int | None, code: str
 ) -> None:
     before = client.snapshot()
     with pytest.raises(CommandRefused) as refused:
@@ -199,7 +199,7 @@ def test_draining_refuses_new_requests_and_finishes_old_ones(client: ControlClie
     ],
 )
 def test_an_invalid_prompt_is_refused_and_the_refusal_is_published(
-    live_engine: Any, client: ControlClient, command: Any, code: str
+    client: ControlClient, command: Any, code: str
 ) -> None:
     with pytest.raises(CommandRefused) as refused:
         client.ask(command)
@@ -210,7 +210,7 @@ def test_an_invalid_prompt_is_refused_and_the_refusal_is_published(
 
 
 def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(
-    live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+    client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
     prepare = Intake.prepare
@@ -231,7 +231,7 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_prompt(
 
 
 def test_after_a_prefix_cache_reset_the_same_prompt_gets_no_prefix_hit(
-    live_engine: Any, client: ControlClient
+    client: ControlClient,
 ) -> None:
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 0
     assert outputs(client, client.send(submit(length=100)))[-1].num_cached_tokens == 96

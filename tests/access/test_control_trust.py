@@ -116,7 +116,7 @@ def test_a_resent_command_is_done_once_and_answered_each_time(
 
 
 def test_a_change_whose_ack_is_lost_is_resent_and_done_once(
-    live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+    client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.info()
     monkeypatch.setattr("stepscope.engine.client.client.CHANGE_AGAIN_S", 0.1)
@@ -137,9 +137,7 @@ def test_a_change_whose_ack_is_lost_is_resent_and_done_once(
     assert [entry.version for entry in trail(client)] == [1]
 
 
-def test_a_command_for_a_dead_engine_is_refused_by_its_successor(
-    live_engine: Any, client: ControlClient
-) -> None:
+def test_a_command_for_a_dead_engine_is_refused_by_its_successor(client: ControlClient) -> None:
     with pytest.raises(CommandRefused) as refused:
         client.ask(Pause(engine_id="of the one before"))
     assert refused.value.code == "another_engine"
@@ -192,7 +190,7 @@ SEATS, ORDER = {"max_num_seqs": 8}, {"order": "arrival"}
 
 
 def test_a_change_with_a_stale_version_is_refused_and_the_conflicting_change_is_named(
-    live_engine: Any, client: ControlClient
+    client: ControlClient,
 ) -> None:
     client.set_knobs({"max_num_seqs": 8}, who="anna", expected_version=0)
     with pytest.raises(CommandRefused) as refused:

@@ -27,15 +27,9 @@ from tests.support.waiting import wait_for
 
 ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 OPERATORS = (
-    commands.SetKnobs(changes={"max_num_seqs": 3}),
-    commands.Pause(),
-    commands.Resume(),
-    commands.StepOnce(n=2),
-    commands.Abort(request_id=1),
-    commands.ResetPrefixCache(),
-    commands.SetWorkload(),
-    commands.Drain(),
-    commands.Shutdown(),
+    *(commands.SetKnobs(changes={"max_num_seqs": 3}), commands.Pause(), commands.Resume()),
+    *(commands.StepOnce(n=2), commands.Abort(request_id=1), commands.ResetPrefixCache()),
+    *(commands.SetWorkload(), commands.Drain(), commands.Shutdown()),
     commands.Submit(prompt_token_ids=[1, 2, 3]),
 )
 
@@ -355,7 +349,7 @@ def test_the_engines_own_user_on_its_machine_needs_no_key_file(
 
 
 def test_secrets_appear_in_no_reply_log_lock_file_or_process_list(
-    keyed: Keyed, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    keyed: Keyed, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     endpoint = keyed.at("first")

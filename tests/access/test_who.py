@@ -99,10 +99,6 @@ def test_a_client_name_comes_from_the_option_the_environment_or_the_config_file(
     config.unlink()
     stepscope("set", address, "watermark=0.4")
     plain = who()
-    assert _names(live_engine) == [
-        f"from the file ({plain})",
-        f"from a variable ({plain})",
-        f"key anna ({plain})",
-        plain,
-    ]
+    given = [f"{name} ({plain})" for name in ("from the file", "from a variable", "key anna")]
+    assert _names(live_engine) == [*given, plain]
     assert f'"key anna ({plain})"' in stepscope("snapshot", "--audit", address).stdout

@@ -42,6 +42,15 @@ def test_each_chat_answer_ends_with_its_figures_and_is_part_of_the_next_turn(
     assert asked == [[("user", "hello")], [("user", "hello"), ("assistant", ""), ("user", "again")]]
 
 
+def test_without_a_chat_template_the_refusal_is_shown_in_one_line(
+    live_engine: LiveEngine, stepscope: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    done = stepscope("chat", live_engine.endpoint.control)
+    assert done.exit_code == 0
+    assert "refused: messages: bytes have no chat template" in done.stdout
+
+
 def test_ctrl_c_stops_an_answer_and_ctrl_d_ends_the_chat_and_its_engine(
     terminal: Callable[..., Terminal],
 ) -> None:

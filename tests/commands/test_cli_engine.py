@@ -225,13 +225,9 @@ def test_ctrl_c_ends_load_aborts_its_requests_and_still_prints_the_summary(
     with ControlClient(live_engine.endpoint) as client:
         client.ask(Pause())  # so that requests are surely running
     command = ["load", live_engine.endpoint.control, "--rate", "200", "--num-requests", "20"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stepscope.tui.cli", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
-    )
+    program, pipe = [sys.executable, "-m", "stepscope.tui.cli", *command], subprocess.PIPE
+    env = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    process = subprocess.Popen(program, stdout=pipe, stderr=pipe, text=True, env=env)
     try:
         wait_for(lambda: len(live_engine.core.scheduler.requests) >= 20)
         process.send_signal(signal.SIGINT)

@@ -33,13 +33,9 @@ def test_bench_prints_a_table_and_writes_every_figure_to_the_json_file(
         "--num-requests 6 --threads 1 --input-len 8:40 --output-len 12 --max-num-batched-tokens 64 "
         f"--dtype float32 --kv-memory 16MB --json {file} --model {tiny_checkpoint('qwen3')}"
     )
+    command, env = [*COMMAND, *options.split()], environment(tmp_path, runtime_folder)
     done = subprocess.run(
-        [*COMMAND, *options.split()],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=environment(tmp_path, runtime_folder),
+        command, env=env, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(file.read_text())
@@ -70,13 +66,9 @@ def test_on_a_cpu_the_bench_is_scaled_down_says_so_and_ends_on_ctrl_c(
 ) -> None:
     model = tiny_checkpoint("qwen3", max_position_embeddings=4096)
     file = tmp_path / "out.json"
-    process = subprocess.Popen(
-        [*COMMAND, "--model", str(model), "--device", "cpu", "--json", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(tmp_path, runtime_folder),
-    )
+    command = [*COMMAND, "--model", str(model), "--device", "cpu", "--json", str(file)]
+    env, pipe = environment(tmp_path, runtime_folder), subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env)
     try:
         said = []
         for line in process.stderr:

@@ -20,14 +20,10 @@ _MIX = ["--num-requests", "20", "--rate", "1000", "--document-share", "0"]
 
 
 def session(path: Path, seed: int = 3, floor_ms: float = 12.0, num_steps: int = 500) -> Path:
-    messages = simulate(
-        seed=seed,
-        num_steps=num_steps,
-        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=16),
-        workload=SimulatedWorkload(rate=6.0, document_tokens=2000),
-        cost=CostModel(floor_ms=floor_ms, token_us=floor_ms * 5, context_ns=floor_ms / 3),
-    )
-    return record(path, messages)
+    knobs = Knobs(max_num_batched_tokens=1024, max_num_seqs=16)
+    workload = SimulatedWorkload(rate=6.0, document_tokens=2000)
+    cost = CostModel(floor_ms=floor_ms, token_us=floor_ms * 5, context_ns=floor_ms / 3)
+    return record(path, simulate(seed, num_steps, knobs=knobs, workload=workload, cost=cost))
 
 
 @pytest.fixture(scope="module")

@@ -160,15 +160,10 @@ def test_a_number_of_more_than_64_bits_is_not_sent(
 
 def _run(line: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
     """Run a line of shell in which $S is stepscope."""
-    environment = {"S": f"{sys.executable} -m stepscope.tui.cli", "STEPSCOPE_CONFIG": "none"}
+    own = {"S": f"{sys.executable} -m stepscope.tui.cli", "STEPSCOPE_CONFIG": "none"}
+    command, env = ["bash", "-c", f"exec </dev/null; {line}"], {**os.environ, **own}
     return subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
+        command, cwd=folder, env=env, capture_output=True, timeout=60, check=False
     )
 
 

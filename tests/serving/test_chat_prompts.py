@@ -13,35 +13,25 @@ LOOP = (
     "{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }};{% endif %}{% endfor %}"
 )
 PRINT = "{{ m['content'] }}"
+IS_TEXT, IS_SYSTEM = "m['content'] is string", "m['role'] == 'system'"
+RAISE = "{{ raise_exception('no') }}"
 # As of chat templates in use: what each message becomes.
-TEMPLATES = {
-    "string": EACH.replace("CONTENT", PRINT),
-    "stripped": EACH.replace("CONTENT", "{{ m['content'] | trim }}"),
-    "quoted": EACH.replace("CONTENT", "{{ m['content'] | tojson }}"),
-    "list": EACH.replace("CONTENT", LOOP),
-    "list, strict": EACH.replace(
-        "CONTENT", "{% for c in m['content'] %}{{ c['text'] + ';' }}{% endfor %}"
-    ),
-    "first part": EACH.replace("CONTENT", "{{ m['content'][0]['text'] }};"),
-    "either": EACH.replace(
-        "CONTENT", f"{{% if m['content'] is string %}}{PRINT}{{% else %}}{LOOP}{{% endif %}}"
-    ),
-    "string system, list of others": EACH.replace(
-        "CONTENT", f"{{% if m['role'] == 'system' %}}{PRINT}{{% else %}}{LOOP}{{% endif %}}"
-    ),
-    "string or raises": EACH.replace(
-        "CONTENT",
-        "{% if m['content'] is not string %}{{ raise_exception('text only') }}{% endif %}" + PRINT,
-    ),
-    "list or raises": EACH.replace(
-        "CONTENT", "{% if m['content'] is string %}{{ raise_exception('no') }}{% endif %}" + LOOP
-    ),
-    "string system, or raises": EACH.replace(
-        "CONTENT",
-        f"{{% if m['role'] == 'system' %}}{PRINT}{{% elif m['content'] is string %}}"
-        f"{{{{ raise_exception('no') }}}}{{% else %}}{LOOP}{{% endif %}}",
+CONTENTS = {
+    "string": PRINT,
+    "stripped": "{{ m['content'] | trim }}",
+    "quoted": "{{ m['content'] | tojson }}",
+    "list": LOOP,
+    "list, strict": "{% for c in m['content'] %}{{ c['text'] + ';' }}{% endfor %}",
+    "first part": "{{ m['content'][0]['text'] }};",
+    "either": f"{{% if {IS_TEXT} %}}{PRINT}{{% else %}}{LOOP}{{% endif %}}",
+    "string system, list of others": f"{{% if {IS_SYSTEM} %}}{PRINT}{{% else %}}{LOOP}{{% endif %}}",
+    "string or raises": f"{{% if not {IS_TEXT} %}}{RAISE}{{% endif %}}{PRINT}",
+    "list or raises": f"{{% if {IS_TEXT} %}}{RAISE}{{% endif %}}{LOOP}",
+    "string system, or raises": (
+        f"{{% if {IS_SYSTEM} %}}{PRINT}{{% elif {IS_TEXT} %}}{RAISE}{{% else %}}{LOOP}{{% endif %}}"
     ),
 }
+TEMPLATES = {name: EACH.replace("CONTENT", content) for name, content in CONTENTS.items()}
 
 
 def turn(role: str, content: str | list[str]) -> dict[str, Any]:

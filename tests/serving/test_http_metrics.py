@@ -28,12 +28,8 @@ Messages = list[tuple[int, wire.Telemetry]]
 # Names of vLLM 0.32, as its server exposes them.
 VLLM_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 VLLM_COUNTERS = (
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "num_preemptions_total",
-    "prompt_tokens_total",
-    "prompt_tokens_cached_total",
-    "generation_tokens_total",
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+    *("prompt_tokens_total", "prompt_tokens_cached_total", "generation_tokens_total"),
 )
 VLLM_HISTOGRAMS = {
     "iteration_tokens_total": "16384.0",

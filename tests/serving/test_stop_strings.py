@@ -34,14 +34,9 @@ def tokens(*pieces: str) -> list[int]:
 
 def request(stops: Sequence[str] = (), **sampling: object) -> Request:
     params = SamplingParams(stop=tuple(stops), **{"max_tokens": 1000, **sampling})  # type: ignore[arg-type]
-    return Request(
-        0,
-        [1, 2],
-        params,
-        arrival_ns=0,
-        eos_token_ids=frozenset({EOS}),
-        stop_text=StopText(TextStream(decode), stops, params.include_stop),
-    )
+    stop_text = StopText(TextStream(decode), stops, params.include_stop)
+    ends = frozenset({EOS})
+    return Request(0, [1, 2], params, arrival_ns=0, eos_token_ids=ends, stop_text=stop_text)
 
 
 def generated(made: Request, token_ids: Sequence[int]) -> tuple[list[str], str | None]:
@@ -66,23 +61,12 @@ def first_stop(text: str, stops: Sequence[str], armed_from: int = 0) -> tuple[in
     return None
 
 
-token_lists = st.lists(
-    st.one_of(
-        st.sampled_from(tokens(*PIECES)),
-        st.sampled_from(list(b"abEND")),
-        st.sampled_from(list("世é€".encode())),
-        st.integers(0, 255),
-    ),
-    max_size=40,
+some = [tokens(*PIECES), list(b"abEND"), list("世é€".encode()), range(256)]
+token_lists = st.lists(st.one_of(*map(st.sampled_from, some)), max_size=40)
+stops = st.text("abEND", min_size=1, max_size=4) | st.sampled_from(
+    ["世", "é", "END\n", "the cat", "€a", "�", "\n\n", "ba"]
 )
-stop_lists = st.lists(
-    st.one_of(
-        st.text("abEND", min_size=1, max_size=4),
-        st.sampled_from(["世", "é", "END\n", "the cat", "€a", "�", "\n\n", "ba"]),
-    ),
-    min_size=1,
-    max_size=4,
-)
+stop_lists = st.lists(stops, min_size=1, max_size=4)
 
 
 @given(token_lists, stop_lists, st.booleans())
