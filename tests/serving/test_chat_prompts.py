@@ -13,7 +13,7 @@ LOOP = (
     "{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }};{% endif %}{% endfor %}"
 )
 PRINT = "{{ m['content'] }}"
-IS_TEXT, IS_SYSTEM = "m['content'] is string", "m['role'] == 'system'"
+TEXT, SYSTEM = "m['content'] is string", "m['role'] == 'system'"
 RAISE = "{{ raise_exception('no') }}"
 # As of chat templates in use: what each message becomes.
 CONTENTS = {
@@ -23,12 +23,12 @@ CONTENTS = {
     "list": LOOP,
     "list, strict": "{% for c in m['content'] %}{{ c['text'] + ';' }}{% endfor %}",
     "first part": "{{ m['content'][0]['text'] }};",
-    "either": f"{{% if {IS_TEXT} %}}{PRINT}{{% else %}}{LOOP}{{% endif %}}",
-    "string system, list of others": f"{{% if {IS_SYSTEM} %}}{PRINT}{{% else %}}{LOOP}{{% endif %}}",
-    "string or raises": f"{{% if not {IS_TEXT} %}}{RAISE}{{% endif %}}{PRINT}",
-    "list or raises": f"{{% if {IS_TEXT} %}}{RAISE}{{% endif %}}{LOOP}",
+    "either": f"{{% if {TEXT} %}}{PRINT}{{% else %}}{LOOP}{{% endif %}}",
+    "string system, list of others": f"{{% if {SYSTEM} %}}{PRINT}{{% else %}}{LOOP}{{% endif %}}",
+    "string or raises": f"{{% if not {TEXT} %}}{RAISE}{{% endif %}}{PRINT}",
+    "list or raises": f"{{% if {TEXT} %}}{RAISE}{{% endif %}}{LOOP}",
     "string system, or raises": (
-        f"{{% if {IS_SYSTEM} %}}{PRINT}{{% elif {IS_TEXT} %}}{RAISE}{{% else %}}{LOOP}{{% endif %}}"
+        f"{{% if {SYSTEM} %}}{PRINT}{{% elif {TEXT} %}}{RAISE}{{% else %}}{LOOP}{{% endif %}}"
     ),
 }
 TEMPLATES = {name: EACH.replace("CONTENT", content) for name, content in CONTENTS.items()}

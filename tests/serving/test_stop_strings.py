@@ -61,12 +61,12 @@ def first_stop(text: str, stops: Sequence[str], armed_from: int = 0) -> tuple[in
     return None
 
 
-some = [tokens(*PIECES), list(b"abEND"), list("世é€".encode()), range(256)]
-token_lists = st.lists(st.one_of(*map(st.sampled_from, some)), max_size=40)
-stops = st.text("abEND", min_size=1, max_size=4) | st.sampled_from(
+kinds = [tokens(*PIECES), list(b"abEND"), list("世é€".encode()), range(256)]
+token_lists = st.lists(st.one_of(*map(st.sampled_from, kinds)), max_size=40)
+stop_texts = st.text("abEND", min_size=1, max_size=4) | st.sampled_from(
     ["世", "é", "END\n", "the cat", "€a", "�", "\n\n", "ba"]
 )
-stop_lists = st.lists(stops, min_size=1, max_size=4)
+stop_lists = st.lists(stop_texts, min_size=1, max_size=4)
 
 
 @given(token_lists, stop_lists, st.booleans())
