@@ -191,7 +191,7 @@ def test_a_demo_of_a_folder_that_is_no_model_ends_with_the_engines_error(
     assert "Traceback" not in stderr
 
 
-def test_a_closed_loop_is_told_by_how_many_are_under_way_and_not_by_its_rate() -> None:
+def test_a_rate_is_checked_and_a_closed_loop_told_by_how_many_are_under_way() -> None:
     for wrong in ("0", "-1", "much", "inf", "nan", "10001", ""):
         with pytest.raises(WrongUsage, match="--rate: expected a number above 0 and of at most"):
             workload_of(wrong)

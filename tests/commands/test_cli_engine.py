@@ -197,7 +197,7 @@ def test_load_waits_a_while_for_a_stopped_engine_and_not_for_a_killed_one(
             with pytest.raises(EngineUnreachable, match=said):
                 generator.run()
             assert (generator.report.num_sent, generator.report.num_open) == (2, 2)
-    resume.join()
+    resume.cancel()
 
 
 def test_connections_to_a_killed_engine_are_refused_but_not_to_a_stopped_one(

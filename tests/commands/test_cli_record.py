@@ -124,7 +124,8 @@ def test_record_ends_when_its_engine_ends_and_with_an_error_if_it_restarts(
 ) -> None:
     with ControlClient(busy_engine.endpoint) as client:
         end, another = partial(client.ask, Shutdown()), partial(busy_engine.becomes, engine_id="b")
-        _, done = record(meanwhile=another if restarts else end)
+        until = ["--seconds", "60"] if restarts else []
+        _, done = record(*until, meanwhile=another if restarts else end)
     assert done.exit_code == restarts, done.stderr
     said = "the engine restarted: the recording ends at step"
     assert (said in done.stderr) == restarts

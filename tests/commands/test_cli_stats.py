@@ -74,6 +74,14 @@ def test_load_stats_and_snapshot_give_the_figures_of_an_engine_the_same_names(
     assert stepscope("snapshot", "--audit", path).exit_code == 0
 
 
+def test_load_reports_the_share_of_prefix_cache_hits(
+    live_engine: Any, stepscope: Callable[..., Any]
+) -> None:
+    same = [live_engine.endpoint.control, *_MIX, "--output-tokens", "8", "--seed", "1", "--json"]
+    first, again = (json.loads(stepscope("load", *same).stdout)["figures"] for _ in range(2))
+    assert again["prefix_hit_rate"] > first["prefix_hit_rate"]
+
+
 @pytest.mark.parametrize(
     ("bounds", "exit_code"),
     [
