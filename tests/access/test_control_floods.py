@@ -160,9 +160,9 @@ def acks(client: ControlClient, commands: list[Change]) -> list[Ack]:
     sent = [client.send(command) for command in commands]
     found: dict[int, Ack] = {}
     while len(found) < len(sent):
-        received = client.receive(5.0)
-        assert isinstance(received[1], Ack), received
-        found[received[0]] = received[1]
+        command_id, reply = client.receive(5.0)
+        assert isinstance(reply, Ack), reply
+        found[command_id] = reply
     return [found[each] for each in sent]
 
 
@@ -330,12 +330,12 @@ def test_during_a_flood_of_replay_requests_other_commands_are_answered(
         asked = {flooder.send(ReplayFrom(sequence=0, limit=10_000)) for _ in range(150)}
         assert isinstance(client.ask(GetSnapshot()), Snapshot)
         while asked:
-            received = flooder.receive(20.0)
-            asked.discard(received[0])
-            if isinstance(received[1], Error):
-                assert received[1].code == "rate_limited"
+            command_id, reply = flooder.receive(20.0)
+            asked.discard(command_id)
+            if isinstance(reply, Error):
+                assert reply.code == "rate_limited"
             else:
-                assert len(received[1].frames) > 200
+                assert len(reply.frames) > 200
 
 
 # Limits on reading

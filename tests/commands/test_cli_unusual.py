@@ -132,7 +132,6 @@ def folder(tmp_path: Path, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
         ("snapshot tcp://127.0.0.1:1", 1, "no engine"),
         ("record tcp://127.0.0.1:1 -o out.mcap --no-wait", 1, "no engine"),
         ("watch never-there --when 'itl_p99 > 50ms' --no-wait", 1, "no engine"),
-        ("set never-there order=arrival", 1, "no engine"),
         ("snapshot never-there", 1, "no engine"),
     ],
 )

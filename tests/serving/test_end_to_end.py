@@ -67,16 +67,12 @@ class Chats:
             for number in range(8):
                 self._ask(client, number)
             while not self._stopping.is_set():
-                received = client.receive(0.1)
-                if received is None:
-                    continue
-                reply = received[1]
-                if isinstance(reply, Output):
-                    if reply.finish_reason == "length":
-                        self.num_finished += 1
-                        self._ask(client, self.num_finished)
-                    elif reply.finish_reason is not None:
-                        self.wrong.append(reply)
+                _, reply = client.receive(0.1) or (0, None)
+                if isinstance(reply, Output) and reply.finish_reason == "length":
+                    self.num_finished += 1
+                    self._ask(client, self.num_finished)
+                elif isinstance(reply, Output) and reply.finish_reason is not None:
+                    self.wrong.append(reply)
 
     def _ask(self, client: ControlClient, number: int) -> None:
         # Long prompts, so that a small budget shows; each one different, so that none is cached.

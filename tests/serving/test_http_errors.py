@@ -79,7 +79,6 @@ def test_a_body_that_is_no_json_is_refused(client: httpx.Client, body: bytes) ->
         ('{"prompt": "x", "frobnicate": 1}', "frobnicate"),
         ('{"prompt": "x", "echo": true}', "echo"),
         ('{"prompt": "x", "logit_bias": {"5": 1}}', "logit_bias"),
-        ('{"prompt": "x", "response_format": {"type": "json_object"}}', "response_format"),
         ('{"prompt": ""}', None),
         ('{"prompt": [1000000]}', None),
     ],
@@ -95,7 +94,6 @@ def test_an_invalid_completion_is_refused_naming_the_field(
     ("changes", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": "hello"}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         (
@@ -105,13 +103,10 @@ def test_an_invalid_completion_is_refused_naming_the_field(
         ({"messages": [{"role": "user", "tool_calls": [{"id": 1}]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
-        ({"store": True}, "store"),
     ],
 )
 def test_an_invalid_chat_is_refused_naming_the_field(
@@ -142,8 +137,6 @@ def test_every_sampling_field_is_accepted_and_null_means_its_default(client: htt
     [
         ("GET", "/", 404),
         ("GET", "/v1/nothing", 404),
-        ("GET", "/v1/models/", 404),
-        ("POST", "/v1/embeddings", 404),
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/reset_prefix_cache", 405),

@@ -175,13 +175,12 @@ def answers(
         deadline_s = time.monotonic() + 60
         while any(each.reason is None for each in found):
             assert time.monotonic() < deadline_s, found
-            received = client.receive(0.2)
-            if received is None or received[0] not in places:
+            command_id, reply = client.receive(0.2) or (-1, None)
+            if command_id not in places:
                 continue
-            reply = received[1]
             assert not isinstance(reply, Error), reply
             if isinstance(reply, Output):
-                place = places[received[0]]
+                place = places[command_id]
                 before = found[place]
                 found[place] = Answer(
                     [*before.token_ids, *reply.token_ids],

@@ -2,7 +2,6 @@
 
 import shutil
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +100,9 @@ def broken() -> dict[str, tuple[type[Exception], tuple[Any, ...]]]:
 @needs_compiled
 @pytest.mark.parametrize("case", broken())
 def test_contradictory_arguments_of_the_row_encoder_raise_an_error(case: str) -> None:
-    encode: Callable[..., bytes] = batch_rows.compiled
     error, arguments = broken()[case]
     with pytest.raises(error):
-        encode(*arguments)
+        batch_rows.compiled(*arguments)
 
 
 @needs_compiled
