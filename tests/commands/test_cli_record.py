@@ -131,6 +131,16 @@ def test_record_ends_when_its_engine_ends_and_with_an_error_if_it_restarts(
     assert (said in done.stderr) == restarts
 
 
+def test_record_replaces_no_file(
+    live_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "precious").write_text("precious")
+    done = stepscope("record", live_engine.endpoint.control, "-o", f"{tmp_path}/precious")
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert f"{tmp_path}/precious is there already" in done.stderr
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
 def test_replay_checks_its_step_option_and_needs_a_terminal(
     busy_engine: Any, stepscope: Callable[..., Any], tmp_path: Path
 ) -> None:

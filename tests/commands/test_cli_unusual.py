@@ -66,7 +66,6 @@ def folder(tmp_path: Path, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
         ("verify dir.mcap", 1, "Is a directory"),
         ("snapshot ''", 2, "'' is not ipc://PATH"),
         ("record tcp://127.0.0.1:1 -o no/a.mcap", 1, "no is not a folder"),
-        ("record tcp://127.0.0.1:1 -o ok.mcap", 1, "ok.mcap is there already"),
         ("snapshot tcp://host:²", 2, "a port of 1..65534"),
         ("compare ok.mcap freeze --table --json", 2, "--table, --json and --output: give one"),
         ("compare ok.mcap --mark ²", 2, "no mark or knob change '²'"),
