@@ -35,7 +35,7 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
-from stepscope.engine.protocol.replies import Ack, AnyReply, AuditPage, Error, Submitted
+from stepscope.engine.protocol.replies import Ack, AnyReply, Error, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
@@ -85,9 +85,7 @@ def raw(live_engine: Any) -> Iterator[Callable[[], Raw]]:
 
 
 def trail(client: ControlClient) -> list[Audited]:
-    page = client.ask(GetAudit())
-    assert isinstance(page, AuditPage)
-    return page.entries
+    return client.ask(GetAudit()).entries
 
 
 # Once
@@ -117,21 +115,8 @@ def test_a_resent_command_is_done_once_and_answered_each_time(
     assert first.is_silent()
 
 
-def test_an_idempotency_name_reused_for_another_command_is_refused(
-    client: ControlClient, raw: Callable[[], Raw]
-) -> None:
-    sender = raw()
-    sender.send(1, Pause(once="x"))
-    assert isinstance(sender.reply()[1], Ack)
-    sender.send(2, Resume(once="x"))
-    _, reply = sender.reply()
-    assert isinstance(reply, Error)
-    assert reply.code == "once_reused"
-    assert client.snapshot().state == "paused"
-
-
 def test_a_change_whose_ack_is_lost_is_resent_and_done_once(
-    live_engine: Any, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+    client: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.info()
     monkeypatch.setattr("stepscope.engine.client.client.CHANGE_AGAIN_S", 0.1)
@@ -146,17 +131,13 @@ def test_a_change_whose_ack_is_lost_is_resent_and_done_once(
         return received
 
     monkeypatch.setattr(ControlClient, "_receive", lossy)
-    ack = client.ask(SetKnobs(changes={"max_num_seqs": 7}, who="me"))
-    assert isinstance(ack, Ack)
-    assert ack.version == 1
+    assert client.ask(SetKnobs(changes={"max_num_seqs": 7}, who="me")).version == 1
     assert len(lost) == 2
     monkeypatch.undo()
     assert [entry.version for entry in trail(client)] == [1]
 
 
-def test_a_command_for_a_dead_engine_is_refused_by_its_successor(
-    live_engine: Any, client: ControlClient
-) -> None:
+def test_a_command_for_a_dead_engine_is_refused_by_its_successor(client: ControlClient) -> None:
     with pytest.raises(CommandRefused) as refused:
         client.ask(Pause(engine_id="of the one before"))
     assert refused.value.code == "another_engine"
@@ -193,8 +174,9 @@ def test_kept_acks_are_forgotten_oldest_first() -> None:
     changes.answered((b"", b"1"), ack)
     apply(b"a", b"3", first)
     assert sent == [(b"b", b"2", ack), (b"a", b"3", ack)]
-    with pytest.raises(ConfigError, match="another command was sent as '1'"):
+    with pytest.raises(ConfigError, match="another command was sent as '1'") as refused:
         apply(b"a", b"4", first, b"y")
+    assert refused.value.code == "once_reused"
     for number in range(MAX_ANSWERS):
         apply(b"c", str(number).encode(), Pause())
     assert inbox.qsize() == 1 + MAX_ANSWERS
@@ -204,9 +186,11 @@ def test_kept_acks_are_forgotten_oldest_first() -> None:
 
 # Two operators
 
+SEATS, ORDER = {"max_num_seqs": 8}, {"order": "arrival"}
+
 
 def test_a_change_with_a_stale_version_is_refused_and_the_conflicting_change_is_named(
-    live_engine: Any, client: ControlClient
+    client: ControlClient,
 ) -> None:
     client.set_knobs({"max_num_seqs": 8}, who="anna", expected_version=0)
     with pytest.raises(CommandRefused) as refused:
@@ -226,11 +210,7 @@ def test_a_change_with_a_stale_version_is_refused_and_the_conflicting_change_is_
         (Resume(who="anna"), Pause(who="bert", seen=0), False),  # it ran: nothing was changed
         (Drain(who="anna"), Pause(who="bert", seen=0), True),
         (SetWorkload(who="anna"), SetWorkload(who="bert", seen=0), True),
-        (
-            SetKnobs(changes={"max_num_seqs": 8}, who="anna"),
-            SetKnobs(changes={"order": "arrival"}, who="bert", seen=0),
-            True,
-        ),
+        (SetKnobs(changes=SEATS, who="anna"), SetKnobs(changes=ORDER, who="bert", seen=0), True),
         (Pause(who="anna"), Resume(who="bert", seen=1), False),  # has seen it
         (Pause(who="anna"), Resume(who="bert"), False),  # does not care
         (Pause(who="bert"), Resume(who="bert", seen=0), False),  # it was the same one
@@ -279,7 +259,6 @@ def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
     sampling = SamplingParams(max_tokens=900)
     client.ask(Submit(prompt_token_ids=[1] * 40, sampling=sampling, stream=False))
     step = client.ask(StepOnce(n=2, who="anna"))
-    assert isinstance(step, Ack)
     wait_for(lambda: client.snapshot().state == "paused", "two steps")
     client.ask(Resume(who="bert"))
     client.set_knobs({"order": "arrival"}, who="bert")
@@ -315,10 +294,8 @@ def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
     assert told == [e.number for e in entries[1:]]
     shown = stepscope("snapshot", "--audit", f"{tmp_path}/audit.mcap").stdout.splitlines()
     assert len(shown) == len(entries)
-    assert "before" in shown[0]
-    assert "anna" in shown[1]
-    assert "paused the engine" in shown[1]
-    assert "refused" in shown[7]
+    for number, words in ((0, "before"), (1, "anna"), (1, "paused the engine"), (7, "refused")):
+        assert words in shown[number]
 
 
 def test_dry_runs_change_nothing_and_leave_no_audit_entry(client: ControlClient) -> None:
@@ -336,13 +313,10 @@ def test_an_audit_page_says_when_older_entries_are_no_longer_kept(
     for number in range(1, 8):
         client.set_knobs({"max_num_seqs": number}, who="me")
     page = client.ask(GetAudit(after=1))
-    assert isinstance(page, AuditPage)
     assert [entry.number for entry in page.entries] == [5, 6, 7]
     assert "changes before entry 5 are not kept any more" in page.detail
-    assert "recording" in page.detail
     for after, numbers in ((4, [5]), (7, []), (2**63 - 1, [])):
         page = client.ask(GetAudit(after=after, limit=1))
-        assert isinstance(page, AuditPage)
         assert ([entry.number for entry in page.entries], page.detail) == (numbers, "")
 
 
@@ -382,9 +356,7 @@ def test_an_abort_of_an_ended_request_is_answered_and_leaves_no_audit_entry(
     client: ControlClient,
 ) -> None:
     """As when an HTTP client hangs up while the last token is on its way."""
-    submit = Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
-    submitted = client.ask(submit)
-    assert isinstance(submitted, Submitted)
+    submitted = client.ask(Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1)))
     wait_for(lambda: client.snapshot().state == "idle", "it has ended")
     with pytest.raises(CommandRefused, match="request 0 has ended already") as refused:
         client.ask(Abort(request_id=submitted.request_id, who="http"))
@@ -419,9 +391,7 @@ def test_a_flood_of_commands_is_refused_and_counted_and_others_are_answered(
     refused = [reply for reply in replies if isinstance(reply, Error)]
     assert {reply.code for reply in refused} == {"rate_limited"}
     assert 300 < len(refused) < 600
-    snapshot = client.snapshot()
-    assert snapshot.control is not None
-    assert snapshot.control.limited == len(refused)
+    assert client.snapshot().control.limited == len(refused)
 
 
 # Bytes that are no command
@@ -432,9 +402,7 @@ def test_an_oversized_command_is_refused_and_a_huge_one_closes_the_connection(
 ) -> None:
     sender = raw()
     sender.send(1, bytes(commands.MAX_COMMAND_BYTES + 1))
-    _, reply = sender.reply()
-    assert isinstance(reply, Error)
-    assert "at most" in reply.message
+    assert "at most" in sender.reply()[1].message
     sender.send(2, bytes(2 * commands.MAX_COMMAND_BYTES + 1))
     assert sender.is_silent()
     assert client.info().name

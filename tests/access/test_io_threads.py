@@ -46,13 +46,8 @@ if gate is not None:
 def test_threads_that_send_telemetry_never_interrupt_the_engines_thread(
     access: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PUBLISH, tmp_path, access],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    command = [sys.executable, "-c", PUBLISH, tmp_path, access]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     of_engine, of_sender = "True False", "False True"
     num_senders = 1 + sender.is_compiled()  # libzmq's, and ours
     assert sorted(done.stdout.splitlines()) == sorted([of_engine, *[of_sender] * num_senders])

@@ -48,7 +48,6 @@ def engine() -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
             [sys.executable, "-c", _ENGINE, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         started.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline() == b"bound\n"
         return process
 

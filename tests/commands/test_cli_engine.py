@@ -76,10 +76,8 @@ def test_the_snapshot_command_prints_one_json_document_or_a_summary(
     assert document["kv"]["empty"] == 256
     summary = stepscope("snapshot", endpoint)
     assert summary.exit_code == 0
-    assert "state      idle, step -1" in summary.stdout
-    assert "256 empty" in summary.stdout
-    assert "device     " in summary.stdout
-    assert "enable_chunked_prefill=true" in summary.stdout
+    for said in ("state      idle, step -1", "256 empty", "device     ", "chunked_prefill=true"):
+        assert said in summary.stdout
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -87,20 +85,17 @@ def test_output_that_cannot_be_written_gives_a_one_line_error(
     live_engine: Any, options: list[str]
 ) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "stepscope.tui.cli", "snapshot"),
-                *(live_engine.endpoint.control, *options),
-            ],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        command = [sys.executable, "-m", "stepscope.tui.cli", "snapshot", *options]
+        command.append(live_engine.endpoint.control)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     said = "stepscope: error: standard output cannot be written: No space left on device\n"
     assert done.stderr == said
+
+
+def kv_counts(live_engine: Any) -> list[wire.KVCounts]:
+    messages = [wire.decode(f.payload) for f in live_engine.publisher.replay(0, 4000).frames]
+    return [m.kv for m in messages if isinstance(m, wire.StepRecord) and m.kv is not None]
 
 
 def test_load_replays_a_trace_cuts_long_requests_and_hits_shared_prefixes(
@@ -119,10 +114,8 @@ def test_load_replays_a_trace_cuts_long_requests_and_hits_shared_prefixes(
     assert "7 requests of a trace; 1 are cut to max_model_len=1024" in done.stdout
     assert "7 sent, 7 finished" in done.stdout
     assert "cut       1 of 7" in done.stdout
-    messages = [wire.decode(f.payload) for f in live_engine.publisher.replay(0, 1000).frames]
-    counts = [m.kv for m in messages if isinstance(m, wire.StepRecord) and m.kv is not None]
     # Five of the six find the 512-token block of the first, give or take its edges.
-    assert sum(each.hit_tokens for each in counts) >= 5 * 480
+    assert sum(each.hit_tokens for each in kv_counts(live_engine)) >= 5 * 480
     fewer = stepscope("load", live_engine.endpoint.control, *arguments, "--limit", "2")
     assert "2 sent, 2 finished" in fewer.stdout
 
@@ -171,33 +164,20 @@ def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             process.kill()
 
 
-def test_load_does_not_wait_for_an_engine_that_was_killed(
-    keyless: tuple[str, subprocess.Popen[bytes]],
-) -> None:
-    endpoint, process = keyless
-    submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
-    arrival = SimpleNamespace(offset_s=0.0, is_cut=False, submit=lambda: submit)
-
-    def kill_once_sent(report: LoadReport) -> None:
-        if report.num_sent == 2:
-            process.kill()
-
-    with ControlClient(endpoint, timeout_s=600) as client:  # longer than any test may take
-        generator = LoadGenerator(
-            client,
-            iter([arrival, arrival]),  # type: ignore[list-item]
-            on_progress=kill_once_sent,
-        )
-        with pytest.raises(EngineUnreachable, match="is gone: killed or crashed"):
-            generator.run()
-    assert (generator.report.num_sent, generator.report.num_open) == (2, 2)
-
-
-@pytest.mark.parametrize("patience_s", [30.0, 3.0])
-def test_load_waits_a_while_for_a_stopped_engine(
+@pytest.mark.parametrize(
+    ("number", "patience_s", "said"),
+    [
+        (signal.SIGSTOP, 30.0, None),
+        (signal.SIGSTOP, 3.0, "has answered nothing for .* s; 2 requests are lost"),
+        (signal.SIGKILL, 30.0, "is gone: killed or crashed"),
+    ],
+)
+def test_load_waits_a_while_for_a_stopped_engine_and_not_for_a_killed_one(
     keyless: tuple[str, subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
     patience_s: float,
+    said: str | None,
 ) -> None:
     monkeypatch.setattr("stepscope.engine.workload.load.PATIENCE_S", patience_s)
     submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
@@ -206,22 +186,18 @@ def test_load_waits_a_while_for_a_stopped_engine(
 
     def stop_once_sent(report: LoadReport) -> None:
         if report.num_sent == 2 and resume.ident is None:
-            keyless[1].send_signal(signal.SIGSTOP)
+            keyless[1].send_signal(number)
             resume.start()
 
-    with ControlClient(keyless[0]) as client:
-        generator = LoadGenerator(
-            client,
-            iter([arrival, arrival]),  # type: ignore[list-item]
-            on_progress=stop_once_sent,
-        )
-        if patience_s > 5.0:
+    with ControlClient(keyless[0], timeout_s=600) as client:  # longer than any test may take
+        generator = LoadGenerator(client, iter([arrival, arrival]), on_progress=stop_once_sent)
+        if said is None:
             assert generator.run().num_finished == 2
         else:
-            said = "has answered nothing for .* s; 2 requests are lost"
             with pytest.raises(EngineUnreachable, match=said):
                 generator.run()
-    resume.join()
+            assert (generator.report.num_sent, generator.report.num_open) == (2, 2)
+    resume.cancel()
 
 
 def test_connections_to_a_killed_engine_are_refused_but_not_to_a_stopped_one(
@@ -249,13 +225,9 @@ def test_ctrl_c_ends_load_aborts_its_requests_and_still_prints_the_summary(
     with ControlClient(live_engine.endpoint) as client:
         client.ask(Pause())  # so that requests are surely running
     command = ["load", live_engine.endpoint.control, "--rate", "200", "--num-requests", "20"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stepscope.tui.cli", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
-    )
+    program, pipe = [sys.executable, "-m", "stepscope.tui.cli", *command], subprocess.PIPE
+    env = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    process = subprocess.Popen(program, stdout=pipe, stderr=pipe, text=True, env=env)
     try:
         wait_for(lambda: len(live_engine.core.scheduler.requests) >= 20)
         process.send_signal(signal.SIGINT)
@@ -277,10 +249,7 @@ def test_load_resets_the_prefix_cache_so_that_equal_loads_are_equal_work(
     same = ["--num-requests", "6", "--rate", "1000", "--seed", "3", "--output-tokens", "4"]
 
     def hits() -> int:
-        frames = live_engine.publisher.replay(0, 4000).frames
-        messages = [wire.decode(frame.payload) for frame in frames]
-        steps = [each for each in messages if isinstance(each, wire.StepRecord)]
-        return sum(step.kv.hit_tokens for step in steps if step.kv is not None)
+        return sum(each.hit_tokens for each in kv_counts(live_engine))
 
     first = stepscope("load", endpoint, *same)
     assert first.exit_code == 0, first.stderr

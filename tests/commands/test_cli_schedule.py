@@ -54,24 +54,15 @@ def workload(**changes: object) -> dict[str, object]:
 
 
 def test_schedule_prints_one_line_per_step_in_the_format_of_the_recordings(run: Run) -> None:
-    text = run(PREEMPTION, "--order", "arrival").stdout
     recorded = (RECORDED / "02-preemption.steps.jsonl").read_text()
-    assert list(json.loads(text.splitlines()[0])) == list(json.loads(recorded.splitlines()[0]))
-    assert text == recorded
-
-
-def test_schedule_reads_a_workload_from_standard_input(run: Run) -> None:
+    assert run(PREEMPTION, "--order", "arrival").stdout == recorded
     assert run("-", stdin=Path(PREEMPTION).read_bytes()).stdout == run(PREEMPTION).stdout
 
 
 def test_options_of_schedule_win_over_the_workload_and_the_config_file_is_ignored(run: Run) -> None:
     document = json.dumps(workload(max_num_seqs=2)).encode()
-    assert list(lines_of(run("-", stdin=document))[0].sched) == ["0", "1"]
-    assert list(lines_of(run("-", "--max-num-seqs", "3", stdin=document))[0].sched) == [
-        "0",
-        "1",
-        "2",
-    ]
+    for options, ids in (([], ["0", "1"]), (["--max-num-seqs", "3"], ["0", "1", "2"])):
+        assert list(lines_of(run("-", *options, stdin=document))[0].sched) == ids
     first = lines_of(run("-", "--max-num-batched-tokens", "4", "--num-blocks", "6", stdin=document))
     assert (first[0].sched, first[0].free_blocks) == ({"0": 4}, 4)
     whole = run(
@@ -103,22 +94,12 @@ def test_every_knob_is_an_option_of_schedule_and_a_field_of_the_workload(
     ("arguments", "stdin", "exit_code", "said"),
     [
         (["-"], b"{", 1, "standard input: "),
-        (
-            ["-"],
-            b'{"num_blocks": 3, "requests": [{}]}',
-            1,
-            "requests[0].arrival_step: this field is required",
-        ),
+        (["-"], b'{"num_blocks": 3, "requests": [{}]}', 1, "requests[0].arrival_step: this field"),
         (["-", "--batching", "dynamic"], b"{}", 2, "--batching: expected one of naive, static"),
         (["-", "--watermark", "0.9"], b"{}", 2, "--watermark: expected a number of at least 0"),
         (["-", "--num-blocks", "many"], b"{}", 2, "--num-blocks"),
         ([PREEMPTION, "--num-blocks", "4"], b"", 1, "request 0 can never finish"),
-        (
-            [PREEMPTION, "--num-blocks", "1"],
-            b"",
-            2,
-            "--num-blocks: expected a whole number of at least 2",
-        ),
+        ([PREEMPTION, "--num-blocks", "1"], b"", 2, "--num-blocks: expected a whole number of at"),
         (["-"], b'{"order": "fifo"}', 1, "order: invalid enum value 'fifo'"),
     ],
 )
@@ -133,8 +114,6 @@ def test_an_impossible_workload_gives_a_one_line_error(
 def test_schedule_ends_quietly_when_its_reader_closes_the_pipe() -> None:
     command = [sys.executable, "-m", "stepscope.tui.cli", "simulate", "--steps", PREEMPTION]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert json.loads(process.stdout.readline())["step"] == 0
         process.stdout.close()
         assert process.stderr.read() == b""

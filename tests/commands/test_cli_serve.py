@@ -25,18 +25,19 @@ from tests.support.engines.simulated_run import simulated_info
 from tests.support.waiting import wait_for
 
 
+@pytest.fixture(autouse=True)
+def own_folder(runtime_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+    monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
+
+
 @pytest.mark.parametrize("endpoint", ["e1", "/run/x1", "/run/e1", "tcp://127.0.0.1:5791"])
 def test_serve_prints_an_address_to_watch_that_reaches_the_engine(
-    endpoint: str,
-    runtime_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
     control = Endpoint.parse(endpoint).control
-    info = simulated_info(
-        Limits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64), 8, 16, seed=1
-    )
+    limits = Limits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64)
+    info = simulated_info(limits, 8, 16, seed=1)
     costs = StepCosts(num_streams=8, decode_ms=2.5, num_prefill_tokens=400, prefill_ms=1234.0)
     info = msgspec.structs.replace(info, name="e1", control_endpoint=control, step_costs=costs)
 
@@ -44,7 +45,6 @@ def test_serve_prints_an_address_to_watch_that_reaches_the_engine(
         ready(info)
 
     monkeypatch.setattr(engine_serve, "serve", started)
-    monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
     serve_command.serve(flags={})
     out = capsys.readouterr().out
     assert "decode of 8 streams 2.5 ms a step, prefill of 400 tokens 1,234 ms" in out.splitlines()
@@ -62,17 +62,12 @@ def test_serve_prints_an_address_to_watch_that_reaches_the_engine(
         ({"device": "tpu"}, "device is auto, cpu, cuda or cuda:N, not 'tpu'"),
         ({"max_num_seqs": "999"}, "max_num_seqs=999 is above seq_capacity=256: raise"),
         ({"token_capacity": "16"}, "max_num_batched_tokens=2048 is above token_capacity=16: raise"),
-        (
-            {"enable_chunked_prefill": False, "max_model_len": "4096"},
-            "max_num_batched_tokens must be at least max_model_len=4096, not 2048",
-        ),
+        ({"enable_chunked_prefill": False, "max_model_len": "4096"}, "must be at least max_model"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_loaded(
-    flags: dict[str, Any], said: str, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+    flags: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
-    monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
     monkeypatch.setitem(sys.modules, "stepscope.engine.execution.loading", None)  # with torch
     with pytest.raises(ConfigError) as failed:
         serve_command.serve(flags=flags)
@@ -81,8 +76,7 @@ def test_wrong_settings_are_refused_before_anything_is_loaded(
     assert said in message
 
 
-def test_serve_takes_the_model_as_an_argument_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_command, "prepare_process", lambda: None)
+def test_serve_takes_the_model_as_an_argument_too() -> None:
     with pytest.raises(ConfigError, match="device is auto"):
         serve_command.serve("demo", flags={"model": "demo", "device": "tpu"})
     with pytest.raises(WrongUsage, match="MODEL demo and --model smollm2: give one of them"):
@@ -90,15 +84,11 @@ def test_serve_takes_the_model_as_an_argument_too(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read(
-    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from stepscope.engine.models import loader
 
-    def load(*arguments: Any) -> None:
-        pytest.fail("the weights are read")
-
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
-    monkeypatch.setattr(loader, "load_model", load)
+    monkeypatch.setattr(loader, "load_model", lambda *_: pytest.fail("the weights are read"))
     config, knobs = EngineConfig(device="cpu"), Knobs(enable_chunked_prefill=False)
     opened = engine_serve.open_engine(config, knobs, progress=lambda what, share: None)
     with pytest.raises(ConfigError, match="at least max_model_len=8192, not 2048"), opened:
@@ -106,10 +96,7 @@ def test_a_budget_too_small_for_the_model_is_refused_before_its_weights_are_read
 
 
 @pytest.mark.slow
-def test_a_replay_ring_too_large_for_memory_is_refused_in_one_line(
-    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
+def test_a_replay_ring_too_large_for_memory_is_refused_in_one_line() -> None:
     config = EngineConfig(
         model="random:llama-tiny", device="cpu", max_model_len=64, kv_memory="4MB",
         replay_steps=10**15,
@@ -123,7 +110,6 @@ def test_a_replay_ring_too_large_for_memory_is_refused_in_one_line(
 def test_an_engine_that_cannot_bind_its_address_leaves_no_thread_behind(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_folder))
     keys = KeyFolder(runtime_folder / "keys")
     keys.make()
 

@@ -1,14 +1,13 @@
 """Commands wait for an engine that is starting, or not there yet, and say so."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -57,22 +56,12 @@ def engine(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "stepscope.tui.cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "STEPSCOPE_CONFIG": "none"},
-    ) as process:
+    command, pipe = [sys.executable, "-m", "stepscope.tui.cli", *arguments], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
-
-
-def _first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
-    return process.stderr.readline()
 
 
 def _commands(address: str, folder: Path) -> dict[str, list[str]]:
@@ -94,7 +83,7 @@ def test_every_command_says_that_it_waits_for_a_starting_engine(tmp_path: Path) 
                 name: stack.enter_context(_command(*arguments))
                 for name, arguments in _commands(address, tmp_path).items()
             }
-            said = {name: _first_line(process) for name, process in started.items()}
+            said = {name: process.stderr.readline() for name, process in started.items()}
             go.touch()
             ended = {name: process.communicate(timeout=WAIT_S) for name, process in started.items()}
     assert said == dict.fromkeys(started, waiting)
@@ -115,7 +104,7 @@ def test_ctrl_c_ends_the_wait_for_a_starting_engine_at_once(tmp_path: Path, name
         _starting_engine(address, tmp_path / "never"),
         _command(*_commands(address, tmp_path)[name]) as process,
     ):
-        assert "still starting" in _first_line(process)
+        assert "still starting" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert (process.returncode, stdout, stderr) == (130, "", "")
@@ -128,7 +117,7 @@ def test_an_engine_that_dies_while_starting_ends_the_wait_with_an_error(tmp_path
         _starting_engine(address, tmp_path / "never") as engine,
         _command("set", address, "watermark=0.2") as process,
     ):
-        assert "still starting" in _first_line(process)
+        assert "still starting" in process.stderr.readline()
         engine.kill()
         _, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
@@ -136,20 +125,18 @@ def test_an_engine_that_dies_while_starting_ends_the_wait_with_an_error(tmp_path
     assert stderr.startswith(f"stepscope: error: {said}")
 
 
-def address_of(kind: str, folder: Path) -> str:
-    tcp = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else ""
-    return {"name": "e1", "path": f"{folder}/p1", "tcp": tcp}[kind]
-
-
 @pytest.mark.parametrize("kind", ["name", "path", "tcp"])
 def test_record_waits_for_its_engine_and_records_it_from_its_start(
     tmp_path: Path, runtime_folder: Path, kind: str
 ) -> None:
-    address = address_of(kind, runtime_folder)
+    tcp = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else ""
+    address = {"name": "e1", "path": f"{runtime_folder}/p1", "tcp": tcp}[kind]
     file = tmp_path / "a.mcap"
-    arguments = ["record", address, "-o", str(file), "--seconds", "0.5"]
-    with _command(*arguments) as process, ExitStack() as stack:
-        said = _first_line(process)
+    with (
+        _command("record", address, "-o", str(file), "--seconds", "0.5") as process,
+        ExitStack() as stack,
+    ):
+        said = process.stderr.readline()
         assert said.startswith(f"waiting for {Endpoint.parse(address).name} since ")
         assert "(Ctrl-C ends): no engine " in said
         assert not file.exists()
@@ -164,7 +151,7 @@ def test_record_waits_for_a_metrics_server_too(tmp_path: Path) -> None:
     port = free_port()
     url, file = f"http://127.0.0.1:{port}", tmp_path / "a.mcap"
     with _command("record", url, "-o", str(file), "--seconds", "0.5") as process:
-        assert f"{url}/metrics does not answer: Connection refused" in _first_line(process)
+        assert f"{url}/metrics does not answer: Connection refused" in process.stderr.readline()
         text = (METRICS / "vllm-0.32.txt").read_bytes()
         with metrics_server(lambda: text, port=port):
             _, stderr = process.communicate(timeout=WAIT_S)
@@ -176,7 +163,7 @@ def test_a_misspelt_name_is_waited_for_with_the_names_that_are_there(tmp_path: P
         EndpointLock(Endpoint.parse("vllm-0"), name="vllm-0"),
         _command("record", "vlm-0", "-o", f"{tmp_path}/a.mcap") as process,
     ):
-        assert "running here: vllm-0" in _first_line(process)
+        assert "running here: vllm-0" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=WAIT_S)
     assert (process.returncode, stdout) == (130, "")
@@ -206,46 +193,29 @@ def test_top_does_not_wait_if_told_so(terminal: Callable[..., Terminal]) -> None
 # What is waited for
 
 
-class _Looks:
-    """In place of `check_any`: raises these errors, one a look, and then nothing."""
-
-    def __init__(self, *errors: Exception) -> None:
-        self._errors = list(errors)
-        self.found: list[Any] = []
-
-    def __call__(self, found: Any) -> None:
-        self.found.append(found)
-        if self._errors:
-            raise self._errors.pop(0)
-
-
 def test_every_look_asks_anew_which_addresses_a_name_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A data-parallel engine comes as ranks."""
-    looks = _Looks(EngineSilent("not yet"), NotThere("nor now"), NotThere("nor now"))
+    looks = Mock(side_effect=[EngineSilent("not yet"), *[NotThere("nor now")] * 2, None])
     monkeypatch.setattr(connecting, "check_any", looks)
     monkeypatch.setattr(connecting, "_LOOK_S", 0.0)
     one, ranks = [Endpoint("ipc:///v0")], [Endpoint("ipc:///v0.dp0"), Endpoint("ipc:///v0.dp1")]
     names = iter([one, one, one, ranks])
     assert wait_for_any(lambda: next(names), waits=True) == ranks
-    assert looks.found == [one, one, one, ranks]
+    assert looks.call_args_list == [call(each) for each in (one, one, one, ranks)]
     said = [line for line in capsys.readouterr().err.splitlines() if "since" in line]
     assert [line.rpartition(": ")[2] for line in said] == ["not yet", "nor now"]
 
 
 @pytest.mark.parametrize(
     "error",
-    [
-        KeyRefused("it asks for a key"),
-        NoEngine(Endpoint("tcp://h:1"), "a web server"),
-        CommandFailed("exports no metric"),
-    ],
+    [KeyRefused("a key"), NoEngine(Endpoint("tcp://h:1"), "a web server"), CommandFailed("none")],
 )
 def test_what_waiting_cannot_mend_is_an_error_at_once(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(connecting, "check_any", _Looks(error))
+    monkeypatch.setattr(connecting, "check_any", Mock(side_effect=error))
     with pytest.raises(type(error), match=str(error).partition(" (")[0]):
         wait_for_any(lambda: [Endpoint("ipc:///v0")], waits=True)
 

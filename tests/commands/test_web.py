@@ -69,7 +69,6 @@ def test_only_an_operators_key_lets_browsers_steer_and_then_they_need_one_too(
         monkeypatch.setenv("STEPSCOPE_WEB_KEY", "secret")
     for readonly in (False, True):
         found = browsers.browsers_of("8080", readonly=readonly)
-        assert found is not None
         assert found.steers == (role == "operator" and not readonly)
 
 
@@ -146,7 +145,6 @@ async def test_several_browsers_watch_and_end_with_the_server(
     address = f"ipc://{runtime_folder}/e1"
     top = ("-m", "stepscope.tui.cli", "top", "--web", "0", "--theme", "light", address)
     with started(str(ENGINE), address), started(*top) as process:
-        assert process.stdout is not None
         said = process.stdout.readline()
         assert "(read-only; Ctrl-C ends it)" in said
         url = said.split()[2]

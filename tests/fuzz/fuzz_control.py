@@ -98,7 +98,7 @@ class Engine:
 
     def said(self) -> str:
         """The end of its standard error output."""
-        return self._log.read_text(errors="replace")[-3000:]
+        return self.log.read_text(errors="replace")[-3000:]
 
     def stop(self) -> None:
         self.process.kill()

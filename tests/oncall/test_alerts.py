@@ -117,7 +117,6 @@ def test_an_unknown_figure_neither_fires_nor_ends_an_alert_rule() -> None:
 
 def test_a_hung_step_is_measured_while_it_hangs(live_engine: LiveEngine) -> None:
     with following(live_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         meter = Meter(source)
         assert meter.measure()["step_in_flight"] == 0.0
         with hanging(live_engine), asking(live_engine.endpoint):
@@ -126,18 +125,12 @@ def test_a_hung_step_is_measured_while_it_hangs(live_engine: LiveEngine) -> None
 
 
 def test_a_stream_counts_as_stalled_once_its_wait_for_a_token_exceeds_the_itl_level() -> None:
+    same: Any = {"client_id": "a", "num_prompt_tokens": 4, "max_tokens": 9, "priority": 0}
+
     def request(number: int, status: RequestStatus, last_ms: int | None) -> RequestView:
         last_ns = None if last_ms is None else last_ms * 1_000_000
-        return RequestView(
-            request_id=number,
-            client_id="a",
-            status=status,
-            arrival_ns=0,
-            num_prompt_tokens=4,
-            max_tokens=9,
-            priority=0,
-            last_token_ns=last_ns,
-        )
+        times: Any = {"arrival_ns": 0, "last_token_ns": last_ns}
+        return RequestView(request_id=number, status=status, **times, **same)
 
     requests = [
         request(0, "running", 940),  # 60 ms ago: beyond the level of 50
@@ -154,7 +147,6 @@ def test_a_stream_counts_as_stalled_once_its_wait_for_a_token_exceeds_the_itl_le
 
 def test_a_restarted_engine_counts_as_a_restart_in_alert_figures(live_engine: LiveEngine) -> None:
     with following(live_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         meter = Meter(source)
         assert meter.measure()["restarts"] == 0
         live_engine.becomes(engine_id="another")
@@ -164,7 +156,6 @@ def test_a_restarted_engine_counts_as_a_restart_in_alert_figures(live_engine: Li
 def test_the_dashboard_marks_the_step_at_which_an_alert_rule_fires(live_engine: LiveEngine) -> None:
     now = [0.0]
     with following(live_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         watch = AlertWatch(source, [parse_rule("steps >= 1")], lambda: now[0])
         with asking(live_engine.endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
@@ -177,10 +168,9 @@ def test_the_dashboard_marks_the_step_at_which_an_alert_rule_fires(live_engine: 
         assert watch.standing == [f"ALERT {changes[0].rule.said(4)}, for 5 s"]
 
 
-@pytest.mark.parametrize(("rule", "code", "state"), [
-    ("step_in_flight > 5s", 0, "ok"),
-    ("silent < 1s", 1, "firing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "code", "state"), [("step_in_flight > 5s", 0, "ok"), ("silent < 1s", 1, "firing")]
+)
 def test_watch_once_reports_the_state_of_each_alert_rule(
     live_engine: LiveEngine, stepscope: Callable[..., Any], rule: str, code: int, state: str
 ) -> None:
@@ -218,13 +208,7 @@ def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(
     assert "; 12 streams stood still 0.8 s at step 302 behind the 4,096-token prompt of" in firing
     assert "stood still" not in calm
     watch._print(source, True, *watched[0])
-    said = json.loads(capsys.readouterr().out)
-    assert said["verdict"].startswith("12 streams stood still")
-
-
-def test_watch_once_reports_unknown_if_nothing_can_be_measured() -> None:
-    judge = Judge([parse_rule("itl_p99 > 50ms")])
-    assert watch._verdict(judge) == watch.cli_errors.TOO_LITTLE_DATA
+    assert json.loads(capsys.readouterr().out)["verdict"].startswith("12 streams stood still")
 
 
 async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(
@@ -233,7 +217,6 @@ async def test_a_firing_alert_rings_the_bell_and_is_shown_in_the_notice_line(
     bells: list[float] = []
     monkeypatch.setattr(Dashboard, "bell", lambda app: bells.append(time.monotonic()))
     with following(live_engine.endpoint) as source:
-        wait_for(lambda: source.status == "live", "it joins")
         with asking(live_engine.endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
         app = Dashboard(source, source.history, any_terminal=True, rules=[parse_rule("steps >= 4")])

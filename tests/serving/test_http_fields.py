@@ -46,16 +46,10 @@ def test_fields_of_messages_parts_and_stream_options_may_be_null_or_ask_for_noth
     part = {"type": "text", "text": "x", "image_url": None, "new": None}
     hints = {"cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": {"mode": "x"}}
     turn = {"role": "user", "content": [{**part, **hints}], "name": "", "newer": None}
-    answer = {
-        "role": "assistant",
-        "content": "y",
-        "tool_calls": [],
-        "annotations": [],
-        "audio": None,
-    }
+    nothing = {"tool_calls": [], "annotations": [], "audio": None}
+    answer = {"role": "assistant", "content": "y", **nothing}
     options = {"include_obfuscation": False, "include_usage": None, "newest": None}
-    request = chat(messages=[turn, answer], stream=True, stream_options=options)
-    job(request)
+    job(chat(messages=[turn, answer], stream=True, stream_options=options))
     job(chat(stream_options={"include_usage": False}))
     job(chat(stream_options={}))
     assert chat(response_format={"type": "text", "json_schema": None}) == chat()

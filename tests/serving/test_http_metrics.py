@@ -24,15 +24,12 @@ from tests.support.engines.live_engine import LiveEngine
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.waiting import wait_for
 
+Messages = list[tuple[int, wire.Telemetry]]
 # Names of vLLM 0.32, as its server exposes them.
 VLLM_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 VLLM_COUNTERS = (
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "num_preemptions_total",
-    "prompt_tokens_total",
-    "prompt_tokens_cached_total",
-    "generation_tokens_total",
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+    *("prompt_tokens_total", "prompt_tokens_cached_total", "generation_tokens_total"),
 )
 VLLM_HISTOGRAMS = {
     "iteration_tokens_total": "16384.0",
@@ -61,7 +58,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 @pytest.fixture(scope="module")
-def session() -> list[tuple[int, wire.Telemetry]]:
+def session() -> Messages:
     """A simulated session with preemptions and prefix hits."""
     return simulate(
         seed=5,
@@ -75,7 +72,7 @@ def session() -> list[tuple[int, wire.Telemetry]]:
     )
 
 
-def reduced(session: list[tuple[int, wire.Telemetry]]) -> EngineMetrics:
+def reduced(session: Messages) -> EngineMetrics:
     metrics = EngineMetrics()
     for _, message in session:
         if isinstance(message, wire.Snapshot):
@@ -92,25 +89,23 @@ def total(metrics: EngineMetrics, name: str, **labels: str) -> float:
     return value
 
 
-def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
-    session: list[tuple[int, wire.Telemetry]],
-) -> None:
+def test_metrics_counts_and_latencies_equal_those_of_the_step_records(session: Messages) -> None:
     metrics = reduced(session)
     steps = [message for _, message in session if isinstance(message, wire.StepRecord)]
     events = [event for _, message in session for event in getattr(message, "events", [])]
     kv = [counts for _, m in session if isinstance(counts := getattr(m, "kv", None), wire.KVCounts)]
     arrivals = {event.request_id: event for event in events if isinstance(event, wire.Arrived)}
     assert total(metrics, "stepscope_steps_total") == len(steps) == 400
-    num_preempted = sum(isinstance(event, wire.Preempted) for event in events)
-    assert total(metrics, "vllm:num_preemptions_total") == num_preempted > 0
-    queries = total(metrics, "vllm:prefix_cache_queries_total")
-    assert queries == sum(each.queried_tokens for each in kv)
-    hits = total(metrics, "vllm:prefix_cache_hits_total")
-    assert hits == sum(each.hit_tokens for each in kv) > 0
+    for name, count in (
+        ("num_preemptions", sum(isinstance(event, wire.Preempted) for event in events)),
+        ("prefix_cache_queries", sum(each.queried_tokens for each in kv)),
+        ("prefix_cache_hits", sum(each.hit_tokens for each in kv)),
+    ):
+        assert total(metrics, f"vllm:{name}_total") == count > 0
     reasons = Counter(event.reason for event in events if isinstance(event, wire.Finished))
+    success = "vllm:request_success_total"
     for reason in ("stop", "length", "abort"):
-        counted = total(metrics, "vllm:request_success_total", finished_reason=reason)
-        assert counted == reasons[reason]
+        assert total(metrics, success, finished_reason=reason) == reasons[reason]
 
     tokens: dict[int, list[int]] = {}
     for step in steps:
@@ -125,8 +120,7 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
         if key in arrivals
         and any(isinstance(e, wire.Finished) and e.request_id == key for e in events)
     ]
-    num_kept = total(metrics, "stepscope_requests_within_levels_total")
-    assert num_kept == sum(kept) < len(kept)
+    assert total(metrics, "stepscope_requests_within_levels_total") == sum(kept) < len(kept)
     known = {key: times for key, times in tokens.items() if key in arrivals}
     assert len(known) > 20
     first = "vllm:time_to_first_token_seconds"
@@ -144,11 +138,8 @@ def test_metrics_counts_and_latencies_equal_those_of_the_step_records(
     assert num_output == sum(e.num_output_tokens for e in done.values())
 
 
-def test_metric_names_labels_and_buckets_equal_those_of_vllm(
-    session: list[tuple[int, wire.Telemetry]],
-) -> None:
-    text = Exposition(reduced(session), "tiny").write(0).decode()
-    found = samples(text)
+def test_metric_names_labels_and_buckets_equal_those_of_vllm(session: Messages) -> None:
+    found = samples(Exposition(reduced(session), "tiny").write(0).decode())
     labels = frozenset({("model_name", "tiny"), ("engine", "0")})
     for name in (*VLLM_GAUGES, *VLLM_COUNTERS):
         assert (f"vllm:{name}", labels) in found
@@ -157,8 +148,7 @@ def test_metric_names_labels_and_buckets_equal_those_of_vllm(
         assert (f"vllm:{name}_count", labels) in found
         assert (f"vllm:{name}_bucket", labels | {("le", bound)}) in found
     for reason in ("stop", "length", "abort"):
-        key = ("vllm:request_success_total", labels | {("finished_reason", reason)})
-        assert key in found
+        assert ("vllm:request_success_total", labels | {("finished_reason", reason)}) in found
     assert any(name == "vllm:cache_config_info" for name, _ in found)
 
 
@@ -173,9 +163,7 @@ def test_a_histogram_counts_a_value_at_a_bound_in_the_lower_bucket() -> None:
     assert length_bounds(99) == (1, 2, 5, 10, 20, 50)
 
 
-def test_after_lost_messages_no_metric_is_made_up(
-    session: list[tuple[int, wire.Telemetry]],
-) -> None:
+def test_after_lost_messages_no_metric_is_made_up(session: Messages) -> None:
     whole = reduced(session)
     metrics = EngineMetrics()
     for number, (_, message) in enumerate(session):
@@ -188,25 +176,21 @@ def test_after_lost_messages_no_metric_is_made_up(
                 metrics.lose(50)
             metrics.apply(message)
     assert total(metrics, "stepscope_telemetry_lost_total") == 50
-    for name in (
-        "stepscope_steps_total",
-        # A gap that spans the loss would be longer than any real one.
-        "vllm:inter_token_latency_seconds_sum",
-        "vllm:time_to_first_token_seconds_count",
-    ):
+    # A gap that spans the loss would be longer than any real one.
+    of_vllm = ("inter_token_latency_seconds_sum", "time_to_first_token_seconds_count")
+    for name in ("stepscope_steps_total", *(f"vllm:{each}" for each in of_vllm)):
         assert total(metrics, name) < total(whole, name)
 
 
 @pytest.mark.parametrize("num_early", [0, 60])
 def test_the_metrics_count_messages_that_never_come_as_lost(
-    session: list[tuple[int, wire.Telemetry]], num_early: int
+    session: Messages, num_early: int
 ) -> None:
     """Whether or not some came before the snapshot that the metrics begin with."""
     metrics = EngineMetrics()
     follower = TelemetryFollower(None, metrics)  # type: ignore[arg-type]
     info = next(m for _, m in session if isinstance(m, wire.EngineInfo))
     snapshot = SessionState(info=info, time_ns=0, step=-1).snapshot(-1)
-    assert snapshot is not None
     for number, (_, message) in enumerate(session):
         if number == num_early:
             follower.join(snapshot)
@@ -260,11 +244,8 @@ def test_the_http_server_exports_the_state_of_the_configured_alert_rules(
     wait_for(lambda: sample in httpx.get(f"{served.url}/metrics").text, "the rule fires")
 
 
-def test_metrics_of_an_engine_without_telemetry_are_absent_not_zero(
-    session: list[tuple[int, wire.Telemetry]],
-) -> None:
+def test_metrics_of_an_engine_without_telemetry_are_absent_not_zero(session: Messages) -> None:
     metrics = reduced(session)
-    assert metrics.info is not None
     metrics.info = msgspec.structs.replace(metrics.info, control_endpoint="ipc:///run/alpha")
     names = {name for name, _ in samples(Exposition(metrics, "sim").write(0).decode())}
     assert {"vllm:cache_config_info", "stepscope_engine_up"} <= names
@@ -272,9 +253,7 @@ def test_metrics_of_an_engine_without_telemetry_are_absent_not_zero(
     assert not [name for name in names if any(part in name for part in unknown)]
 
 
-def test_the_shipped_grafana_board_and_alert_rules_use_existing_metrics(
-    session: list[tuple[int, wire.Telemetry]],
-) -> None:
+def test_the_shipped_grafana_board_and_alert_rules_use_existing_metrics(session: Messages) -> None:
     text = Exposition(reduced(session), "").write(0).decode()
     monitoring = Path(__file__).parents[2] / "docs" / "monitoring"
     json.loads((monitoring / "grafana.json").read_text())
@@ -287,7 +266,7 @@ def test_the_shipped_grafana_board_and_alert_rules_use_existing_metrics(
 
 @pytest.mark.parametrize(("levels", "num_kept"), [({}, None), ({"slo_itl_ms": 0.001}, 0)])
 def test_requests_within_levels_are_counted_by_the_levels_of_the_engine(
-    session: list[tuple[int, wire.Telemetry]], levels: dict[str, float], num_kept: int | None
+    session: Messages, levels: dict[str, float], num_kept: int | None
 ) -> None:
     info = next(message for _, message in session if isinstance(message, wire.EngineInfo))
     metrics = EngineMetrics()
@@ -301,13 +280,9 @@ def test_requests_within_levels_are_counted_by_the_levels_of_the_engine(
 
 
 def test_cached_tokens_are_those_of_the_admission_however_late_its_rows_come() -> None:
-    static = simulate(
-        seed=5,
-        num_steps=400,
-        knobs=Knobs(batching="static", max_num_seqs=8),
-        workload=SimulatedWorkload(rate=9.0, document_share=0.5, document_tokens=600),
-        num_blocks=512,
-    )
+    knobs = Knobs(batching="static", max_num_seqs=8)
+    workload = SimulatedWorkload(rate=9.0, document_share=0.5, document_tokens=600)
+    static = simulate(seed=5, num_steps=400, knobs=knobs, workload=workload, num_blocks=512)
     events = [event for _, message in static for event in getattr(message, "events", [])]
     cached: dict[int, int] = {}
     for event in events:
@@ -315,5 +290,4 @@ def test_cached_tokens_are_those_of_the_admission_however_late_its_rows_come() -
             cached.setdefault(event.request_id, event.num_cached_tokens)
     begun = {event.request_id for event in events if isinstance(event, wire.FirstToken)}
     expected = sum(cached[request] for request in begun)
-    assert expected > 0
-    assert total(reduced(static), "vllm:prompt_tokens_cached_total") == expected
+    assert total(reduced(static), "vllm:prompt_tokens_cached_total") == expected > 0

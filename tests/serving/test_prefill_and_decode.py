@@ -175,13 +175,12 @@ def answers(
         deadline_s = time.monotonic() + 60
         while any(each.reason is None for each in found):
             assert time.monotonic() < deadline_s, found
-            received = client.receive(0.2)
-            if received is None or received[0] not in places:
+            command_id, reply = client.receive(0.2) or (-1, None)
+            if command_id not in places:
                 continue
-            reply = received[1]
             assert not isinstance(reply, Error), reply
             if isinstance(reply, Output):
-                place = places[received[0]]
+                place = places[command_id]
                 before = found[place]
                 found[place] = Answer(
                     [*before.token_ids, *reply.token_ids],
@@ -263,7 +262,6 @@ def test_prefill_and_decode_engine_each_publish_their_part_of_a_request(pair: Pa
     assert {each.origin.request_id for each in arrived if each.origin} == set(here)
     for each in arrived:
         origin = each.origin
-        assert origin is not None
         assert origin.engine == "prefill"
         assert each.time_ns == here[origin.request_id or 0].time_ns
         assert each.time_ns < origin.first_token_ns <= origin.sent_ns <= origin.received_ns
@@ -401,9 +399,13 @@ def test_a_client_can_abort_its_request_in_either_engine(pair: Pair) -> None:
         wait_for(lambda: pair.num_requests("decode") == 0, "its client was gone")
 
 
-def test_unsuitable_hand_over_configurations_and_requests_are_refused(
-    pair: Pair, tiny_checkpoint: Callable[..., Path]
+def test_each_role_is_named_and_unsuitable_configurations_and_requests_are_refused(
+    pair: Pair, stepscope: Callable[..., Any]
 ) -> None:
+    for name, role in (("prefill", "prefill, then decode"), ("decode", "decode")):
+        assert f"role       {role}\n" in stepscope("snapshot", pair.endpoint(name)).stdout
+    [line] = announcement("127.0.0.1:8000", HttpSettings(), takes_prompts=False)
+    assert line.endswith("prompts go to the prefill engine")
     with (
         ControlClient(pair.endpoint("decode")) as client,
         pytest.raises(CommandRefused, match="send them to its prefill engine"),
@@ -422,15 +424,6 @@ def test_unsuitable_hand_over_configurations_and_requests_are_refused(
         opened = open_engine(config, Knobs(), progress=lambda what, share: None)
         with pytest.raises(ConfigError, match=said), opened:
             pass
-
-
-def test_snapshot_names_the_role_of_a_prefill_or_decode_engine(
-    pair: Pair, stepscope: Callable[..., Any]
-) -> None:
-    for name, role in (("prefill", "prefill, then decode"), ("decode", "decode")):
-        assert f"role       {role}\n" in stepscope("snapshot", pair.endpoint(name)).stdout
-    [line] = announcement("127.0.0.1:8000", HttpSettings(), takes_prompts=False)
-    assert line.endswith("prompts go to the prefill engine")
 
 
 def test_recordings_of_prefill_and_decode_engine_pass_verify(pair: Pair, tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def peer() -> Iterator[Peer]:
 
 
 def ids(reply: replies.AnyReply) -> list[int]:
-    assert isinstance(reply, replies.Bundle)
     assert all(command_id == output.request_id for command_id, output in reply.outputs)
     return [command_id for command_id, _ in reply.outputs]
 
@@ -81,7 +80,6 @@ def test_outputs_are_bundled_in_order_up_to_a_limit_and_a_single_one_is_not(peer
         list(range(1, MAX_BUNDLE + 1)),
         list(range(MAX_BUNDLE + 1, 2 * MAX_BUNDLE + 1)),
     ]
-    assert isinstance(last, replies.Output)
     assert last_id == last.request_id == 2 * MAX_BUNDLE + 1
     peer.replies.send_bundles()
     assert peer.received() == []
@@ -96,7 +94,6 @@ def test_no_reply_overtakes_an_output_waiting_to_be_bundled(peer: Peer) -> None:
     peer.replies.send(peer.identity, (5).to_bytes(8, "big"), replies.Ack(effective_step=0))
     (_, first), (third_id, third), (fourth_id, _), (fifth_id, _) = peer.received()
     assert ids(first) == [1, 2]
-    assert isinstance(third, replies.Output)
     assert third.logprobs == [position]
     assert [third_id, fourth_id, fifth_id] == [3, 4, 5]
 
@@ -151,7 +148,6 @@ def test_a_client_gets_each_output_once_and_in_order_bundled_or_not(live_engine:
             assert command_id == 0
             assert 2 <= len(told) <= MAX_BUNDLE
         for each, output in told:
-            assert isinstance(output, replies.Output)
             assert each in accepted
             outputs[each].append(output)
             num_open -= output.finish_reason is not None
@@ -171,9 +167,7 @@ def test_a_client_unpacks_bundles_even_while_awaiting_another_reply(live_engine:
         tokens = dict.fromkeys(sent, 0)
         num_open = len(sent)
         while num_open:
-            received = client.receive(10.0)
-            assert received is not None, "silence"
-            command_id, reply = received
+            command_id, reply = client.receive(10.0)
             if isinstance(reply, replies.Output):
                 tokens[command_id] += 1
                 num_open -= reply.finish_reason is not None

@@ -1,6 +1,7 @@
 """Text does not depend on how tokens are divided among steps, whatever the decoder."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -57,13 +58,11 @@ DECODERS: dict[str, tuple[list[str], Any]] = {
     "strip": (WORDS, decoders.Sequence([SPACES, FUSE, decoders.Strip(" ", 2, 0)])),
     "replacements": (WORDS, decoders.Sequence([SPACES, decoders.Replace("t", "tt"), FUSE])),
 }
-_built: dict[str, Tokenizer] = {}
 
 
+@cache
 def built(kind: str) -> Tokenizer:
-    if kind not in _built:
-        _built[kind] = wrapped(*DECODERS[kind])
-    return _built[kind]
+    return wrapped(*DECODERS[kind])
 
 
 class Bytes:

@@ -55,13 +55,7 @@ class Waiting:
 
     def queued(self) -> list[str]:
         """Names of the prompts that have come to the engine's inbox."""
-        names = []
-        while self.inbox.qsize():
-            call = self.inbox.get_nowait()
-            assert isinstance(call, Call)
-            assert isinstance(call.command, Submit)
-            names.append(call.command.client_id)
-        return names
+        return [self.inbox.get_nowait().command.client_id for _ in range(self.inbox.qsize())]
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
-"""Text in and out: pieces join to the whole text, and no character is ever split."""
-
-from collections.abc import Sequence
+"""Texts of single tokens, and prompts that a chat template makes of a conversation."""
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -9,34 +7,10 @@ from stepscope.engine.models.demo import EOS_TOKEN_ID, byte_tokenizer
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import PROSE, Tokenizer
 
-TEXT = "Grüße, 世界! 🧑‍🚀 naïve\n— “quoted” — ok"
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer(byte_tokenizer())
-
-
-def streamed(tokenizer: Tokenizer, token_ids: Sequence[int], sizes: Sequence[int]) -> list[str]:
-    stream = tokenizer.text_stream()
-    pieces, at = [], 0
-    for size in sizes:
-        pieces.append(stream.push(token_ids[at : at + size]))
-        at += size
-    pieces.append(stream.push(token_ids[at:]))
-    pieces.append(stream.finish())
-    return pieces
-
-
-def test_text_survives_encoding_and_decoding(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("Aé") == [0x41, 0xC3, 0xA9]
-    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
-
-
-def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
-    pieces = streamed(tokenizer, [0x41, EOS_TOKEN_ID, 0x42], [1, 1, 1])
-    assert "".join(pieces) == "AB"
-    assert streamed(tokenizer, [EOS_TOKEN_ID] * 100, [1] * 100) == [""] * 102
 
 
 def test_the_text_of_a_special_token_is_its_name_and_of_half_a_character_a_replacement(

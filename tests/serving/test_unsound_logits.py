@@ -41,10 +41,9 @@ def answers(client: ControlClient, prompts: list[list[int]]) -> list[list[Output
         for each in prompts
     }
     while not all(found and found[-1].finish_reason for found in sent.values()):
-        received = client.receive(10.0)
-        assert received is not None
-        if isinstance(received[1], Output):
-            sent[received[0]].append(received[1])
+        command_id, reply = client.receive(10.0)
+        if isinstance(reply, Output):
+            sent[command_id].append(reply)
     return list(sent.values())
 
 

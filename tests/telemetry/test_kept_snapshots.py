@@ -36,18 +36,14 @@ SECOND = 1_000_000_000
 
 
 def snapshot(sequence: int, time_ns: int) -> Snapshot:
-    state = SessionState(info=info(), time_ns=time_ns, step=sequence)
-    made = state.snapshot(sequence)
-    assert made is not None
-    return made
+    return SessionState(info=info(), time_ns=time_ns, step=sequence).snapshot(sequence)
 
 
 def kept(*times_s: float, messages_a_second: int = 10) -> KeptSnapshots:
     """Snapshots kept at these times."""
     snapshots = KeptSnapshots()
     for time_s in times_s:
-        sequence = round(time_s * messages_a_second)
-        snapshots.add(snapshot(sequence, round(time_s * SECOND)))
+        snapshots.add(snapshot(round(time_s * messages_a_second), round(time_s * SECOND)))
     return snapshots
 
 
@@ -62,18 +58,13 @@ def sequence_before(
 # Which snapshots are kept
 
 
-def test_a_snapshot_is_kept_at_first_and_then_in_intervals_while_steps_run() -> None:
+def test_snapshots_are_kept_in_intervals_while_steps_run_and_rarer_if_they_take_long() -> None:
     snapshots = KeptSnapshots()
     assert snapshots.is_due(-1, 0)
     snapshots.add(snapshot(3, 0))
     assert not snapshots.is_due(4, INTERVAL_NS - 1)
     assert snapshots.is_due(4, INTERVAL_NS)
     assert not snapshots.is_due(3, 100 * INTERVAL_NS)  # nothing ran
-
-
-def test_a_snapshot_that_took_long_to_make_delays_the_next_one() -> None:
-    snapshots = KeptSnapshots()
-    snapshots.add(snapshot(3, 0))
     snapshots.rest(SECOND // 100)  # no longer than after one that took no time
     assert snapshots.is_due(4, INTERVAL_NS)
     snapshots.rest(SECOND // 20)
@@ -94,30 +85,25 @@ def test_the_oldest_snapshot_is_dropped_if_there_are_too_many_or_too_large_ones(
 # Which snapshot is sent
 
 
-def test_the_newest_snapshot_old_enough_is_sent_or_else_the_oldest_one() -> None:
-    snapshots = kept(0, 10, 20, 30)
-    assert sequence_before(snapshots, 14, 35) == 200
-    assert sequence_before(snapshots, 15, 35) == 200
-    assert sequence_before(snapshots, 16, 35) == 100
-    assert sequence_before(snapshots, 600, 35) == 0
-    assert sequence_before(snapshots, 0, 35) == 300
-
-
-def test_idle_time_does_not_age_kept_snapshots() -> None:
-    snapshots = kept(0, 10, 20, 30)
-    assert sequence_before(snapshots, 15, 3600) == 200
-    # The last one may have been taken after the last step.
-    assert sequence_before(snapshots, 0, 3600, step=300) == 200
-    assert sequence_before(snapshots, 15, 3600, step=300) == 100
-
-
-def test_a_snapshot_whose_later_messages_are_forgotten_is_not_sent() -> None:
-    snapshots = kept(0, 10, 20, 30)
-    assert sequence_before(snapshots, 600, 35, oldest=101) == 200
-    assert sequence_before(snapshots, 600, 35, oldest=190) == 200
-    assert sequence_before(snapshots, 600, 35, oldest=195) == 300  # dropped while answering
-    assert sequence_before(snapshots, 600, 35, oldest=320) is None
-    assert sequence_before(KeptSnapshots(), 600, 35) is None
+@pytest.mark.parametrize(
+    ("past_s", "now_s", "more", "expected"),
+    [
+        # the newest that is old enough, or else the oldest
+        *((past_s, 35, {}, found) for past_s, found in ((14, 200), (15, 200), (16, 100))),
+        *((600, 35, {}, 0), (0, 35, {}, 300)),
+        (15, 3600, {}, 200),  # idle time does not age it
+        (0, 3600, {"step": 300}, 200),  # the last one may have been taken after the last step
+        (15, 3600, {"step": 300}, 100),
+        *((600, 35, {"oldest": each}, 200) for each in (101, 190)),  # later messages are forgotten
+        (600, 35, {"oldest": 195}, 300),  # dropped while answering
+        (600, 35, {"oldest": 320}, None),
+    ],
+)
+def test_the_snapshot_sent_is_old_enough_and_what_came_after_it_is_kept(
+    past_s: float, now_s: float, more: dict[str, int], expected: int | None
+) -> None:
+    assert sequence_before(kept(0, 10, 20, 30), past_s, now_s, **more) == expected
+    assert sequence_before(KeptSnapshots(), past_s, now_s, **more) is None
 
 
 # An engine that runs
@@ -177,7 +163,6 @@ def test_the_kept_snapshot_sent_is_about_as_old_as_asked_for(live_engine: Any) -
             time.sleep(0.1)  # a client that asks more often has to wait
             assert time.monotonic() < deadline_s
         oldest = client.kept_snapshot(MAX_PAST_S)
-        assert oldest is not None
         assert oldest.step == -1
         assert oldest.sequence < newest.sequence
 
@@ -191,26 +176,11 @@ def test_a_request_for_past_steps_beyond_the_bound_is_refused_naming_its_field(
                 client.ask(GetKeptSnapshot(past_s=past_s))
 
 
-def test_an_engine_version_without_kept_snapshots_is_not_asked_for_past_steps(
-    tmp_path: Path,
-) -> None:
-    engine = FakeEngine(tmp_path, info())  # it answers unknown commands with an error
-    for number in range(5):
-        engine.publish(step(number))
-    source = joined(engine.endpoint, past_s=60.0)
-    engine.publish(step(5))
-    wait_for(lambda: source.history.last_step == 5, "the step")
-    assert source.history.first_step == 5
-    assert source.num_bad == 0
-    source.stop()
-    engine.close()
-
-
 class PastThatIsNotToBeHad(FakeEngine):
-    """An engine that refuses to send its past, or whose messages after the snapshot get lost."""
+    """An engine that keeps no past, refuses to send it, or loses what came after the snapshot."""
 
-    def __init__(self, folder: Path, *, is_refused: bool) -> None:
-        super().__init__(folder, info(keeps_snapshots=True))
+    def __init__(self, folder: Path, *, keeps: bool, is_refused: bool) -> None:
+        super().__init__(folder, info(keeps_snapshots=keeps))
         self.largest_replay = 0
         self.num_asked = 0
         self._is_refused = is_refused
@@ -222,19 +192,19 @@ class PastThatIsNotToBeHad(FakeEngine):
         return Error(code="rate_limited", message="no") if self._is_refused else snapshot(0, 0)
 
 
-@pytest.mark.parametrize("is_refused", [True, False])
+@pytest.mark.parametrize(("keeps", "is_refused"), [(False, True), (True, True), (True, False)])
 def test_past_steps_that_cannot_be_fetched_do_not_delay_live_steps(
-    is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keeps: bool, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepscope.recordings.live.subscriber.ASK_TIMEOUT_S", 0.3)
-    engine = PastThatIsNotToBeHad(tmp_path, is_refused=is_refused)
+    engine = PastThatIsNotToBeHad(tmp_path, keeps=keeps, is_refused=is_refused)
     for number in range(5):
         engine.publish(step(number))
     source = joined(engine.endpoint, past_s=60.0)
-    assert engine.num_asked == 1
+    assert engine.num_asked == keeps  # an engine of an earlier version knows no such command
     engine.publish(step(5))
     wait_for(lambda: source.history.last_step == 5, "the step")
-    assert source.history.num_lost == 0
+    assert source.history.num_lost == source.num_bad == 0
     source.stop()
     engine.close()
 
@@ -274,14 +244,12 @@ def test_on_a_slow_link_fewer_past_steps_are_requested_so_that_live_steps_arrive
 ) -> None:
     way = SlowWay(ms_a_message)
     monkeypatch.setattr("stepscope.recordings.live.snapshots.time.monotonic", lambda: way.now_s)
-    now = snapshot(10_000, 0)
-    now = msgspec.structs.replace(now, info=info(keeps_snapshots=True))
+    now = msgspec.structs.replace(snapshot(10_000, 0), info=info(keeps_snapshots=True))
     earlier = ask_for_earlier(way, now, 60.0, threading.Event())  # type: ignore[arg-type]
     if asked_s is None:
         assert earlier is None
         assert way.asked_s == [60, 30, 15, 7.5, 3.75, 1.875]
     else:
-        assert earlier is not None
         assert way.asked_s == asked_s
         assert earlier.sequence == 10_000 - round(50 * asked_s[-1])
 
@@ -306,15 +274,3 @@ def test_record_with_option_past_includes_steps_from_before_it_started(
     with Recording(path) as recording:
         assert recording.first_step == 0
         assert (recording.last_step or 0) >= 299
-
-
-@pytest.mark.parametrize("command", ["record", "top"])
-@pytest.mark.parametrize("seconds", ["-1", "3601", "nan"])
-def test_an_invalid_value_of_option_past_is_refused_before_anything_is_done(
-    command: str, seconds: str, stepscope: Callable[..., Any], tmp_path: Path
-) -> None:
-    options = ["-o", str(tmp_path / "a.mcap")] if command == "record" else []
-    done = stepscope(command, f"{tmp_path}/engine", *options, "--past", seconds)
-    assert done.exit_code == 2
-    assert "invalid value for '--past': Input should be " in done.stderr
-    assert list(tmp_path.iterdir()) == []

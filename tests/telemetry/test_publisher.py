@@ -77,22 +77,6 @@ def test_the_sending_thread_is_compiled_if_there_is_a_compiler() -> None:
     assert sender.is_compiled() == can_be
 
 
-def test_messages_have_three_frames_and_gapless_sequence_numbers(
-    way: str, address: str, subscriber: "zmq.Socket[bytes]"
-) -> None:
-    publisher = Publisher(address, ring_size=8)
-    join(subscriber, address, publisher)
-    first = publisher.next_sequence
-    for step in range(5):
-        publisher.publish(status(step))
-    for step in range(5):
-        assert subscriber.poll(30_000)
-        topic, sequence, payload = subscriber.recv_multipart()
-        assert (topic, wire.sequence_of(sequence)) == (b"status", first + step)
-        assert wire.decode(payload) == status(step)
-    publisher.close()
-
-
 def test_messages_published_before_closing_arrive_even_if_few_are_kept(
     way: str, address: str, subscriber: "zmq.Socket[bytes]"
 ) -> None:
@@ -102,10 +86,11 @@ def test_messages_published_before_closing_arrive_even_if_few_are_kept(
     for step in range(2_000):
         publisher.publish(status(step))
     publisher.close()
-    numbers = []
-    while len(numbers) < 2_000 and subscriber.poll(30_000):
-        numbers.append(wire.sequence_of(subscriber.recv_multipart()[1]))
-    assert numbers == list(range(first, first + 2_000))
+    for step in range(2_000):
+        assert subscriber.poll(30_000), step
+        topic, sequence, payload = subscriber.recv_multipart()
+        assert (topic, wire.sequence_of(sequence)) == (b"status", first + step)
+        assert wire.decode(payload) == status(step)
     assert publisher.sender.num_dropped == 0
 
 
@@ -258,9 +243,8 @@ def test_messages_overwritten_before_sending_are_counted_and_never_sent_in_part(
 
 @needs_thread
 def test_the_thread_of_an_unclosed_publisher_ends_with_its_object() -> None:
-    publisher: Publisher | None = Publisher("tcp://127.0.0.1:*", ring_size=5)
+    publisher = Publisher("tcp://127.0.0.1:*", ring_size=5)
     num_open = len(os.listdir("/proc/self/fd"))
-    assert publisher is not None
     publisher.publish(status(1))
     del publisher
     gc.collect()
@@ -286,9 +270,7 @@ for line in sys.stdin:
         print(os.waitpid(child, 0)[1], flush=True)
     else:
         publisher.publish(
-            EngineStatus(
-                time_ns=0, state="idle", step=int(line), num_running=0, num_waiting=0
-            )
+            EngineStatus(time_ns=0, state="idle", step=int(line), num_running=0, num_waiting=0)
         )
 """  # it ends with an open publisher
     with subprocess.Popen(
@@ -297,11 +279,8 @@ for line in sys.stdin:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
 
         def tell(line: str) -> None:
-            assert process.stdin is not None
             process.stdin.write(f"{line}\n")
             process.stdin.flush()
 
@@ -315,9 +294,7 @@ for line in sys.stdin:
         steps = []
         while 7 not in steps:
             assert subscriber.poll(30_000)
-            message = wire.decode(subscriber.recv_multipart()[2])
-            assert isinstance(message, EngineStatus)
-            steps.append(message.step)
+            steps.append(wire.decode(subscriber.recv_multipart()[2]).step)
         process.stdin.close()
         assert process.wait(60) == 0
 

@@ -34,9 +34,16 @@ MESSAGES = Later(lambda: [message for _, message in simulate(seed=11, num_steps=
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
     session = Session(tmp_path)
+    wait_for(session.has_caught_up, "caught up")
     yield session
     session.subscriber.stop()
     session.engine.close()
+
+
+def settled(session: Session, num_steps: int) -> None:
+    """Run steps, and wait until the subscriber has all that was published."""
+    session.run(num_steps)
+    wait_for(session.has_caught_up)
 
 
 # Joining
@@ -90,22 +97,10 @@ def test_an_engine_of_a_later_schema_is_refused_with_a_remedy(tmp_path: Path) ->
 # Losing and healing
 
 
-def test_lost_messages_are_recovered_so_that_nothing_is_missing(session: Session) -> None:
-    session.run(3)
-    session.run(5, lost=True)
-    session.run(2)
-    wait_for(session.has_caught_up)
-    assert session.history.num_lost == 0
-    assert session.subscriber.num_recovered >= 5
-    steps = session.steps()
-    assert steps == list(range(steps[0], session.next_step))
-
-
 def test_messages_the_engine_forgot_are_a_visible_gap_and_the_state_is_corrected(
     session: Session,
 ) -> None:
-    session.run(3)
-    wait_for(session.has_caught_up)
+    settled(session, 3)
     first_lost = session.next_step
     session.run(4, lost=True, forgotten=True)
     session.run(2)
@@ -113,8 +108,7 @@ def test_messages_the_engine_forgot_are_a_visible_gap_and_the_state_is_corrected
     (gap,) = session.history.gaps
     assert gap.num_messages == session.history.num_lost == 4
     assert (gap.after_step, gap.before_step) == (first_lost - 1, first_lost + 4)
-    session.run(2)
-    wait_for(session.has_caught_up)
+    settled(session, 2)
     assert session.subscriber.status == "live"
 
 
@@ -126,12 +120,10 @@ def test_an_engine_that_cannot_replay_loses_only_the_gap(session: Session) -> No
 
 
 def test_a_lost_gap_recovery_reply_is_requested_again(session: Session) -> None:
-    session.run(2)
-    wait_for(session.has_caught_up)
+    settled(session, 2)
     session.engine.num_unanswered = 3
     session.run(4, lost=True)
-    session.run(1)
-    wait_for(session.has_caught_up)
+    settled(session, 1)
     assert session.history.num_lost == 0
     assert session.subscriber.status == "live"
     session.engine.num_unanswered = 1  # and so is a snapshot
@@ -145,8 +137,7 @@ def test_on_a_slow_link_gap_recovery_requests_less_at_once(
     session = Session(tmp_path)
     session.engine.largest_replay = 150
     session.run(1200, lost=True)
-    session.run(1)
-    wait_for(session.has_caught_up)
+    settled(session, 1)
     assert session.history.num_lost == 0
     assert session.subscriber.num_recovered >= 1200
     session.subscriber.stop()
@@ -154,8 +145,7 @@ def test_on_a_slow_link_gap_recovery_requests_less_at_once(
 
 
 def test_gap_recovery_never_mixes_messages_of_a_replaced_engine(session: Session) -> None:
-    session.run(3)
-    wait_for(session.has_caught_up)
+    settled(session, 3)
     last = session.next_step - 1
     session.engine.successor = info("two")
     session.run(4, lost=True, forgotten=True)
@@ -164,7 +154,6 @@ def test_gap_recovery_never_mixes_messages_of_a_replaced_engine(session: Session
     time.sleep(0.2)
     assert session.history.num_steps == session.history.num_lost == 0
     previous = session.history.previous
-    assert previous is not None
     assert previous.num_lost == 4
     assert [(gap.after_step, gap.before_step) for gap in previous.gaps] == [(last, last + 5)]
 
@@ -188,8 +177,7 @@ def test_garbage_in_telemetry_is_counted_and_changes_nothing(session: Session) -
     ]
     for frames in garbage:
         session.engine.send_raw(*frames)
-    session.run(3)
-    wait_for(session.has_caught_up)
+    settled(session, 3)
     assert session.subscriber.num_bad == len(garbage)
     assert session.subscriber.status == "live"
     assert str(len(garbage)) in str(session.subscriber.error)
@@ -199,8 +187,7 @@ def test_garbage_in_telemetry_is_counted_and_changes_nothing(session: Session) -
 def test_after_an_absurd_sequence_number_a_subscriber_rejoins_and_loses_no_step(
     session: Session,
 ) -> None:
-    session.run(2)
-    wait_for(session.has_caught_up)
+    settled(session, 2)
     session.engine.send_raw(b"step", wire.sequence_frame(2**50), wire.encode(step(10**6)))
     session.engine.send_raw(b"step", wire.sequence_frame(2**64 - 1), wire.encode(step(10**7)))
 
@@ -221,8 +208,7 @@ def test_messages_of_an_unknown_kind_are_skipped(session: Session) -> None:
         session.engine.next_sequence += 1
         session.engine.kept[number] = (b"weather", b"\x80")
     session.engine.send_raw(b"weather", wire.sequence_frame(number), b"\x80")
-    session.run(1)
-    wait_for(session.has_caught_up)
+    settled(session, 1)
     assert session.history.num_lost == 0
     assert session.subscriber.num_bad == 0
 
@@ -257,8 +243,7 @@ def test_an_engine_is_stale_when_silent_down_without_reply_and_live_on_a_heartbe
 def test_a_restarted_engine_is_joined_and_its_last_session_is_kept(
     session: Session, first_sequence: int
 ) -> None:
-    session.run(5)
-    wait_for(session.has_caught_up)
+    settled(session, 5)
     before = session.steps()
     session.restart("two", first_sequence)
     session.engine.publish(info("two"))
@@ -273,7 +258,6 @@ def test_a_restarted_engine_is_joined_and_its_last_session_is_kept(
     wait_for(session.has_caught_up)
     assert session.history.num_lost == 0
     previous = session.history.previous
-    assert previous is not None
     assert [previous.first_step, previous.last_step] == [before[0], before[-1]]
     assert session.history.events()[0].kind == "engine"
 
@@ -282,13 +266,11 @@ def test_a_restarted_engine_is_detected_even_if_its_sequence_numbers_continue(
     session: Session,
 ) -> None:
     session.subscriber._stale_s = 60.0  # silence must not reveal the restart
-    session.run(5)
-    wait_for(session.has_caught_up)
+    settled(session, 5)
     session.restart("two", session.engine.next_sequence)  # without publishing its identity
     time.sleep(0.5)  # until the subscriber has connected to it
     session.run(5)
     wait_for(lambda: (i := session.history.info) is not None and i.engine_id == "two")
-    assert session.history.previous is not None
 
 
 # The real engine
@@ -319,9 +301,7 @@ def test_following_a_real_engine_gives_its_state_and_recording(
     change = history.knob_changes[0]
     new = {"max_num_batched_tokens": 64}
     assert (change.effective_step, change.new) == (ack.effective_step, new)
-    budget = history.summary(ack.effective_step)
-    assert budget is not None
-    assert budget.token_budget == 64
+    assert history.summary(ack.effective_step).token_budget == 64
     recorder.stop()
     subscriber.stop()
     with Recording(tmp_path / "live.mcap") as recording:
@@ -355,13 +335,10 @@ def test_a_snapshot_taken_while_running_equals_the_followed_state(live_engine: A
 
 
 def submit(client: ControlClient, numbers: range) -> None:
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
     for number in numbers:
-        client.send(
-            Submit(
-                prompt_token_ids=[number] * 40 + list(range(number, number + 10 * (number % 7))),
-                sampling=SamplingParams(max_tokens=20, ignore_eos=True),
-            )
-        )
+        prompt = [number] * 40 + list(range(number, number + 10 * (number % 7)))
+        client.send(Submit(prompt_token_ids=prompt, sampling=sampling))
 
 
 # Many small gaps
@@ -395,7 +372,6 @@ class Recorded:
 
 
 def test_many_gaps_close_together_are_recovered_with_few_queries(session: Session) -> None:
-    wait_for(session.has_caught_up, "caught up")
     session.engine.asked.clear()
     session.engine.replays.clear()
     session.run_with_gaps(1_000)
@@ -410,17 +386,14 @@ def test_many_gaps_close_together_are_recovered_with_few_queries(session: Sessio
 
 
 def test_a_gap_recovery_query_covers_only_the_missing_messages(session: Session) -> None:
-    wait_for(session.has_caught_up, "caught up")
     session.engine.asked.clear()
     first = session.engine.next_sequence
     session.run(7, lost=True)
-    session.run(200)
-    wait_for(session.has_caught_up, "caught up")
+    settled(session, 200)
     assert set(session.engine.asked) == {range(first, first + 7)}
 
 
 def test_exactly_the_forgotten_messages_among_recovered_gaps_are_lost(session: Session) -> None:
-    wait_for(session.has_caught_up, "caught up")
     session.engine.replays.clear()
     session.run_with_gaps(20)
     session.run(3, lost=True, forgotten=True)
@@ -433,7 +406,6 @@ def test_exactly_the_forgotten_messages_among_recovered_gaps_are_lost(session: S
 
 
 def test_gap_recovery_alone_never_reaches_the_rate_limit(session: Session) -> None:
-    wait_for(session.has_caught_up, "caught up")
     limiter = session.engine.limiter = RateLimiter()
     for _ in range(100):
         session.run_with_gaps(20)
@@ -451,7 +423,6 @@ def test_gap_recovery_alone_never_reaches_the_rate_limit(session: Session) -> No
 def test_a_subscriber_stopped_during_gap_recovery_still_gets_all_messages(
     session: Session, tmp_path: Path
 ) -> None:
-    wait_for(session.has_caught_up, "caught up")
     recorded = Recorded(session, tmp_path / "healed.mcap")
     first = session.engine.next_sequence
     session.engine.asked.clear()
@@ -471,7 +442,6 @@ def test_a_subscriber_stopped_during_gap_recovery_still_gets_all_messages(
 def test_an_observer_that_stops_without_a_reply_counts_the_gap_as_lost(
     session: Session, tmp_path: Path
 ) -> None:
-    wait_for(session.has_caught_up, "caught up")
     recorded = Recorded(session, tmp_path / "gaps.mcap")
     session.engine.is_silent = True
     arrived = session.run_with_gaps(800)
