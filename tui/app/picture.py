@@ -93,10 +93,9 @@ async def _picture(
             screen.draw()
             frame = screen.new_frame()
             if request_id is not None and request_id not in frame.state.requests:
-                known = sorted(frame.state.requests)
                 raise NotInRecording(
-                    f"r{request_id} is not among the requests at this step"
-                    + (f": r{known[0]} to r{known[-1]}" if known else "")
+                    f"r{request_id} is not known any more, or not yet, at this step: --at names "
+                    "another ('stepscope explain' says when it ran)"
                 )
             await pilot.pause()
             return encode(app)

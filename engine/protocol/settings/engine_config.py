@@ -40,7 +40,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str,
         doc(
             "folder of the keys that are let in ('stepscope keys'); a public address always asks "
-            "for keys (default: then that of the config folder, else none)"
+            "for keys (default: that of the config folder if there is one)"
         ),
     ] = ""
     device: Annotated[str, doc("'auto', 'cpu', 'cuda' or 'cuda:N'")] = "auto"

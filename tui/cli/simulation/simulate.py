@@ -17,12 +17,13 @@ from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession, run_requests
+from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, slo_of
 from stepscope.recordings.simulation.figures import RunFigures
 from stepscope.recordings.simulation.writing import RecordingSink
 from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import variants_of
-from stepscope.tui.cli.shared.levels import chosen_levels
+from stepscope.tui.cli.shared.levels import chosen_levels, level_of
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
 from stepscope.tui.cli.shared.output import (
     Progress,
@@ -33,7 +34,7 @@ from stepscope.tui.cli.shared.output import (
     write_json,
     writing_output,
 )
-from stepscope.tui.cli.shared.paths import output_path, sample_named
+from stepscope.tui.cli.shared.paths import find_recording, output_path, sample_named
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
     MIX,
@@ -143,6 +144,9 @@ def simulate(
         engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
     level = slo_of(chosen_levels(flags), {})
+    if source is not None and is_recording_name(source):
+        with Recording(find_recording(source)) as recording:
+            level = level_of(flags, recording)
     path = None if output is None else output_path(output)
     work, setup = open_work(source or MIX, engine, spec, flags, time_scale, limit)
     seeds = range(spec.seed, spec.seed + runs)

@@ -47,8 +47,8 @@ def tune(
     target: Target = None,
     *,
     seconds: float | None = seconds_option(
-        "of an engine: how much of its past to take, as far as it keeps it (default: 60); with "
-        "--hold how long (default: until Ctrl-C)",
+        "of an engine: how much of its past to take, as far as it keeps it "
+        "(default: 60; with --hold until Ctrl-C)",
     ),
     bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
     holds: bool = flag(

@@ -28,6 +28,7 @@ VERDICTS: dict[Verdict, str] = {
     "differs": "",
     "unknown": "not published",
 }
+_NARROW = 1.1  # an interval within this factor shows that two values are alike
 NOTHING = "nothing for sure"
 NONE_LOWER = "in no latency"
 SAME_SETTINGS = "no difference found"
@@ -81,6 +82,10 @@ def verdict(figure: ComparedFigure) -> str:
     if figure.verdict == "differs" and figure.a is not None and figure.b is not None:
         more, less = ("higher", "lower") if figure.kind is not None else ("more", "less")
         return f"{more if figure.b > figure.a else less} in B"
+    if figure.verdict == "alike" and figure.interval is not None:
+        low, high = figure.interval
+        if low < 1 / _NARROW or high > _NARROW:
+            return "no difference seen"
     return VERDICTS[figure.verdict]
 
 
