@@ -76,7 +76,7 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Any) -> None:
         (("chunked", "-o", "a.svg", "--page", "cellar"), 2, "'cellar' is not one of 'main'"),
         (("chunked", "-o", "a.svg", "--size", "10x5"), 2, "expected 80x20 to 1000x500, got '10x5'"),
         (("chunked", "-o", "a.svg", "--zoom", "3"), 2, "expected one of 1, 2, 5, 10, 20, 50"),
-        (("chunked", "-o", "a.svg", "--request", "r99999"), 2, "not among the requests"),
+        (("chunked", "-o", "a.svg", "--request", "r99999"), 2, "r99999 is not known any more"),
         (("chunked", "-o", "no/where/a.svg"), 1, "is not a folder"),
         (("chunked", "-o", "."), 1, "is a folder"),
         (("nothing.mcap", "-o", "a.svg"), 1, "there is no recording"),
