@@ -111,9 +111,6 @@ class LoadedChunk:
     def __len__(self) -> int:
         return len(self.frames)
 
-    def is_packed(self, place: int) -> bool:
-        return place in self._packed
-
     def frame(self, place: int) -> MessageFrame | None:
         """The message as received from the engine; None if it cannot be unpacked (damage)."""
         frame = self.frames[place]

@@ -125,7 +125,9 @@ def _stall(
         known_s = 60.0 if first is None else (state.time_ns - first.schedule_start_ns) / 1e9
         window = "the last minute" if known_s >= 59.5 else f"{known_s:.0f} s"
         text += f"; {len(stalls):,} stalls in {window}, the last at step {stalls[-1].step:,}"
-    return Verdict("breach", text, "worst")
+    longest = history.windows.stalls().longest
+    is_worst = bool(longest) and longest[0].step == worst.step
+    return Verdict("breach", text, "worst" if is_worst else "goto")  # to the step that it names
 
 
 def _why(late: Late | None, state: SessionState) -> str:

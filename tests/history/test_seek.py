@@ -113,7 +113,7 @@ def test_a_contradicting_step_is_skipped(recorded: Path, monkeypatch: pytest.Mon
         begin, end = recording.find_step(1_000), recording.find_step(1_500)
         whole = one_by_one(recording, begin, end)
         chunk = recording.chunk(begin.chunk)
-        bad = next(p for p in range(begin.message + 60, len(chunk)) if chunk.is_packed(p))
+        bad = next(p for p in range(begin.message + 60, len(chunk)) if p in chunk._packed)
         message = msgspec.msgpack.decode(chunk.frames[bad].payload)
         message["batch"] = [message["batch"][0], 10_000]
         frames = list(chunk.frames)

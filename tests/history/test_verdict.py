@@ -105,6 +105,15 @@ def test_a_freeze_is_told_with_the_prompt_that_made_it() -> None:
     assert (verdict.tone, verdict.look) == ("breach", "worst")
 
 
+def test_a_freeze_that_is_not_the_worst_in_memory_leads_to_its_own_step() -> None:
+    history = of_sample("vllm", SLO(500, 50))
+    assert history.rewind(362)
+    verdict = verdict_of(history)
+    longest = history.windows.stalls().longest[0].step
+    assert "at step 265" in verdict.text
+    assert (longest, verdict.look) == (2, "goto")
+
+
 def test_it_is_not_healthy_where_few_tokens_were_late_but_most_requests_had_one() -> None:
     history = of_sample("speculation", USUAL)
     assert (history.windows.latency().itl.within_slo or 0) > 0.97

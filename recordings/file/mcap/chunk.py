@@ -24,7 +24,6 @@ _PIECE_BYTES = 1024  # compressed bytes read at a time: fewer lose less before d
 
 _MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
 _MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id
-_NUMBERED = struct.Struct("<BQHI")  # the same, and the sequence
 _MESSAGE_OPCODE = int(Opcode.MESSAGE)
 
 
