@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
-from stepscope.recordings.history.ring.ring import replayed
+from stepscope.recordings.history.ring import replayed
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.session import SessionState
 

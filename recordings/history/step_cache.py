@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.recordings.history.ring.ring import replayed
-from stepscope.recordings.history.ring.segment import Segment
+from stepscope.recordings.history.ring import Segment, replayed
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.session import SessionState
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.recordings.history.ring.ring import StepRing
+from stepscope.recordings.history.ring import StepRing
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
 from stepscope.recordings.state.audit_text import in_flight_text
 from stepscope.recordings.state.clocks import WallClock, leave_out, lost_before
