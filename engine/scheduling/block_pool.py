@@ -10,8 +10,8 @@ import contextlib
 import operator
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, compress, islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, islice
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -32,10 +32,6 @@ with contextlib.suppress(ImportError):  # the package was installed without a C 
     from stepscope.engine.protocol import _wire_rows
 
     compiled = _wire_rows.drain_moves
-
-
-class KVCacheIntegrityError(AssertionError):
-    """Counts, owners and block tables of the KV cache contradict each other: a bug in this code."""
 
 
 class BlockState(NamedTuple):
@@ -92,8 +88,7 @@ class BlockPool:
             blocks.reverse()
             del empty[len(empty) - count :]
         else:
-            if count > self.num_free:
-                raise KVCacheIntegrityError(f"{count} blocks wanted, {self.num_free} are free")
+            assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
             blocks = empty[::-1]
             empty.clear()
             for _ in range(count - len(blocks)):
@@ -118,9 +113,7 @@ class BlockPool:
             self._owners[block] = owner
             self._changed[block] = None
 
-    def release(
-        self, blocks: Sequence[int], owner: int, heir: Callable[[int, int], int | None]
-    ) -> None:
+    def release(self, blocks: Sequence[int], owner: int, heir: Callable[[int, int], int]) -> None:
         """End the hold of `owner` on `blocks`, its block table, in order.
 
         Blocks at the end of a prefix will be reused before those at its beginning, which more
@@ -137,10 +130,7 @@ class BlockPool:
             ref_counts[block] -= 1
             if ref_counts[block]:
                 if owners[block] == owner:
-                    if (holder := heir(index, block)) is None:
-                        text = f"block {block} is shared, but no other request holds it"
-                        raise KVCacheIntegrityError(text)
-                    owners[block] = holder
+                    owners[block] = heir(index, block)
             elif digests[block] is None:
                 self.empty.append(block)
             else:
@@ -166,10 +156,8 @@ class BlockPool:
         return num_forgotten
 
     def _forget(self, block: int) -> BlockHash:
-        digest = self._digests[block]
-        if digest is None:
-            raise KVCacheIntegrityError(f"block {block} has no content that could be forgotten")
-        self._digests[block] = None
+        digest, self._digests[block] = self._digests[block], None
+        assert digest is not None, f"block {block} has no content that could be forgotten"
         copies = self._copies.get(digest)
         if copies is None:
             del self._by_digest[digest]
@@ -184,7 +172,6 @@ class BlockPool:
 
     def drain_moves(self) -> list[BlockMove]:
         """Return the state of each block that changed since the last drain, first changes first."""
-        # Inlines `_state`, because every step runs this loop.
         published, ref_counts, owners, digests = (
             self._published, self._ref_counts, self._owners, self._digests
         )  # fmt: skip
@@ -235,56 +222,9 @@ class BlockPool:
         """Return the state of all blocks in order of their ids; equal neighbours make one run."""
         published = self._published
         for block in self._changed:
-            owner, refs = self._state(block)
-            published[block] = owner << REF_BITS | refs
+            refs, free = self._ref_counts[block], EMPTY if self._digests[block] is None else CACHED
+            published[block] = (self._owners[block] if refs else free) << REF_BITS | refs
         return runs_of(self._published_bytes)
-
-    def _state(self, block: int) -> tuple[int, int]:
-        if self._ref_counts[block]:
-            return self._owners[block], self._ref_counts[block]
-        return EMPTY if self._digests[block] is None else CACHED, 0
-
-    def digest_of(self, block: int) -> BlockHash | None:
-        return self._digests[block]
-
-    def check_integrity(self, holders: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Check all blocks against the block tables: `holders`, in order of admission."""
-        for problem in self._problems(holders):
-            raise KVCacheIntegrityError(problem)
-
-    def _problems(self, holders: Sequence[tuple[int, Sequence[int]]]) -> Iterator[str]:
-        ref_counts = [0] * self.num_blocks
-        owned: set[int] = set()
-        for owner, blocks in holders:
-            if len(set(blocks)) != len(blocks):
-                yield f"request {owner} holds a block twice: {blocks}"
-            for block in blocks:
-                ref_counts[block] += 1
-                if self._owners[block] == owner:
-                    owned.add(block)
-        empty, cached, digests = set(self.empty), self.cached, self._digests
-        if len(empty) != len(self.empty):
-            yield "a block is twice among the empty ones"
-        for block, expected in enumerate(ref_counts):
-            digest = digests[block]
-            places = (block in empty, block in cached, expected > 0)
-            if self._ref_counts[block] != expected:
-                yield f"block {block}: {expected} holders, {self._ref_counts[block]} counted"
-            if expected and block not in owned:
-                yield f"block {block}: owner {self._owners[block]} does not hold it"
-            if sum(places) != 1:
-                yield f"block {block}: empty, cached, held are {places}, expected one of them"
-            if not expected and (digest is None) != places[0]:
-                yield f"block {block}: free with content {digest!r} in the wrong list"
-            if digest is not None and not self._finds(digest, block):
-                yield f"block {block}: its content cannot be found"
-        copies = ((digest, block) for digest, each in self._copies.items() for block in each)
-        for digest, block in chain(self._by_digest.items(), copies):
-            if digests[block] != digest:
-                yield f"block {block}: found by content that it does not hold"
-
-    def _finds(self, digest: BlockHash, block: int) -> bool:
-        return self._by_digest.get(digest) == block or block in self._copies.get(digest, ())
 
 
 def runs_of(published_bytes: bytearray) -> list[BlockRun]:

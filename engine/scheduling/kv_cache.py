@@ -20,12 +20,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stepscope.engine.protocol.wire import BlockMove, BlockRun, KVCounts, PrefixMisses
-from stepscope.engine.scheduling.block_pool import (
-    BlockHash,
-    BlockPool,
-    BlockState,
-    KVCacheIntegrityError,
-)
+from stepscope.engine.scheduling.block_pool import BlockHash, BlockPool, BlockState
 from stepscope.engine.scheduling.prefix_judge import PrefixJudge
 from stepscope.engine.scheduling.request import Request
 
@@ -213,44 +208,18 @@ class KVCacheManager:
         """Return the state of all blocks in order of their ids, run-length coded."""
         return self._pool.runs()
 
-    def check_integrity(self) -> None:
-        """Check the state of all blocks, all counts and all block tables against each other."""
-        tables = [(owner, request.block_table) for owner, request in self._holders.items()]
-        self._pool.check_integrity(tables)
-        num_held = sum(len(blocks) for _, blocks in tables)
-        if num_held != self.num_held:
-            raise KVCacheIntegrityError(f"{num_held} blocks in the tables, {self.num_held} counted")
-        if sum(map(self.num_blocks_in_all, self._holders.values())) != self._num_promised:
-            raise KVCacheIntegrityError(f"{self._num_promised} blocks promised is a wrong count")
-        for request in self._holders.values():
-            self._check_table(request)
-
-    def _check_table(self, request: Request) -> None:
-        who = f"request {request.request_id}"
-        table = request.block_table
-        if len(table) * self.block_size < request.num_computed_tokens:
-            raise KVCacheIntegrityError(
-                f"{who}: {request.num_computed_tokens} tokens computed, {len(table)} blocks held"
-            )
-        for index in range(request.num_hashed_blocks):
-            digest = self._pool.digest_of(table[index])
-            if digest is not None and digest != self.digest(request, index):
-                raise KVCacheIntegrityError(
-                    f"{who}: block {table[index]} is known by another's content"
-                )
-
-    def _heir_finder(self) -> Callable[[int, int], int | None]:
+    def _heir_finder(self) -> Callable[[int, int], int]:
         """Return a function that finds the last admitted request that holds a block of a table."""
         heir: Request | None = None
 
-        def find(index: int, block: int) -> int | None:
+        def find(index: int, block: int) -> int:
             nonlocal heir
             # A request that shares a block nearly always shares all blocks before it as well, at
             # the same index. So the last heir found is tried first.
             if heir is None or not _holds(heir, index, block):
                 latest_first = map(self._holders.__getitem__, reversed(self._holders))
-                heir = next((r for r in latest_first if _holds(r, index, block)), None)
-            return None if heir is None else heir.request_id
+                heir = next(each for each in latest_first if _holds(each, index, block))
+            return heir.request_id
 
         return find
 

@@ -22,6 +22,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from tests.support.engines.kv_integrity import check_integrity
 from tests.support.engines.tiny_runner import load_tiny, next_row, run_rows
 
 LEAN = ("llama", "qwen2", "qwen3", "mistral")  # our own decoder runs these, and the library can too
@@ -136,7 +137,7 @@ class Engine:
         assert rows, "the scheduler has work but schedules nothing"
         result = self.runner.execute(ScheduledStep(self.num_steps, rows))
         self.scheduler.update(rows, result.token_ids)
-        self.kv.check_integrity()
+        check_integrity(self.kv)
         self.num_hit_tokens += self.kv.counts().hit_tokens
         self.kv.drain_moves()
         self.scheduler.drain_events()

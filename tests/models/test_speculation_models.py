@@ -17,6 +17,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep
+from tests.support.engines.kv_integrity import check_integrity
 from tests.support.engines.tiny_runner import load_tiny
 
 LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, max_model_len=256)
@@ -42,7 +43,7 @@ def outputs(folder: Path, temperature: float, **knobs: object) -> tuple[object, 
             result = runner.execute(ScheduledStep(step, rows))
             _, bursts = take_bursts(scheduler, rows, result)
             num_accepted += sum(len(burst) - 1 for burst in bursts.values())
-        kv.check_integrity()
+        check_integrity(kv)
         step += 1
     assert sum(request.num_preemptions for request in requests) > 0
     return [request.output_token_ids for request in requests], num_accepted

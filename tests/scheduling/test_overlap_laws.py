@@ -32,6 +32,7 @@ from stepscope.engine.scheduling.step import DeviceMemoryError, InFlight, Schedu
 from stepscope.recordings.check.ledgers import BlockLedger
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.kv_integrity import check_integrity
 from tests.support.engines.scheduled_loads import (
     LIMITS,
     MAX_MODEL_LEN,
@@ -241,7 +242,7 @@ class Run:
                 token_ids = command.prompt_token_ids if isinstance(command, Submit) else None
                 core.inbox.put(Call(command, asker, token_ids))
             core.step()
-            self.scheduler.kv.check_integrity()
+            check_integrity(self.scheduler.kv)
             core.publish_heartbeat(idle=not core.has_step_in_flight)
             turn += 1
         core.snapshots.serve(at_once=True)

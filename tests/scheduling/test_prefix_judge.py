@@ -15,6 +15,7 @@ from stepscope.engine.protocol.wire import Admitted, PrefixMisses
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
+from tests.support.engines.kv_integrity import check_integrity
 
 BLOCK = 4
 LIMITS = Limits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=40)
@@ -148,7 +149,7 @@ def test_each_prompt_is_judged_as_by_hand_under_preemptions_aborts_and_resets(se
             _step(scheduler, kv, chance)
     while scheduler.has_work():
         _step(scheduler, kv, chance)
-        kv.check_integrity()
+        check_integrity(kv)
     kinds = Counter()  # type: Counter[str]
     for misses in kv.judged:
         kinds["evicted"] += misses.num_evicted > 0

@@ -20,6 +20,7 @@ from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.engine.telemetry.batch_rows import BatchRows
 from stepscope.engine.telemetry.step_draft import StepDraft
+from tests.support.engines.kv_integrity import check_integrity
 from tests.support.engines.scheduled_loads import (
     LIMITS,
     MAX_MODEL_LEN,
@@ -124,7 +125,7 @@ class Driver:
             self.scheduler.knobs = self.case.knobs[step]
         if step == self.case.reset_at:
             self.scheduler.kv.reset_prefix_cache()
-        self.scheduler.kv.check_integrity()
+        check_integrity(self.scheduler.kv)
 
     def arrive(self, number: int, arrival: Arrival) -> None:
         sampling = SamplingParams(
@@ -142,7 +143,7 @@ class Driver:
         num_running = len(scheduler.running)
         computed = {r.request_id: r.num_computed_tokens for r in scheduler.running}
         rows = scheduler.schedule()
-        scheduler.kv.check_integrity()
+        check_integrity(scheduler.kv)
         self.check_rows(rows, num_running)
         self.check_batching(rows, num_running)
         self.check_cadence(rows)

@@ -19,6 +19,7 @@ from stepscope.engine.text.stop_strings import StopText
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client
+from tests.support.engines.kv_integrity import check_integrity
 from tests.support.engines.whole_core import WholeCore
 
 MAX_MODEL_LEN = 128
@@ -238,7 +239,7 @@ def test_an_abort_frees_the_blocks_of_drafts() -> None:
         assert engine.core.step()
     engine.core.abort(0, "test")
     assert engine.kv.num_held == 0
-    engine.kv.check_integrity()
+    check_integrity(engine.kv)
 
 
 def request_of(token_ids: list[int], **sampling: object) -> Request:

@@ -28,6 +28,7 @@ from stepscope.engine.simulation.virtual.session import (
     run_requests,
 )
 from tests.support.engines.core_ends import Sink
+from tests.support.engines.kv_integrity import check_integrity
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=256, max_model_len=1024)
 SEED = 7
@@ -98,7 +99,7 @@ def run(
     model = DrawnStepTimes(made.model, SEED)
     replica = Replica(made.scheduler(), model, taken, overlap=made.overlap, takes_short_way=short)
     run_requests(replica, work, changes=changes)
-    replica.scheduler.kv.check_integrity()
+    check_integrity(replica.scheduler.kv)
     return taken
 
 

@@ -8,6 +8,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow
+from tests.support.engines.kv_integrity import check_integrity
 
 BLOCK_SIZE = 4
 
@@ -35,9 +36,9 @@ def add(
 def step(scheduler: Scheduler) -> dict[int, int]:
     """Run one step; return the tokens of each request, in the order scheduled."""
     rows = scheduler.schedule()
-    scheduler.kv.check_integrity()
+    check_integrity(scheduler.kv)
     scheduler.update(rows, [0 if row.samples else None for row in rows])
-    scheduler.kv.check_integrity()
+    check_integrity(scheduler.kv)
     return tokens_of(rows)
 
 

@@ -14,6 +14,7 @@ from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.text.stop_strings import StopText
 from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.kv_integrity import check_integrity
 from tests.support.engines.simulated_run import simulated_info
 
 
@@ -65,5 +66,5 @@ class WholeCore:
             if not self.core.step():
                 self.core.settle()
                 return
-            self.scheduler.kv.check_integrity()
+            check_integrity(self.scheduler.kv)
         raise AssertionError("the requests never end")
