@@ -70,15 +70,15 @@ def measure(
 
     Raises ConfigError: the engine refuses one of the requests.
     """
-    sink = core.sink
+    sink = core.outlet.sink
     meter = StepMeter(sink, core.runner.clock) if sink is not None else None
-    core.publish_to(meter)
+    core.outlet.sink = meter
     try:
         run = _MeasuredRun(core, intake, measured, warmup, meter, progress)
         core.run()
         return run.measurement()
     finally:
-        core.publish_to(sink)
+        core.outlet.sink = sink
 
 
 class _RequestFollower:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
-from stepscope.engine.loop.delivery import output_of
+from stepscope.engine.loop.client_requests import aborted, append_output, output_of
 from stepscope.engine.loop.inbox import Client
 from stepscope.engine.protocol.commands import Abort, GetInfo, HandedOver, KVTicket, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Loaded, Output, Submitted
@@ -46,9 +46,7 @@ class AwayRequest:
     def pass_on(self, output: Output, now_ns: int) -> None:
         """Forward an output of the decode engine to the client, as if it came from this engine."""
         request, reason = self.request, output.finish_reason
-        for token_id in output.token_ids:
-            request.token_ids.append(token_id)
-            request.finish_reason_after(token_id)  # also updates the text for stop strings
+        append_output(request, output.token_ids)
         if output.token_ids:
             request.last_token_ns = now_ns
         if output.logprobs:
@@ -61,11 +59,7 @@ class AwayRequest:
 
     def end(self) -> None:
         """Tell the client that the request was aborted, without another token."""
-        request = self.request
-        if request.stop_text is not None:
-            request.stop_text.finish(armed=False)
-        token_ids = [] if self.submit.stream else request.output_token_ids
-        self.client.reply(output_of(request, token_ids, "abort"))
+        self.client.reply(aborted(self.request, self.submit))
 
 
 class LinkOwner(Protocol):
@@ -120,22 +114,30 @@ class DecodeLink:
             info = client.info(again_s=1.0)
             if info.role != "decode":
                 raise ConfigError("decode_to", f"{info.name} is no decode engine: --role decode")
-            self._check_layout(info)
+            self._info = info
+            self.check_layout(self._layout)
         except (EngineUnreachable, CommandRefused, ConfigError) as error:
             client.close()
             if isinstance(error, ConfigError):
                 raise
             advice = "Start the decode engine first: stepscope serve --role decode"
             raise ConfigError("decode_to", f"{error}. {advice}") from None
-        self._client, self._info, self.engine = client, info, info.name
+        self._client, self.engine = client, info.name
         self._heard_s = time.monotonic()
         self.is_open = True
 
-    def check_layout(self, layout: str) -> None:
+    def check_layout(self, layout: str | None) -> None:
         """Set the KV layout of this engine. Raises ConfigError if the decode engine's differs."""
-        self._layout = layout
-        assert self._info is not None, "connect comes first"
-        self._check_layout(self._info)
+        self._layout, info = layout, self._info
+        assert info is not None, "connect comes first"
+        if layout is not None and info.kv_layout != layout:
+            raise ConfigError(
+                "kv_layout",
+                f"{info.name} serves another model, or its KV blocks have another shape (it has "
+                f"{info.model}, {info.dtype}, KV cache in {info.kv_cache_dtype}, blocks of "
+                f"{info.block_size} tokens): give both engines the same --model, --dtype, "
+                "--kv-cache-dtype and --block-size",
+            )
 
     def start(self, owner: LinkOwner, post: Callable[[Callable[[], None]], None]) -> None:
         """Start the link's thread. Call it once, after `connect`.
@@ -168,16 +170,6 @@ class DecodeLink:
             self._client = None
         os.close(self._woken)
         os.close(self._wake)
-
-    def _check_layout(self, info: EngineInfo) -> None:
-        if self._layout is not None and info.kv_layout != self._layout:
-            raise ConfigError(
-                "kv_layout",
-                f"{info.name} serves another model, or its KV blocks have another shape (it has "
-                f"{info.model}, {info.dtype}, KV cache in {info.kv_cache_dtype}, blocks of "
-                f"{info.block_size} tokens): give both engines the same --model, --dtype, "
-                "--kv-cache-dtype and --block-size",
-            )
 
     def _ask(self, do: Callable[[], None]) -> None:
         self._todo.append(do)

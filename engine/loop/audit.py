@@ -14,11 +14,12 @@ Refusals are kept in a list of their own, so that many refusals never push a cha
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice, takewhile
-from typing import Literal, NamedTuple, TypeAlias
+from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -54,22 +55,10 @@ FOLD_NS = 1_000_000_000  # how long aborts of one client are folded into one ent
 REFUSED_FOLD_NS = 5_000_000_000  # how long refusals after the first are folded into one entry
 MAX_REFUSED = 64  # causes of refusals that are told apart at a time; all others are folded together
 
-_Kind: TypeAlias = Literal["knobs", "loop", "workload"]
 # Changes of one kind undo each other; the others do not.
-_KINDS: Mapping[str, _Kind] = {
-    commands.SetKnobs.__name__: "knobs",
-    commands.SetWorkload.__name__: "workload",
-    **{
-        kind.__name__: "loop"
-        for kind in (
-            commands.Pause,
-            commands.Resume,
-            commands.StepOnce,
-            commands.Drain,
-            commands.Shutdown,
-        )
-    },
-}
+_KINDS = {"SetKnobs": "knobs", "SetWorkload": "workload"} | dict.fromkeys(
+    ("Pause", "Resume", "StepOnce", "Drain", "Shutdown"), "loop"
+)
 
 
 class ChangeEffect(NamedTuple):
@@ -79,17 +68,6 @@ class ChangeEffect(NamedTuple):
     new: dict[str, KnobValue] | None = None
     detail: str = ""
     version: int | None = None
-
-
-def _number(entry: Audited) -> int:
-    return entry.number
-
-
-class _Newest(NamedTuple):
-    """The last change to one thing (such as the knobs), and the last one by a different client."""
-
-    entry: Audited
-    by_another: Audited | None
 
 
 @dataclass(slots=True)
@@ -108,7 +86,6 @@ class AuditTrail:
         self._lists: dict[str, deque[Audited]] = {
             "changes": deque(maxlen=MAX_ENTRIES), "refusals": deque(maxlen=MAX_REFUSALS)
         }  # fmt: skip
-        self._newest: dict[_Kind, _Newest] = {}
         self.newest = 0  # number of the newest entry
         self._aborts: Audited | None = None  # folded aborts that are not published yet
         self._aborts_due_ns = 0
@@ -170,23 +147,21 @@ class AuditTrail:
     ) -> Audited | None:
         """Return the last change, after entry `number`, to the same thing as `command` changes.
 
-        None without one. The changes of the client `but_by` do not count. Any thread may ask.
+        None without one. The changes of the client `but_by` do not count.
         """
         kind = _KINDS.get(type(command).__name__)
-        newest = None if kind is None else self._newest.get(kind)
-        if newest is None:
-            return None
-        entry: Audited | None = newest.entry
-        if but_by == _asker(newest.entry):
-            entry = newest.by_another
-        return entry if entry is not None and entry.number > number else None
+        for entry in takewhile(lambda each: each.number > number, reversed(self._lists["changes"])):
+            is_alike = kind is not None and _KINDS.get(entry.command) == kind
+            if is_alike and Asker(entry.who, entry.key) != but_by:
+                return entry
+        return None
 
     def page(self, after: int, limit: int) -> AuditPage:
         """Return up to `limit` entries with numbers above `after`, folded aborts included."""
         self.publish_aborts()
         kept = {what: each for what, each in self._lists.items() if each}
         newest = [takewhile(lambda e: e.number > after, reversed(each)) for each in kept.values()]
-        found = sorted(chain(*newest), key=_number)
+        found = sorted(chain(*newest), key=attrgetter("number"))
         missing = [
             f"{what} before entry {each[0].number:,} are not kept any more: the engine keeps the "
             f"last {each.maxlen:,}; a recording of that time has them"
@@ -203,16 +178,23 @@ class AuditTrail:
     def last(self) -> list[Audited]:
         """Return the entries that a snapshot contains. Call `publish_aborts` first."""
         newest = (islice(reversed(each), _LOOKED_AT) for each in self._lists.values())
-        return latest(merge(*newest, key=_number, reverse=True), IN_SNAPSHOT)
+        return latest(merge(*newest, key=attrgetter("number"), reverse=True), IN_SNAPSHOT)
 
     def publish_if_due(self) -> None:
         """Publish the folded entries that are due. Call it about once a second."""
         if self._aborts is None and not self._refused:
             return
         now_ns = self._clock()
-        if self._aborts is not None and now_ns >= self._aborts_due_ns:
+        if now_ns >= self._aborts_due_ns:
             self.publish_aborts()
-        self._publish_refused(now_ns)
+        for cause, refused in list(self._refused.items()):
+            if now_ns < refused.due_ns:
+                continue
+            if refused.entry is None:
+                del self._refused[cause]  # no further refusal came
+            else:
+                self._enter(refused.entry)
+                self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
 
     def publish_aborts(self) -> None:
         """Publish the folded aborts now, without waiting for more."""
@@ -228,37 +210,8 @@ class AuditTrail:
                 self._enter(refused.entry)
         self._refused.clear()
 
-    def _publish_refused(self, now_ns: int) -> None:
-        for cause, refused in list(self._refused.items()):
-            if now_ns < refused.due_ns:
-                continue
-            if refused.entry is None:
-                del self._refused[cause]  # no further refusal came
-            else:
-                self._enter(refused.entry)
-                self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
-
     def _enter(self, entry: Audited) -> None:
         self.newest += 1
         entry = msgspec.structs.replace(entry, number=self.newest)
-        if entry.code:
-            self._lists["refusals"].append(entry)
-        else:
-            self._lists["changes"].append(entry)
-            self._note(entry)
+        self._lists["refusals" if entry.code else "changes"].append(entry)
         self._publish(entry)
-
-    def _note(self, entry: Audited) -> None:
-        kind = _KINDS.get(entry.command)
-        if kind is None:
-            return
-        before = self._newest.get(kind)
-        by_another = None
-        if before is not None:
-            is_same = _asker(before.entry) == _asker(entry)
-            by_another = before.by_another if is_same else before.entry
-        self._newest[kind] = _Newest(entry, by_another)
-
-
-def _asker(entry: Audited) -> Asker:
-    return Asker(entry.who, entry.key)

@@ -57,7 +57,7 @@ def apply_change(core: "EngineCore", call: Call, command: commands.Change) -> No
     if isinstance(command, commands.SetKnobs):
         apply_knobs(core, call, command)
     else:
-        _carry_out(core, call, command, _same_state, _CHANGES[type(command)])
+        _carry_out(core, call, command, _same_state, _CHANGES.get(type(command), _steer))
 
 
 def apply_knobs(core: Steered, call: Call, command: commands.SetKnobs) -> None:
@@ -125,7 +125,7 @@ def _same_knobs(core: Steered, command: commands.SetKnobs) -> ChangeEffect | Non
 
 def _same_state(core: "EngineCore", command: commands.Change) -> ChangeEffect | None:
     """Return the effect to report if a change of the state leaves it as it is; else None."""
-    steps_allowed = core.steps_allowed
+    steps_allowed = core.pipeline.steps_allowed
     is_so = (
         (isinstance(command, commands.Pause) and steps_allowed == 0)
         or (isinstance(command, commands.Resume) and steps_allowed is None and not core.draining)
@@ -205,9 +205,9 @@ def _steer(core: "EngineCore", command: commands.Change, _: Asker) -> ChangeEffe
     old, new, detail = core.state, "", ""
     match command:
         case commands.Pause():
-            core.allow_steps(0)
+            core.pipeline.steps_allowed = 0
         case commands.Resume():
-            core.allow_steps(None)
+            core.pipeline.steps_allowed = None
             core.draining = False
         case commands.StepOnce(n=count):
             if old != "paused" and not core.scheduler.has_work():
@@ -216,7 +216,7 @@ def _steer(core: "EngineCore", command: commands.Change, _: Asker) -> ChangeEffe
                     "there is nothing to run: no request is waiting or running "
                     "(pause the engine first to hold the next one)",
                 )
-            core.allow_steps(count)
+            core.pipeline.steps_allowed = count
             new, detail = "step", f"pauses after step {core.next_step + count - 1:,}"
         case commands.Drain():
             core.draining = True
@@ -241,7 +241,7 @@ def _abort(core: "EngineCore", command: commands.Abort, _: Asker) -> ChangeEffec
     status, name = core.status_of(request_id), f"r{request_id}"
     if status is not None and core.abort(request_id, "asked for"):
         return ChangeEffect({name: status}, {name: "aborted"})
-    if 0 <= request_id < core.new_requests.next_request_id:
+    if 0 <= request_id < core.client_requests.next_request_id:
         raise _TooLateError("not_found", f"request {request_id} has ended already")
     raise ConfigError("not_found", f"there is no request {request_id}")
 
@@ -259,13 +259,9 @@ def _in_words(workload: WorkloadSpec | None) -> str:
     return NO_WORKLOAD if workload is None else describe(workload)
 
 
+# All others steer the loop.
 _CHANGES: dict[type[commands.Change], Callable[["EngineCore", Any, Asker], ChangeEffect]] = {
-    commands.Pause: _steer,
-    commands.Resume: _steer,
-    commands.StepOnce: _steer,
     commands.ResetPrefixCache: _reset_prefix_cache,
     commands.Abort: _abort,
     commands.SetWorkload: _set_workload,
-    commands.Drain: _steer,
-    commands.Shutdown: _steer,
 }

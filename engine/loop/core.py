@@ -15,14 +15,12 @@ import msgspec
 
 from stepscope.engine.loop import changes, dispatch
 from stepscope.engine.loop.audit import AuditTrail, ControlTally
-from stepscope.engine.loop.delivery import Delivery, OtherEngine
+from stepscope.engine.loop.client_requests import ClientRequests, OtherEngine
 from stepscope.engine.loop.inbox import CommandTime, Denial, Departure, Inbox, Item, Refusal, Task
 from stepscope.engine.loop.knob_lease import KnobLease
-from stepscope.engine.loop.new_requests import NewRequests
 from stepscope.engine.loop.outlet import SnapshotQueue, TelemetryOutlet, TelemetrySink, request_view
 from stepscope.engine.loop.pipeline import PendingStep, Pipeline
 from stepscope.engine.protocol.commands import Change
-from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue, Snapshot, Telemetry
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -63,7 +61,6 @@ class EngineCore:
         token_publisher: TokenPublisher | None = None,
         control_tally: ControlTally | None = None,
         anchor: Callable[[EngineInfo], EngineInfo] | None = None,
-        lease: KnobLease | None = None,
         other_engine: "Callable[[EngineCore], OtherEngine] | None" = None,
     ) -> None:
         self.info = info
@@ -81,15 +78,16 @@ class EngineCore:
         self.knobs_version = 0
         self.draining = False
         self.stopping = False
-        self._outlet = TelemetryOutlet(sink, scheduler, workload, self.control_tally)
-        self.audit = AuditTrail(self._outlet.publish, runner.clock)
-        self.lease = KnobLease() if lease is None else lease
+        self.outlet = TelemetryOutlet(sink, scheduler, workload, self.control_tally)
+        self.audit = AuditTrail(self.outlet.publish, runner.clock)
+        self.lease = KnobLease()
         self.snapshots = SnapshotQueue(self.snapshot, runner.clock)
         self.kept_snapshots = KeptSnapshots()
         self._anchor = anchor
-        self.delivery = Delivery(scheduler, token_publisher)
-        self.new_requests = NewRequests(scheduler, self.delivery, runner.clock, eos_token_ids)
-        self._pipeline = Pipeline(runner, scheduler, self.delivery, overlap=overlap)
+        self.client_requests = ClientRequests(
+            scheduler, runner.clock, eos_token_ids, token_publisher
+        )
+        self.pipeline = Pipeline(runner, scheduler, self.client_requests, overlap=overlap)
         self._heartbeat = Heartbeat(self)
         self._other_engine = None if other_engine is None else other_engine(self)
 
@@ -108,7 +106,7 @@ class EngineCore:
                     self.publish_heartbeat(idle=False)
             self.settle()
             for request_id in list(self.scheduler.requests):
-                self.delivery.give_back(request_id)
+                self.client_requests.give_back(request_id)
                 self.abort(request_id, "the engine was shut down")
             if self._other_engine is not None:
                 self._other_engine.close()
@@ -125,66 +123,55 @@ class EngineCore:
         updates and publishes this one.
         """
         self._before_step()
-        if not self._pipeline.has_step:
+        if not self.pipeline.has_step:
             return False
-        self._finish(self._pipeline.schedule(self.knobs_version, with_record=self.sink is not None))
+        self._finish(
+            self.pipeline.schedule(self.knobs_version, with_record=self.outlet.sink is not None)
+        )
         return True
 
     def settle(self) -> None:
         """Finish the step in flight, if there is one; schedule no other step."""
-        self._finish(self._pipeline.take_in_flight())
+        self._finish(self.pipeline.take_in_flight())
 
     def _finish(self, step: PendingStep | None) -> None:
         """Execute a scheduled step, update the requests, and publish its record."""
         if step is None:
             return
-        result = self._pipeline.execute(step)
+        result = self.pipeline.execute(step)
         if result is None:  # it failed
-            self._outlet.has_unpublished = True
+            self.outlet.has_unpublished = True
             return
-        num_finished = self._pipeline.update(step, result)
+        num_finished = self.pipeline.update(step, result)
         if self._other_engine is not None:
             self._other_engine.after_step(step.rows)
-        sink, draft = self._outlet.sink, step.draft
+        sink, draft = self.outlet.sink, step.draft
         if sink is not None and draft is not None:
-            self._pipeline.complete(draft, step, result, num_finished)
-            self._outlet.publish_record(sink, draft, step)
-
-    @property
-    def sink(self) -> TelemetrySink | None:
-        return self._outlet.sink
-
-    @property
-    def pauses(self) -> PauseTrail:
-        return self._outlet.pauses
+            self.pipeline.complete(draft, step, result, num_finished)
+            self.outlet.publish_record(sink, draft, step)
 
     @property
     def has_unpublished(self) -> bool:
-        return self._outlet.has_unpublished
+        return self.outlet.has_unpublished
 
     @property
     def has_step_in_flight(self) -> bool:
-        return self._pipeline.has_step_in_flight
+        return self.pipeline.has_step_in_flight
 
     @property
     def step_under_way(self) -> StepUnderWay | None:
         """The step that the engine's thread launches or waits for. From any thread."""
-        return self._pipeline.step_under_way
+        return self.pipeline.step_under_way
 
     @property
     def next_step(self) -> int:
         """Number of the next step to be scheduled."""
-        return self._pipeline.next_step
+        return self.pipeline.next_step
 
     @property
     def last_step(self) -> int:
         """Number of the newest published step, if none is in flight; -1 before the first."""
-        return self._pipeline.next_step - 1
-
-    @property
-    def steps_allowed(self) -> int | None:
-        """How many more steps may be scheduled; None: any number, 0: paused."""
-        return self._pipeline.steps_allowed
+        return self.pipeline.next_step - 1
 
     # The inbox
 
@@ -206,11 +193,11 @@ class EngineCore:
         if isinstance(item, Denial):
             self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
             return
-        self._outlet.has_unpublished = True
+        self.outlet.has_unpublished = True
         if isinstance(item, Task):
             item.do()
         elif isinstance(item, Refusal):
-            self.new_requests.refuse(item.client_id, item.reason)
+            self.client_requests.refuse(item.client_id, item.reason)
         elif isinstance(item, Departure):
             self._settle_for_client()
             self.abort(item.request_id, "its client is gone")
@@ -242,7 +229,7 @@ class EngineCore:
         """End a request and send its client a last Output. False if there is no such request."""
         if self._other_engine is not None and self._other_engine.abort(request_id):
             return True
-        return self.delivery.abort(request_id, reason)
+        return self.client_requests.abort(request_id, reason)
 
     def status_of(self, request_id: int) -> str | None:
         """Status of an unfinished request; None if there is no such request. From any thread."""
@@ -267,22 +254,14 @@ class EngineCore:
         self.scheduler.knobs = self.scheduler.knobs.changed(changes, self.limits)
         self.knobs_version += 1
 
-    def allow_steps(self, count: int | None) -> None:
-        """Run `count` more steps, then pause; None: run on."""
-        self._pipeline.steps_allowed = count
-
     def stop(self) -> None:
         """Make `run` return after the current step; it then aborts all unfinished requests."""
         self.stopping = True
 
     # Telemetry
 
-    def publish_to(self, sink: TelemetrySink | None) -> None:
-        """Send messages to `sink` from now on; None publishes nothing."""
-        self._outlet.sink = sink
-
     def publish(self, message: Telemetry) -> None:
-        self._outlet.publish(message)
+        self.outlet.publish(message)
 
     def publish_heartbeat(self, *, idle: bool) -> None:
         """Publish `EngineInfo` and a status, if they are due."""
@@ -302,12 +281,12 @@ class EngineCore:
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
         """Publish a status, with what happened since the last message."""
-        self._outlet.publish_status(state, self.last_step, now_ns, self.lease.published())
+        self.outlet.publish_status(state, self.last_step, now_ns, self.lease.published())
 
     def keep_snapshot(self, now_ns: int) -> None:
         """Take a snapshot and keep it for subscribers that join later, if one is due."""
         kept = self.kept_snapshots
-        if self.sink is not None and kept.is_due(self.last_step, now_ns):
+        if self.outlet.sink is not None and kept.is_due(self.last_step, now_ns):
             kept.add(self.snapshot())
             kept.rest(self.clock() - now_ns)
 
@@ -315,7 +294,7 @@ class EngineCore:
     def state(self) -> EngineState:
         has_work = self.scheduler.has_work()
         # It is paused, too, if single steps are allowed but there is no work for them.
-        allowed = self.steps_allowed
+        allowed = self.pipeline.steps_allowed
         if allowed == 0 or (allowed is not None and not has_work):
             return "paused"
         if self.draining:
@@ -334,7 +313,7 @@ class EngineCore:
         scheduler, tokens = self.scheduler, self.token_publisher
         workload = None if self.workload is None else self.workload.spec
         return Snapshot(
-            sequence=self.sink.next_sequence - 1 if self.sink is not None else 0,
+            sequence=0 if self.outlet.sink is None else self.outlet.sink.next_sequence - 1,
             step=self.last_step,
             time_ns=self.runner.clock(),
             info=self.info,
@@ -344,12 +323,12 @@ class EngineCore:
             requests=[request_view(request) for request in scheduler.requests.values()],
             blocks=scheduler.kv.runs(),
             kv=scheduler.kv.counts(),
-            num_dropped=self._outlet.num_dropped,
+            num_dropped=self.outlet.num_dropped,
             workload=None if workload is None else describe(workload),
             workload_spec=None if workload is None else fields_of(workload),
             control=self.control_tally.counts(),
             leased=self.lease.published(),
             audit=self.audit.last() or None,
             transcripts=None if tokens is None else tokens.transcripts(),
-            pauses=self.pauses.published(),
+            pauses=self.outlet.pauses.published(),
         )

@@ -53,15 +53,15 @@ def _submit(core: "EngineCore", call: Call, command: Submit) -> None:
     assert call.token_ids is not None, "a Submit is prepared before it is queued"
     assert (call.stop_text is not None) == bool(command.sampling.stop), "... and its stop strings"
     if core.draining:
-        core.new_requests.refuse(command.client_id, "draining")
+        core.client_requests.refuse(command.client_id, "draining")
         raise ConfigError("draining", "the engine takes no new requests: it is being drained")
     _check_role(core, command, len(call.token_ids))
     if len(core.scheduler.waiting) >= core.max_waiting:
-        core.new_requests.refuse(command.client_id, "queue full")
+        core.client_requests.refuse(command.client_id, "queue full")
         raise ConfigError(
             "queue_full", f"{core.max_waiting} requests are waiting already; try again later"
         )
-    request = core.new_requests.add(
+    request = core.client_requests.add(
         command, call.token_ids, call.client, call.stop_text, call.prompt_text, call.arrival_ns
     )
     call.client.reply(
@@ -78,7 +78,7 @@ def _check_role(core: "EngineCore", command: Submit, num_prompt_tokens: int) -> 
                 "role", "this engine is not a decode engine: start it with --role decode"
             )
     elif handed_over is UNSET:
-        core.new_requests.refuse(command.client_id, "no prefill engine")
+        core.client_requests.refuse(command.client_id, "no prefill engine")
         raise ConfigError(
             "role", "a decode engine takes no prompts: send them to its prefill engine"
         )

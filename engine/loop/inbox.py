@@ -98,8 +98,8 @@ class Inbox:
         # The only part that several threads use. A SimpleQueue, because a signal handler may
         # interrupt `put`.
         self._arrived: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._own: deque[Item] = deque()
-        self._lanes: dict[bytes, deque[Item]] = {}  # no lane is empty; the next to serve is first
+        # No lane is empty. The next to serve is "", else the first.
+        self._lanes: dict[bytes, deque[Item]] = {}
         self._num_sorted = 0
 
     def put(self, item: Item) -> None:
@@ -110,13 +110,10 @@ class Inbox:
 
     def get_nowait(self) -> Item:
         """Take out the next item. Raises queue.Empty if there is none."""
-        self._sort_some()
-        if self._own:
-            self._num_sorted -= 1
-            return self._own.popleft()
+        is_own = self.has_own()
         if not self._lanes:
             raise queue.Empty
-        lane = next(iter(self._lanes))
+        lane = b"" if is_own else next(iter(self._lanes))
         items = self._lanes.pop(lane)
         item = items.popleft()
         self._num_sorted -= 1
@@ -126,8 +123,11 @@ class Inbox:
 
     def has_own(self) -> bool:
         """Whether the next item comes from the engine's own process."""
-        self._sort_some()
-        return bool(self._own)
+        for _ in range(_MAX_SORTED):
+            if self._arrived.empty():
+                break
+            self._sort(self._arrived.get_nowait())
+        return b"" in self._lanes
 
     def get(self, timeout: float) -> Item:
         """Take out the next item. Waits `timeout` seconds at most, then raises queue.Empty."""
@@ -135,15 +135,8 @@ class Inbox:
             self._sort(self._arrived.get(timeout=timeout))
         return self.get_nowait()
 
-    def _sort_some(self) -> None:
-        for _ in range(_MAX_SORTED):
-            if self._arrived.empty():
-                break
-            self._sort(self._arrived.get_nowait())
-
     def _sort(self, item: Item) -> None:
-        lane = self._lanes.setdefault(item.lane, deque()) if item.lane else self._own
-        lane.append(item)
+        self._lanes.setdefault(item.lane, deque()).append(item)
         self._num_sorted += 1
 
 

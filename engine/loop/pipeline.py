@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from stepscope.engine.loop.delivery import Delivery
+from stepscope.engine.loop.client_requests import ClientRequests
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.protocol.wire import Phase, RequestEvent
 from stepscope.engine.scheduling.acceptance import last_taken, take_bursts
@@ -117,14 +117,14 @@ class PendingStep:
 
 class Pipeline:
     def __init__(
-        self, runner: Runner, scheduler: Scheduler, delivery: Delivery, *, overlap: bool
+        self, runner: Runner, scheduler: Scheduler, requests: ClientRequests, *, overlap: bool
     ) -> None:
         self.next_step = 0  # number of the next step to schedule
         # How many more steps may be scheduled; None: any number, 0: paused.
         self.steps_allowed: int | None = None
         self._runner = runner
         self._scheduler = scheduler
-        self._delivery = delivery
+        self._requests = requests
         self._overlap = overlap
         self._batch_rows = BatchRows(scheduler)
         self._num_small = 0  # steps until `Scheduler.token_limit` is lifted
@@ -180,7 +180,7 @@ class Pipeline:
         rows = scheduler.schedule()
         end_ns = clock()
         for request in scheduler.loaded_now:
-            self._delivery.note_loaded(request)
+            self._requests.note_loaded(request)
         if not rows:
             return None
         number = self.next_step
@@ -251,7 +251,7 @@ class Pipeline:
             self._undo(ahead)
         self._undo(step)
         for request in step.requests():
-            self._delivery.abort(request.request_id, "the engine failed in this step")
+            self._requests.abort(request.request_id, "the engine failed in this step")
         self._scheduler.settle()
         for request in [] if ahead is None else ahead.requests():
             if request.status is RequestStatus.RUNNING:
@@ -273,7 +273,7 @@ class Pipeline:
         else:
             for row in sorted(step.rows, key=lambda row: row.num_tokens)[-1:]:
                 reason = "the device has no memory for this request"
-                self._delivery.abort(row.request.request_id, reason)
+                self._requests.abort(row.request.request_id, reason)
         for request in scheduler.running[::-1]:  # also those that hit blocks of this step
             scheduler.preempt_after_failure(request, "device_memory")
 
@@ -306,7 +306,7 @@ class Pipeline:
             finished = self._scheduler.update(step.rows, result.token_ids)
         if finished and self._ahead is not None:
             self._ahead.drop_ended()
-        draft, publisher = step.draft, self._delivery.token_publisher
+        draft, publisher = step.draft, self._requests.token_publisher
         if bursts:
             result = replace(result, token_ids=last_taken(result.token_ids, bursts))
             if draft is not None:
@@ -315,7 +315,7 @@ class Pipeline:
             texts = publisher.texts(step.rows, result.token_ids, bursts)
             if draft is not None:
                 draft.token_ids, draft.texts = result.token_ids, texts
-        self._delivery.deliver(step.rows, result, bursts)
+        self._requests.deliver(step.rows, result, bursts)
         return len(finished)
 
     def _end_unsound(self, step: PendingStep, result: StepResult) -> None:
@@ -327,7 +327,7 @@ class Pipeline:
             log.warning(
                 "request %d of step %d: %s", request.request_id, step.number, UNSOUND_LOGITS
             )
-            self._delivery.abort(request.request_id, UNSOUND_LOGITS)
+            self._requests.abort(request.request_id, UNSOUND_LOGITS)
         step.drop_ended()
         if self._ahead is not None:
             self._ahead.drop_ended()

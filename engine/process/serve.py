@@ -18,11 +18,11 @@ import msgspec
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.execution.machine.environment import prepare_environment
+from stepscope.engine.handover.hand_over import EngineRole
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
 from stepscope.engine.models import checkpoint
-from stepscope.engine.process.role import EngineRole, open_role
 from stepscope.engine.protocol.commands import Shutdown, Submit
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import (
@@ -105,7 +105,7 @@ def open_engine(
     with (
         gate_of(config.keys, endpoint) as gate,
         EndpointLock(endpoint, local_key(gate), name or endpoint.name),
-        open_role(config, name or endpoint.name) as role,
+        contextlib.closing(EngineRole(config, name or endpoint.name)) as role,
         contextlib.ExitStack() as stack,
     ):
         # The import of torch takes seconds: report a wrong name before.
@@ -124,7 +124,7 @@ def open_engine(
         gc.collect()
         gc.freeze()
         gc.set_threshold(700)  # short collections, whatever the command has set
-        role.load(runner)
+        role.load(runner.kv_frames, runner.max_model_len, runner.seed_of)
         kv = KVCacheManager(runner.num_blocks, config.block_size)
         scheduler = Scheduler(kv, knobs, limits, receiver=role.receiver)
         if config.telemetry:

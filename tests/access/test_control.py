@@ -145,7 +145,7 @@ def test_a_paused_engine_holds_requests_and_runs_exactly_the_steps_asked_for(
     assert client.snapshot().state == "paused"
     before = live_engine.core.next_step
     assert isinstance(client.ask(commands.StepOnce(n=3)), Ack)
-    wait_for(lambda: live_engine.core.steps_allowed == 0, "three steps")
+    wait_for(lambda: live_engine.core.pipeline.steps_allowed == 0, "three steps")
     assert live_engine.core.next_step == before + 3
     snapshot = client.snapshot()
     assert snapshot.state == "paused"

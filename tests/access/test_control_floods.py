@@ -199,7 +199,7 @@ def trail(clock: Clock) -> tuple[AuditTrail, list[Audited]]:
     return AuditTrail(told.append, clock), told
 
 
-def test_the_last_change_by_another_client_is_found_without_a_search() -> None:
+def test_the_last_change_by_another_client_is_found() -> None:
     audit, told = trail(Clock())
     changes: list[Change] = [Pause(), SetKnobs(changes={"a": 1}), SetWorkload(), StepOnce()]
     names = ["anna", "bert", "carl"]

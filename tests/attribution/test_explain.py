@@ -500,7 +500,7 @@ def test_a_request_that_comes_during_a_step_waits_for_it(overlap: bool, others_w
     came_ns = last.tokens_ns - 3 * MS  # the last step took 8
     engine.submit(30, 2, arrival_ns=came_ns)
     engine.run(4)
-    late = wait_of(explained(engine.messages), engine.core.new_requests.next_request_id - 1, 0)
+    late = wait_of(explained(engine.messages), engine.core.client_requests.next_request_id - 1, 0)
     assert late.start_ns == came_ns
     assert late.pieces[0].cause == "queued"
     assert late.pieces[0].step == last.step

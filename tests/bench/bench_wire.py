@@ -154,7 +154,7 @@ def switched(core: EngineCore, readers: int | str, rounds: int) -> tuple[list[fl
             gc.freeze()  # as `serve` does
             for turn in range(2 * rounds):
                 published = turn % 4 in (0, 3)  # on, off, off, on: a drift falls on both alike
-                core.publish_to(publisher if published else None)
+                core.outlet.sink = publisher if published else None
                 steps = []
                 for _ in range(STEPS_A_ROUND):
                     start_s = time.thread_time()

@@ -324,7 +324,7 @@ def measure_telemetry(bench: Bench, engine: EngineSide) -> None:
     sizes, core = bench.sizes, engine.core
     bench.setting(num_requests=sizes.telemetry_requests, output_tokens=sizes.telemetry_output)
     times_s: dict[bool, list[float]] = {True: [], False: []}
-    sink = core.sink
+    sink = core.outlet.sink
 
     def seconds(seed: int) -> float:
         request = partial(random_submit, random.Random(seed), engine)
@@ -339,11 +339,11 @@ def measure_telemetry(bench: Bench, engine: EngineSide) -> None:
             bench.check_time()
             bench.doing(f"pair {number + 1} of {sizes.telemetry_pairs}")
             for is_on in (True, False) if number % 2 else (False, True):
-                core.publish_to(sink if is_on else None)
+                core.outlet.sink = sink if is_on else None
                 times_s[is_on].append(seconds(1 + number))
                 reader.drain()
     finally:
-        core.publish_to(sink)
+        core.outlet.sink = sink
         reader.close()
         if pairs := list(zip(times_s[True], times_s[False], strict=False)):
             bench.found(

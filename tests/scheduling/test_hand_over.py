@@ -4,12 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from stepscope.engine.handover.hand_over import HandOver
-from stepscope.engine.loop.delivery import Delivery
+from stepscope.engine.loop.client_requests import ClientRequests
 from stepscope.engine.protocol.commands import KVTicket, Submit
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
-from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from tests.support.engines.core_ends import Client
 
@@ -28,18 +27,16 @@ class Sender:
 
 def test_a_hand_over_waiting_for_room_goes_to_the_next_decode_engine_found() -> None:
     scheduler = Scheduler(KVCacheManager(8, 16), Knobs(max_num_batched_tokens=64), LIMITS)
-    delivery = Delivery(scheduler, None)
+    requests = ClientRequests(scheduler, lambda: 0)
     submit = Submit(prompt_token_ids=[1] * 20, sampling=SamplingParams(max_tokens=9))
-    request = Request(0, [1] * 20, submit.sampling, arrival_ns=0)
-    delivery.expect(request, Client(), submit, None)
-    scheduler.add(request)
+    request = requests.add(submit, [1] * 20, Client())
     sent: list[Any] = []
     link = SimpleNamespace(
         is_open=True, engine="d", start=lambda owner, post: None, send=sent.append
     )
     core: Any = SimpleNamespace(
         scheduler=scheduler,
-        delivery=delivery,
+        client_requests=requests,
         info=SimpleNamespace(name="p"),
         set_decode_engine=lambda name: None,
     )

@@ -24,13 +24,8 @@ class Engine(WholeCore):
 
     def __init__(self, *, overlap: bool) -> None:
         runner = SimulatedRunner(CostModel(floor_ms=10, token_us=0, context_ns=0, host_ms=0))
-        super().__init__(
-            LIMITS,
-            runner,
-            knobs={"max_num_batched_tokens": 256},
-            overlap=overlap,
-            lease=KnobLease(runner.clock),
-        )
+        super().__init__(LIMITS, runner, knobs={"max_num_batched_tokens": 256}, overlap=overlap)
+        self.core.lease = KnobLease(runner.clock)
 
     def set(self, lease_s: float | None, asker: Asker = PILOT, **changes: KnobValue) -> AnyReply:
         client = Client()

@@ -108,15 +108,15 @@ def test_engine_and_observers_count_the_same_pauses_between_single_steps() -> No
         for _ in range(4):
             runner.advance_to(runner.clock() + 100_000_000)
             core.step()
-            core.publish_heartbeat(idle=core.steps_allowed == 0)
+            core.publish_heartbeat(idle=core.pipeline.steps_allowed == 0)
             for message in sink.messages[num_seen:]:
                 state.apply(message)
             num_seen = len(sink.messages)
             told = state.pauses
-            assert core.pauses == told._replace(spans=told.spans or ())
+            assert core.outlet.pauses == told._replace(spans=told.spans or ())
     # Before the first single step, until the next ones, until it went on; and a whole one.
-    assert len(core.pauses.spans or ()) == 4
-    assert core.pauses.since_ns is None
+    assert len(core.outlet.pauses.spans or ()) == 4
+    assert core.outlet.pauses.since_ns is None
 
 
 def test_texts_of_running_requests_include_tokens_of_unpublished_steps() -> None:

@@ -125,7 +125,7 @@ class SimulatedSession:
             priority=wanted.priority,
         )
         arrival_ns = START_NS + wanted.arrival_ns
-        self._core.new_requests.add(
+        self._core.client_requests.add(
             submit,
             token_ids,
             self._client,
