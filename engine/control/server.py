@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from stepscope.engine.control.bulk_replies import BulkQuestion, BulkReplies, ServedEngine
-from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.remote_client import Outbox, RemoteClient, Replies
-from stepscope.engine.control.submissions import Changes, Submissions
+from stepscope.engine.control.intake import Changes, Intake, Submissions
+from stepscope.engine.control.outgoing import (
+    BulkQuestion,
+    BulkReplies,
+    Outbox,
+    RemoteClient,
+    Replies,
+    ServedEngine,
+)
+from stepscope.engine.loop.dispatch import error_reply
 from stepscope.engine.loop.inbox import Denial, Departure
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit
@@ -162,14 +168,11 @@ class ControlServer:
         self._limiter.charge(account, command)
         try:
             self._handle(identity, command_id, command, frames[2])
-        except ConfigError as error:
-            if error.code == "viewer":
+        except Exception as error:  # noqa: BLE001 - it is logged
+            reply = error_reply(error, type(command).__name__)
+            if reply.code == "viewer":
                 self._limiter.charge(account, None)
-            self._replies.send(identity, command_id, Error(code=error.code, message=str(error)))
-        except Exception:
-            log.exception("%s could not be answered", type(command).__name__)
-            failure = Error(code="internal", message="the engine failed; its log says why")
-            self._replies.send(identity, command_id, failure)
+            self._replies.send(identity, command_id, reply)
 
     def _handle(
         self, identity: bytes, command_id: bytes, command: AnyCommand, payload: bytes

@@ -41,12 +41,16 @@ def answering_errors(call: Call) -> Iterator[None]:
     """Answer the client of a command with the error, if there is one; the engine goes on."""
     try:
         yield
-    except ConfigError as error:
-        call.client.reply(Error(code=error.code, message=str(error)))
-    except Exception:
-        log.exception("%s failed", type(call.command).__name__)
-        message = "the engine failed to run this command; see its log"
-        call.client.reply(Error(code="internal", message=message))
+    except Exception as error:  # noqa: BLE001 - it is logged
+        call.client.reply(error_reply(error, type(call.command).__name__))
+
+
+def error_reply(error: Exception, what: str) -> Error:
+    """Return the answer to a command that raised `error`, and log it if it is a bug of ours."""
+    if isinstance(error, ConfigError):
+        return Error(code=error.code, message=str(error))
+    log.error("%s failed", what, exc_info=error)
+    return Error(code="internal", message="the engine failed; its log says why")
 
 
 def _submit(core: "EngineCore", call: Call, command: Submit) -> None:

@@ -10,9 +10,8 @@ import pytest
 import zmq
 
 from stepscope.engine.client.client import CommandRefused, ControlClient
-from stepscope.engine.control.intake import Intake, num_chars
+from stepscope.engine.control.intake import LONG_TEXT, Intake, num_chars
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.control.submissions import LONG_TEXT
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.protocol import commands, replies, wire

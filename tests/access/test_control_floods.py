@@ -14,8 +14,7 @@ import pytest
 import zmq
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control.bulk_replies import MAX_PENDING, BulkReplies
-from stepscope.engine.control.remote_client import RemoteClient
+from stepscope.engine.control.outgoing import MAX_PENDING, BulkReplies, RemoteClient
 from stepscope.engine.loop import inbox
 from stepscope.engine.loop.audit import REFUSED_FOLD_NS, AuditTrail, ChangeEffect
 from stepscope.engine.loop.inbox import (

@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from stepscope.engine.client.client import CommandRefused, ControlClient
-from stepscope.engine.control.remote_client import RemoteClient
-from stepscope.engine.control.submissions import MAX_ANSWERS, Changes
+from stepscope.engine.control.intake import MAX_ANSWERS, Changes
+from stepscope.engine.control.outgoing import RemoteClient
 from stepscope.engine.loop import changes
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.protocol import commands, replies

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control.remote_client import Outbox, Outgoing, RemoteClient
+from stepscope.engine.control.outgoing import Outbox, Outgoing, RemoteClient
 from stepscope.engine.protocol.commands import Pause
 from stepscope.engine.protocol.replies import Output
 from tests.support.engines.live_engine import LiveEngine

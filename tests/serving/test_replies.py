@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control.remote_client import MAX_BUNDLE, Replies
+from stepscope.engine.control.outgoing import MAX_BUNDLE, Replies
 from stepscope.engine.protocol import commands, replies
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepscope.engine.control.intake import Intake
-from stepscope.engine.control.remote_client import Outgoing, RemoteClient
-from stepscope.engine.control.submissions import LONG_TEXT, MAX_LONG, Submissions
+from stepscope.engine.control.intake import LONG_TEXT, MAX_LONG, Intake, Submissions
+from stepscope.engine.control.outgoing import Outgoing, RemoteClient
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.models.demo import byte_tokenizer
 from stepscope.engine.protocol.commands import Submit

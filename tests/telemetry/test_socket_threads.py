@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control import remote_client
+from stepscope.engine.control import outgoing
 from stepscope.engine.protocol.commands import GetAudit, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.telemetry import sender, step_watcher
@@ -69,7 +69,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> SocketWatch:
     monkeypatch.setattr(sender, "compiled", None)
     for name in _CALLS:
         monkeypatch.setattr(zmq.Socket, name, made.around(getattr(zmq.Socket, name)))
-    for module in (sender, remote_client):  # they bypass a layer of pyzmq
+    for module in (sender, outgoing):  # they bypass a layer of pyzmq
         monkeypatch.setattr(module, "_send", made.around(zmq.backend.Socket.send))
     poll = zmq.Poller.poll
 
