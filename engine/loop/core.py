@@ -30,7 +30,7 @@ from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.step_watcher import StepUnderWay
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.workload.arrivals import describe, fields_of
-from stepscope.engine.workload.driver import WorkloadDriver
+from stepscope.engine.workload.load import WorkloadDriver
 
 
 class EngineCore:

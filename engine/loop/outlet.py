@@ -19,7 +19,7 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.workload.arrivals import describe, fields_of
-from stepscope.engine.workload.driver import WorkloadDriver
+from stepscope.engine.workload.load import WorkloadDriver
 
 SHARE = 0.01
 MAX_WAIT_NS = 1_000_000_000

@@ -44,7 +44,7 @@ from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_n
 from stepscope.engine.transport.gate import gate_of, local_key
 from stepscope.engine.transport.local_engines import sweep
 from stepscope.engine.transport.rate_limit import allow_many_files
-from stepscope.engine.workload.driver import WorkloadDriver
+from stepscope.engine.workload.load import WorkloadDriver
 
 if TYPE_CHECKING:
     from stepscope.engine.execution.runner import ModelRunner
@@ -174,7 +174,7 @@ def open_engine(
         try:
             yield OpenEngine(core, intake, runner.vocab_size)
         finally:
-            workload.close()
+            workload.set(None)
             control.close()
 
 

@@ -33,7 +33,7 @@ from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import gate_of, local_key
-from stepscope.engine.workload.driver import WorkloadDriver
+from stepscope.engine.workload.load import WorkloadDriver
 
 _SETTLE_NS = 20_000_000  # in real time
 
@@ -122,7 +122,7 @@ def serve_simulated(
                 ready(info)
                 core.run()
         finally:
-            workload.close()
+            workload.set(None)
             control.close()
             publisher.close()
 

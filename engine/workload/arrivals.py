@@ -1,8 +1,7 @@
 """Makes the requests of a workload, with their arrival times, prompts and lengths.
 
 Requests are made lazily, one at a time, from a seed: the same arguments give the same texts at the
-same times after the start. The engine's own workload (`driver.py`) and the load generator on
-another machine (`load.py`) send them.
+same times after the start. `load.py` sends them.
 """
 
 import json
@@ -21,46 +20,22 @@ from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue, StepCosts
-from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
+from stepscope.engine.workload.traces import TraceRow
 
 
 @cache
 def questions() -> tuple[str, ...]:
+    """Return what chats with a model that speaks begin with; consecutive keys go through all."""
     return tuple(json.loads(Path(__file__).with_name("questions.json").read_text("utf-8")))
 
 
-def question(key: int) -> str:
-    """Return the question that begins a chat; consecutive keys go through all questions."""
-    return questions()[key % len(questions())]
+def english() -> str:
+    """Return the paragraphs of prose in Python's language reference, which `help()` shows."""
+    from pydoc_data.topics import topics  # large, and only a workload needs it
 
-
-class Corpus:
-    """English text without end, from paragraphs of prose; passages may begin anywhere."""
-
-    def __init__(self, text: str) -> None:
-        paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
-        self._text = " ".join(filter(_is_prose, paragraphs)) + " "
-        if self._text == " ":
-            raise ValueError("a corpus needs at least one paragraph of prose")
-
-    @classmethod
-    def english(cls) -> "Corpus":
-        """Make a corpus from Python's language reference, which `help()` shows."""
-        from pydoc_data.topics import topics  # large, and only a workload needs it
-
-        return cls("\n\n".join(topics[name] for name in sorted(topics)))
-
-    def __len__(self) -> int:
-        return len(self._text)
-
-    def passage(self, start: int, num_chars: int) -> str:
-        """Return `num_chars` characters from the first word from `start` on (modulo the length)."""
-        size = len(self._text)
-        begin = (self._text.find(" ", start % size) + 1) % size
-        taken = self._text[begin : begin + num_chars]
-        while len(taken) < num_chars:
-            taken += self._text[: num_chars - len(taken)]
-        return taken
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+    return " ".join(filter(_is_prose, paragraphs)) + " "
 
 
 def _is_prose(paragraph: str) -> bool:
@@ -129,10 +104,10 @@ class Arrival:
 
 
 class PromptWriter:
-    """Cuts prompts of a given number of tokens out of a corpus, without a tokenizer."""
+    """Cuts prompts of a given number of tokens out of English text, without a tokenizer."""
 
-    def __init__(self, corpus: Corpus, chars_per_token: float) -> None:
-        self._corpus = corpus
+    def __init__(self, chars_per_token: float) -> None:
+        self._text = english()
         self._chars_per_token = chars_per_token
 
     def unique(self, key: int, num_tokens: int) -> str:
@@ -147,9 +122,7 @@ class PromptWriter:
         shared = (_SYSTEM_PROMPT * repeats)[: self._num_chars(num_shared)]
         return self._enough(f"{shared} ({key}) ", key, num_tokens)
 
-    def blocks(
-        self, hash_ids: tuple[int, ...], num_tokens: int, block_tokens: int = HASH_BLOCK_TOKENS
-    ) -> str:
+    def blocks(self, hash_ids: tuple[int, ...], num_tokens: int, block_tokens: int) -> str:
         """Return a text with one passage for each block id."""
         num_chars = self._num_chars(block_tokens)
         parts = []
@@ -163,7 +136,13 @@ class PromptWriter:
         return text + self._passage(key, max(0, wanted - len(text)))
 
     def _passage(self, key: int, num_chars: int) -> str:
-        return self._corpus.passage(key * _OFFSET_STEP, num_chars)
+        """Return text from a word on that `key` selects; after the end, it begins again."""
+        size = len(self._text)
+        begin = (self._text.find(" ", key * _OFFSET_STEP % size) + 1) % size
+        taken = self._text[begin : begin + num_chars]
+        while len(taken) < num_chars:
+            taken += self._text[: num_chars - len(taken)]
+        return taken
 
     def _num_chars(self, num_tokens: float) -> int:
         return math.ceil(num_tokens * self._chars_per_token)
@@ -208,7 +187,7 @@ def synthetic(
     for each in mix(spec, max_model_len):
         is_question = spec.questions and each.kind == "chat"
         if is_question:
-            prompt = question(each.key)
+            prompt = questions()[each.key % len(questions())]
         elif each.kind == "document":
             prompt = writer.unique(each.key, each.num_prompt_tokens)
         else:

@@ -1,19 +1,24 @@
-"""`LoadGenerator`: sends requests to an engine over its control socket, as a client would.
+"""Sends the requests of a workload when they are due.
 
-It measures latencies as a client sees them, by the client's clock. It uses one thread and one
-socket: nothing else may use its `ControlClient` while it runs.
+`LoadGenerator` sends them to an engine over its control socket, as a client would. It measures
+latencies as a client sees them, by the client's clock. It uses one thread and one socket: nothing
+else may use its `ControlClient` while it runs. `WorkloadDriver` sends an engine its own workload,
+from a thread in the engine.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stepscope.engine.client.client import ControlClient, EngineSilent, EngineUnreachable
-from stepscope.engine.protocol.commands import Abort
+from stepscope.engine.protocol.commands import Abort, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
+from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.transport.local_engines import is_refused
-from stepscope.engine.workload.arrivals import Arrival
+from stepscope.engine.workload.arrivals import Arrival, PromptWriter, synthetic
 
 PATIENCE_S = 30.0  # how long an engine may be silent: its process or machine may be suspended
 
@@ -239,3 +244,76 @@ class LoadGenerator:
             what = "was restarted"
         where, num_lost = client.endpoint.control, len(self._open)
         raise EngineUnreachable(f"the engine at {where} {what}; {num_lost} requests are lost")
+
+
+_RECHECK_S = 0.05  # how often a delayed arrival checks whether there is room
+
+
+class _WorkloadRun(NamedTuple):
+    spec: WorkloadSpec
+    stopped: threading.Event
+
+
+class WorkloadDriver:
+    """Starts, replaces and stops a synthetic mix of requests.
+
+    Args:
+        submit: queues one request without waiting; called on the driver's thread.
+        num_unfinished: returns the engine's unfinished requests, for `max_concurrency`.
+        speed: seconds of the engine's time for each second of real time.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Submit], None],
+        *,
+        chars_per_token: float,
+        max_model_len: int,
+        num_unfinished: Callable[[], int],
+        speed: float = 1.0,
+    ) -> None:
+        self._submit = submit
+        self._chars_per_token = chars_per_token
+        self._max_model_len = max_model_len
+        self._num_unfinished = num_unfinished
+        self._speed = speed
+        self._run: _WorkloadRun | None = None
+        self._lock = threading.Lock()  # held while a request is submitted
+        self._writer: PromptWriter | None = None
+
+    @property
+    def spec(self) -> WorkloadSpec | None:
+        """The mix that runs; None if none was started, or it has ended."""
+        run = self._run
+        return None if run is None or run.stopped.is_set() else run.spec
+
+    def set(self, spec: WorkloadSpec | None) -> None:
+        """Stop the current mix and start `spec`, if any. The old mix submits nothing after this."""
+        with self._lock:
+            if self._run is not None:
+                self._run.stopped.set()
+            self._run = None if spec is None else _WorkloadRun(spec, threading.Event())
+        if self._run is not None:
+            threading.Thread(
+                target=self._arrive, args=(self._run,), name="workload", daemon=True
+            ).start()
+
+    def _arrive(self, run: _WorkloadRun) -> None:
+        if self._writer is None:
+            self._writer = PromptWriter(self._chars_per_token)
+        start_s, most = time.monotonic(), run.spec.max_concurrency
+        for arrival in synthetic(run.spec, self._writer, self._max_model_len):
+            offset_s = arrival.offset_s / self._speed
+            if run.stopped.wait(max(0.0, start_s + offset_s - time.monotonic())):
+                return
+            due_s = time.monotonic()
+            while most is not None and self._num_unfinished() >= most:
+                if run.stopped.wait(_RECHECK_S):
+                    return
+            # A delay moves all later arrivals, too, so that no burst follows.
+            start_s += time.monotonic() - due_s
+            with self._lock:
+                if run.stopped.is_set():
+                    return
+                self._submit(arrival.submit())
+        run.stopped.set()

@@ -16,7 +16,7 @@ from common import parser, percentile
 from served import serving
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.workload.arrivals import Arrival, Corpus, PromptWriter
+from stepscope.engine.workload.arrivals import Arrival, PromptWriter
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
@@ -54,7 +54,7 @@ def plan(kind: Literal["chat", "document"], writer: PromptWriter) -> list[Arriva
 def drive(endpoint: str) -> list[LoadReport]:
     """The latencies that the clients of chats and of documents see."""
     with ControlClient(endpoint) as chats, ControlClient(endpoint) as documents:
-        writer = PromptWriter(Corpus.english(), chats.info().chars_per_token or 4.0)
+        writer = PromptWriter(chats.info().chars_per_token or 4.0)
         loads = [
             LoadGenerator(chats, iter(plan("chat", writer))),
             LoadGenerator(documents, iter(plan("document", writer))),

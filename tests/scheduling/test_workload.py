@@ -1,5 +1,6 @@
 """Generated workloads: the same seed gives the same work, lengths fit, prefixes are shared."""
 
+import re
 import threading
 import time
 from typing import Any
@@ -10,15 +11,15 @@ from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import (
     Arrival,
-    Corpus,
     PromptWriter,
     describe,
+    english,
     fit,
     from_trace,
     questions,
     synthetic,
 )
-from stepscope.engine.workload.driver import WorkloadDriver
+from stepscope.engine.workload.load import WorkloadDriver
 from stepscope.engine.workload.traces import HASH_BLOCK_TOKENS, TraceRow
 from tests.support.waiting import wait_for
 
@@ -27,7 +28,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(scope="module")
 def writer() -> PromptWriter:
-    return PromptWriter(Corpus.english(), chars_per_token=2.0)
+    return PromptWriter(chars_per_token=2.0)
 
 
 def mix(writer: PromptWriter, num: int, **fields: float) -> list[Arrival]:
@@ -35,17 +36,14 @@ def mix(writer: PromptWriter, num: int, **fields: float) -> list[Arrival]:
     return list(synthetic(spec, writer, max_model_len=4096))
 
 
-def test_a_passage_starts_at_a_word_and_may_be_longer_than_the_corpus() -> None:
-    paragraph = "This is one paragraph of prose that is long enough to be taken by the corpus."
-    corpus = Corpus(f"{paragraph}\n\nx = 1 + 2  # code is left out: {{}}[]()==!!\n\n")
-    assert corpus.passage(1, 6) == "is one"
-    assert corpus.passage(0, 200)[:78] == corpus.passage(0, 200)[78:156]
-    assert len(corpus.passage(10**9, 12_345)) == 12_345
-
-
-def test_a_corpus_without_prose_is_refused() -> None:
-    with pytest.raises(ValueError, match="prose"):
-        Corpus("x = 1\n\ny = 2\n")
+def test_a_prompt_starts_at_a_word_of_prose_and_may_be_longer_than_all_of_it(
+    writer: PromptWriter,
+) -> None:
+    text = english()
+    prompt = writer.unique(1, 30).removeprefix("(1) ")
+    assert f" {prompt}" in text
+    assert not re.search(r"\n|[=({]{2}", prompt)
+    assert len(writer.unique(10**9, len(text))) >= 2 * len(text)
 
 
 def test_equal_seeds_make_equal_workloads_and_other_seeds_do_not(writer: PromptWriter) -> None:
@@ -162,6 +160,7 @@ class Inbox:
 
 
 def driver_of(inbox: Inbox, **options: Any) -> WorkloadDriver:
+    options.setdefault("num_unfinished", lambda: 0)
     return WorkloadDriver(inbox.submit, chars_per_token=1.0, max_model_len=4096, **options)
 
 
@@ -199,7 +198,7 @@ def test_a_new_workload_replaces_the_old_one_and_a_bounded_workload_ends() -> No
     inbox.wait_for(7)
     wait_for(lambda: driver.spec is None)
     assert len(inbox.taken) == 7
-    driver.close()
+    driver.set(None)
 
 
 def test_at_most_max_concurrency_requests_run_at_a_time() -> None:
@@ -214,7 +213,7 @@ def test_at_most_max_concurrency_requests_run_at_a_time() -> None:
     inbox.wait_for(5)
     time.sleep(0.15)
     assert len(inbox.taken) == 5
-    driver.close()
+    driver.set(None)
 
 
 def test_chats_for_a_real_model_are_questions_whose_answers_may_end_early(

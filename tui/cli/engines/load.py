@@ -11,7 +11,6 @@ from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.workload.arrivals import (
-    Corpus,
     PromptWriter,
     describe,
     fit,
@@ -91,7 +90,7 @@ def load(
             done = client.ask(ResetPrefixCache(who=who()))
             detail = done.detail if isinstance(done, Ack) else done
             announced.append(f"the prefix cache is reset: {detail}")
-        writer = PromptWriter(Corpus.english(), info.chars_per_token or _CHARS_PER_TOKEN)
+        writer = PromptWriter(info.chars_per_token or _CHARS_PER_TOKEN)
         longest = info.max_model_len
         if rows is None:
             arrivals, number = synthetic(spec, writer, longest), spec.num_requests
