@@ -27,19 +27,10 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
         """Compute the percentiles by nearest rank. None for an empty sample."""
         if not samples_ns:
             return None
-        ordered = sorted(samples_ns)
-
-        def rank(share: float) -> float:
-            return ordered[max(0, math.ceil(share * len(ordered)) - 1)] / 1e6
-
-        return cls(
-            num_samples=len(ordered),
-            mean=sum(ordered) / len(ordered) / 1e6,
-            p50=rank(0.5),
-            p90=rank(0.9),
-            p99=rank(0.99),
-            max=ordered[-1] / 1e6,
-        )
+        num, ordered = len(samples_ns), [each / 1e6 for each in sorted(samples_ns)]
+        p50, p90, p99 = (ordered[math.ceil(share * num) - 1] for share in (0.5, 0.9, 0.99))
+        mean = sum(samples_ns) / num / 1e6
+        return cls(num_samples=num, mean=mean, p50=p50, p90=p90, p99=p99, max=ordered[-1])
 
 
 class StepShares(msgspec.Struct, frozen=True, kw_only=True):

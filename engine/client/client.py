@@ -184,15 +184,14 @@ class ControlClient:
             if not path.exists():  # the engine may have started listening just now
                 what = f"no engine at {self.endpoint.control}: there is no such socket"
                 raise EngineUnreachable(what)
+        again_s = again_s or (CHANGE_AGAIN_S if isinstance(command, Change) else timeout_s)
         if isinstance(command, Change):
-            again_s = again_s or CHANGE_AGAIN_S
             command = self._named(command)
         wanted = {self.send(command)}
         now_s = time.monotonic()
-        deadline_s = now_s + timeout_s
-        next_s = deadline_s if again_s is None else now_s + again_s
+        deadline_s, next_s = now_s + timeout_s, now_s + again_s
         while (now_s := time.monotonic()) < deadline_s:
-            if again_s is not None and now_s >= next_s:
+            if now_s >= next_s:
                 wanted.add(self.send(command))
                 next_s = now_s + again_s
             received = self._receive(min(next_s, deadline_s, now_s + _LOOK_S) - now_s)

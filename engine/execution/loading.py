@@ -207,7 +207,7 @@ def load_runner(
     except BackendUnavailableError as error:
         raise ConfigError("attention", str(error)) from None
     # Check these settings now, before minutes of loading.
-    kv_memory_bytes(config.kv_memory, devices.free_bytes(device), cap_share=False)
+    kv_memory_bytes(config.kv_memory, devices.free_bytes(device))
     config.overlaps(launch_blocks=device.type == "cpu")
     progress("finding the model", 0.0)
     folder = checkpoint.locate(config.model, progress)
@@ -229,7 +229,6 @@ def load_runner(
             structs.replace(model.kv_shape, dtype_bytes=kv_dtype.itemsize),
             max_model_len,
             devices.free_bytes(device),
-            cap_share=True,
         )
     most = num_threads(config)
     may_choose = not on_gpu and not config.threads and most > 1 and model.is_thread_invariant

@@ -82,7 +82,7 @@ def request_view(request: Request) -> wire.RequestView:
 
 
 class TelemetrySink(Protocol):
-    """Publishes messages; `telemetry.Publisher` is the implementation."""
+    """Publishes messages: `telemetry.Publisher`, or what stands before or instead of it."""
 
     @property
     def next_sequence(self) -> int: ...
@@ -111,7 +111,7 @@ class TelemetryOutlet:
         self._scheduler = scheduler
         self._workload = workload
         self._control_tally = control_tally
-        self._set_pauses(PauseTrail(()))
+        self.pauses = PauseTrail(())
 
     @property
     def num_dropped(self) -> int:
@@ -128,8 +128,8 @@ class TelemetryOutlet:
             self.has_unpublished = False
             draft.events = step.events + self._scheduler.drain_events()
         draft.num_dropped = sink.num_dropped
-        if self._is_pause_on:
-            self._set_pauses(self.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns))
+        if self.pauses.is_on:
+            self.pauses = self.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns)
         sink.publish(draft)
 
     def publish_status(
@@ -139,7 +139,7 @@ class TelemetryOutlet:
         scheduler = self._scheduler
         # Read once: the workload may end meanwhile.
         workload = None if self._workload is None else self._workload.spec
-        self._set_pauses(self.pauses.after_status(now_ns, is_paused=state == "paused"))
+        self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         self.has_unpublished = False
         self.publish(
             wire.EngineStatus(
@@ -158,7 +158,3 @@ class TelemetryOutlet:
                 leased=leased,
             )
         )
-
-    def _set_pauses(self, trail: PauseTrail) -> None:
-        self.pauses = trail
-        self._is_pause_on = trail.is_on  # stored, because every step needs it

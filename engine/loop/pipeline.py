@@ -78,10 +78,10 @@ class PendingStep:
 
     def drop_ended(self) -> None:
         """Drop the rows of requests that have ended, or lost their blocks, since the launch."""
-        kept = [i for i, row in enumerate(self.rows) if row.request.status is RequestStatus.RUNNING]
-        if len(kept) == len(self.rows):
-            return
         rows = self.rows
+        kept = [i for i, row in enumerate(rows) if row.request.status is RequestStatus.RUNNING]
+        if len(kept) == len(rows):
+            return
         ended = [row for row in rows if row.request.status is not RequestStatus.RUNNING]
         num_tokens = sum(row.num_tokens for row in ended)
         self.num_wasted_tokens += num_tokens
@@ -89,14 +89,12 @@ class PendingStep:
             num_decode = sum(row.num_tokens for row in ended if row.phase is Phase.DECODE)
             self.draft.drop_rows(kept, num_tokens - num_decode, num_decode)
         self.rows = [rows[i] for i in kept]
-        before = self._kept
-        self._kept = kept if before is None else [before[i] for i in kept]
+        self._kept = kept if self._kept is None else [self._kept[i] for i in kept]
 
     def launched(self, indices: Sequence[int]) -> list[ScheduledRow]:
         """Return the rows that had these indices at the launch, without those dropped since."""
-        places = range(len(self.rows)) if self._kept is None else self._kept
-        left = dict(zip(places, self.rows, strict=True))
-        return [left[index] for index in indices if index in left]
+        kept = self._kept
+        return [self.scheduled.rows[i] for i in indices if kept is None or i in kept]
 
     def result_of(self, result: StepResult) -> StepResult:
         """Return `result` without the rows dropped since the launch."""

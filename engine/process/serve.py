@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from stepscope.engine.protocol.settings.knobs import (
 )
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_cache import KVCacheManager, PrefixHashes
-from stepscope.engine.scheduling.kv_memory import check_kv_memory, memory_bytes
+from stepscope.engine.scheduling.kv_memory import kv_memory_bytes, memory_bytes
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.telemetry.heartbeat import anchored
 from stepscope.engine.telemetry.publisher import Publisher
@@ -259,7 +260,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 def check_settings(config: EngineConfig, knobs: Knobs) -> None:
     """Check what needs no model, before minutes of loading. Raises WrongValue."""
-    check_kv_memory(config.kv_memory)
+    kv_memory_bytes(config.kv_memory, sys.maxsize)
     memory_bytes("replay_memory", config.replay_memory)
     _check_role(config)
     if not _DEVICE.fullmatch(config.device):

@@ -1,7 +1,6 @@
 """Computes the number of KV blocks from the settings, the memory and the model's shape."""
 
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +13,6 @@ from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 # Cap of a share of the free memory: without it a small model would get far more than it can use,
 # on a machine that also runs other programs. A size in bytes is not capped.
 CPU_SHARE_CAP_BYTES = 1 << 30
-# The meaning of kv_memory=auto on a CPU.
-CPU_SHARE = "10%"
-
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -37,35 +33,27 @@ class KVShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def check_kv_memory(setting: str) -> None:
-    """Check the setting `kv_memory` alone, whatever the machine has. Raises WrongValue."""
-    kv_memory_bytes(setting, sys.maxsize, cap_share=False)
-
-
-def kv_memory_bytes(
-    setting: str, free_bytes: int, *, cap_share: bool, auto: str = CPU_SHARE
-) -> int:
+def kv_memory_bytes(setting: str, free_bytes: int, *, on_gpu: bool = False) -> int:
     """Return the bytes that `setting` asks for.
 
     The setting is "auto", a size ("512MB", "1.5GiB") or a share of the free memory ("20%"). K, M, G
-    and T are powers of 1024, with or without "i" and "B".
-
-    Args:
-        cap_share: whether to cap a share (not a size) at `CPU_SHARE_CAP_BYTES`.
-        auto: the share or size that "auto" stands for.
+    and T are powers of 1024, with or without "i" and "B". "auto" is all that is free on a GPU. On a
+    CPU it is a tenth, and a share (not a size) is at most `CPU_SHARE_CAP_BYTES`.
 
     Raises:
         WrongValue: the setting is neither a size nor a share, or it is zero.
         ConfigError: a size above the free memory.
     """
-    text = auto if setting.strip() == "auto" else setting.strip()
+    text = setting.strip()
+    if text == "auto":
+        text = "100%" if on_gpu else "10%"
     if share := _SHARE.fullmatch(text):
         percent = float(share[1])
         if not 0 < percent <= 100:
             why = f"kv_memory must be above 0% and at most 100%, not {text}"
             raise WrongValue("kv_memory", why)
         wanted = int(free_bytes * percent / 100)
-        return min(wanted, CPU_SHARE_CAP_BYTES) if cap_share else wanted
+        return wanted if on_gpu else min(wanted, CPU_SHARE_CAP_BYTES)
     if size_bytes := _size_bytes(text):
         if size_bytes > free_bytes:
             raise ConfigError(
@@ -125,7 +113,7 @@ def device_kv_blocks(
             f"left for the KV cache ({use.in_words()}): raise it, free memory that others use, "
             "lower --token-capacity or --seq-capacity, or take a smaller model",
         )
-    return num_kv_blocks(config, shape, max_model_len, left, cap_share=False, auto="100%")
+    return num_kv_blocks(config, shape, max_model_len, left, on_gpu=True)
 
 
 def num_kv_blocks(
@@ -134,11 +122,10 @@ def num_kv_blocks(
     max_model_len: int,
     free_bytes: int,
     *,
-    cap_share: bool,
-    auto: str = CPU_SHARE,
+    on_gpu: bool = False,
 ) -> int:
     """Return how many blocks the memory holds and requests can use. May raise ConfigError."""
-    memory = kv_memory_bytes(config.kv_memory, free_bytes, cap_share=cap_share, auto=auto)
+    memory = kv_memory_bytes(config.kv_memory, free_bytes, on_gpu=on_gpu)
     block_bytes = shape.block_bytes(config.block_size)
     affordable = memory // block_bytes
     per_request = -(-max_model_len // config.block_size)

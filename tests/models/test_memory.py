@@ -19,7 +19,7 @@ SHAPE = KVShape(num_layers=6, num_kv_heads=2, head_dim=64, dtype_bytes=2)
 
 def blocks(kv_memory: str, max_model_len: int = 8192, free: int = 8 * GIB, **config: int) -> int:
     settings = EngineConfig(kv_memory=kv_memory, **config)
-    return num_kv_blocks(settings, SHAPE, max_model_len, free, cap_share=True)
+    return num_kv_blocks(settings, SHAPE, max_model_len, free)
 
 
 @pytest.mark.parametrize(
@@ -36,27 +36,27 @@ def blocks(kv_memory: str, max_model_len: int = 8192, free: int = 8 * GIB, **con
     ],
 )
 def test_kv_memory_may_be_a_size_or_a_share(setting: str, expected: int) -> None:
-    assert kv_memory_bytes(setting, 8 * GIB, cap_share=False) == expected
+    assert kv_memory_bytes(setting, 8 * GIB, on_gpu=True) == expected
 
 
 @pytest.mark.parametrize("setting", ["", "much", "-1GB", "12XB", "0", "0%", "101%", "1e9", "5GB%"])
 def test_kv_memory_that_is_neither_size_nor_share_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=r"kv_memory (is|must be)") as caught:
-        kv_memory_bytes(setting, 8 * GIB, cap_share=False)
+        kv_memory_bytes(setting, 8 * GIB, on_gpu=True)
     assert "\n" not in str(caught.value)
 
 
 def test_more_kv_memory_than_is_free_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv_memory=9GB is more than the 8GB that are free"):
-        kv_memory_bytes("9GB", 8 * GIB, cap_share=True)
+        kv_memory_bytes("9GB", 8 * GIB)
     with pytest.raises(ConfigError, match=r"kv_memory=61GB is more than the 60GB that are free"):
         gpu_blocks(kv_memory="61GB")
 
 
 def test_on_a_large_host_a_share_is_capped_and_a_size_is_not() -> None:
-    assert kv_memory_bytes("50%", 8 * GIB, cap_share=True) == CPU_SHARE_CAP_BYTES
-    assert kv_memory_bytes("5%", 8 * GIB, cap_share=True) < CPU_SHARE_CAP_BYTES
-    assert kv_memory_bytes("4GB", 8 * GIB, cap_share=True) == 4 * GIB
+    assert kv_memory_bytes("50%", 8 * GIB) == CPU_SHARE_CAP_BYTES
+    assert kv_memory_bytes("5%", 8 * GIB) < CPU_SHARE_CAP_BYTES
+    assert kv_memory_bytes("4GB", 8 * GIB) == 4 * GIB
 
 
 def test_a_kv_block_holds_keys_and_values_of_all_layers() -> None:
@@ -108,7 +108,7 @@ def test_on_a_gpu_the_kv_cache_gets_the_rest_of_the_memory_utilization() -> None
 
 
 def test_on_a_cpu_auto_kv_memory_is_a_share_of_free_memory() -> None:
-    assert kv_memory_bytes("auto", 8 * GIB, cap_share=True) == 8 * GIB // 10
+    assert kv_memory_bytes("auto", 8 * GIB) == 8 * GIB // 10
     assert blocks("auto") == blocks("10%")
 
 
