@@ -1,8 +1,8 @@
 """The way of an engine's replies to its clients.
 
-`Outbox` is the queue of replies for the thread that owns the socket; `Replies` sends them. Most are
-outputs of one token, and sending a message takes many times as long as encoding such an output. So
-if several outputs for a client are ready, they go in one message (a bundle).
+`Replies` sends them, on the thread that owns the socket. Most are outputs of one token, and sending
+a message takes many times as long as encoding such an output. So if several outputs for a client
+are ready, they go in one message (a bundle).
 
 `BulkReplies` answers queries with large answers on its own thread. Every viewer may ask for
 messages of the replay ring, snapshots and pages of the audit trail. However many ask, the thread
@@ -12,11 +12,10 @@ time is served first. The bytes of an answer are charged to the client, too
 (`RateLimiter.charge_bytes`).
 """
 
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -57,42 +56,6 @@ class RemoteClient:
 # A reply for the thread that owns the socket. The engine's thread builds one for each token, and a
 # plain tuple takes a tenth of the time of a class.
 Outgoing: TypeAlias = tuple[RemoteClient, AnyReply | msgspec.Raw]
-
-
-class Outbox:
-    """A queue of replies: any thread adds, one takes. Readable `descriptor`: a reply waits."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Outgoing] = deque()
-        self._is_woken = False  # True from a wake-up until the reader calls `awake`
-        self.descriptor, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-
-    def post(self, outgoing: Outgoing) -> None:
-        self._waiting.append(outgoing)
-        self.wake()
-
-    def wake(self) -> None:
-        # A step may post hundreds; only the first wakes the reader. The others are read with it,
-        # because `awake` clears the flag before the reader looks.
-        if not self._is_woken:
-            self._is_woken = True
-            os.write(self._write, b"\0")
-
-    def awake(self) -> None:
-        """Make `descriptor` unreadable until the next reply. Call it before `take`."""
-        os.read(self.descriptor, 65536)
-        self._is_woken = False
-
-    def take(self) -> Iterator[Outgoing]:
-        """Yield the replies that wait now, oldest first. A later reply wakes the reader again."""
-        for _ in range(len(self._waiting)):
-            yield self._waiting.popleft()
-
-    def close(self) -> None:
-        self._is_woken = True  # so that no later post writes to a reused descriptor number
-        os.close(self.descriptor)
-        os.close(self._write)
 
 
 # The queue of a client that does not read is bounded by messages: more outputs in one would let it

@@ -18,13 +18,13 @@ from stepscope.engine.control.intake import Changes, Intake, Submissions
 from stepscope.engine.control.outgoing import (
     BulkQuestion,
     BulkReplies,
-    Outbox,
+    Outgoing,
     RemoteClient,
     Replies,
     ServedEngine,
 )
 from stepscope.engine.loop.dispatch import error_reply
-from stepscope.engine.loop.inbox import Denial, Departure
+from stepscope.engine.loop.inbox import Denial, Departure, WakingQueue
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit
 from stepscope.engine.protocol.replies import Error, Output, Replayed, Submitted
@@ -68,7 +68,7 @@ class ControlServer:
         charge = self._limiter.charge_text
         self._submissions = Submissions(engine.inbox, intake, engine.clock, charge)
         self._tokenizer = tokenizer
-        self._outbox = Outbox()
+        self._outbox: WakingQueue[Outgoing] = WakingQueue()
         self._closing = False
         self._socket = server_socket(zmq.ROUTER, gate)
         self._socket.setsockopt(zmq.LINGER, 500)

@@ -6,20 +6,17 @@ requests to its owner (`LinkOwner`), and keeps looking for a decode engine.
 An `AwayRequest` is used on that thread alone until it ends or comes back.
 """
 
-import contextlib
 import logging
-import os
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.loop.client_requests import aborted, append_output, output_of
-from stepscope.engine.loop.inbox import Client
+from stepscope.engine.loop.inbox import Client, WakingQueue
 from stepscope.engine.protocol.commands import Abort, GetInfo, HandedOver, KVTicket, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Loaded, Output, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -94,13 +91,10 @@ class DecodeLink:
         self._info: EngineInfo | None = None  # of the decode engine
         self._client: ControlClient | None = None
         self._away: dict[int, AwayRequest] = {}  # by the id of their `Submit`
-        self._todo: deque[Callable[[], None]] = deque()  # calls that the engine's thread asked for
+        self._todo: WakingQueue[Callable[[], None]] = WakingQueue()  # for the link's thread
         self._said = ""  # the last logged reason why no decode engine was found
         self._heard_s = self._looked_s = 0.0
         self._is_closing = False
-        self._woken, self._wake = os.pipe()
-        for end in (self._woken, self._wake):
-            os.set_blocking(end, False)
         self._thread: threading.Thread | None = None
 
     def connect(self, timeout_s: float = _SILENT_S) -> None:
@@ -151,10 +145,10 @@ class DecodeLink:
 
     def send(self, away: AwayRequest) -> None:
         """Send a request to the decode engine, on the link's thread."""
-        self._ask(lambda: self._send(away))
+        self._todo.post(lambda: self._send(away))
 
     def abort(self, away: AwayRequest) -> None:
-        self._ask(lambda: self._abort(away))
+        self._todo.post(lambda: self._abort(away))
 
     def close(self) -> None:
         """End all requests in the decode engine, and the link's thread. May be called again."""
@@ -162,19 +156,13 @@ class DecodeLink:
         if self._thread is None and self._client is None:
             return  # it was never connected, or is closed
         if self._thread is not None:
-            self._ask(self._begin_to_close)
+            self._todo.post(self._begin_to_close)
             self._thread.join()
             self._thread = None
         if self._client is not None:
             self._client.close()
             self._client = None
-        os.close(self._woken)
-        os.close(self._wake)
-
-    def _ask(self, do: Callable[[], None]) -> None:
-        self._todo.append(do)
-        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread is awake
-            os.write(self._wake, b"\0")
+        self._todo.close()
 
     # On the link's thread
 
@@ -195,15 +183,14 @@ class DecodeLink:
         if client is None:
             self._try_to_reopen()
         else:
-            received = client.receive(_LOOK_S, or_readable=self._woken)
+            received = client.receive(_LOOK_S, or_readable=self._todo.descriptor)
             while received is not None:
                 self._take(*received)
                 received = client.receive(0)
             self._look_after(client)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 65536)
-        while self._todo:
-            self._todo.popleft()()
+        self._todo.awake()
+        for do in self._todo.take():
+            do()
 
     def _begin_to_close(self) -> None:
         self._is_closing = True
@@ -300,7 +287,7 @@ class DecodeLink:
             if str(error) != self._said:
                 self._said = str(error)
                 log.warning("no decode engine: %s", error)
-            select.select([self._woken], [], [], _REOPEN_S)
+            select.select([self._todo.descriptor], [], [], _REOPEN_S)
             return
         self._said = ""
         log.warning("the decode engine %s is there again", self.engine)

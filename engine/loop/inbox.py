@@ -3,13 +3,16 @@
 Any thread may put an item in, and a signal handler too. Only the engine's thread takes items out.
 It takes one item from each client in turn, so that no client waits for everything that another
 client has sent. `CommandTime` bounds the work between two steps.
+
+`WakingQueue` carries what the engine's thread has for a thread that waits at sockets.
 """
 
+import os
 import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from stepscope.engine.protocol.commands import Asker, Command
 from stepscope.engine.protocol.replies import AnyReply
@@ -84,6 +87,45 @@ class Task:
 
 
 Item: TypeAlias = Call | Refusal | Denial | Departure | Task
+
+_T = TypeVar("_T")
+
+
+class WakingQueue(Generic[_T]):
+    """A queue: any thread adds, one takes. Readable `descriptor`: an item waits."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_T] = deque()
+        self._is_woken = False  # True from a wake-up until the reader calls `awake`
+        self.descriptor, self._write = os.pipe()
+
+    def post(self, item: _T) -> None:
+        self._waiting.append(item)
+        self.wake()
+
+    def wake(self) -> None:
+        # A step may post hundreds; only the first wakes the reader. The others are read with it,
+        # because `awake` clears the flag before the reader looks.
+        if not self._is_woken:
+            self._is_woken = True
+            os.write(self._write, b"\0")
+
+    def awake(self) -> None:
+        """Make `descriptor` unreadable until the next item. Call it before `take`."""
+        if self._is_woken:
+            os.read(self.descriptor, 65536)
+            self._is_woken = False
+
+    def take(self) -> Iterator[_T]:
+        """Yield the items that wait now, oldest first. A later one wakes the reader again."""
+        for _ in range(len(self._waiting)):
+            yield self._waiting.popleft()
+
+    def close(self) -> None:
+        self._is_woken = True  # so that no later post writes to a reused descriptor number
+        os.close(self.descriptor)
+        os.close(self._write)
+
 
 _MAX_SORTED = 512  # items that are sorted into lanes at a time, at most
 MIN_COMMAND_NS = 1_000_000

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.control.outgoing import Outbox, Outgoing, RemoteClient
+from stepscope.engine.control.outgoing import Outgoing, RemoteClient
+from stepscope.engine.loop.inbox import WakingQueue
 from stepscope.engine.protocol.commands import Pause
 from stepscope.engine.protocol.replies import Output
 from tests.support.engines.live_engine import LiveEngine
@@ -18,7 +19,7 @@ def reply(number: int, client: RemoteClient) -> Outgoing:
 
 
 def test_a_step_with_hundreds_of_replies_wakes_the_sender_once() -> None:
-    outbox = Outbox()
+    outbox = WakingQueue()
     client = RemoteClient(outbox.post, b"me", b"", b"me")
     for _ in range(3):
         for number in range(300):
@@ -31,7 +32,7 @@ def test_a_step_with_hundreds_of_replies_wakes_the_sender_once() -> None:
 
 
 def test_replies_of_several_threads_all_arrive_and_keep_the_order_of_each_thread() -> None:
-    outbox = Outbox()
+    outbox = WakingQueue()
     count, clients = 3_000, [RemoteClient(outbox.post, b"%d" % i, b"", b"") for i in range(3)]
 
     def post(client: RemoteClient) -> None:
@@ -75,7 +76,7 @@ def test_a_reply_posted_at_the_start_of_shutdown_is_sent(
 
 
 def test_a_reply_posted_after_shutdown_writes_to_no_reused_descriptor() -> None:
-    outbox = Outbox()
+    outbox = WakingQueue()
     outbox.close()
     read_end, write_end = os.pipe()  # on the descriptors that were free
     outbox.post(reply(1, RemoteClient(outbox.post, b"me", b"", b"me")))
