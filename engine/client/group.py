@@ -48,23 +48,17 @@ def set_on_all(
             with contextlib.suppress(CommandRefused, EngineUnreachable):
                 client.set_knobs(old, who, ack.version)
         if isinstance(error, NoAnswer):
-            _undo_later(clients[len(acks)], olds[len(acks)], who, versions[len(acks)])
+            # An engine handles the commands of a client in order. So if it still applies the
+            # change, it restores the old values right after it, unless another client has changed
+            # the knobs meanwhile: then the expected version does not fit.
+            at, reason = len(acks), "the group was not changed"
+            undo = SetKnobs(
+                changes=olds[at], who=who, expected_version=versions[at] + 1, reason=reason
+            )
+            with contextlib.suppress(CommandRefused, EngineUnreachable):
+                clients[at].send(undo)
         raise
     return before, acks
-
-
-def _undo_later(
-    client: ControlClient, old: dict[str, KnobValue], who: str, version_before: int
-) -> None:
-    """Send the old values, without waiting, to an engine that did not answer a change in time.
-
-    An engine handles the commands of a client in order. So if it still applies the change, it
-    restores the old values right after it. If another client has changed the knobs meanwhile, the
-    expected version no longer fits, and the engine refuses to restore the old values.
-    """
-    expected, reason = version_before + 1, "the group was not changed"
-    with contextlib.suppress(CommandRefused, EngineUnreachable):
-        client.send(SetKnobs(changes=old, who=who, expected_version=expected, reason=reason))
 
 
 def _set(

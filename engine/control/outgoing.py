@@ -67,8 +67,6 @@ _LAST = int(zmq.NOBLOCK)
 # Bypasses the layer of pyzmq that handles options we do not use: it takes six times as long.
 _send = zmq.backend.Socket.send
 
-Forget: TypeAlias = Callable[[bytes, str], None]
-
 
 class Replies:
     """Sends replies through a ROUTER socket with ROUTER_MANDATORY.
@@ -77,7 +75,10 @@ class Replies:
     """
 
     def __init__(
-        self, socket: "zmq.Socket[bytes]", connections: Connections, forget: Forget
+        self,
+        socket: "zmq.Socket[bytes]",
+        connections: Connections,
+        forget: Callable[[bytes, str], None],
     ) -> None:
         self._socket = socket
         self._connections = connections
@@ -137,21 +138,14 @@ class ServedEngine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
     @property
-    def next_step(self) -> int:
-        """Number of the step that is scheduled next."""
-
-    @property
-    def last_step(self) -> int:
-        """Number of the last published step, -1 before the first."""
-
+    def last_step(self) -> int: ...
     @property
     def kept_snapshots(self) -> KeptSnapshots: ...
     @property
     def max_waiting(self) -> int:
         """With this many commands in the inbox, a further `Submit` is refused."""
 
-    def clock(self) -> int:
-        """Return the current time on the engine's clock, in nanoseconds."""
+    def clock(self) -> int: ...
 
 
 SHARE = 0.02  # of one core's time

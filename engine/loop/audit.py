@@ -15,7 +15,6 @@ Refusals are kept in a list of their own, so that many refusals never push a cha
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice, takewhile
 from operator import attrgetter
@@ -70,12 +69,6 @@ class ChangeEffect(NamedTuple):
     version: int | None = None
 
 
-@dataclass(slots=True)
-class _Refused:
-    due_ns: int
-    entry: Audited | None = None
-
-
 class AuditTrail:
     """Numbers the entries, keeps the last ones and publishes all."""
 
@@ -89,7 +82,8 @@ class AuditTrail:
         self.newest = 0  # number of the newest entry
         self._aborts: Audited | None = None  # folded aborts that are not published yet
         self._aborts_due_ns = 0
-        self._refused: dict[tuple[str, str, str], _Refused] = {}  # by who, command and code
+        # By who, command and code: when it is due, and the folded refusals after the first.
+        self._refused: dict[tuple[str, str, str], tuple[int, Audited | None]] = {}
 
     def done(
         self, command: commands.Change, asker: Asker, effective_step: int, effect: ChangeEffect
@@ -116,8 +110,8 @@ class AuditTrail:
             self.publish_aborts()
             self._aborts, self._aborts_due_ns = entry, entry.time_ns + FOLD_NS
 
-    def refused(self, command: str, asker: Asker, code: str, message: str, count: int = 1) -> None:
-        """Record that a command was refused, and why. `command`: "" for several types."""
+    def refused(self, command: str, asker: Asker, code: str, message: str) -> None:
+        """Record that a command was refused, and why."""
         now_ns = self._clock()
         entry = Audited(
             number=0,  # until it is published
@@ -127,20 +121,18 @@ class AuditTrail:
             time_ns=now_ns,
             detail=message,
             code=code,
-            count=count,
         )
         cause = asker.name, command, code
         if cause not in self._refused and len(self._refused) >= MAX_REFUSED:
             cause = "", "", ""
             entry = msgspec.structs.replace(entry, who="several clients", key=None)
-        refused = self._refused.get(cause)
-        if refused is None:
-            self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
+        if cause in self._refused:
+            due_ns, earlier = self._refused[cause]
+            self._refused[cause] = due_ns, entry if earlier is None else folded(earlier, entry)
+        else:
+            self._refused[cause] = now_ns + REFUSED_FOLD_NS, None
             self.publish_aborts()
             self._enter(entry)
-        else:
-            earlier = refused.entry
-            refused.entry = entry if earlier is None else folded(earlier, entry)
 
     def changed_since(
         self, number: int, command: commands.Change, but_by: Asker | None = None
@@ -187,14 +179,14 @@ class AuditTrail:
         now_ns = self._clock()
         if now_ns >= self._aborts_due_ns:
             self.publish_aborts()
-        for cause, refused in list(self._refused.items()):
-            if now_ns < refused.due_ns:
+        for cause, (due_ns, entry) in list(self._refused.items()):
+            if now_ns < due_ns:
                 continue
-            if refused.entry is None:
+            if entry is None:
                 del self._refused[cause]  # no further refusal came
             else:
-                self._enter(refused.entry)
-                self._refused[cause] = _Refused(now_ns + REFUSED_FOLD_NS)
+                self._enter(entry)
+                self._refused[cause] = now_ns + REFUSED_FOLD_NS, None
 
     def publish_aborts(self) -> None:
         """Publish the folded aborts now, without waiting for more."""
@@ -205,9 +197,9 @@ class AuditTrail:
     def publish_all(self) -> None:
         """Publish all folded entries now, because the engine ends."""
         self.publish_aborts()
-        for refused in self._refused.values():
-            if refused.entry is not None:
-                self._enter(refused.entry)
+        for _, entry in self._refused.values():
+            if entry is not None:
+                self._enter(entry)
         self._refused.clear()
 
     def _enter(self, entry: Audited) -> None:

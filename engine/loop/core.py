@@ -191,7 +191,7 @@ class EngineCore:
 
     def _take(self, item: Item) -> None:
         if isinstance(item, Denial):
-            self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
+            self.audit.refused(item.command, item.asker, item.code, item.message)
             return
         self.outlet.has_unpublished = True
         if isinstance(item, Task):

@@ -60,13 +60,12 @@ class Refusal:
 
 @dataclass(slots=True)
 class Denial:
-    """Commands that were refused before they reached the engine's thread; for the audit trail."""
+    """A command that was refused before it reached the engine's thread; for the audit trail."""
 
     asker: Asker
-    command: str  # name of its type; "" for several kinds
+    command: str  # name of its type
     code: str
     message: str
-    count: int = 1
     lane: bytes = b""
 
 

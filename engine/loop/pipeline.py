@@ -20,8 +20,8 @@ from typing import NamedTuple
 from stepscope.engine.loop.client_requests import ClientRequests
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS
 from stepscope.engine.protocol.wire import Phase, RequestEvent
-from stepscope.engine.scheduling.acceptance import last_taken, take_bursts
-from stepscope.engine.scheduling.request import Request, RequestStatus
+from stepscope.engine.scheduling.acceptance import take_bursts
+from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import (
     DeviceMemoryError,
@@ -108,9 +108,6 @@ class PendingStep:
             logprobs={place: logprobs[i] for place, i in enumerate(kept) if i in logprobs},
             bursts={place: bursts[i] for place, i in enumerate(kept) if i in bursts},
         )
-
-    def requests(self) -> list[Request]:
-        return [row.request for row in self.rows]
 
 
 class Pipeline:
@@ -248,12 +245,12 @@ class Pipeline:
                 ahead.handle.collect()  # so that the device no longer uses its blocks
             self._undo(ahead)
         self._undo(step)
-        for request in step.requests():
-            self._requests.abort(request.request_id, "the engine failed in this step")
+        for row in step.rows:
+            self._requests.abort(row.request.request_id, "the engine failed in this step")
         self._scheduler.settle()
-        for request in [] if ahead is None else ahead.requests():
-            if request.status is RequestStatus.RUNNING:
-                self._scheduler.preempt_after_failure(request, "step_failed")
+        for row in [] if ahead is None else ahead.rows:
+            if row.request.status is RequestStatus.RUNNING:
+                self._scheduler.preempt_after_failure(row.request, "step_failed")
 
     def _run_smaller(self, step: PendingStep) -> None:
         """Schedule again what did not fit into device memory, in smaller steps.
@@ -306,7 +303,8 @@ class Pipeline:
             self._ahead.drop_ended()
         draft, publisher = step.draft, self._requests.token_publisher
         if bursts:
-            result = replace(result, token_ids=last_taken(result.token_ids, bursts))
+            last = [bursts.get(i, [token_id])[-1] for i, token_id in enumerate(result.token_ids)]
+            result = replace(result, token_ids=last)
             if draft is not None:
                 draft.check_drafts(step.rows, bursts, with_tokens=publisher is not None)
         if publisher is not None:  # it keeps all tokens, even if no record is made
@@ -321,7 +319,7 @@ class Pipeline:
         for row in step.launched(result.unsound_rows):
             request = row.request
             # NaN in its keys and values must not reach a prompt that begins alike.
-            self._scheduler.kv.unregister(request, 0, row.start + row.num_tokens)
+            self._scheduler.kv.unregister(request, row.start + row.num_tokens)
             log.warning(
                 "request %d of step %d: %s", request.request_id, step.number, UNSOUND_LOGITS
             )
@@ -336,18 +334,14 @@ class Pipeline:
         self, draft: StepDraft, step: PendingStep, result: StepResult, num_finished: int
     ) -> None:
         """Add to the record of `step` everything that was not known when it was scheduled."""
-        scheduler = self._scheduler
-        if self._overlap:
-            draft.end(result, None)
-            self._complete_overlapped(draft, step, num_finished)
-        else:
-            draft.num_running = len(scheduler.running)
-            draft.end(result, scheduler.kv)
+        scheduler, ahead = self._scheduler, self._ahead
         if step.num_wasted_tokens:
             draft.num_wasted_tokens = step.num_wasted_tokens
-
-    def _complete_overlapped(self, draft: StepDraft, step: PendingStep, num_finished: int) -> None:
-        scheduler, ahead = self._scheduler, self._ahead
+        if not self._overlap:
+            draft.num_running = len(scheduler.running)
+            draft.end(result, scheduler.kv)
+            return
+        draft.end(result, None)
         if ahead is None or ahead.draft is None:
             draft.num_running, draft.num_waiting = len(scheduler.running), len(scheduler.waiting)
         else:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -56,14 +56,6 @@ log = logging.getLogger("stepscope.engine")
 SIGNAL = "a signal"  # the client's name in the audit trail when a signal ends the engine
 
 
-class OpenEngine(NamedTuple):
-    """A running engine with open sockets; the caller runs its loop, `core.run()`."""
-
-    core: EngineCore
-    intake: Intake
-    vocab_size: int
-
-
 def serve(
     config: EngineConfig,
     knobs: Knobs,
@@ -92,8 +84,12 @@ def open_engine(
     *,
     progress: Callable[[str, float], None],
     http_endpoint: str | None = None,
-) -> Iterator[OpenEngine]:
-    """Load a model and open an engine's sockets; a context manager. May raise ConfigError."""
+) -> Iterator[tuple[EngineCore, Intake, int]]:
+    """Load a model and open an engine's sockets; a context manager. May raise ConfigError.
+
+    Yields the engine, whose loop the caller runs (`core.run()`), its intake, and the number of
+    tokens in its vocabulary.
+    """
     if config.name:
         check_name(config.name)
     check_settings(config, knobs)
@@ -173,7 +169,7 @@ def open_engine(
             stack.callback(watcher.close)
             watcher.start()
         try:
-            yield OpenEngine(core, intake, runner.vocab_size)
+            yield core, intake, runner.vocab_size
         finally:
             workload.set(None)
             control.close()

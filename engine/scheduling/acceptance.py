@@ -60,11 +60,6 @@ def take_bursts(
     return finished, taken
 
 
-def last_taken(token_ids: Sequence[int | None], taken: Mapping[int, list[int]]) -> list[int | None]:
-    """Return `token_ids`, where each row with drafts has the last token in `taken`."""
-    return [taken[i][-1] if i in taken else token_id for i, token_id in enumerate(token_ids)]
-
-
 def has_drafts(row: ScheduledRow) -> bool:
     return row.phase is Phase.DECODE and row.num_tokens > 1
 

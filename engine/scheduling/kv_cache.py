@@ -194,15 +194,12 @@ class KVCacheManager:
         self._num_queried_tokens += counts.queried_tokens
         self._num_hit_tokens += counts.hit_tokens
 
-    def unregister(self, request: Request, start: int, num_tokens: int) -> set[int]:
-        """Make blocks at positions that were not written unavailable for hits. Returns them."""
-        first, end = start // self.block_size, self.num_blocks_for(start + num_tokens)
-        blocks = request.block_table[first:end]
-        for block in blocks:
+    def unregister(self, request: Request, num_tokens: int) -> None:
+        """Make the blocks of the first tokens unavailable for hits: they have no sound content."""
+        for block in request.block_table[: self.num_blocks_for(num_tokens)]:
             digest = self._pool.unregister(block)
             if digest is not None and self._judge is not None:
                 self._judge.evicted(digest, None)
-        return set(blocks)
 
     def runs(self) -> list[BlockRun]:
         """Return the state of all blocks in order of their ids, run-length coded."""

@@ -8,6 +8,7 @@ run of newest tokens, at most `prompt_lookup_max`, that occurred before. If that
 several times, the earliest occurrence gives the guess.
 """
 
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -17,14 +18,12 @@ from stepscope.engine.scheduling.request import Request
 MAX_INDEXED_TOKENS = 32_768
 
 
+@dataclass(slots=True)
 class _Ngrams:
     """Index of the n-grams of one request, except those at its end, which no token follows."""
 
-    __slots__ = ("ends", "num_tokens")
-
-    def __init__(self) -> None:
-        self.ends: dict[tuple[int, ...], int] = {}  # n-gram -> where it first ends
-        self.num_tokens = 0  # n-grams that end here or earlier are in `ends`
+    ends: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> where it first ends
+    num_tokens: int = 0  # n-grams that end here or earlier are in `ends`
 
 
 class NgramProposer:

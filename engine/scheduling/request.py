@@ -226,10 +226,9 @@ class WaitingQueue:
         if policy == self.policy:
             return
         self.policy = policy
-        requests = sorted(self._requests.values(), key=_arrival_order)
+        requests = sorted(
+            self._requests.values(),
+            key=lambda r: (r.status is not RequestStatus.PREEMPTED, r.arrival_ns, r.request_id),
+        )
         self._requests = OrderedDict((request.request_id, request) for request in requests)
         self._ranked = sorted(requests, key=_last_first) if policy == "priority" else []
-
-
-def _arrival_order(request: Request) -> tuple[bool, int, int]:
-    return request.status is not RequestStatus.PREEMPTED, request.arrival_ns, request.request_id

@@ -117,6 +117,7 @@ class LoadGenerator:
         start_s = self._heard_s = time.perf_counter()
         # Delays by `max_concurrency` move all later arrivals, too, so that no burst follows.
         put_off_s = 0.0
+        most = self._max_concurrency
         upcoming = next(self._arrivals, None)
         next_tick_s = start_s
         while upcoming is not None or self._open:
@@ -135,8 +136,8 @@ class LoadGenerator:
                 due_s = start_s + put_off_s + upcoming.offset_s
                 if now_s < due_s:
                     wait_s = min(wait_s, due_s - now_s)
-                elif self._has_room():
-                    if self._max_concurrency is not None:
+                elif most is None or len(self._open) < most:
+                    if most is not None:
                         put_off_s += now_s - due_s
                     self._send(upcoming)
                     upcoming = next(self._arrivals, None)
@@ -156,9 +157,6 @@ class LoadGenerator:
                     self._client.send(Abort(request_id=each.request_id, who="load"))
             self._receive(0.05)
         return self.report
-
-    def _has_room(self) -> bool:
-        return self._max_concurrency is None or len(self._open) < self._max_concurrency
 
     def _send(self, arrival: Arrival) -> None:
         command_id = self._client.send(arrival.submit())

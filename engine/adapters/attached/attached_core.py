@@ -90,7 +90,7 @@ class AttachedCore:
         if isinstance(item, Refusal):
             self.audit.refused(Submit.__name__, Asker(item.client_id), UNSUPPORTED, item.reason)
         elif isinstance(item, Denial):
-            self.audit.refused(item.command, item.asker, item.code, item.message, item.count)
+            self.audit.refused(item.command, item.asker, item.code, item.message)
         elif isinstance(item, Call):
             if self._knobs.is_deferred and isinstance(item.command, commands.SetKnobs):
                 self.deferred.append(item)
