@@ -111,7 +111,7 @@ def run_throughput(
         num_requests = spec.num_requests
         if num_requests is None:
             num_requests = CPU_REQUESTS if core.info.device == "cpu" else YARDSTICK_REQUESTS
-        check_lengths(spec, core.limits.max_model_len)
+        check_lengths(spec, core.scheduler.limits.max_model_len)
         # Different prompts from the measured ones, although the prefix cache is emptied anyway.
         other = msgspec.structs.replace(
             spec, seed=spec.seed + 1, output_len=LengthRange(1, min(16, spec.output_len.high))

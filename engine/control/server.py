@@ -9,7 +9,6 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -29,14 +28,11 @@ from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit
 from stepscope.engine.protocol.replies import Error, Output, Replayed, Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.text.tokenizer import OutputText
+from stepscope.engine.text.tokenizer import OutputText, Tokenizer
 from stepscope.engine.transport.connections import Connections
 from stepscope.engine.transport.gate import Gate
 from stepscope.engine.transport.rate_limit import RateLimiter
 from stepscope.engine.transport.sockets import bind, server_socket
-
-if TYPE_CHECKING:
-    from stepscope.engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger("stepscope.engine")
 
@@ -58,7 +54,7 @@ class ControlServer:
         address: str,
         engine: ServedEngine,
         intake: Intake,
-        tokenizer: "Tokenizer | None",
+        tokenizer: Tokenizer | None,
         replay: Callable[[int, int], Replayed],
         gate: Gate | None = None,
     ) -> None:

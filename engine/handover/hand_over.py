@@ -93,8 +93,7 @@ class HandOver:
 
     def ended(self, away: AwayRequest) -> None:
         self._away.pop(away.request.request_id, None)
-        self._free(away)
-        self._empty_leaving()
+        self.loaded(away)
 
     def refused(self, away: AwayRequest) -> None:
         away.request.may_leave = False

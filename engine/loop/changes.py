@@ -53,7 +53,7 @@ def apply_change(core: "EngineCore", call: Call, command: commands.Change) -> No
     if isinstance(command, commands.SetKnobs):
         apply_knobs(core, call, command)
     else:
-        _carry_out(core, call, command, _same_state, _CHANGES.get(type(command), _steer))
+        _carry_out(core, call, command, _same_state, _change_state)
 
 
 def apply_knobs(core: Steered, call: Call, command: commands.SetKnobs) -> None:
@@ -197,9 +197,17 @@ def _set_knobs(core: Steered, command: commands.SetKnobs, asker: Asker) -> Chang
     return ChangeEffect(was, changed, command.reason, version=core.knobs_version)
 
 
-def _steer(core: "EngineCore", command: commands.Change, _: Asker) -> ChangeEffect:
+def _change_state(core: "EngineCore", command: commands.Change, _: Asker) -> ChangeEffect:
     old, new, detail = core.state, "", ""
     match command:
+        case commands.ResetPrefixCache():
+            num = core.scheduler.kv.reset_prefix_cache()
+            detail = f"{num} blocks forgotten"
+            return ChangeEffect({"cached_blocks": num}, {"cached_blocks": 0}, detail)
+        case commands.Abort(request_id=request_id):
+            return _abort(core, request_id)
+        case commands.SetWorkload(workload=spec):
+            return _set_workload(core, spec)
         case commands.Pause():
             core.pipeline.steps_allowed = 0
         case commands.Resume():
@@ -223,17 +231,7 @@ def _steer(core: "EngineCore", command: commands.Change, _: Asker) -> ChangeEffe
     return ChangeEffect({"state": old}, {"state": new or core.state}, detail)
 
 
-def _reset_prefix_cache(
-    core: "EngineCore", _: commands.ResetPrefixCache, __: Asker
-) -> ChangeEffect:
-    num_blocks = core.scheduler.kv.reset_prefix_cache()
-    return ChangeEffect(
-        {"cached_blocks": num_blocks}, {"cached_blocks": 0}, f"{num_blocks} blocks forgotten"
-    )
-
-
-def _abort(core: "EngineCore", command: commands.Abort, _: Asker) -> ChangeEffect:
-    request_id = command.request_id
+def _abort(core: "EngineCore", request_id: int) -> ChangeEffect:
     status, name = core.status_of(request_id), f"r{request_id}"
     if status is not None and core.abort(request_id, "asked for"):
         return ChangeEffect({name: status}, {name: "aborted"})
@@ -242,22 +240,14 @@ def _abort(core: "EngineCore", command: commands.Abort, _: Asker) -> ChangeEffec
     raise ConfigError("not_found", f"there is no request {request_id}")
 
 
-def _set_workload(core: "EngineCore", command: commands.SetWorkload, _: Asker) -> ChangeEffect:
+def _set_workload(core: "EngineCore", spec: WorkloadSpec | None) -> ChangeEffect:
     workload = core.workload
     if workload is None:
         raise ConfigError("unsupported", "this engine has no workload of its own")
     old = workload.spec
-    workload.set(command.workload)
+    workload.set(spec)
     return ChangeEffect({"workload": _in_words(old)}, {"workload": _in_words(workload.spec)})
 
 
 def _in_words(workload: WorkloadSpec | None) -> str:
     return NO_WORKLOAD if workload is None else describe(workload)
-
-
-# All others steer the loop.
-_CHANGES: dict[type[commands.Change], Callable[["EngineCore", Any, Asker], ChangeEffect]] = {
-    commands.ResetPrefixCache: _reset_prefix_cache,
-    commands.Abort: _abort,
-    commands.SetWorkload: _set_workload,
-}

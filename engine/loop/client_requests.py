@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from stepscope.engine.loop.inbox import Client
+from stepscope.engine.loop.inbox import Call, Client
 from stepscope.engine.protocol.commands import HandedOver, Submit
 from stepscope.engine.protocol.replies import Error, Loaded, Output
 from stepscope.engine.protocol.wire import Arrived, Rejected, RequestOrigin
@@ -18,7 +18,6 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
-from stepscope.engine.text.stop_strings import StopText
 
 
 class ClientRequests:
@@ -43,36 +42,28 @@ class ClientRequests:
 
     # Begin
 
-    def add(
-        self,
-        submit: Submit,
-        token_ids: list[int],
-        client: Client,
-        stop_text: StopText | None = None,
-        prompt_text: str | None = None,
-        arrival_ns: int | None = None,
-        block_hashes: Sequence[BlockHash] = (),
-    ) -> Request:
+    def add(self, call: Call, submit: Submit, block_hashes: Sequence[BlockHash] = ()) -> Request:
         """Queue a request for a prompt that was tokenised and checked.
 
-        Args:
-            arrival_ns: when it arrived; None: now.
-            block_hashes: hashes of its KV blocks, from a simulation that makes up the tokens.
+        `block_hashes`: hashes of its KV blocks, from a simulation that makes up the tokens.
         """
+        assert call.token_ids is not None, "a Submit is prepared before it is queued"
+        has_stop = call.stop_text is not None
+        assert has_stop == bool(submit.sampling.stop), "... and its stop strings"
         request = Request(
             request_id=self._new_request_id(),
-            prompt_token_ids=token_ids,
+            prompt_token_ids=call.token_ids,
             sampling=submit.sampling,
-            arrival_ns=self._clock() if arrival_ns is None else arrival_ns,
+            arrival_ns=self._clock() if call.arrival_ns is None else call.arrival_ns,
             client_id=submit.client_id,
             priority=submit.priority,
             eos_token_ids=self._eos_token_ids,
-            stop_text=stop_text,
+            stop_text=call.stop_text,
             block_hashes=list(block_hashes),
         )
         if submit.handed_over is not UNSET:
             _go_on(request, submit.handed_over)
-        self._begin(request, client, submit, prompt_text)
+        self._begin(request, call.client, submit, call.prompt_text)
         self._scheduler.add(request)
         return request
 

@@ -21,7 +21,6 @@ from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.outlet import SnapshotQueue, TelemetryOutlet, TelemetrySink, request_view
 from stepscope.engine.loop.pipeline import PendingStep, Pipeline
 from stepscope.engine.protocol.commands import Change
-from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue, Snapshot, Telemetry
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner
@@ -50,7 +49,6 @@ class EngineCore:
         info: EngineInfo,
         runner: Runner,
         scheduler: Scheduler,
-        limits: Limits,
         sink: TelemetrySink | None,
         eos_token_ids: frozenset[int] = frozenset(),
         max_waiting: int = 100_000,
@@ -66,13 +64,11 @@ class EngineCore:
         self.info = info
         self.runner = runner
         self.scheduler = scheduler
-        self.limits = limits
         self.max_waiting = max_waiting
         self.overlap = overlap
         self.clock = runner.clock
         self.inbox: Inbox = Inbox() if inbox is None else inbox
         self.workload = workload
-        self.token_publisher = token_publisher
         self.control_tally = ControlTally() if control_tally is None else control_tally
         self._command_time = CommandTime(runner.clock)
         self.knobs_version = 0
@@ -246,12 +242,13 @@ class EngineCore:
 
     def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         """Return what the knobs would be with `changes`. Raises ConfigError: one is refused."""
-        knobs = self.scheduler.knobs
-        return (knobs.changed(changes, self.limits) if changes else knobs).as_dict()
+        knobs, limits = self.scheduler.knobs, self.scheduler.limits
+        return (knobs.changed(changes, limits) if changes else knobs).as_dict()
 
     def set_knobs(self, changes: Mapping[str, KnobValue]) -> None:
         """Change knobs, from the next step on."""
-        self.scheduler.knobs = self.scheduler.knobs.changed(changes, self.limits)
+        scheduler = self.scheduler
+        scheduler.knobs = scheduler.knobs.changed(changes, scheduler.limits)
         self.knobs_version += 1
 
     def stop(self) -> None:
@@ -310,7 +307,7 @@ class EngineCore:
         self.settle()
         self.audit.publish_aborts()
         self._heartbeat.publish_status(self.state)
-        scheduler, tokens = self.scheduler, self.token_publisher
+        scheduler, tokens = self.scheduler, self.client_requests.token_publisher
         workload = None if self.workload is None else self.workload.spec
         return Snapshot(
             sequence=0 if self.outlet.sink is None else self.outlet.sink.next_sequence - 1,

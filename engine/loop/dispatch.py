@@ -54,20 +54,16 @@ def error_reply(error: Exception, what: str) -> Error:
 
 
 def _submit(core: "EngineCore", call: Call, command: Submit) -> None:
-    assert call.token_ids is not None, "a Submit is prepared before it is queued"
-    assert (call.stop_text is not None) == bool(command.sampling.stop), "... and its stop strings"
     if core.draining:
         core.client_requests.refuse(command.client_id, "draining")
         raise ConfigError("draining", "the engine takes no new requests: it is being drained")
-    _check_role(core, command, len(call.token_ids))
+    _check_role(core, command, len(call.token_ids or ()))
     if len(core.scheduler.waiting) >= core.max_waiting:
         core.client_requests.refuse(command.client_id, "queue full")
         raise ConfigError(
             "queue_full", f"{core.max_waiting} requests are waiting already; try again later"
         )
-    request = core.client_requests.add(
-        command, call.token_ids, call.client, call.stop_text, call.prompt_text, call.arrival_ns
-    )
+    request = core.client_requests.add(call, command)
     call.client.reply(
         Submitted(request_id=request.request_id, num_prompt_tokens=request.num_prompt_tokens)
     )

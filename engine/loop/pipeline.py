@@ -59,14 +59,13 @@ class Unlaunched(NamedTuple):
 class PendingStep:
     """A step that was scheduled and has not ended. Belongs to the engine's thread."""
 
-    number: int
+    scheduled: ScheduledStep  # the step as the runner got it
     # Its rows, without those of requests that have ended since; the same as in `draft`.
     rows: list[ScheduledRow]
     handle: InFlight
     # When its launch was complete, if the step before it still ran then; else None.
     launched_ns: int | None
     draft: StepDraft | None
-    scheduled: ScheduledStep  # the step as the runner got it
     # Its changes of KV blocks, if it was scheduled while another step ran; else None.
     planned: PlannedBlocks | None = None
     # What happened to requests up to and during its scheduling, not yet published.
@@ -197,9 +196,7 @@ class Pipeline:
         if self.steps_allowed is not None:
             self.steps_allowed -= 1
         num_drafts = scheduler.num_draft_tokens
-        return PendingStep(
-            number, rows, handle, launched_ns, draft, step, num_draft_tokens=num_drafts
-        )
+        return PendingStep(step, rows, handle, launched_ns, draft, num_draft_tokens=num_drafts)
 
     def _may_run_ahead(self, step: PendingStep) -> bool:
         return (
@@ -225,7 +222,9 @@ class Pipeline:
             self._run_smaller(step)
             return None
         except Exception:
-            log.exception("step %d failed; its %d requests are ended", step.number, len(step.rows))
+            log.exception(
+                "step %d failed; its %d requests are ended", step.scheduled.step, len(step.rows)
+            )
             self._give_up(step)
             return None
         finally:
@@ -279,7 +278,7 @@ class Pipeline:
             step.planned.give_back(self._scheduler.kv)
         if self.steps_allowed is not None:
             self.steps_allowed += 1
-        self.next_step = step.number
+        self.next_step = step.scheduled.step
         # Blocks were registered for content that this step should have written.
         self._scheduler.kv.reset_prefix_cache()
 
@@ -321,7 +320,7 @@ class Pipeline:
             # NaN in its keys and values must not reach a prompt that begins alike.
             self._scheduler.kv.unregister(request, row.start + row.num_tokens)
             log.warning(
-                "request %d of step %d: %s", request.request_id, step.number, UNSOUND_LOGITS
+                "request %d of step %d: %s", request.request_id, step.scheduled.step, UNSOUND_LOGITS
             )
             self._requests.abort(request.request_id, UNSOUND_LOGITS)
         step.drop_ended()

@@ -149,7 +149,6 @@ def open_engine(
             _info(config, name or endpoint.name, endpoint, limits, runner, role, http_endpoint),
             runner,
             scheduler,
-            limits,
             publisher if config.telemetry else None,
             runner.eos_token_ids,
             config.max_waiting,
@@ -258,7 +257,13 @@ def check_settings(config: EngineConfig, knobs: Knobs) -> None:
     """Check what needs no model, before minutes of loading. Raises WrongValue."""
     kv_memory_bytes(config.kv_memory, sys.maxsize)
     memory_bytes("replay_memory", config.replay_memory)
-    _check_role(config)
+    if config.transfer_memory != "auto":
+        memory_bytes("transfer_memory", config.transfer_memory)
+    if config.role == "prefill" and not config.decode_to:
+        what = "role=prefill needs the engine that decodes: --decode-to NAME or ADDRESS"
+        raise WrongValue("role", what)
+    if config.role != "prefill" and config.decode_to:
+        raise WrongValue("role", f"decode_to needs role=prefill, this engine is {config.role}")
     if not _DEVICE.fullmatch(config.device):
         raise WrongValue("device", f"device is auto, cpu, cuda or cuda:N, not {config.device!r}")
     for knob, name in (("max_num_batched_tokens", "token"), ("max_num_seqs", "seq")):
@@ -282,13 +287,3 @@ def limits_of(config: EngineConfig, knobs: Knobs, max_model_len: int) -> Limits:
         max_num_seqs=config.seq_capacity,
         max_model_len=max_model_len,
     )
-
-
-def _check_role(config: EngineConfig) -> None:
-    if config.transfer_memory != "auto":
-        memory_bytes("transfer_memory", config.transfer_memory)
-    if config.role == "prefill" and not config.decode_to:
-        what = "role=prefill needs the engine that decodes: --decode-to NAME or ADDRESS"
-        raise WrongValue("role", what)
-    if config.role != "prefill" and config.decode_to:
-        raise WrongValue("role", f"decode_to needs role=prefill, this engine is {config.role}")

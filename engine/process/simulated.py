@@ -112,7 +112,7 @@ def serve_simulated(
         )
         info = _info(setup, endpoint, seed)
         core = EngineCore(
-            info, runner, scheduler, setup.limits, publisher,
+            info, runner, scheduler, publisher,
             inbox=inbox, workload=workload, control_tally=ControlTally(gate),
         )  # fmt: skip
         control = ControlServer(endpoint.control, core, intake, None, publisher.replay, gate)

@@ -208,12 +208,6 @@ class WaitingQueue:
             return request
         raise LookupError("no request is waiting")
 
-    def pop(self) -> Request:
-        """Take the next request out of the queue. Raises LookupError when no request is waiting."""
-        request = self.peek()
-        self.remove(request)
-        return request
-
     def remove(self, request: Request) -> None:
         """Remove any request. Raises KeyError if it is not in the queue."""
         del self._requests[request.request_id]

@@ -371,7 +371,7 @@ class StepPlan:
 
     def _enter(self, request: Request, hit: list[int], num_tokens: int) -> None:
         """Move the first waiting request to `running`, with blocks for `num_tokens`."""
-        self.waiting.pop()
+        self.waiting.remove(request)
         self.running.append(request)
         misses = self._kv.admit(request, hit, num_tokens)
         num_cached_tokens = len(hit) * self._kv.block_size

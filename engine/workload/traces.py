@@ -59,15 +59,11 @@ class _MooncakeRow(Struct, frozen=True):
     turn: Any = UNSET
 
 
-class TraceError(ConfigError):
-    """Raised for a file that is no trace, or has a broken line: `FILE:LINE: column ...`."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("bad_trace", message)
-
-
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
-    """Read the first `limit` requests of a trace, by arrival. Raises TraceError for any line."""
+    """Read the first `limit` requests of a trace, by arrival.
+
+    Raises ConfigError: it is no trace, or has a broken line anywhere: `FILE:LINE: column ...`.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             is_json = file.readline().lstrip().startswith("{")
@@ -75,11 +71,11 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
             rows = (_mooncake if is_json else _azure)(path, file)
             kept = [row for number, row in enumerate(rows) if limit is None or number < limit]
     except OSError as error:
-        raise TraceError(f"cannot read the trace {path}: {error.strerror}") from error
+        raise ConfigError("bad_trace", f"cannot read the trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is no text in UTF-8 ({error.reason})") from error
+        raise ConfigError("bad_trace", f"{path} is no text in UTF-8 ({error.reason})") from error
     if not kept:
-        raise TraceError(f"{path} holds no requests")
+        raise ConfigError("bad_trace", f"{path} holds no requests")
     first_s = min(row.offset_s for row in kept)
     kept.sort(key=lambda row: row.offset_s)
     return [row._replace(offset_s=row.offset_s - first_s) for row in kept]
@@ -130,4 +126,6 @@ def _broken(path: Path, line: int, what: object) -> NoReturn:
     if isinstance(what, msgspec.ValidationError):
         error = in_words(what)
         what = error.text if error.field is None else f"column {error.text}"
-    raise TraceError(f"{path}:{line}: {what}; nothing was sent: correct the line or remove it")
+    raise ConfigError(
+        "bad_trace", f"{path}:{line}: {what}; nothing was sent: correct the line or remove it"
+    )

@@ -435,7 +435,7 @@ def test_a_command_that_raises_in_the_engine_is_answered_with_an_error(
     def broken(*arguments: object) -> None:
         raise RuntimeError("of the engine's own making")
 
-    monkeypatch.setitem(changes._CHANGES, Drain, broken)
+    monkeypatch.setattr(changes, "_change_state", broken)
     with pytest.raises(CommandRefused) as refused:
         client.ask(Drain())
     assert refused.value.code == "internal"

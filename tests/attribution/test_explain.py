@@ -53,7 +53,7 @@ class Script:
         self.num_dropped = 0
         scheduler = Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits)
         info = simulated_info(limits, num_blocks, 16, 0)
-        self.core = EngineCore(info, self.runner, scheduler, limits, self, overlap=overlap)
+        self.core = EngineCore(info, self.runner, scheduler, self, overlap=overlap)
         self._tokens = 0
         self.core.publish_heartbeat(idle=True)
 

@@ -117,7 +117,7 @@ def engine(runner: Runner, num_blocks: int, limits: Limits, rounds: int) -> Engi
     knobs = Knobs(max_num_batched_tokens=8192)
     scheduler = Scheduler(KVCacheManager(num_blocks, 16), knobs, limits)
     info = simulated_info(limits, num_blocks, 16, seed=0)
-    core = EngineCore(info, runner, scheduler, limits, None)
+    core = EngineCore(info, runner, scheduler, None)
     sampling = SamplingParams(max_tokens=2 * rounds * STEPS_A_ROUND + 50, ignore_eos=True)
     for number in range(limits.max_num_seqs):
         token_ids = [(number * 37 + i) % 256 for i in range(64 + number % 16)]

@@ -223,7 +223,7 @@ def measure_arrivals(bench: Bench, engine: EngineSide) -> None:
     try:
         for place, mode in enumerate(MODES):
             is_slicing = mode in ("chunked", "separate")
-            budget = sizes.budget if is_slicing else core.limits.max_num_batched_tokens
+            budget = sizes.budget if is_slicing else core.scheduler.limits.max_num_batched_tokens
             with bench.attempt(mode, budget=budget):
                 _set_knobs(core, batching=mode, max_num_batched_tokens=budget)
                 with _recording(core, bench.recordings.get(mode)):
@@ -236,7 +236,8 @@ def measure_arrivals(bench: Bench, engine: EngineSide) -> None:
 
 def _set_knobs(core: EngineCore, **changes: KnobValue) -> None:
     """Set knobs between two runs: they apply before the first request of the next run."""
-    core.scheduler.knobs.changed(changes, core.limits)  # raises if the engine would refuse them
+    scheduler = core.scheduler
+    scheduler.knobs.changed(changes, scheduler.limits)  # raises if the engine would refuse them
     core.inbox.put(Call(SetKnobs(changes=changes, who=WHO), SilentClient()))
 
 

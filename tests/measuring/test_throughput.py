@@ -43,7 +43,6 @@ def engine(
         simulated_info(limits, num_blocks, 16, seed=0),
         runner or SimulatedRunner(CostModel()),
         Scheduler(KVCacheManager(num_blocks, 16), Knobs(**knobs), limits),
-        limits,
         Publisher(None, 64) if telemetry else None,
         max_waiting=max_waiting,
     )

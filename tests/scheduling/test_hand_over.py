@@ -5,6 +5,7 @@ from typing import Any
 
 from stepscope.engine.handover.hand_over import HandOver
 from stepscope.engine.loop.client_requests import ClientRequests
+from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import KVTicket, Submit
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -29,7 +30,7 @@ def test_a_hand_over_waiting_for_room_goes_to_the_next_decode_engine_found() -> 
     scheduler = Scheduler(KVCacheManager(8, 16), Knobs(max_num_batched_tokens=64), LIMITS)
     requests = ClientRequests(scheduler, lambda: 0)
     submit = Submit(prompt_token_ids=[1] * 20, sampling=SamplingParams(max_tokens=9))
-    request = requests.add(submit, [1] * 20, Client())
+    request = requests.add(Call(submit, Client(), [1] * 20), submit)
     sent: list[Any] = []
     link = SimpleNamespace(
         is_open=True, engine="d", start=lambda owner, post: None, send=sent.append

@@ -225,7 +225,6 @@ class Run:
             simulated_info(LIMITS, case.num_blocks, case.block_size, seed=0),
             self.device,
             self.scheduler,
-            LIMITS,
             self.sink,
             overlap=overlap,
         )

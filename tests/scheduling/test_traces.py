@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.workload.traces import TraceError, TraceRow, read_trace
+from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.workload.traces import TraceRow, read_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 GOOD = "2023-11-16 18:15:46.6805900,374,44"
@@ -85,7 +86,7 @@ def test_whatever_a_trace_holds_it_is_read_or_refused_in_one_line(data: st.DataO
     with TemporaryDirectory() as folder:
         try:
             read_trace(write(Path(folder), *lines))
-        except TraceError as error:
+        except ConfigError as error:
             message = str(error)
         else:
             message = ""
@@ -128,7 +129,7 @@ def test_a_broken_trace_line_is_reported_by_line_and_column(
     tmp_path: Path, lines: list[str], where: str
 ) -> None:
     path = write(tmp_path, *lines)
-    with pytest.raises(TraceError) as raised:
+    with pytest.raises(ConfigError) as raised:
         read_trace(path)
     message = str(raised.value)
     assert message.startswith(f"{path}{where}")
@@ -137,20 +138,20 @@ def test_a_broken_trace_line_is_reported_by_line_and_column(
 
 def test_a_broken_trace_line_beyond_the_limit_is_found_too(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER, GOOD, GOOD, "broken")
-    with pytest.raises(TraceError, match=":4: "):
+    with pytest.raises(ConfigError, match=":4: "):
         read_trace(path, limit=1)
 
 
 def test_a_file_that_is_no_request_trace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="No such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         read_trace(tmp_path / "absent.csv")
-    with pytest.raises(TraceError, match="directory"):
+    with pytest.raises(ConfigError, match="directory"):
         read_trace(tmp_path)
     (tmp_path / "binary").write_bytes(b"{\xff")
-    with pytest.raises(TraceError, match="no text in UTF-8"):
+    with pytest.raises(ConfigError, match="no text in UTF-8"):
         read_trace(tmp_path / "binary")
     for content in (b"", b"\n\n", HEADER.encode()):
         path = tmp_path / "empty"
         path.write_bytes(content)
-        with pytest.raises(TraceError, match="holds no requests"):
+        with pytest.raises(ConfigError, match="holds no requests"):
             read_trace(path)

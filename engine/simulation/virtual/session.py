@@ -96,7 +96,7 @@ class SimulatedSession:
         scheduler.prefix_hashes = PrefixHashes(scheduler.kv, _SALT)
         scheduler.kv.judge_prompts(self._runner.clock)
         self._core = EngineCore(
-            setup.info(seed), self._runner, scheduler, setup.limits, sink, overlap=setup.overlap
+            setup.info(seed), self._runner, scheduler, sink, overlap=setup.overlap
         )
         self._names = BlockNames(setup.block_size)
         self._client = SilentClient()
@@ -124,14 +124,8 @@ class SimulatedSession:
             sampling=wanted.sampling,
             priority=wanted.priority,
         )
-        arrival_ns = START_NS + wanted.arrival_ns
-        self._core.client_requests.add(
-            submit,
-            token_ids,
-            self._client,
-            arrival_ns=arrival_ns,
-            block_hashes=self._names.of(wanted),
-        )
+        call = Call(submit, self._client, token_ids, arrival_ns=START_NS + wanted.arrival_ns)
+        self._core.client_requests.add(call, submit, self._names.of(wanted))
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
         """Set the knobs from the next step on, which is scheduled after the step in flight ends."""

@@ -125,7 +125,6 @@ def running_engine(
             msgspec.structs.replace(info, with_tokens=with_tokens),
             runner or PacedRunner(cost),
             scheduler,
-            limits,
             publisher,
             workload=workload,
             token_publisher=TokenPublisher(ByteCodec().text_stream) if with_tokens else None,

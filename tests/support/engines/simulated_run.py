@@ -89,7 +89,7 @@ def simulate(
     sink = Sink()
     info = simulated_info(limits, num_blocks, block_size, seed)
     info = msgspec.structs.replace(info, overlap=True if overlap else None)
-    core = EngineCore(info, runner, scheduler, limits, sink, overlap=overlap)
+    core = EngineCore(info, runner, scheduler, sink, overlap=overlap)
     random_source = random.Random(seed)
     arrival_ns, number = START_NS, 0
     core.publish_heartbeat(idle=True)

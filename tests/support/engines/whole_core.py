@@ -43,7 +43,6 @@ class WholeCore:
             simulated_info(limits, num_blocks, block_size, seed=0),
             self.runner,
             self.scheduler,
-            limits,
             self.sink,
             **options,
         )
