@@ -5,6 +5,7 @@ The requests come from this process, all at once. Everything here runs on the en
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -81,23 +82,21 @@ def measure(
         core.outlet.sink = sink
 
 
+@dataclass(slots=True, eq=False)
 class _RequestFollower:
     """The client of one request. Records when the tokens of the request arrived."""
 
-    __slots__ = ("_run", "last_token_ns", "request")
-
-    def __init__(self, run: "_MeasuredRun") -> None:
-        self._run = run
-        self.request: Request | None = None
-        self.last_token_ns: int | None = None
+    run: "_MeasuredRun"
+    request: Request | None = None
+    last_token_ns: int | None = None
 
     def reply(self, message: AnyReply) -> None:
         if isinstance(message, Output):
-            self._run.on_output(self, message)
+            self.run.on_output(self, message)
         elif isinstance(message, Submitted):
-            self.request = self._run.core.scheduler.requests[message.request_id]
+            self.request = self.run.core.scheduler.requests[message.request_id]
         elif isinstance(message, Error):
-            self._run.on_end(message.message)
+            self.run.on_end(message.message)
 
 
 class _MeasuredRun:

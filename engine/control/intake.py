@@ -45,24 +45,14 @@ class TextCodec(Protocol):
     def text_stream(self) -> TextStream: ...
 
 
+@dataclass(eq=False)
 class Intake:
-    """Checks and tokenises prompts for one model.
+    """Checks and tokenises prompts for one model."""
 
-    `codec`: the model's tokenizer. None if prompts must be token ids.
-    """
-
-    def __init__(
-        self,
-        codec: TextCodec | None,
-        vocab_size: int,
-        max_model_len: int,
-        *,
-        with_tokens: bool = False,
-    ) -> None:
-        self._codec = codec
-        self._with_tokens = with_tokens
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+    codec: TextCodec | None  # the model's tokenizer; None if prompts must be token ids
+    vocab_size: int
+    max_model_len: int
+    with_tokens: bool = False  # whether telemetry has the text of prompts
 
     def prepare(self, command: Submit) -> list[int]:
         """Return the token ids of the prompt.
@@ -76,11 +66,11 @@ class Intake:
             token_ids = token_ids[: command.max_prompt_tokens]
         if not token_ids:
             raise ConfigError("bad_prompt", "the prompt is empty")
-        if (largest := max(token_ids)) >= self._vocab_size:
+        if (largest := max(token_ids)) >= self.vocab_size:
             raise ConfigError("bad_prompt", self._outside(largest))
         if command.handed_over is not UNSET:
             output = command.handed_over.output_token_ids
-            if (largest := max(output)) >= self._vocab_size:
+            if (largest := max(output)) >= self.vocab_size:
                 raise ConfigError("bad_output", self._outside(largest))
             if len(output) >= command.sampling.max_tokens:
                 raise ConfigError("bad_output", "the request has all its tokens already")
@@ -97,12 +87,12 @@ class Intake:
         `max_tokens` is lowered to what fits after the prompt, if the command allows it.
         """
         token_ids, sampling, prompt_text = self.prepare(command), command.sampling, None
-        most = self._max_model_len - len(token_ids)
+        most = self.max_model_len - len(token_ids)
         if command.fit_max_tokens and sampling.max_tokens > most:
             sampling = msgspec.structs.replace(sampling, max_tokens=most)
             command = msgspec.structs.replace(command, sampling=sampling)
-        if self._with_tokens and self._codec is not None:
-            stream = self._codec.text_stream()
+        if self.with_tokens and self.codec is not None:
+            stream = self.codec.text_stream()
             prompt_text = stream.push(token_ids) + stream.finish()
         stop_text = self.stop_text(sampling)
         return Call(
@@ -113,8 +103,8 @@ class Intake:
         """Return the stop-string matcher of a prepared request. None without stop strings."""
         if not sampling.stop:
             return None
-        assert self._codec is not None, "prepare refuses stop strings without a tokenizer"
-        return StopText(self._codec.text_stream(), sampling.stop, sampling.include_stop)
+        assert self.codec is not None, "prepare refuses stop strings without a tokenizer"
+        return StopText(self.codec.text_stream(), sampling.stop, sampling.include_stop)
 
     def _token_ids(self, command: Submit) -> list[int]:
         sources = (command.prompt, command.prompt_token_ids, command.messages)
@@ -123,37 +113,37 @@ class Intake:
                 "bad_prompt", "give exactly one of prompt, prompt_token_ids and messages"
             )
         # Refuse prompts that are too long before tokenising them or checking each token id.
-        most = self._max_model_len - 1 if command.max_prompt_tokens is None else None
+        most = self.max_model_len - 1 if command.max_prompt_tokens is None else None
         if command.prompt_token_ids is not None:
             if most is not None and len(command.prompt_token_ids) > most:
                 self._check_length(len(command.prompt_token_ids), 1)
             return list(command.prompt_token_ids)
-        if self._codec is None:
+        if self.codec is None:
             raise ConfigError("bad_prompt", "this engine has no tokenizer: send prompt_token_ids")
         if command.prompt is not None:
-            return self._codec.encode(command.prompt, most)
+            return self.codec.encode(command.prompt, most)
         if not command.messages:
             raise ConfigError("bad_messages", "messages: the conversation is empty")
         turns = [{"role": turn.role, "content": turn.content} for turn in command.messages]
-        return self._codec.encode_chat(turns, most)
+        return self.codec.encode_chat(turns, most)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         largest = max(sampling.stop_token_ids, default=0)
-        if largest >= self._vocab_size:
+        if largest >= self.vocab_size:
             raise ConfigError("bad_sampling", f"stop_token_ids: {self._outside(largest)}")
         if sampling.min_tokens > sampling.max_tokens:
             what = f"{sampling.min_tokens} is above max_tokens={sampling.max_tokens}"
             raise ConfigError("bad_sampling", f"min_tokens: {what}")
-        if sampling.stop and self._codec is None:
+        if sampling.stop and self.codec is None:
             what = "stop: this engine has no tokenizer; use stop_token_ids"
             raise ConfigError("bad_sampling", what)
 
     def _outside(self, token_id: int) -> str:
-        return f"token id {token_id} is outside the vocabulary of {self._vocab_size} tokens"
+        return f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens"
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         # litellm and others know a prompt that is too long by these words.
-        longest = self._max_model_len
+        longest = self.max_model_len
         said = (
             f"this model's maximum context length is {longest} tokens, prompt and output together "
             f"(max_model_len); the prompt has {num_prompt_tokens}"
@@ -171,24 +161,18 @@ NUM_THREADS = 2  # that tokenise long prompts
 _TURN_CHARS = 64  # a turn of a conversation counts as its text and this many characters
 
 
+@dataclass(eq=False)
 class Submissions:
-    """Accepts prompts (`Submit` commands) of all clients. Use it on the control thread.
+    """Accepts prompts (`Submit` commands) of all clients. Use it on the control thread."""
 
-    `charge_text`: called with the client and the number of characters that were tokenised on the
-    control thread, for the client's rate limit.
-    """
+    inbox: Inbox
+    intake: Intake
+    clock: Callable[[], int]
+    # Called with the client and the number of characters that were tokenised on the control
+    # thread, for the client's rate limit.
+    charge_text: Callable[[bytes, int], None]
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        intake: Intake,
-        clock: Callable[[], int],
-        charge_text: Callable[[bytes, int], None],
-    ) -> None:
-        self._inbox = inbox
-        self._intake = intake
-        self._clock = clock
-        self._charge_text = charge_text
+    def __post_init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "tokenising")
         self._num_long = 0
         self._wanted: dict[bytes, set[bytes]] = {}  # commands with a long prompt, by identity
@@ -204,8 +188,8 @@ class Submissions:
         """Accept a prompt. Raises ConfigError if it is invalid, or too many long ones wait."""
         size = num_chars(command) + _TURN_CHARS * len(command.messages or ())
         if size <= LONG_TEXT:
-            self._charge_text(client.account, size)
-            self._inbox.put(self._prepared(command, client))
+            self.charge_text(client.account, size)
+            self.inbox.put(self._prepared(command, client))
             return
         with self._lock:
             if self._num_long >= MAX_LONG:
@@ -222,9 +206,9 @@ class Submissions:
 
     def _prepared(self, command: Submit, client: RemoteClient) -> Call:
         try:
-            return self._intake.call(command, client, self._clock, client.account)
+            return self.intake.call(command, client, self.clock, client.account)
         except ConfigError as error:
-            self._inbox.put(Refusal(command.client_id, str(error), lane=client.account))
+            self.inbox.put(Refusal(command.client_id, str(error), lane=client.account))
             raise
 
     def _tokenise(self, command: Submit, client: RemoteClient) -> None:
@@ -241,7 +225,7 @@ class Submissions:
             is_wanted = client.command_id in wanted
             wanted.discard(client.command_id)
             if is_wanted and isinstance(made, Call):
-                self._inbox.put(made)
+                self.inbox.put(made)
             elif is_wanted and isinstance(made, Error):
                 client.reply(made)
 
@@ -257,6 +241,7 @@ class _KeptAnswer:
     waiting: list[tuple[bytes, bytes]] = field(default_factory=list)  # identity, command id
 
 
+@dataclass(eq=False)
 class Changes:
     """Passes commands that change the engine on to its thread. Use it on the control thread.
 
@@ -265,14 +250,11 @@ class Changes:
     it, as soon as there is one.
     """
 
-    def __init__(
-        self, inbox: Inbox, connections: Connections, send: Callable[[bytes, bytes, AnyReply], None]
-    ) -> None:
-        self._inbox = inbox
-        self._connections = connections
-        self._send = send
-        # By client and the command's name; the oldest are dropped.
-        self._answers: OrderedDict[tuple[bytes, bytes], _KeptAnswer] = OrderedDict()
+    inbox: Inbox
+    connections: Connections
+    send: Callable[[bytes, bytes, AnyReply], None]
+    # By client and the command's name; the oldest are dropped.
+    _answers: OrderedDict[tuple[bytes, bytes], _KeptAnswer] = field(default_factory=OrderedDict)
 
     def apply(self, client: RemoteClient, command: Change, payload: bytes) -> None:
         """Handle a change. Raises ConfigError if its name belongs to another command."""
@@ -282,21 +264,21 @@ class Changes:
         digest = hashlib.blake2b(payload, digest_size=16).digest()
         once = identity, command_id + digest
         if command.once:
-            once = self._connections.key(identity), command.once.encode()
+            once = self.connections.key(identity), command.once.encode()
         kept = self._answers.get(once)
         if kept is None:
             self._answers[once] = _KeptAnswer(digest)
             if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
             client.once = once
-            asker = self._connections.asker(identity, command.who)
-            self._inbox.put(Call(command, client, asker=asker, lane=client.account))
+            asker = self.connections.asker(identity, command.who)
+            self.inbox.put(Call(command, client, asker=asker, lane=client.account))
         elif kept.digest != digest:
             raise ConfigError(
                 "once_reused", f"another command was sent as {command.once!r}; choose a new name"
             )
         elif kept.reply is not None:
-            self._send(identity, command_id, kept.reply)
+            self.send(identity, command_id, kept.reply)
         elif len(kept.waiting) < MAX_WAITING:
             kept.waiting.append((identity, command_id))
 
@@ -308,4 +290,4 @@ class Changes:
         kept.reply = reply
         waiting, kept.waiting = kept.waiting, []
         for identity, command_id in waiting:
-            self._send(identity, command_id, reply)
+            self.send(identity, command_id, reply)

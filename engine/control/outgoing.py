@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -68,22 +68,15 @@ _LAST = int(zmq.NOBLOCK)
 _send = zmq.backend.Socket.send
 
 
+@dataclass(eq=False)
 class Replies:
-    """Sends replies through a ROUTER socket with ROUTER_MANDATORY.
+    """Sends replies through a ROUTER socket with ROUTER_MANDATORY."""
 
-    `forget` is called with a client that cannot be reached, and the reason.
-    """
-
-    def __init__(
-        self,
-        socket: "zmq.Socket[bytes]",
-        connections: Connections,
-        forget: Callable[[bytes, str], None],
-    ) -> None:
-        self._socket = socket
-        self._connections = connections
-        self._forget = forget
-        self._bundles: dict[bytes, list[tuple[int, Output]]] = {}  # by identity, none empty
+    socket: "zmq.Socket[bytes]"
+    connections: Connections
+    forget: Callable[[bytes, str], None]  # called with who cannot be reached, and why
+    # By identity; none is empty.
+    _bundles: dict[bytes, list[tuple[int, Output]]] = field(default_factory=dict)
 
     def send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
         """Send a reply at once, but after outputs that wait in the client's bundle."""
@@ -115,17 +108,17 @@ class Replies:
             self._send(identity, _BUNDLE_ID, Bundle(outputs=bundled))
 
     def _send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:
-        if not self._connections.is_welcome(identity):
-            self._forget(identity, "its key is revoked")
+        if not self.connections.is_welcome(identity):
+            self.forget(identity, "its key is revoked")
             return
         try:
-            _send(self._socket, identity, _MORE)
+            _send(self.socket, identity, _MORE)
             # If the first frame found room in the queue, the other frames do too.
-            _send(self._socket, command_id, _MORE)
-            _send(self._socket, replies.encode(message), _LAST)
+            _send(self.socket, command_id, _MORE)
+            _send(self.socket, replies.encode(message), _LAST)
         except zmq.ZMQError as error:
             # Gone (EHOSTUNREACH), or its queue is full because it does not read (EAGAIN).
-            self._forget(identity, str(error))
+            self.forget(identity, str(error))
 
 
 class ServedEngine(Protocol):

@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 _LONGEST_REQUESTS = 2  # number of longest requests that `transfer_memory=auto` has room for
 
 
+@dataclass(eq=False)
 class HandOver:
     """Hands requests over to a decode engine, and takes them back if it is lost.
 
@@ -38,19 +40,14 @@ class HandOver:
     engine, this engine computes all tokens itself.
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        link: DecodeLink,
-        sender: SharedMemorySender,
-        seed_of: Callable[[Request], int],
-    ) -> None:
-        self._core = core
-        self._link = link
-        self._sender = sender
-        self._seed_of = seed_of
-        self._away: dict[int, AwayRequest] = {}
-        link.start(self, lambda do: core.inbox.put(Task(do)))
+    core: EngineCore
+    link: DecodeLink
+    sender: SharedMemorySender
+    seed_of: Callable[[Request], int]
+    _away: dict[int, AwayRequest] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.link.start(self, lambda do: self.core.inbox.put(Task(do)))
 
     @property
     def num_away(self) -> int:
@@ -63,13 +60,13 @@ class HandOver:
 
     def after_step(self, rows: Sequence[ScheduledRow]) -> None:
         """Hand over the requests that got a token in this step and have not ended."""
-        if not self._link.is_open:
+        if not self.link.is_open:
             return
         for row in rows:
             request = row.request
             is_going_on = row.samples and request.status is RequestStatus.RUNNING
             if is_going_on and request.may_leave:
-                self._core.scheduler.set_aside(request)
+                self.core.scheduler.set_aside(request)
         self._empty_leaving()
 
     def abort(self, request_id: int) -> bool:
@@ -77,12 +74,12 @@ class HandOver:
         away = self._away.get(request_id)
         if away is None:
             return False
-        self._link.abort(away)
+        self.link.abort(away)
         return True
 
     def close(self) -> None:
         """End all requests in the decode engine, and the link."""
-        self._link.close()
+        self.link.close()
         self._away.clear()
 
     # What the link reports
@@ -103,23 +100,23 @@ class HandOver:
     def lost(self, aways: list[AwayRequest]) -> None:
         for away in reversed(aways):  # reversed, because each goes to the front of the queue
             self._take_back(away)
-        if not self._link.is_open:
-            for request in list(self._core.scheduler.leaving):
-                self._core.scheduler.keep_here(request)
-            self._core.set_decode_engine(None)
+        if not self.link.is_open:
+            for request in list(self.core.scheduler.leaving):
+                self.core.scheduler.keep_here(request)
+            self.core.set_decode_engine(None)
 
     def opened(self) -> None:
-        self._core.set_decode_engine(self._link.engine)
+        self.core.set_decode_engine(self.link.engine)
         self._empty_leaving()  # requests wait if the old engine was lost within the same step
 
     # Back and forth
 
     def _empty_leaving(self) -> None:
-        scheduler = self._core.scheduler
+        scheduler = self.core.scheduler
         for request in list(scheduler.leaving):
             sent_ns = time.monotonic_ns()
             num_blocks = scheduler.kv.num_blocks_for(request.num_computed_tokens)
-            ticket = self._sender.put(request.block_table[:num_blocks])
+            ticket = self.sender.put(request.block_table[:num_blocks])
             if ticket is None:
                 return
             self._send(request, ticket, sent_ns)
@@ -128,21 +125,21 @@ class HandOver:
         assert request.first_token_ns is not None
         assert request.last_token_ns is not None
         handed_over = HandedOver(
-            engine=self._core.info.name,
+            engine=self.core.info.name,
             request_id=request.request_id,
             output_token_ids=request.output_token_ids,
-            seed=self._seed_of(request),
+            seed=self.seed_of(request),
             arrival_ns=request.arrival_ns,
             first_token_ns=request.first_token_ns,
             last_token_ns=request.last_token_ns,
             sent_ns=sent_ns,
             kv=ticket,
         )
-        client, submit = self._core.client_requests.release(request.request_id)
+        client, submit = self.core.client_requests.release(request.request_id)
         away = AwayRequest(request, client, submit, handed_over, ticket)
         self._away[request.request_id] = away
-        self._core.scheduler.hand_over(request, self._link.engine)
-        self._link.send(away)
+        self.core.scheduler.hand_over(request, self.link.engine)
+        self.link.send(away)
 
     def _take_back(self, away: AwayRequest) -> None:
         request = away.request
@@ -152,11 +149,11 @@ class HandOver:
         if away.is_aborted:
             away.end()
             return
-        now_ns = self._core.clock()
+        now_ns = self.core.clock()
         assert request.first_token_ns is not None
         assert request.last_token_ns is not None
         origin = RequestOrigin(
-            self._link.engine,
+            self.link.engine,
             away.remote_id,
             request.num_output_tokens,
             request.first_token_ns,
@@ -164,11 +161,11 @@ class HandOver:
             sent_ns=None,
             received_ns=now_ns,
         )
-        self._core.client_requests.take_back(request, away.client, away.submit, origin)
+        self.core.client_requests.take_back(request, away.client, away.submit, origin)
 
     def _free(self, away: AwayRequest) -> None:
         if away.ticket is not None:
-            self._sender.free(away.ticket)
+            self.sender.free(away.ticket)
             away.ticket = None
 
 

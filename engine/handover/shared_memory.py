@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -147,22 +148,22 @@ class _MappedFile:
         )
 
 
+@dataclass(eq=False)
 class SharedMemoryReceiver:
     """Used by the decode engine: loads KV blocks from files of prefill engines."""
 
-    def __init__(self, frames: FrameCopier, block_size: int) -> None:
-        self._frames = frames
-        self._block_size = block_size
-        self._mapped: OrderedDict[str, _MappedFile] = OrderedDict()
+    frames: FrameCopier
+    block_size: int
+    _mapped: OrderedDict[str, _MappedFile] = field(default_factory=OrderedDict)
 
     def check(self, ticket: KVTicket, num_tokens: int) -> None:
-        if ticket.layout != self._frames.layout:
+        if ticket.layout != self.frames.layout:
             raise ConfigError(
                 "kv_layout",
                 "the prefill engine serves another model, or its KV blocks have another shape: "
                 "start both with the same model, dtype, kv_cache_dtype and block_size",
             )
-        num_blocks = -(-num_tokens // self._block_size)
+        num_blocks = -(-num_tokens // self.block_size)
         if len(ticket.frames) != num_blocks:
             raise ConfigError(
                 "kv_ticket",
@@ -179,13 +180,13 @@ class SharedMemoryReceiver:
         if not mapped.holds(ticket):
             return False
         if frames := ticket.frames[num_present:]:
-            self._frames.load(mapped.memory, frames, blocks[num_present:])
+            self.frames.load(mapped.memory, frames, blocks[num_present:])
         return mapped.holds(ticket)
 
     def _map(self, name: str) -> _MappedFile:
         mapped = self._mapped.get(name)
         if mapped is None:
-            mapped = self._mapped[name] = _MappedFile(name, self._frames.frame_bytes)
+            mapped = self._mapped[name] = _MappedFile(name, self.frames.frame_bytes)
             if len(self._mapped) > _MOST_MAPPED:
                 self._mapped.popitem(last=False)
         return mapped

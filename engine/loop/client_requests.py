@@ -4,6 +4,7 @@ Runs on the engine's thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec import UNSET
@@ -20,25 +21,20 @@ from stepscope.engine.scheduling.step import ScheduledRow, StepResult
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 
 
+@dataclass(eq=False)
 class ClientRequests:
     """Numbers and queues requests, keeps their clients, and sends them the tokens.
 
     Each arrival and each refusal is told in the next step record.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        clock: Callable[[], int],
-        eos_token_ids: frozenset[int] = frozenset(),
-        token_publisher: TokenPublisher | None = None,
-    ) -> None:
-        self.next_request_id = 0
-        self.token_publisher = token_publisher
-        self._scheduler = scheduler
-        self._clock = clock
-        self._eos_token_ids = eos_token_ids
-        self._clients: dict[int, tuple[Client, Submit]] = {}  # of every unfinished request
+    scheduler: Scheduler
+    clock: Callable[[], int]
+    eos_token_ids: frozenset[int] = frozenset()
+    token_publisher: TokenPublisher | None = None
+    next_request_id: int = 0
+    # Of every unfinished request.
+    _clients: dict[int, tuple[Client, Submit]] = field(default_factory=dict)
 
     # Begin
 
@@ -54,17 +50,17 @@ class ClientRequests:
             request_id=self._new_request_id(),
             prompt_token_ids=call.token_ids,
             sampling=submit.sampling,
-            arrival_ns=self._clock() if call.arrival_ns is None else call.arrival_ns,
+            arrival_ns=self.clock() if call.arrival_ns is None else call.arrival_ns,
             client_id=submit.client_id,
             priority=submit.priority,
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self.eos_token_ids,
             stop_text=call.stop_text,
             block_hashes=list(block_hashes),
         )
         if submit.handed_over is not UNSET:
             _go_on(request, submit.handed_over)
         self._begin(request, call.client, submit, call.prompt_text)
-        self._scheduler.add(request)
+        self.scheduler.add(request)
         return request
 
     def take_back(
@@ -73,7 +69,7 @@ class ClientRequests:
         """Queue a request that came back from the decode engine, in front of all others."""
         request.origin = origin
         self._begin(request, client, submit, None)
-        self._scheduler.take_back(request)
+        self.scheduler.take_back(request)
 
     def _begin(
         self, request: Request, client: Client, submit: Submit, prompt_text: str | None
@@ -81,8 +77,8 @@ class ClientRequests:
         self._clients[request.request_id] = (client, submit)
         if self.token_publisher is not None:
             self.token_publisher.arrived(request, prompt_text)
-        prefix_hashes = self._scheduler.prefix_hashes
-        self._scheduler.unpublished_events.append(
+        prefix_hashes = self.scheduler.prefix_hashes
+        self.scheduler.unpublished_events.append(
             Arrived(
                 request_id=request.request_id,
                 client_id=request.client_id,
@@ -99,7 +95,7 @@ class ClientRequests:
 
     def refuse(self, client_id: str, reason: str) -> None:
         """Add to the next step record that a request was refused."""
-        self._scheduler.unpublished_events.append(
+        self.scheduler.unpublished_events.append(
             Rejected(request_id=self._new_request_id(), client_id=client_id, reason=reason)
         )
 
@@ -143,7 +139,7 @@ class ClientRequests:
 
     def abort(self, request_id: int, reason: str) -> bool:
         """End a request and send its client a last Output. False if there is no such request."""
-        request = self._scheduler.abort(request_id, reason)
+        request = self.scheduler.abort(request_id, reason)
         if request is None:
             return False
         client, submit = self.release(request_id)

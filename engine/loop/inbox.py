@@ -181,6 +181,7 @@ class Inbox:
         self._num_sorted += 1
 
 
+@dataclass(eq=False)
 class CommandTime:
     """Bounds the time for clients' commands between two steps.
 
@@ -191,14 +192,13 @@ class CommandTime:
     items counts.
     """
 
-    def __init__(self, clock: Callable[[], int]) -> None:
-        self._clock = clock
-        self._began_ns: int | None = None  # when commands were handled last
-        self._spent_ns = 0  # now, plus what was overspent before
+    clock: Callable[[], int]
+    _began_ns: int | None = None  # when commands were handled last
+    _spent_ns: int = 0  # now, plus what was overspent before
 
     def take(self, inbox: Inbox, do: Callable[[Item], None]) -> None:
         """Call `do` for the items in `inbox`, within the bounds."""
-        now_ns = self._clock()
+        now_ns = self.clock()
         step_ns = 0 if self._began_ns is None else now_ns - self._began_ns
         self._began_ns = now_ns
         allowed_ns = max(MIN_COMMAND_NS, round(step_ns * COMMAND_SHARE))
@@ -210,7 +210,7 @@ class CommandTime:
                 break
             before_ns = now_ns
             do(item)
-            now_ns = self._clock()
+            now_ns = self.clock()
             if item.lane:
                 num_left -= 1
                 self._spent_ns += now_ns - before_ns

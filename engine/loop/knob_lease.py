@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.commands import Asker, SetKnobs
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import KnobValue, LeasedKnobs
 
 
+@dataclass(eq=False)
 class KnobLease:
     """The lease of some knobs, held by one client at a time. Belongs to the engine's thread.
 
@@ -15,16 +17,15 @@ class KnobLease:
     renews the lease lives in real time.
     """
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._clock = clock
-        self._due_ns: int | None = None  # None: no knob is leased
-        self._asker = Asker("")
-        self._before: dict[str, KnobValue] = {}
+    clock: Callable[[], int] = time.monotonic_ns
+    _due_ns: int | None = None  # None: no knob is leased
+    _asker: Asker = field(default_factory=lambda: Asker(""))
+    _before: dict[str, KnobValue] = field(default_factory=dict)
 
     @property
     def is_due(self) -> bool:
         """Whether the lease has run out without a renewal."""
-        return self._due_ns is not None and self._clock() >= self._due_ns
+        return self._due_ns is not None and self.clock() >= self._due_ns
 
     def note(self, command: SetKnobs, asker: Asker, knobs: Mapping[str, KnobValue]) -> str:
         """Begin, renew or end the lease, for a change of knobs that is about to be made.
@@ -49,7 +50,7 @@ class KnobLease:
         self._asker = asker
         for name in command.changes:
             self._before.setdefault(name, knobs[name])
-        self._due_ns = self._clock() + round(command.lease_s * 1e9)
+        self._due_ns = self.clock() + round(command.lease_s * 1e9)
         return ""
 
     def end_if_due(self) -> tuple[Asker, dict[str, KnobValue]] | None:

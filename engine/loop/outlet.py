@@ -8,6 +8,7 @@ command that was answered before.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from stepscope.engine.loop.audit import ControlTally
@@ -25,14 +26,14 @@ SHARE = 0.01
 MAX_WAIT_NS = 1_000_000_000
 
 
+@dataclass(eq=False)
 class SnapshotQueue:
     """The clients that wait for a snapshot, and the earliest time of the next snapshot."""
 
-    def __init__(self, take: Callable[[], wire.Snapshot], clock: Callable[[], int]) -> None:
-        self._take = take
-        self._clock = clock
-        self._waiting: list[Client] = []
-        self._next_ns = 0  # the next snapshot is made no earlier
+    make: Callable[[], wire.Snapshot]
+    clock: Callable[[], int]
+    _waiting: list[Client] = field(default_factory=list)
+    _next_ns: int = 0  # the next snapshot is made no earlier
 
     def ask(self, client: Client) -> None:
         """Queue `client`: it gets a snapshot in one of the next calls of `serve`."""
@@ -47,14 +48,14 @@ class SnapshotQueue:
         """Send a snapshot to all waiting clients, if one is due. Call it between steps."""
         if not self._waiting:
             return
-        start_ns = self._clock()
+        start_ns = self.clock()
         if start_ns < self._next_ns and not at_once:
             return
-        snapshot = self._take()
+        snapshot = self.make()
         waiting, self._waiting = self._waiting, []
         for client in waiting:
             client.reply(snapshot)
-        end_ns = self._clock()
+        end_ns = self.clock()
         self._next_ns = end_ns + min(round((end_ns - start_ns) / SHARE), MAX_WAIT_NS)
 
 
@@ -92,26 +93,17 @@ class TelemetrySink(Protocol):
     def publish(self, message: wire.Telemetry) -> None: ...
 
 
+@dataclass(eq=False)
 class TelemetryOutlet:
-    """Publishes step records and statuses; each reports what happened since the last message.
+    """Publishes step records and statuses; each reports what happened since the last message."""
 
-    Attributes:
-        pauses: when the engine was paused, as its messages show it.
-    """
-
-    def __init__(
-        self,
-        sink: TelemetrySink | None,
-        scheduler: Scheduler,
-        workload: WorkloadDriver | None,
-        control_tally: ControlTally,
-    ) -> None:
-        self.sink = sink
-        self.has_unpublished = False  # whether something happened that no message has reported yet
-        self._scheduler = scheduler
-        self._workload = workload
-        self._control_tally = control_tally
-        self.pauses = PauseTrail(())
+    sink: TelemetrySink | None
+    scheduler: Scheduler
+    workload: WorkloadDriver | None
+    control_tally: ControlTally
+    has_unpublished: bool = False  # whether something happened that no message has reported yet
+    # When the engine was paused, as its messages show it.
+    pauses: PauseTrail = field(default_factory=lambda: PauseTrail(()))
 
     @property
     def num_dropped(self) -> int:
@@ -124,9 +116,9 @@ class TelemetryOutlet:
 
     def publish_record(self, sink: TelemetrySink, draft: StepDraft, step: PendingStep) -> None:
         """Add the request events to the record of a step, and publish the record."""
-        if self.has_unpublished or self._scheduler.unpublished_events or step.events:
+        if self.has_unpublished or self.scheduler.unpublished_events or step.events:
             self.has_unpublished = False
-            draft.events = step.events + self._scheduler.drain_events()
+            draft.events = step.events + self.scheduler.drain_events()
         draft.num_dropped = sink.num_dropped
         if self.pauses.is_on:
             self.pauses = self.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns)
@@ -136,9 +128,9 @@ class TelemetryOutlet:
         self, state: wire.EngineState, last_step: int, now_ns: int, leased: wire.LeasedKnobs | None
     ) -> None:
         """Publish the engine's status. There must be no step in flight."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         # Read once: the workload may end meanwhile.
-        workload = None if self._workload is None else self._workload.spec
+        workload = None if self.workload is None else self.workload.spec
         self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         self.has_unpublished = False
         self.publish(
@@ -153,7 +145,7 @@ class TelemetryOutlet:
                 events=scheduler.drain_events(),
                 num_dropped=self.num_dropped,
                 workload=None if workload is None else describe(workload),
-                control=self._control_tally.counts(),
+                control=self.control_tally.counts(),
                 workload_spec=None if workload is None else fields_of(workload),
                 leased=leased,
             )

@@ -26,15 +26,15 @@ class _Ngrams:
     num_tokens: int = 0  # n-grams that end here or earlier are in `ends`
 
 
+@dataclass(eq=False)
 class NgramProposer:
     """Keeps an index of n-grams of `shortest` to `longest` tokens for each request."""
 
-    def __init__(self, shortest: int, longest: int, num_tokens: int) -> None:
-        self.shortest = shortest
-        self.longest = longest
-        self.num_tokens = num_tokens
-        self._ngrams: WeakKeyDictionary[Request, _Ngrams] = WeakKeyDictionary()
-        self._num_left = MAX_INDEXED_TOKENS
+    shortest: int
+    longest: int
+    num_tokens: int
+    _ngrams: WeakKeyDictionary[Request, _Ngrams] = field(default_factory=WeakKeyDictionary)
+    _num_left: int = MAX_INDEXED_TOKENS
 
     @classmethod
     def for_knobs(cls, knobs: Knobs, before: "NgramProposer | None") -> "NgramProposer | None":

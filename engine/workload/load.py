@@ -82,54 +82,41 @@ class _OpenRequest:
     worst_itl_s: float = 0.0
 
 
+@dataclass(eq=False)
 class LoadGenerator:
-    """Sends each arrival when it is due, and reads the replies.
+    """Sends each arrival when it is due, and reads the replies."""
 
-    Args:
-        seconds: stop sending after this time and wait for the open requests; None: send all.
-        wants_stop: called as often; True ends the run (`abort` then ends the open requests).
-    """
-
-    def __init__(
-        self,
-        client: ControlClient,
-        arrivals: Iterator[Arrival],
-        *,
-        max_concurrency: int | None = None,
-        seconds: float | None = None,
-        on_progress: Callable[[LoadReport], None] = lambda report: None,
-        wants_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.report = LoadReport()
-        self._client = client
-        self._arrivals = arrivals
-        self._max_concurrency = max_concurrency
-        self._seconds = seconds
-        self._on_progress = on_progress
-        self._wants_stop = wants_stop
-        self._open: dict[int, _OpenRequest] = {}  # by command id
-        self._heard_s = 0.0
-        self._answered_s = 0.0  # when the engine last answered that it is there
+    client: ControlClient
+    arrivals: Iterator[Arrival]
+    max_concurrency: int | None = None
+    seconds: float | None = None  # stop sending then, and wait for the open ones; None: send all
+    on_progress: Callable[[LoadReport], None] = lambda report: None
+    # Called as often; True ends the run (`abort` then ends the open requests).
+    wants_stop: Callable[[], bool] = lambda: False
+    report: LoadReport = field(default_factory=LoadReport)
+    _open: dict[int, _OpenRequest] = field(default_factory=dict)  # by command id
+    _heard_s: float = 0.0
+    _answered_s: float = 0.0  # when the engine last answered that it is there
 
     def run(self) -> LoadReport:
         """Send and receive until all requests have ended, or `wants_stop`, or EngineUnreachable."""
-        engine_id = self._client.info().engine_id
+        engine_id = self.client.info().engine_id
         start_s = self._heard_s = time.perf_counter()
         # Delays by `max_concurrency` move all later arrivals, too, so that no burst follows.
         put_off_s = 0.0
-        most = self._max_concurrency
-        upcoming = next(self._arrivals, None)
+        most = self.max_concurrency
+        upcoming = next(self.arrivals, None)
         next_tick_s = start_s
         while upcoming is not None or self._open:
             now_s = time.perf_counter()
             self.report.duration_s = now_s - start_s
             if now_s >= next_tick_s:
                 next_tick_s = now_s + _TICK_S
-                self._on_progress(self.report)
-                if self._wants_stop():
+                self.on_progress(self.report)
+                if self.wants_stop():
                     break
                 self._check_alive(now_s, engine_id)
-            if self._seconds is not None and now_s - start_s >= self._seconds:
+            if self.seconds is not None and now_s - start_s >= self.seconds:
                 upcoming = None
             wait_s = next_tick_s - now_s
             if upcoming is not None:
@@ -140,7 +127,7 @@ class LoadGenerator:
                     if most is not None:
                         put_off_s += now_s - due_s
                     self._send(upcoming)
-                    upcoming = next(self._arrivals, None)
+                    upcoming = next(self.arrivals, None)
                     wait_s = 0.0
             self._receive(wait_s)
         self.report.duration_s = time.perf_counter() - start_s
@@ -154,22 +141,22 @@ class LoadGenerator:
             for each in self._open.values():
                 if each.request_id is not None and each.request_id not in listed:
                     listed.add(each.request_id)
-                    self._client.send(Abort(request_id=each.request_id, who="load"))
+                    self.client.send(Abort(request_id=each.request_id, who="load"))
             self._receive(0.05)
         return self.report
 
     def _send(self, arrival: Arrival) -> None:
-        command_id = self._client.send(arrival.submit())
+        command_id = self.client.send(arrival.submit())
         self._open[command_id] = _OpenRequest(sent_s=time.perf_counter())
         self.report.num_sent += 1
         self.report.num_cut += arrival.is_cut
 
     def _receive(self, timeout_s: float) -> None:
-        received = self._client.receive(timeout_s)
+        received = self.client.receive(timeout_s)
         while received is not None:
             self._heard_s = time.perf_counter()
             self._apply(*received)
-            received = self._client.receive(0.0)
+            received = self.client.receive(0.0)
 
     def _apply(self, command_id: int, reply: AnyReply) -> None:
         request = self._open.get(command_id)
@@ -222,7 +209,7 @@ class LoadGenerator:
         A paused engine sends nothing for a long time, but answers the question. One that does not
         answer, but is not known to be gone, is suspended or cut off: it has `PATIENCE_S`.
         """
-        client, known_s = self._client, max(self._heard_s, self._answered_s)
+        client, known_s = self.client, max(self._heard_s, self._answered_s)
         if not self._open or now_s - known_s < _SILENCE_S:
             return
         try:
@@ -252,32 +239,18 @@ class _WorkloadRun(NamedTuple):
     stopped: threading.Event
 
 
+@dataclass(eq=False)
 class WorkloadDriver:
-    """Starts, replaces and stops a synthetic mix of requests.
+    """Starts, replaces and stops a synthetic mix of requests."""
 
-    Args:
-        submit: queues one request without waiting; called on the driver's thread.
-        num_unfinished: returns the engine's unfinished requests, for `max_concurrency`.
-        speed: seconds of the engine's time for each second of real time.
-    """
-
-    def __init__(
-        self,
-        submit: Callable[[Submit], None],
-        *,
-        chars_per_token: float,
-        max_model_len: int,
-        num_unfinished: Callable[[], int],
-        speed: float = 1.0,
-    ) -> None:
-        self._submit = submit
-        self._chars_per_token = chars_per_token
-        self._max_model_len = max_model_len
-        self._num_unfinished = num_unfinished
-        self._speed = speed
-        self._run: _WorkloadRun | None = None
-        self._lock = threading.Lock()  # held while a request is submitted
-        self._writer: PromptWriter | None = None
+    submit: Callable[[Submit], None]  # queues one without waiting; called on the driver's thread
+    chars_per_token: float
+    max_model_len: int
+    num_unfinished: Callable[[], int]  # the engine's unfinished requests, for `max_concurrency`
+    speed: float = 1.0  # seconds of the engine's time for each second of real time
+    _run: _WorkloadRun | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # held while one is submitted
+    _writer: PromptWriter | None = None
 
     @property
     def spec(self) -> WorkloadSpec | None:
@@ -298,14 +271,14 @@ class WorkloadDriver:
 
     def _arrive(self, run: _WorkloadRun) -> None:
         if self._writer is None:
-            self._writer = PromptWriter(self._chars_per_token)
+            self._writer = PromptWriter(self.chars_per_token)
         start_s, most = time.monotonic(), run.spec.max_concurrency
-        for arrival in synthetic(run.spec, self._writer, self._max_model_len):
-            offset_s = arrival.offset_s / self._speed
+        for arrival in synthetic(run.spec, self._writer, self.max_model_len):
+            offset_s = arrival.offset_s / self.speed
             if run.stopped.wait(max(0.0, start_s + offset_s - time.monotonic())):
                 return
             due_s = time.monotonic()
-            while most is not None and self._num_unfinished() >= most:
+            while most is not None and self.num_unfinished() >= most:
                 if run.stopped.wait(_RECHECK_S):
                     return
             # A delay moves all later arrivals, too, so that no burst follows.
@@ -313,5 +286,5 @@ class WorkloadDriver:
             with self._lock:
                 if run.stopped.is_set():
                     return
-                self._submit(arrival.submit())
+                self.submit(arrival.submit())
         run.stopped.set()
