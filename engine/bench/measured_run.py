@@ -151,7 +151,17 @@ class _MeasuredRun:
             self._num_output_tokens += len(output.token_ids)
             self._end_ns = now_ns
             if now_ns >= self._next_tick_ns:
-                self._tick(now_ns)
+                self._next_tick_ns = now_ns + _TICK_NS
+                self._progress(
+                    ThroughputProgress(
+                        is_warmup=self._is_warmup,
+                        num_requests=len(self._followers),
+                        num_finished=self._num_finished,
+                        num_output_tokens=self._num_output_tokens,
+                        share=self._num_output_tokens / self._num_asked_tokens,
+                        seconds=(now_ns - self._start_ns) / 1e9,
+                    )
+                )
         if output.finish_reason is None:
             return
         if output.num_output_tokens == request.sampling.max_tokens:
@@ -172,18 +182,6 @@ class _MeasuredRun:
             self._begin(self._measured, is_warmup=False)
         else:
             self.core.stop()
-
-    def _tick(self, now_ns: int) -> None:
-        self._next_tick_ns = now_ns + _TICK_NS
-        so_far = ThroughputProgress(
-            is_warmup=self._is_warmup,
-            num_requests=len(self._followers),
-            num_finished=self._num_finished,
-            num_output_tokens=self._num_output_tokens,
-            share=self._num_output_tokens / self._num_asked_tokens,
-            seconds=(now_ns - self._start_ns) / 1e9,
-        )
-        self._progress(so_far)
 
     def measurement(self) -> Measurement:
         if self._is_warmup:

@@ -57,7 +57,17 @@ def _submit(core: "EngineCore", call: Call, command: Submit) -> None:
     if core.draining:
         core.client_requests.refuse(command.client_id, "draining")
         raise ConfigError("draining", "the engine takes no new requests: it is being drained")
-    _check_role(core, command, len(call.token_ids or ()))
+    receiver, handed_over = core.scheduler.receiver, command.handed_over
+    if receiver is None and handed_over is not UNSET:
+        what = "this engine is not a decode engine: start it with --role decode"
+        raise ConfigError("role", what)
+    if receiver is not None:
+        if handed_over is UNSET:
+            core.client_requests.refuse(command.client_id, "no prefill engine")
+            what = "a decode engine takes no prompts: send them to its prefill engine"
+            raise ConfigError("role", what)
+        num_tokens = len(call.token_ids or ()) + len(handed_over.output_token_ids) - 1
+        receiver.check(handed_over.kv, num_tokens)
     if len(core.scheduler.waiting) >= core.max_waiting:
         core.client_requests.refuse(command.client_id, "queue full")
         raise ConfigError(
@@ -67,21 +77,3 @@ def _submit(core: "EngineCore", call: Call, command: Submit) -> None:
     call.client.reply(
         Submitted(request_id=request.request_id, num_prompt_tokens=request.num_prompt_tokens)
     )
-
-
-def _check_role(core: "EngineCore", command: Submit, num_prompt_tokens: int) -> None:
-    """Check that the request suits the engine's role (plain, prefill or decode engine)."""
-    receiver, handed_over = core.scheduler.receiver, command.handed_over
-    if receiver is None:
-        if handed_over is not UNSET:
-            raise ConfigError(
-                "role", "this engine is not a decode engine: start it with --role decode"
-            )
-    elif handed_over is UNSET:
-        core.client_requests.refuse(command.client_id, "no prefill engine")
-        raise ConfigError(
-            "role", "a decode engine takes no prompts: send them to its prefill engine"
-        )
-    else:
-        num_tokens = num_prompt_tokens + len(handed_over.output_token_ids) - 1
-        receiver.check(handed_over.kv, num_tokens)

@@ -55,25 +55,19 @@ def take_bursts(
         if not has_drafts(row) or token_id is None:
             finished += scheduler.update([row], [token_id])
             continue
-        burst = (result.bursts or {}).get(index, [token_id])
-        taken[index] = _take(scheduler, row, burst, finished)
+        request, burst = row.request, (result.bursts or {}).get(index, [token_id])
+        request.draft_token_ids = []
+        for place, token in enumerate(burst):
+            one = row._replace(start=row.start + place, num_tokens=1)
+            finished += scheduler.update([one], [token])
+            if request.status is RequestStatus.FINISHED:
+                burst = burst[: place + 1]
+                break
+        else:
+            scheduler.kv.register(request, request.num_computed_tokens)
+        taken[index] = burst
     return finished, taken
 
 
 def has_drafts(row: ScheduledRow) -> bool:
     return row.phase is Phase.DECODE and row.num_tokens > 1
-
-
-def _take(
-    scheduler: Scheduler, row: ScheduledRow, burst: list[int], finished: list[Request]
-) -> list[int]:
-    """Add the tokens of `burst` to the row's request until one ends it; return those added."""
-    request = row.request
-    request.draft_token_ids = []
-    for index, token_id in enumerate(burst):
-        one = row._replace(start=row.start + index, num_tokens=1)
-        finished += scheduler.update([one], [token_id])
-        if request.status is RequestStatus.FINISHED:
-            return burst[: index + 1]
-    scheduler.kv.register(request, request.num_computed_tokens)
-    return burst

@@ -13,6 +13,7 @@ budget is too small for all.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from stepscope.engine.protocol.settings.knobs import Batching
@@ -131,6 +132,7 @@ BATCHING_MODES: dict[Batching, SpendBudget] = {
 }
 
 
+@dataclass(eq=False)
 class PrefillCadence:
     """Which steps leave prefills out, by the knob `prefill_schedule_interval`.
 
@@ -141,9 +143,8 @@ class PrefillCadence:
       empties it: else a queue that grows would be served in one step of each interval alone.
     """
 
-    def __init__(self) -> None:
-        self._num_steps: int | None = None  # since the last with prefills; None: there was none
-        self._is_backed_up = False
+    _num_steps: int | None = None  # since the last with prefills; None: there was none
+    _is_backed_up: bool = False
 
     def holds(self, interval: int, running: Iterable[Request], ending: Collection[Request]) -> bool:
         """Whether the next step leaves prefills out.

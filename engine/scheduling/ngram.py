@@ -46,9 +46,9 @@ class NgramProposer:
         """
         if knobs.speculative == "off":
             return None
-        shortest, longest = knobs.prompt_lookup_min, knobs.prompt_lookup_max
-        if before is None or (before.shortest, before.longest) != (shortest, longest):
-            return cls(shortest, longest, knobs.num_speculative_tokens)
+        lengths = knobs.prompt_lookup_min, knobs.prompt_lookup_max
+        if before is None or (before.shortest, before.longest) != lengths:
+            return cls(*lengths, knobs.num_speculative_tokens)
         before.num_tokens = knobs.num_speculative_tokens
         return before
 
