@@ -7,6 +7,7 @@ client has sent. `CommandTime` bounds the work between two steps.
 `WakingQueue` carries what the engine's thread has for a thread that waits at sockets.
 """
 
+import contextlib
 import os
 import queue
 from collections import deque
@@ -97,6 +98,8 @@ class WakingQueue(Generic[_T]):
         self._waiting: deque[_T] = deque()
         self._is_woken = False  # True from a wake-up until the reader calls `awake`
         self.descriptor, self._write = os.pipe()
+        for end in (self.descriptor, self._write):
+            os.set_blocking(end, False)
 
     def post(self, item: _T) -> None:
         self._waiting.append(item)
@@ -111,9 +114,9 @@ class WakingQueue(Generic[_T]):
 
     def awake(self) -> None:
         """Make `descriptor` unreadable until the next item. Call it before `take`."""
-        if self._is_woken:
+        with contextlib.suppress(BlockingIOError):  # nothing has woken the reader
             os.read(self.descriptor, 65536)
-            self._is_woken = False
+        self._is_woken = False
 
     def take(self) -> Iterator[_T]:
         """Yield the items that wait now, oldest first. A later one wakes the reader again."""
