@@ -53,21 +53,18 @@ class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
     steps: MeteredStep | None  # None without telemetry
 
 
-class Measurement(NamedTuple):
-    result: ThroughputResult
-    requests: list[Request]  # in the order they were submitted
-
-
 def measure(
     core: EngineCore,
     intake: Intake,
     measured: list[Submit],
     warmup: Sequence[Submit] = (),
     progress: Callable[[ThroughputProgress], None] = lambda progress: None,
-) -> Measurement:
-    """Run the loop of an engine until the given requests have ended, and return the results.
+) -> tuple[ThroughputResult, list[Request]]:
+    """Run the loop of an engine until the given requests have ended.
 
     Empties the prefix cache before it submits the measured requests.
+
+    Returns the results, and the requests in the order they were submitted.
 
     Raises ConfigError: the engine refuses one of the requests.
     """
@@ -183,7 +180,7 @@ class _MeasuredRun:
         else:
             self.core.stop()
 
-    def measurement(self) -> Measurement:
+    def measurement(self) -> tuple[ThroughputResult, list[Request]]:
         if self._is_warmup:
             self._clear()  # it was interrupted
         requests = [each.request for each in self._followers if each.request is not None]
@@ -211,4 +208,4 @@ class _MeasuredRun:
             itl_ms=Percentiles.of_ns(self._itl_ns),
             steps=self._meter.summary() if self._meter is not None else None,
         )
-        return Measurement(result, requests)
+        return result, requests

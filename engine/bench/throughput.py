@@ -120,8 +120,8 @@ def run_throughput(
         measured = plan(spec, num_requests, vocab_size)
         ready(core.info, num_requests)
         with stop_signals(core):
-            measurement = measure(core, intake, measured, warmup, progress)
-        return measurement.result, core.info
+            result, _ = measure(core, intake, measured, warmup, progress)
+        return result, core.info
 
 
 _PACKAGES = ("stepscope", "torch", "transformers", "safetensors", "numpy", "pyzmq", "msgspec")

@@ -66,12 +66,10 @@ class Intake:
             token_ids = token_ids[: command.max_prompt_tokens]
         if not token_ids:
             raise ConfigError("bad_prompt", "the prompt is empty")
-        if (largest := max(token_ids)) >= self.vocab_size:
-            raise ConfigError("bad_prompt", self._outside(largest))
+        self._check_token_ids("bad_prompt", token_ids)
         if command.handed_over is not UNSET:
             output = command.handed_over.output_token_ids
-            if (largest := max(output)) >= self.vocab_size:
-                raise ConfigError("bad_output", self._outside(largest))
+            self._check_token_ids("bad_output", output)
             if len(output) >= command.sampling.max_tokens:
                 raise ConfigError("bad_output", "the request has all its tokens already")
         self._check_sampling(command.sampling)
@@ -128,9 +126,7 @@ class Intake:
         return self.codec.encode_chat(turns, most)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
-        largest = max(sampling.stop_token_ids, default=0)
-        if largest >= self.vocab_size:
-            raise ConfigError("bad_sampling", f"stop_token_ids: {self._outside(largest)}")
+        self._check_token_ids("bad_sampling", sampling.stop_token_ids, "stop_token_ids: ")
         if sampling.min_tokens > sampling.max_tokens:
             what = f"{sampling.min_tokens} is above max_tokens={sampling.max_tokens}"
             raise ConfigError("bad_sampling", f"min_tokens: {what}")
@@ -138,8 +134,10 @@ class Intake:
             what = "stop: this engine has no tokenizer; use stop_token_ids"
             raise ConfigError("bad_sampling", what)
 
-    def _outside(self, token_id: int) -> str:
-        return f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens"
+    def _check_token_ids(self, code: str, token_ids: Sequence[int], field: str = "") -> None:
+        if (largest := max(token_ids, default=0)) >= self.vocab_size:
+            what = f"token id {largest} is outside the vocabulary of {self.vocab_size} tokens"
+            raise ConfigError(code, field + what)
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         # litellm and others know a prompt that is too long by these words.

@@ -152,7 +152,7 @@ class EngineCore:
 
     @property
     def has_step_in_flight(self) -> bool:
-        return self.pipeline.has_step_in_flight
+        return self.pipeline.ahead is not None
 
     @property
     def step_under_way(self) -> StepUnderWay | None:

@@ -122,18 +122,15 @@ class Pipeline:
         self._overlap = overlap
         self._batch_rows = BatchRows(scheduler)
         self._num_small = 0  # steps until `Scheduler.token_limit` is lifted
-        self._ahead: PendingStep | None = None  # launched; every step before it is published
+        # In flight: launched, and every step before it is published.
+        self.ahead: PendingStep | None = None
         self._tokens_ns = 0  # when the tokens of the last step were known
         self._under_way: ScheduledStep | None = None  # what the engine's thread waits for
 
     @property
-    def has_step_in_flight(self) -> bool:
-        return self._ahead is not None
-
-    @property
     def has_step(self) -> bool:
         """Whether a step is in flight, or can be scheduled now."""
-        if self._ahead is not None:
+        if self.ahead is not None:
             return True
         return self.steps_allowed != 0 and self._scheduler.has_work()
 
@@ -149,7 +146,7 @@ class Pipeline:
 
     def take_in_flight(self) -> PendingStep | None:
         """Remove and return the step in flight, for the caller to finish; None if there is none."""
-        step, self._ahead = self._ahead, None
+        step, self.ahead = self.ahead, None
         return step
 
     # Schedule
@@ -160,9 +157,9 @@ class Pipeline:
         if step is not None and self._may_run_ahead(step):
             self._set_apart(step)
             self._scheduler.assume(step.rows)
-            self._ahead = self._launch(step, knobs_version, with_record)
-            if self._ahead is not None:
-                self._set_apart(self._ahead)
+            self.ahead = self._launch(step, knobs_version, with_record)
+            if self.ahead is not None:
+                self._set_apart(self.ahead)
         return step
 
     def _launch(
@@ -298,8 +295,8 @@ class Pipeline:
             finished, bursts = take_bursts(self._scheduler, step.rows, result)
         else:
             finished = self._scheduler.update(step.rows, result.token_ids)
-        if finished and self._ahead is not None:
-            self._ahead.drop_ended()
+        if finished and self.ahead is not None:
+            self.ahead.drop_ended()
         draft, publisher = step.draft, self._requests.token_publisher
         if bursts:
             last = [bursts.get(i, [token_id])[-1] for i, token_id in enumerate(result.token_ids)]
@@ -324,8 +321,8 @@ class Pipeline:
             )
             self._requests.abort(request.request_id, UNSOUND_LOGITS)
         step.drop_ended()
-        if self._ahead is not None:
-            self._ahead.drop_ended()
+        if self.ahead is not None:
+            self.ahead.drop_ended()
 
     # The record
 
@@ -333,7 +330,7 @@ class Pipeline:
         self, draft: StepDraft, step: PendingStep, result: StepResult, num_finished: int
     ) -> None:
         """Add to the record of `step` everything that was not known when it was scheduled."""
-        scheduler, ahead = self._scheduler, self._ahead
+        scheduler, ahead = self._scheduler, self.ahead
         if step.num_wasted_tokens:
             draft.num_wasted_tokens = step.num_wasted_tokens
         if not self._overlap:

@@ -46,10 +46,9 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
             )
             for token_ids in work.prompts(vocab_size)
         ]
-        measurement = measure(core, intake, submits)
-        result = measurement.result
+        result, requests = measure(core, intake, submits)
         assert not result.num_failed, result.failures
-        outputs = [each.output_token_ids for each in measurement.requests]
+        outputs = [each.output_token_ids for each in requests]
         return Done(outputs, result.seconds, msgspec.to_builtins(result))
 
     info = core.info
