@@ -61,7 +61,7 @@ _KINDS = {"SetKnobs": "knobs", "SetWorkload": "workload"} | dict.fromkeys(
 
 
 class ChangeEffect(NamedTuple):
-    """What a change did: the old and the new values."""
+    """What a change did: the old and the new values; None if it left all as it was."""
 
     old: dict[str, KnobValue] | None = None
     new: dict[str, KnobValue] | None = None

@@ -53,32 +53,24 @@ def apply_change(core: "EngineCore", call: Call, command: commands.Change) -> No
     if isinstance(command, commands.SetKnobs):
         apply_knobs(core, call, command)
     else:
-        _carry_out(core, call, command, _same_state, _change_state)
+        _carry_out(core, call, command, _change_state)
 
 
 def apply_knobs(core: Steered, call: Call, command: commands.SetKnobs) -> None:
     """Carry out a change of knobs or refuse it, as `apply_change` does with any change."""
-    _carry_out(core, call, command, _same_knobs, _set_knobs)
+    _carry_out(core, call, command, _set_knobs)
 
 
 def _carry_out(
     core: _Engine,
     call: Call,
     command: commands.Change,
-    without_effect: Callable[[_Engine, Any], ChangeEffect | None],
     change: Callable[[_Engine, Any, Asker], ChangeEffect],
 ) -> None:
     asker = call.asker or Asker(command.who)
     try:
         _check_seen(core, command, asker)
-        nothing = without_effect(core, command)
-        if isinstance(command, commands.SetKnobs) and not command.dry_run:
-            ended_for = core.lease.note(command, asker, core.knobs({}))
-            if ended_for and nothing is not None:
-                # Recorded so that the client that held the lease sees its end.
-                detail = f"{nothing.detail}; {ended_for}'s lease of these knobs has ended"
-                core.audit.done(command, asker, core.next_step, ChangeEffect(detail=detail))
-        effect = nothing or change(core, command, asker)
+        effect = change(core, command, asker)
     except ConfigError as error:
         message = str(error)
         if len(message) > _MAX_MESSAGE:  # it may quote megabytes of a command, and is kept
@@ -92,7 +84,7 @@ def _carry_out(
             Error(code=error.code, message=message, knobs=knobs, knobs_version=version)
         )
         return
-    if nothing is None:
+    if effect.new is not None:
         core.audit.done(command, asker, core.next_step, effect)
     step, version = core.next_step, core.knobs_version
     call.client.reply(Ack(effective_step=step, version=version, detail=effect.detail))
@@ -106,28 +98,9 @@ def end_lease_if_due(core: Steered) -> None:
     asker, before = ended
     reason = "lease expired: the client did not renew it"
     command = commands.SetKnobs(changes=before, reason=reason)
-    if _same_knobs(core, command) is None:
-        core.audit.done(command, asker, core.next_step, _set_knobs(core, command, asker))
-
-
-def _same_knobs(core: Steered, command: commands.SetKnobs) -> ChangeEffect | None:
-    """Return the effect to report if a change of knobs leaves them as they are; else None."""
-    new = _changed_knobs(core, command)
-    if command.dry_run:
-        return ChangeEffect(detail="dry run: nothing was changed")
-    is_so = new == core.knobs({})
-    return ChangeEffect(detail="the knobs have these values already") if is_so else None
-
-
-def _same_state(core: "EngineCore", command: commands.Change) -> ChangeEffect | None:
-    """Return the effect to report if a change of the state leaves it as it is; else None."""
-    steps_allowed = core.pipeline.steps_allowed
-    is_so = (
-        (isinstance(command, commands.Pause) and steps_allowed == 0)
-        or (isinstance(command, commands.Resume) and steps_allowed is None and not core.draining)
-        or (isinstance(command, commands.Drain) and core.draining)
-    )
-    return ChangeEffect(detail=f"it is {core.state} already") if is_so else None
+    effect = _set_knobs(core, command, asker)
+    if effect.new is not None:
+        core.audit.done(command, asker, core.next_step, effect)
 
 
 def _check_seen(core: Steered, command: commands.Change, asker: Asker) -> None:
@@ -181,7 +154,16 @@ def _changed_knobs(core: Steered, command: commands.SetKnobs) -> dict[str, KnobV
 
 def _set_knobs(core: Steered, command: commands.SetKnobs, asker: Asker) -> ChangeEffect:
     before, after = core.knobs({}), _changed_knobs(core, command)
+    if command.dry_run:
+        return ChangeEffect(detail="dry run: nothing was changed")
+    ended_for = core.lease.note(command, asker, before)
     changed = {name: value for name, value in after.items() if value != before[name]}
+    if not changed:
+        nothing = ChangeEffect(detail="the knobs have these values already")
+        if ended_for:  # recorded so that the client that held the lease sees its end
+            detail = f"{nothing.detail}; {ended_for}'s lease of these knobs has ended"
+            core.audit.done(command, asker, core.next_step, ChangeEffect(detail=detail))
+        return nothing
     core.set_knobs(command.changes)
     was = {name: before[name] for name in changed}
     core.publish(
@@ -199,6 +181,7 @@ def _set_knobs(core: Steered, command: commands.SetKnobs, asker: Asker) -> Chang
 
 def _change_state(core: "EngineCore", command: commands.Change, _: Asker) -> ChangeEffect:
     old, new, detail = core.state, "", ""
+    pipeline, nothing = core.pipeline, ChangeEffect(detail=f"it is {old} already")
     match command:
         case commands.ResetPrefixCache():
             num = core.scheduler.kv.reset_prefix_cache()
@@ -209,10 +192,13 @@ def _change_state(core: "EngineCore", command: commands.Change, _: Asker) -> Cha
         case commands.SetWorkload(workload=spec):
             return _set_workload(core, spec)
         case commands.Pause():
-            core.pipeline.steps_allowed = 0
+            if pipeline.steps_allowed == 0:
+                return nothing
+            pipeline.steps_allowed = 0
         case commands.Resume():
-            core.pipeline.steps_allowed = None
-            core.draining = False
+            if pipeline.steps_allowed is None and not core.draining:
+                return nothing
+            pipeline.steps_allowed, core.draining = None, False
         case commands.StepOnce(n=count):
             if old != "paused" and not core.scheduler.has_work():
                 raise ConfigError(
@@ -220,9 +206,11 @@ def _change_state(core: "EngineCore", command: commands.Change, _: Asker) -> Cha
                     "there is nothing to run: no request is waiting or running "
                     "(pause the engine first to hold the next one)",
                 )
-            core.pipeline.steps_allowed = count
+            pipeline.steps_allowed = count
             new, detail = "step", f"pauses after step {core.next_step + count - 1:,}"
         case commands.Drain():
+            if core.draining:
+                return nothing
             core.draining = True
             new, detail = "draining", f"{len(core.scheduler.requests)} requests to finish"
         case commands.Shutdown():
