@@ -92,17 +92,13 @@ class Intake:
         if self.with_tokens and self.codec is not None:
             stream = self.codec.text_stream()
             prompt_text = stream.push(token_ids) + stream.finish()
-        stop_text = self.stop_text(sampling)
+        stop_text = None
+        if sampling.stop:
+            assert self.codec is not None, "prepare refuses stop strings without a tokenizer"
+            stop_text = StopText(self.codec.text_stream(), sampling.stop, sampling.include_stop)
         return Call(
             command, client, token_ids, stop_text, prompt_text, arrival_ns=clock(), lane=lane
         )
-
-    def stop_text(self, sampling: SamplingParams) -> StopText | None:
-        """Return the stop-string matcher of a prepared request. None without stop strings."""
-        if not sampling.stop:
-            return None
-        assert self.codec is not None, "prepare refuses stop strings without a tokenizer"
-        return StopText(self.codec.text_stream(), sampling.stop, sampling.include_stop)
 
     def _token_ids(self, command: Submit) -> list[int]:
         sources = (command.prompt, command.prompt_token_ids, command.messages)

@@ -54,9 +54,7 @@ class PrefixJudge:
         self._contents: dict[BlockHash, _Content] = {}
         # The ghosts, latest use last: what each larger pool holds beyond the one before, and more.
         self._rooms = (num_blocks // 2, num_blocks - num_blocks // 2, num_blocks)
-        self._parts: tuple[OrderedDict[BlockHash, None], ...] = (
-            OrderedDict(), OrderedDict(), OrderedDict(),
-        )  # fmt: skip
+        self._parts: list[OrderedDict[BlockHash, None]] = [OrderedDict() for _ in self._rooms]
 
     def admitted(
         self, num_prompt_tokens: int, num_hit: int, hash_of: Callable[[int], BlockHash]

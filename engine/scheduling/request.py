@@ -167,13 +167,13 @@ def _last_first(request: Request) -> Rank:
     return -request.priority, -request.arrival_ns, -request.request_id
 
 
+@dataclass(eq=False)
 class WaitingQueue:
     """The waiting requests; iterates in the order in which they will be admitted."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy: Policy = policy
-        self._requests: OrderedDict[int, Request] = OrderedDict()  # in order of service under fcfs
-        self._ranked: list[Request] = []  # under priority, the next one last
+    policy: Policy
+    _requests: OrderedDict[int, Request] = field(default_factory=OrderedDict)  # as fcfs serves them
+    _ranked: list[Request] = field(default_factory=list)  # under priority, the next one last
 
     def __len__(self) -> int:
         return len(self._requests)

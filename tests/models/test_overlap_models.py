@@ -16,6 +16,7 @@ import torch
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -62,8 +63,9 @@ class Engine(WholeCore):
 
     def submit(self, prompt: list[int], **sampling: object) -> Client:  # type: ignore[override]
         options = {"max_tokens": NUM_OUTPUT, "ignore_eos": True, **sampling}
-        stop_text = self._intake.stop_text(SamplingParams(**options))  # type: ignore[arg-type]
-        return super().submit(prompt, stop_text, **options)
+        asked = Submit(prompt_token_ids=prompt, sampling=SamplingParams(**options))  # type: ignore[arg-type]
+        call = self._intake.call(asked, Client(), lambda: 0)
+        return super().submit(prompt, call.stop_text, **options)
 
     @property
     def num_ahead(self) -> int:
