@@ -107,7 +107,7 @@ def run_throughput(
 
     Raises ConfigError: the engine cannot start, or the requests do not fit it.
     """
-    with open_engine(config, knobs, progress=loading) as (core, intake, vocab_size):
+    with open_engine(config, knobs, progress=loading) as (core, intake):
         num_requests = spec.num_requests
         if num_requests is None:
             num_requests = CPU_REQUESTS if core.info.device == "cpu" else YARDSTICK_REQUESTS
@@ -116,8 +116,8 @@ def run_throughput(
         other = msgspec.structs.replace(
             spec, seed=spec.seed + 1, output_len=LengthRange(1, min(16, spec.output_len.high))
         )
-        warmup = plan(other, WARMUP_REQUESTS, vocab_size)
-        measured = plan(spec, num_requests, vocab_size)
+        warmup = plan(other, WARMUP_REQUESTS, intake.vocab_size)
+        measured = plan(spec, num_requests, intake.vocab_size)
         ready(core.info, num_requests)
         with stop_signals(core):
             result, _ = measure(core, intake, measured, warmup, progress)

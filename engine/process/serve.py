@@ -71,7 +71,7 @@ def serve(
     Raises ConfigError: the reason why the engine cannot start, in one line.
     """
     opened = open_engine(config, knobs, progress=progress, http_endpoint=http_endpoint)
-    with opened as (core, _, _), stop_signals(core):
+    with opened as (core, _), stop_signals(core):
         ready(core.info)
         log.info("serving %s on %s", core.info.model, core.info.control_endpoint)
         core.run()
@@ -84,11 +84,10 @@ def open_engine(
     *,
     progress: Callable[[str, float], None],
     http_endpoint: str | None = None,
-) -> Iterator[tuple[EngineCore, Intake, int]]:
+) -> Iterator[tuple[EngineCore, Intake]]:
     """Load a model and open an engine's sockets; a context manager. May raise ConfigError.
 
-    Yields the engine, whose loop the caller runs (`core.run()`), its intake, and the number of
-    tokens in its vocabulary.
+    Yields the engine, whose loop the caller runs (`core.run()`), and its intake.
     """
     if config.name:
         check_name(config.name)
@@ -115,7 +114,6 @@ def open_engine(
 
         runner = load_runner(config, progress, check_length)
         limits = limits_of(config, knobs, runner.max_model_len)
-        knobs.check(limits)
         # The model and the libraries stay for good. Frozen, the garbage collector skips them;
         # otherwise a collection takes milliseconds.
         gc.collect()
@@ -168,7 +166,7 @@ def open_engine(
             stack.callback(watcher.close)
             watcher.start()
         try:
-            yield core, intake, runner.vocab_size
+            yield core, intake
         finally:
             workload.set(None)
             control.close()

@@ -76,8 +76,8 @@ class EngineSide(NamedTuple):
 
 @contextlib.contextmanager
 def opened(config: EngineConfig, knobs: Knobs) -> Iterator[EngineSide]:
-    with open_engine(config, knobs, progress=lambda what, share: None) as (core, intake, size):
-        yield EngineSide(core, intake, size, model_shape(config.model))
+    with open_engine(config, knobs, progress=lambda what, share: None) as (core, intake):
+        yield EngineSide(core, intake, intake.vocab_size, model_shape(config.model))
 
 
 @contextlib.contextmanager

@@ -35,10 +35,10 @@ def test_a_random_model_is_served_like_any_other_and_named_as_random(
     config = EngineConfig(
         model="random:llama-tiny", device="cpu", max_model_len=64, kv_memory="4MB"
     )
-    with open_engine(config, Knobs(), progress=lambda what, share: None) as (core, _, vocab_size):
+    with open_engine(config, Knobs(), progress=lambda what, share: None) as (core, intake):
         assert core.info.model == "random:llama-tiny"
         assert core.info.architecture == "LlamaForCausalLM"
-        assert vocab_size == SHAPES["llama-tiny"]["vocab_size"]
+        assert intake.vocab_size == SHAPES["llama-tiny"]["vocab_size"]
     with pytest.raises(ConfigError, match=r"no random model is called 'gpt'; there are: qwen3-0"):
         random_model.ensure("random:gpt")
     folder = random_model.ensure("random:llama-tiny")

@@ -127,7 +127,7 @@ def engines(
 ) -> Iterator[Pair]:
     pair = Pair(tiny_checkpoint("llama"), tmp_path_factory.mktemp("pair"))
     knobs = Knobs(max_num_batched_tokens=64)
-    with open_engine(pair.config("one"), knobs, progress=lambda what, share: None) as (core, _, _):
+    with open_engine(pair.config("one"), knobs, progress=lambda what, share: None) as (core, _):
         thread = threading.Thread(target=core.run)
         thread.start()
         yield pair

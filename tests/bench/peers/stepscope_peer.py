@@ -29,7 +29,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
         kv_memory="1GB",
         device="cpu",
     )
-    core, intake, vocab_size = resources.enter_context(
+    core, intake = resources.enter_context(
         open_engine(config, Knobs(), progress=lambda what, share: None)
     )
     subscriber = resources.enter_context(client_socket(zmq.SUB, None))
@@ -44,7 +44,7 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
                 sampling=SamplingParams(max_tokens=work.num_output_tokens, ignore_eos=True),
                 with_text=False,
             )
-            for token_ids in work.prompts(vocab_size)
+            for token_ids in work.prompts(intake.vocab_size)
         ]
         result, requests = measure(core, intake, submits)
         assert not result.num_failed, result.failures
