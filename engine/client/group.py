@@ -35,12 +35,21 @@ def set_on_all(
     versions = [state.knobs_version for state in before]
     if version is not None:
         versions[0] = version
-    for client, known in zip(clients, versions, strict=True):
-        _set(client, changes, who, known, dry_run=True)
+
+    def set_on(at: int, *, dry_run: bool) -> Ack:
+        client, known = clients[at], versions[at]
+        try:
+            return client.set_knobs(changes, who, expected_version=known, dry_run=dry_run)
+        except CommandRefused as error:
+            text = f"{client.endpoint.name}: {error.message}; no engine of the group is changed"
+            raise CommandRefused(error.code, text) from None
+
+    for at in range(len(clients)):
+        set_on(at, dry_run=True)
     acks: list[Ack] = []
     try:
-        for client, known in zip(clients, versions, strict=True):
-            acks.append(_set(client, changes, who, known))
+        for at in range(len(clients)):
+            acks.append(set_on(at, dry_run=False))
     except (CommandRefused, EngineUnreachable) as error:
         olds = [{name: state.knobs[name] for name in changes} for state in before]
         for client, old, ack in zip(clients, olds, acks, strict=False):
@@ -51,7 +60,7 @@ def set_on_all(
             # An engine handles the commands of a client in order. So if it still applies the
             # change, it restores the old values right after it, unless another client has changed
             # the knobs meanwhile: then the expected version does not fit.
-            at, reason = len(acks), "the group was not changed"
+            reason = "the group was not changed"
             undo = SetKnobs(
                 changes=olds[at], who=who, expected_version=versions[at] + 1, reason=reason
             )
@@ -59,18 +68,3 @@ def set_on_all(
                 clients[at].send(undo)
         raise
     return before, acks
-
-
-def _set(
-    client: ControlClient,
-    changes: Mapping[str, KnobValue],
-    who: str,
-    version: int,
-    dry_run: bool = False,
-) -> Ack:
-    """Change the knobs of one engine of a group. If it refuses, the error names the engine."""
-    try:
-        return client.set_knobs(changes, who, expected_version=version, dry_run=dry_run)
-    except CommandRefused as error:
-        text = f"{client.endpoint.name}: {error.message}; no engine of the group is changed"
-        raise CommandRefused(error.code, text) from None

@@ -95,8 +95,7 @@ class LoadGenerator:
     wants_stop: Callable[[], bool] = lambda: False
     report: LoadReport = field(default_factory=LoadReport)
     _open: dict[int, _OpenRequest] = field(default_factory=dict)  # by command id
-    _heard_s: float = 0.0
-    _answered_s: float = 0.0  # when the engine last answered that it is there
+    _heard_s: float = 0.0  # when the engine last sent anything
 
     def run(self) -> LoadReport:
         """Send and receive until all requests have ended, or `wants_stop`, or EngineUnreachable."""
@@ -209,13 +208,13 @@ class LoadGenerator:
         A paused engine sends nothing for a long time, but answers the question. One that does not
         answer, but is not known to be gone, is suspended or cut off: it has `PATIENCE_S`.
         """
-        client, known_s = self.client, max(self._heard_s, self._answered_s)
-        if not self._open or now_s - known_s < _SILENCE_S:
+        client = self.client
+        if not self._open or now_s - self._heard_s < _SILENCE_S:
             return
         try:
             info = client.info(_ASK_AGAIN_S, _ALIVE_S)
         except EngineSilent:
-            silent_s = time.perf_counter() - known_s
+            silent_s = time.perf_counter() - self._heard_s
             if is_refused(client.endpoint):
                 what = "is gone: nothing listens there any more"
             elif silent_s >= PATIENCE_S:
@@ -223,7 +222,7 @@ class LoadGenerator:
             else:
                 return
         else:
-            self._answered_s = time.perf_counter()
+            self._heard_s = time.perf_counter()
             if info.engine_id == engine_id:
                 return
             what = "was restarted"
