@@ -1,11 +1,20 @@
-"""Attention over a paged KV cache: the interface of all backends.
+"""Attention over a paged KV cache: the interface of all backends, and caches in FP8.
 
 The caller owns the tensors; a backend owns only scratch memory. Each backend has its own file;
 `backends.py` lists them and chooses one.
 
 Layout of a cache: `[num_blocks, block_size, num_kv_heads, head_dim]`, one tensor for keys and one
 for values in each layer. Slot `s` of a cache is block `s // block_size`, offset `s % block_size`.
-Its dtype may differ from that of the queries; `fp8.py` describes caches in FP8.
+Its dtype may differ from that of the queries.
+
+A cache in FP8 (e4m3fn: 4 bits of exponent, 3 of mantissa) takes half the bytes of bf16. A number is
+divided by the scale of its KV head and stored as the nearest FP8 number. Scales are powers of two:
+others would not be more precise, because FP8 has an exponent of its own, and multiplying by powers
+of two is exact. They are measured once, with a fixed prompt, before the first request. So the
+stored values of a token depend neither on how its prompt is cut into chunks nor on other requests.
+Attention is linear in the scales: instead of scaling all keys and values, a caller multiplies
+queries by the key scale of their KV head, and the result by the value scale. A kernel only has to
+widen the numbers it reads.
 """
 
 from collections.abc import Hashable
@@ -16,9 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepscope.kernels.fp8 import FP8, KVScales, to_fp8
-
 IntArray = npt.NDArray[np.int64]
+
+FP8 = torch.float8_e4m3fn
+LARGEST_FP8 = 448.0
+_ROOM = 2.0  # numbers up to this multiple of the largest measured one fit; others are clamped
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -115,6 +126,39 @@ class AttentionBackend(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
+
+
+class KVScales(NamedTuple):
+    """Scales of one layer. A stored number times `key` or `value` is the original number."""
+
+    key: torch.Tensor  # [num_kv_heads, 1, 1] in the queries' dtype, to multiply grouped queries
+    value: torch.Tensor
+    key_factor: torch.Tensor  # [num_kv_heads] in float32: 1 / key
+    value_factor: torch.Tensor
+
+
+def scales_of(key_cache: torch.Tensor, value_cache: torch.Tensor) -> KVScales:
+    """Return scales for a layer, measured on its caches, which must be in full precision."""
+    key, value = _scale_of(key_cache), _scale_of(value_cache)
+    key_by_head, value_by_head = (
+        scale[:, None, None].to(key_cache.dtype) for scale in (key, value)
+    )
+    return KVScales(key_by_head, value_by_head, 1 / key, 1 / value)
+
+
+def to_fp8(heads: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Convert `[num_tokens, num_kv_heads, head_dim]` to stored FP8 numbers; NaN stays NaN."""
+    return (heads.float() * factor[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8)
+
+
+def per_query_head(scale: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    """Multiply query heads [num_tokens, num_heads, head_dim] by the scales of their KV heads."""
+    return (heads.unflatten(1, (len(scale), -1)) * scale).flatten(1, 2)
+
+
+def _scale_of(cache: torch.Tensor) -> torch.Tensor:
+    largest = cache.float().abs().amax(dim=(0, 1, 3)).clamp(min=2.0**-60)
+    return torch.exp2(torch.ceil(torch.log2(largest * _ROOM / LARGEST_FP8)))
 
 
 def store_kv(

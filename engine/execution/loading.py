@@ -40,7 +40,7 @@ from stepscope.engine.scheduling.kv_memory import (
     num_kv_blocks,
 )
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
-from stepscope.kernels.fp8 import FP8
+from stepscope.kernels.paged_attention import FP8
 from stepscope.kernels.triton.plan import warm_up_steps
 
 log = logging.getLogger("stepscope.engine")

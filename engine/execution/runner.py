@@ -38,8 +38,14 @@ from stepscope.engine.scheduling.step import (
     StepResult,
 )
 from stepscope.engine.text.tokenizer import Tokenizer
-from stepscope.kernels.fp8 import FP8, KVScales, scales_of
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_device
+from stepscope.kernels.paged_attention import (
+    FP8,
+    AttentionBackend,
+    KVScales,
+    PagedBatch,
+    scales_of,
+    to_device,
+)
 
 SCALE_TOKENS = 256  # of the prompt from which the FP8 scales are computed
 

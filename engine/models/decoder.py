@@ -20,12 +20,12 @@ import torch.nn.functional as F  # noqa: N812
 
 from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.decoder_config import DecoderConfig
-from stepscope.engine.models.linear import Linear
 from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.weights import WeightSource
 from stepscope.engine.scheduling.kv_memory import KVShape
-from stepscope.kernels.cpu.huge_pages import HugePages
+from stepscope.kernels.cpu.linear import HugePages
 from stepscope.kernels.dispatch.fused import add_rms_norm, norm_rope_store
+from stepscope.kernels.dispatch.linear import Linear
 
 
 @dataclass(slots=True)

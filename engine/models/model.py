@@ -6,8 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from stepscope.engine.scheduling.kv_memory import KVShape
-from stepscope.kernels.fp8 import KVScales, per_query_head
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
+from stepscope.kernels.paged_attention import AttentionBackend, KVScales, PagedBatch, per_query_head
 
 
 @dataclass(slots=True)

@@ -7,8 +7,7 @@ the tests compare the other two). The result has the input's dtype.
 
 import functools
 import logging
-from collections.abc import Callable
-from typing import NamedTuple
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -22,47 +21,34 @@ from stepscope.kernels.cpu.library import (
     CpuLibrary,
     default_library,
 )
-from stepscope.kernels.fp8 import KVScales
-from stepscope.kernels.paged_attention import store_kv
+from stepscope.kernels.paged_attention import KVScales, store_kv
 
 log = logging.getLogger("stepscope.kernels")
 
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
 
 
-class _DeviceKernels(NamedTuple):
-    """The GPU versions of the operations in this module, for contiguous tensors of one dtype."""
-
-    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    norm_rope_store: Callable[..., torch.Tensor]
-    silu_mul: Callable[[torch.Tensor], torch.Tensor]
-
-
 @functools.cache
-def _device_kernels() -> _DeviceKernels | None:
+def _triton_kernels() -> ModuleType | None:
     """Return the Triton kernels, or None if Triton is missing or cannot compile."""
     try:
-        from stepscope.kernels.triton.add_rms_norm import add_rms_norm
-        from stepscope.kernels.triton.norm_rope_store import norm_rope_store
-        from stepscope.kernels.triton.silu_mul import silu_mul
+        from stepscope.kernels.triton import fused
 
-        silu_mul(torch.zeros(1, 64, device="cuda"))
+        fused.silu_mul(torch.zeros(1, 64, device="cuda"))
     except Exception as error:  # noqa: BLE001 - a compiler or a driver may raise anything
         log.warning("Triton's kernels cannot be used, plain torch takes their place: %s", error)
         return None
-    return _DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
+    return fused
 
 
-def _kernels_for(
-    x: torch.Tensor, *others: torch.Tensor | None
-) -> CpuLibrary | _DeviceKernels | None:
+def _kernels_for(x: torch.Tensor, *others: torch.Tensor | None) -> CpuLibrary | ModuleType | None:
     """Return the kernels for contiguous tensors of one dtype, where `x` is; None: plain torch."""
     dtype = x.dtype
     for each in (x, *others):
         if each is not None and not (each.dtype is dtype and each.is_contiguous()):
             return None
     if x.is_cuda:
-        return _device_kernels()
+        return _triton_kernels()
     return default_library() if x.is_cpu and dtype in _IS_BF16 else None
 
 
@@ -78,7 +64,7 @@ def add_rms_norm(
     kernels = _kernels_for(x, residual, weight)
     if kernels is None:
         return torch_add_rms_norm(x, residual, weight, eps)
-    if isinstance(kernels, _DeviceKernels):
+    if isinstance(kernels, ModuleType):
         return kernels.add_rms_norm(x, residual, weight, eps)
     output = torch.empty_like(x)
     num_rows, size = x.shape
@@ -132,7 +118,7 @@ def norm_rope_store(
     """
     dtype, cache_dtype = qkv.dtype, key_cache.dtype
     kernels = _kernels_for(qkv, q_norm, k_norm)
-    if isinstance(kernels, _DeviceKernels) and cache_dtype is dtype:
+    if isinstance(kernels, ModuleType) and cache_dtype is dtype:
         return kernels.norm_rope_store(
             qkv, rope, positions, slot_mapping, key_cache, value_cache,
             num_heads, num_kv_heads, q_norm, k_norm, eps,
@@ -209,7 +195,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     kernels = _kernels_for(gate_up)
     if kernels is None:
         return torch_silu_mul(gate_up)
-    if isinstance(kernels, _DeviceKernels):
+    if isinstance(kernels, ModuleType):
         return kernels.silu_mul(gate_up)
     num_rows, width = gate_up.shape
     output = gate_up.new_empty(num_rows, width // 2)

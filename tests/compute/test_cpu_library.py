@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.dispatch.backends import choose
-from stepscope.kernels.fp8 import FP8, KVScales, scales_of, to_fp8
+from stepscope.kernels.paged_attention import FP8, KVScales, scales_of, to_fp8
 from tests.support.cpu_levels import EACH_LEVEL, USABLE, highest_level, needs_level
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -37,14 +37,12 @@ from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.paged_attention import BatchTensors
 from stepscope.kernels.reference import ReferenceAttention
-from stepscope.kernels.triton import attend as triton_attend
+from stepscope.kernels.triton import attention as triton_attention
 from stepscope.kernels.triton import combine as triton_combine
-from stepscope.kernels.triton.add_rms_norm import add_rms_norm
+from stepscope.kernels.triton import fused as triton_fused
 from stepscope.kernels.triton.attention import TritonAttention
-from stepscope.kernels.triton.norm_rope_store import norm_rope_store
 from stepscope.kernels.triton.one_row import TILES, one_row
 from stepscope.kernels.triton.plan import Device
-from stepscope.kernels.triton.silu_mul import silu_mul
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else "interpreted"
 DEVICE = torch.device("cuda" if MODE == "cuda" else "cpu")
@@ -154,7 +152,7 @@ def norms_and_rope(request: dict[str, Any]) -> dict[str, Any]:
         for _ in range(2)
     )
     rest = (heads, kv_heads, *norms, 1e-6)
-    found = norm_rope_store(qkv, rope, positions, slots, *ours, *rest)
+    found = triton_fused.norm_rope_store(qkv, rope, positions, slots, *ours, *rest)
     expected = fused.torch_norm_rope_store(qkv, rope, positions, slots, *theirs, *rest)
     return {
         "query": relative(found, expected),
@@ -171,7 +169,7 @@ def add_and_norm(request: dict[str, Any]) -> dict[str, Any]:
     weight = torch.randn(size, generator=generator).to(DEVICE, dtype)
     before = residual.clone() if request["residual"] else None
     after = residual if request["residual"] else None
-    found, stream = add_rms_norm(x, after, weight, 1e-5)
+    found, stream = triton_fused.add_rms_norm(x, after, weight, 1e-5)
     expected, expected_stream = fused.torch_add_rms_norm(x, before, weight, 1e-5)
     return {
         "output": relative(found, expected),
@@ -185,7 +183,7 @@ def gate(request: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(3)
     gate_up = 4 * torch.randn(request["rows"], 2 * request["size"], generator=generator)
     gate_up = gate_up.to(DEVICE, dtype)
-    return {"output": relative(silu_mul(gate_up), fused.torch_silu_mul(gate_up))}
+    return {"output": relative(triton_fused.silu_mul(gate_up), fused.torch_silu_mul(gate_up))}
 
 
 def row(request: dict[str, Any]) -> dict[str, Any]:
@@ -292,7 +290,7 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
         return True  # as if another process had compiled it
 
     case, options = build(request)
-    for kernel in (triton_attend._attend, triton_combine._combine):
+    for kernel in (triton_attention._attend, triton_combine._combine):
         kernel.device_caches.clear()  # of what other cases compiled
     knobs.runtime.jit_cache_hook = note
     try:
@@ -348,8 +346,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         ahead, num_ahead = pipelined(ours)
     else:
         ours.backend = TritonAttention(Device.of(DEVICE))
-        kernels = fused._DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
-        with mock.patch.object(fused, "_kernels_for", return_value=kernels):
+        with mock.patch.object(fused, "_kernels_for", return_value=triton_fused):
             prepare(ours, config, tell, TrialGpu())
             found, shapes = serve(ours)
             ahead, num_ahead = pipelined(ours)

@@ -1,8 +1,6 @@
-"""The norms of queries and keys, RoPE and the KV store in one Triton kernel.
+"""The operations between the matrix products of a layer in Triton, each in one kernel.
 
-The GPU version of `fused.norm_rope_store`: one pass over the output of the QKV product instead of
-five kernels. The norms are over single heads, as in Qwen3. The rotation is RoPE (Su et al., 2021)
-in Llama's layout, which pairs the two halves of a head.
+`dispatch/fused.py` describes what they compute, and calls them with contiguous tensors.
 """
 
 import torch
@@ -10,9 +8,56 @@ import torch
 import triton
 import triton.language as tl
 
+# Elements of a row that one warp normalises.
+NORM_WARP_ELEMENTS = 512
 # Elements of half heads for one warp, 16 bytes of bf16 per thread. Few, so that even a decode of
 # one request has many programs.
-WARP_ELEMENTS = 256
+HALF_WARP_ELEMENTS = 256
+SILU_BLOCK = 1024  # 16 bytes of bf16 for each of 128 threads
+
+
+@triton.jit
+def _add_rms_norm(  # type: ignore[no-untyped-def]
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    output: tl.tensor,
+    eps: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """Each program computes one row."""
+    dtype = output.dtype.element_ty
+    columns = tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    row = tl.program_id(0).to(tl.int64) * SIZE + columns
+    wide = tl.load(x + row, mask=mask, other=0.0).to(tl.float32)
+    weights = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        wide += tl.load(residual + row, mask=mask, other=0.0).to(tl.float32)
+        total = wide.to(dtype)
+        tl.store(residual + row, total, mask=mask)
+        wide = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    normalised = (wide * scale).to(dtype).to(tl.float32)
+    tl.store(output + row, (normalised * weights).to(dtype), mask=mask)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the GPU version of `fused.add_rms_norm`; all tensors contiguous, of one dtype."""
+    output = torch.empty_like(x)
+    num_rows, size = x.shape
+    if num_rows:
+        block = triton.next_power_of_2(size)
+        _add_rms_norm[(num_rows,)](
+            x, x if residual is None else residual, weight, output, eps,
+            SIZE=size, BLOCK=block, HAS_RESIDUAL=residual is not None,
+            num_warps=min(16, max(1, block // NORM_WARP_ELEMENTS)), enable_fp_fusion=True,
+        )  # fmt: skip
+    return output, x if residual is None else residual
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
@@ -123,7 +168,7 @@ def norm_rope_store(
     if num_tokens == 0:
         return query
     half_pad = triton.next_power_of_2(head_dim // 2)
-    at_once = max(1, WARP_ELEMENTS // half_pad)
+    at_once = max(1, HALF_WARP_ELEMENTS // half_pad)
     num_programs = triton.cdiv(num_heads, at_once) + 2 * triton.cdiv(num_kv_heads, at_once)
     _norm_rope_store[(num_programs * num_tokens,)](
         qkv, rope, positions, slot_mapping, qkv if q_norm is None else q_norm,
@@ -133,3 +178,31 @@ def norm_rope_store(
         num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     return query
+
+
+@triton.jit
+def _silu_mul(  # type: ignore[no-untyped-def]
+    gate_up: tl.tensor, output: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Each program computes `BLOCK` columns of a row."""
+    PROGRAMS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // PROGRAMS).to(tl.int64)
+    columns = tl.program_id(0) % PROGRAMS * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    source = gate_up + row * (2 * SIZE) + columns
+    gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(source + SIZE, mask=mask, other=0.0).to(tl.float32)
+    product = gate * tl.sigmoid(gate) * up
+    tl.store(output + row * SIZE + columns, product.to(output.dtype.element_ty), mask=mask)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Launch the GPU version of `fused.silu_mul`: contiguous `[N, 2 I]` to `[N, I]`."""
+    num_rows, width = gate_up.shape
+    size = width // 2
+    output = gate_up.new_empty(num_rows, size)
+    if num_rows:
+        _silu_mul[(triton.cdiv(size, SILU_BLOCK) * num_rows,)](
+            gate_up, output, SIZE=size, BLOCK=SILU_BLOCK, num_warps=4, enable_fp_fusion=True
+        )
+    return output
