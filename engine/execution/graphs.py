@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from stepscope.engine.execution.graph_inputs import StepInputs, TokenBuffers
-from stepscope.engine.execution.input_batch import InputBatch
+from stepscope.engine.execution.input_batch import InputBatch, StepInputs, TokenBuffers
 from stepscope.engine.models.checkpoint import Progress
 from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
 

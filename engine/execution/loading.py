@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from msgspec import structs
 
-from stepscope.engine.execution.graph_inputs import DecodeBuffers, TokenBuffers
 from stepscope.engine.execution.graphs import (
     GRAPH_BYTES,
     CudaGraphDevice,
@@ -21,16 +20,20 @@ from stepscope.engine.execution.graphs import (
     graph_sizes,
     piece_sizes,
 )
+from stepscope.engine.execution.input_batch import DecodeBuffers, TokenBuffers
 from stepscope.engine.execution.machine import devices
 from stepscope.engine.execution.machine.devices import give_back_memory, memory_for
-from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
-from stepscope.engine.execution.machine.thread_choice import ThreadChoice
+from stepscope.engine.execution.machine.environment import (
+    ThreadChoice,
+    keep_freed_memory,
+    num_threads,
+)
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import measure, trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import gguf_checkpoint
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.engine.models.support import longest_request
+from stepscope.engine.models.model_config import longest_request
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import (

@@ -18,11 +18,11 @@ import torch
 from msgspec import structs
 
 from stepscope.engine.execution import input_batch
-from stepscope.engine.execution.graph_inputs import StepInputs
 from stepscope.engine.execution.graphs import StepGraphs
+from stepscope.engine.execution.input_batch import StepInputs
 from stepscope.engine.execution.kv_frames import KVFrames
 from stepscope.engine.execution.machine import devices
-from stepscope.engine.execution.machine.thread_choice import ThreadChoice
+from stepscope.engine.execution.machine.environment import ThreadChoice
 from stepscope.engine.execution.sampling.host_sampling import UNSOUND, Sampled
 from stepscope.engine.execution.sampling.sampler import Sampler, SamplesInFlight
 from stepscope.engine.execution.step_costs import trial_step

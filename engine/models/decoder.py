@@ -11,7 +11,7 @@ Models that this decoder cannot run are served by transformers' modules. The tes
 decoder with them (`tests/models/test_exactness.py`).
 """
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.engine.models.decoder_config import DecoderConfig
 from stepscope.engine.models.model import StepContext
+from stepscope.engine.models.model_config import DecoderConfig
 from stepscope.engine.models.weights import WeightSource
 from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.cpu.linear import HugePages
@@ -40,9 +40,15 @@ class _Layer:
     down: Linear
     window: int | None
 
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
 
 class Decoder:
     """A loaded decoder. Implements `model.Model`."""
+
+    is_capturable = True
 
     def __init__(
         self,
@@ -68,13 +74,20 @@ class Decoder:
         self._weights = weights
         self._config = shape = self._with_own_head(DecoderConfig.of(config))
         self._weights.check(shape.weight_shapes())
+        self.architecture, self.vocab_size = shape.architecture, shape.vocab_size
         self.kv_shape = KVShape(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             dtype_bytes=dtype.itemsize,
         )
-        self._memory = HugePages((self.num_parameters + self._num_tied) * dtype.itemsize)
+        sizes = {name: math.prod(each) for name, each in shape.weight_shapes().items()}
+        self.num_parameters = sum(sizes.values())
+        self.flops_per_token = 2 * sum(sizes[name] for name in sizes if ".layers." in name)
+        num_packed = self.num_parameters  # tied embeddings are packed for the head, too
+        if shape.tied:
+            num_packed += sizes["model.embed_tokens.weight"]
+        self._memory = HugePages(num_packed * dtype.itemsize)
         self._rope = _rope_table(config, shape.head_dim, max_model_len).to(device)
         self._embeddings = self._read("model.embed_tokens.weight")
         self._layers = []
@@ -82,8 +95,20 @@ class Decoder:
             progress("loading weights", i / shape.num_layers)
             self._layers.append(self._layer(i))
         self._norm = self._read("model.norm.weight")
-        head = self._embeddings if shape.tied else self._read("lm_head.weight")
-        self._head = Linear(head, memory=self._memory)
+        self._head = Linear(
+            self._embeddings if shape.tied else self._read("lm_head.weight"), memory=self._memory
+        )
+        self.implementation = f"stepscope decoder, {self._head.layout} weights"
+        products = [each for layer in self._layers for each in layer.products]
+        self.is_thread_invariant = all(each.layout == "packed" for each in (*products, self._head))
+        if not (shape.tied and self._head.layout == "plain"):  # else the embeddings are the head
+            products.append(self._head)
+        # Embeddings, norms and biases; the products have all other weights.
+        shapes = shape.weight_shapes()
+        num_others = sum(
+            sizes[name] for name in shapes if len(shapes[name]) == 1 or "embed" in name
+        )
+        self.weight_bytes = num_others * dtype.itemsize + sum(each.num_bytes for each in products)
 
     def _with_own_head(self, shape: DecoderConfig) -> DecoderConfig:
         """Untie the head if the weights have one that differs from the embeddings."""
@@ -92,65 +117,6 @@ class Decoder:
             return shape
         ours, theirs = (self._weights.read(each, self.dtype) for each in (head, embeddings))
         return shape if torch.equal(ours, theirs) else replace(shape, tied=False)
-
-    @property
-    def implementation(self) -> str:
-        return f"stepscope decoder, {self._head.layout} weights"
-
-    @property
-    def is_thread_invariant(self) -> bool:
-        return all(each.layout == "packed" for each in self._products)
-
-    @property
-    def is_capturable(self) -> bool:
-        return True
-
-    @property
-    def architecture(self) -> str:
-        return self._config.architecture
-
-    @property
-    def vocab_size(self) -> int:
-        return self._config.vocab_size
-
-    @property
-    def num_parameters(self) -> int:
-        shapes = self._config.weight_shapes().values()
-        return sum(torch.Size(shape).numel() for shape in shapes)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the weights in bytes.
-
-        Packed tied embeddings count twice, because they are stored twice.
-        """
-        config, products = self._config, list(self._products)
-        if config.tied and self._head.layout == "plain":
-            products.remove(self._head)
-        # Embeddings, norms and biases; `products` has all other weights.
-        shapes = config.weight_shapes()
-        others = [shape for name, shape in shapes.items() if len(shape) == 1 or "embed" in name]
-        num_others = sum(torch.Size(shape).numel() for shape in others)
-        return num_others * self.dtype.itemsize + sum(each.num_bytes for each in products)
-
-    @property
-    def _products(self) -> Iterator[Linear]:
-        for layer in self._layers:
-            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
-        yield self._head
-
-    @property
-    def _num_tied(self) -> int:
-        config = self._config
-        return config.vocab_size * config.hidden_size if config.tied else 0
-
-    @property
-    def flops_per_token(self) -> int:
-        return 2 * sum(
-            torch.Size(shape).numel()
-            for name, shape in self._config.weight_shapes().items()
-            if ".layers." in name
-        )
 
     def forward(
         self,
@@ -195,39 +161,28 @@ class Decoder:
         return self._head(x)
 
     def _layer(self, i: int) -> _Layer:
-        prefix, config = f"model.layers.{i}", self._config
+        config = self._config
+
+        def read(name: str, kind: str = "weight") -> torch.Tensor:
+            return self._read(f"model.layers.{i}.{name}.{kind}")
+
+        def linear(*names: str, bias: bool, is_gated: bool = False) -> Linear:
+            """The product of one input with several projections, row after row."""
+            weight = torch.cat([read(f"{name}_proj") for name in names])
+            biases = torch.cat([read(f"{name}_proj", "bias") for name in names]) if bias else None
+            return Linear(weight, biases, self._memory, is_gated=is_gated)
+
         return _Layer(
-            input_norm=self._read(f"{prefix}.input_layernorm.weight"),
-            qkv=Linear(
-                *self._joined(
-                    *(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), bias=config.qkv_bias
-                ),
-                self._memory,
-            ),
-            q_norm=self._read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-            k_norm=self._read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
-            out=Linear(
-                *self._joined(f"{prefix}.self_attn.o_proj", bias=config.out_bias), self._memory
-            ),
-            mlp_norm=self._read(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=Linear(
-                *self._joined(
-                    f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.mlp_bias
-                ),
-                self._memory,
-                is_gated=True,
-            ),
-            down=Linear(
-                *self._joined(f"{prefix}.mlp.down_proj", bias=config.mlp_bias), self._memory
-            ),
+            input_norm=read("input_layernorm"),
+            qkv=linear("self_attn.q", "self_attn.k", "self_attn.v", bias=config.qkv_bias),
+            q_norm=read("self_attn.q_norm") if config.qk_norm else None,
+            k_norm=read("self_attn.k_norm") if config.qk_norm else None,
+            out=linear("self_attn.o", bias=config.out_bias),
+            mlp_norm=read("post_attention_layernorm"),
+            gate_up=linear("mlp.gate", "mlp.up", bias=config.mlp_bias, is_gated=True),
+            down=linear("mlp.down", bias=config.mlp_bias),
             window=config.windows[i],
         )
-
-    def _joined(self, *names: str, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Concatenate the rows of several projections of one input: (weights, biases)."""
-        weight = torch.cat([self._read(f"{name}.weight") for name in names])
-        biases = torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None
-        return weight, biases
 
     def _read(self, tensor: str) -> torch.Tensor:
         return self._weights.read(tensor, self.dtype).to(self.device)

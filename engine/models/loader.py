@@ -9,10 +9,9 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
 from stepscope.engine.models.decoder import Decoder
-from stepscope.engine.models.decoder_config import misfit
+from stepscope.engine.models.made_checkpoints import is_random
 from stepscope.engine.models.model import Model
-from stepscope.engine.models.random_model import is_random
-from stepscope.engine.models.support import check_config
+from stepscope.engine.models.model_config import check_config, misfit
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
 from stepscope.engine.models.weights import RandomWeights, Weights, check_tensors, refuse_unused
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
@@ -119,8 +118,7 @@ def _load_transformers(
         model = model.to(device)
     except Exception as error:  # noqa: BLE001 - the library's code may raise anything
         refuse_file("bad_weights", f"the weights of {name} cannot be loaded", error)
-    check_tensors((), list(info["mismatched_keys"]), name)
-    check_tensors(list(info["missing_keys"]), (), name)
+    check_tensors(list(info["missing_keys"]), list(info["mismatched_keys"]), name)
     refuse_unused(info["unexpected_keys"], name)
     model.eval()
     model.requires_grad_(False)

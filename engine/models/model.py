@@ -33,45 +33,31 @@ class StepContext:
 
 
 class Model(Protocol):
-    """A loaded model and the shape of its KV cache."""
+    """A loaded model and the shape of its KV cache.
+
+    Attributes:
+        implementation: for people: whether our decoder or transformers runs the layers, and how.
+        dtype: of the weights, and of keys and values before they are stored.
+        weight_bytes: memory of the weights.
+        flops_per_token: multiplications and additions for one token with the weights of the layers.
+            Leaves out attention scores over the context, and the logits, which only the last token
+            of a prompt needs: both depend on the step.
+        is_thread_invariant: a step has the same result, to the bit, with any number of CPU threads.
+        is_capturable: the kernels of a step depend only on input shapes, so that CUDA graphs work.
+    """
 
     name: str
+    architecture: str
+    implementation: str
     device: torch.device
-    dtype: torch.dtype  # of the weights, and of keys and values before they are stored
+    dtype: torch.dtype
     kv_shape: KVShape
-
-    @property
-    def implementation(self) -> str:
-        """Description for people: whether our decoder or transformers runs the layers, and how."""
-
-    @property
-    def is_thread_invariant(self) -> bool:
-        """Whether a step has the same result, to the bit, with any number of CPU threads."""
-
-    @property
-    def is_capturable(self) -> bool:
-        """Whether the kernels of a step depend only on input shapes, so that CUDA graphs work."""
-
-    @property
-    def architecture(self) -> str: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def num_parameters(self) -> int: ...
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the weights in bytes."""
-
-    @property
-    def flops_per_token(self) -> int:
-        """Multiplications and additions for one token with the weights of the layers.
-
-        Leaves out attention scores over the context, and the logits, which only the last token
-        of a prompt needs: both depend on the step.
-        """
+    vocab_size: int
+    num_parameters: int
+    weight_bytes: int
+    flops_per_token: int
+    is_thread_invariant: bool
+    is_capturable: bool
 
     def forward(
         self,

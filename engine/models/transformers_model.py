@@ -19,7 +19,7 @@ import torch
 
 from stepscope.engine.models.checkpoint import refuse_file
 from stepscope.engine.models.model import StepContext
-from stepscope.engine.models.support import sliding_layers
+from stepscope.engine.models.model_config import sliding_layers
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.paged_attention import PagedBatch, store_kv
@@ -138,56 +138,34 @@ def _check_call(
 class TransformersModel:
     """A loaded model and the shape of its KV cache. Implements `model.Model`."""
 
+    implementation = "transformers modules"
+    is_thread_invariant = False  # unknown for the library's code
+    is_capturable = False  # the library's code may wait for the device
+
     def __init__(self, model: Any, name: str, device: torch.device) -> None:
         """Probe `model`, which is on `device` and was loaded with `ATTENTION`.
 
         Raises ConfigError: the model cannot be served exactly.
         """
         self.name = name
-        self.config = model.config
         self.device = device
+        self.architecture = type(model).__name__
         self._model = model
+        self._text_config = model.config.get_text_config()
+        self.vocab_size = int(self._text_config.vocab_size)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.weight_bytes = sum(p.nbytes for p in model.parameters())
+        self.flops_per_token = self._count_flops()
         parameters = inspect.signature(model.forward).parameters
         for needed in ("position_ids", "logits_to_keep"):
             if needed not in parameters:
-                raise ConfigError(
-                    "unsupported_model", f"{name} cannot be served: it takes no {needed}"
-                )
+                self._refuse(f"it takes no {needed}")
         self.dtype, self.kv_shape = self._probe()
         self._compare()
 
-    @property
-    def implementation(self) -> str:
-        return "transformers modules"
-
-    @property
-    def is_thread_invariant(self) -> bool:
-        return False  # unknown for the library's code
-
-    @property
-    def is_capturable(self) -> bool:
-        return False  # the library's code may wait for the device
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.config.get_text_config().vocab_size)
-
-    @property
-    def architecture(self) -> str:
-        return type(self._model).__name__
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(p.numel() for p in self._model.parameters())
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self._model.parameters())
-
-    @property
-    def flops_per_token(self) -> int:
-        """As in `Model`; in a mixture of experts only active experts count."""
-        text = self.config.get_text_config()
+    def _count_flops(self) -> int:
+        """In a mixture of experts, only active experts count."""
+        text = self._text_config
         num_experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
         active = getattr(text, "num_experts_per_tok", None)
         total = 0.0
@@ -229,13 +207,13 @@ class TransformersModel:
             raise ConfigError(error.code, f"{self.name} cannot be served: {error}") from None
         except Exception as error:  # noqa: BLE001 - the library's code may raise anything
             refuse_file("unsupported_model", f"{self.name} fails on a trial of six tokens", error)
-        num_layers = int(self.config.get_text_config().num_hidden_layers)
+        num_layers = int(self._text_config.num_hidden_layers)
         if sorted(probe) != list(range(num_layers)):
             self._refuse(
                 f"only {len(probe)} of its {num_layers} layers attend through the library's "
                 "attention interface"
             )
-        deaf = [i for i in sorted(sliding_layers(self.config)) if not probe[i].sliding_window]
+        deaf = [i for i in sorted(sliding_layers(self._text_config)) if not probe[i].sliding_window]
         if deaf:
             self._refuse(f"layer {deaf[0]} has a sliding window, but its attention ignores it")
         shapes = {(call.num_kv_heads, call.head_dim, call.dtype) for call in probe.values()}

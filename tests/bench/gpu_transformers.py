@@ -28,9 +28,9 @@ from gpu_engine import opened
 from gpu_requests import submit, whole_run, yardstick
 
 from stepscope.engine.execution.machine.devices import give_back_memory
-from stepscope.engine.models import loader, random_model
+from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.made_checkpoints import RANDOM_PREFIX, SHAPES
 from stepscope.engine.models.model import Model, StepContext
-from stepscope.engine.models.random_model import PREFIX, SHAPES
 from stepscope.engine.models.weights import RandomWeights
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -55,7 +55,7 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """Return transformers' model with the same weights as our decoder."""
     from transformers import AutoModelForCausalLM
 
-    folder = random_model.ensure(PREFIX + name)
+    folder = checkpoint.locate(RANDOM_PREFIX + name, lambda what, share: None)
     config = loader.load_config(folder, name)
     # Build on the device: the library's initial weights are replaced there.
     with device:
@@ -225,7 +225,7 @@ def _engine_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[li
     sizes = bench.sizes
     longest = max(map(len, prompts)) + sizes.exact_tokens
     config = EngineConfig(
-        model=PREFIX + name,
+        model=RANDOM_PREFIX + name,
         device=str(bench.device),
         dtype="float32",
         max_model_len=longest,
@@ -255,10 +255,10 @@ def _compare_logits(
     theirs = [_library_logits(model, prompt, device) for prompt in prompts]
     del model
     give_back_memory(device)
-    folder = random_model.ensure(PREFIX + name)
-    config, most = loader.load_config(folder, PREFIX + name), max(map(len, prompts))
+    folder = checkpoint.locate(RANDOM_PREFIX + name, lambda what, share: None)
+    config, most = loader.load_config(folder, RANDOM_PREFIX + name), max(map(len, prompts))
     where = (torch.bfloat16, device, lambda what, share: None)
-    decoder = loader.load_model(folder, PREFIX + name, config, "lean", most, *where)
+    decoder = loader.load_model(folder, RANDOM_PREFIX + name, config, "lean", most, *where)
     backend, _ = choose("auto", str(device), torch.bfloat16)
     bench.setting(bf16_attention=backend.name)
     ours = [_our_logits(decoder, backend, prompt) for prompt in prompts]

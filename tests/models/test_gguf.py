@@ -26,7 +26,12 @@ from safetensors.torch import load_file, save_file
 
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import smollm2
-from stepscope.engine.models.demo import EOS_TOKEN_ID, SPECIAL_TOKENS, VOCAB_SIZE, byte_tokenizer
+from stepscope.engine.models.made_checkpoints import (
+    EOS_TOKEN_ID,
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    byte_tokenizer,
+)
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager

@@ -9,7 +9,7 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.remote_client import Outgoing, RemoteClient
 from stepscope.engine.control.submissions import LONG_TEXT, MAX_LONG, Submissions
 from stepscope.engine.loop.inbox import Call, Inbox
-from stepscope.engine.models.demo import byte_tokenizer
+from stepscope.engine.models.made_checkpoints import byte_tokenizer
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.models.random_model import SHAPES
+from stepscope.engine.models.made_checkpoints import SHAPES
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
