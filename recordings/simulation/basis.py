@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
+from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel, shape_of_rows
 from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.recordings.errors import RecordingError

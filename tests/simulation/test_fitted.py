@@ -6,8 +6,7 @@ import statistics
 import pytest
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
-from stepscope.engine.simulation.regression import fit_relative
+from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit, fit_relative
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.simulation.basis import MachineStepTimes, speed_of
