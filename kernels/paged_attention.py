@@ -44,6 +44,48 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+class KVScales(NamedTuple):
+    """Scales of one layer. A stored number times `key` or `value` is the original number."""
+
+    key: torch.Tensor  # [num_kv_heads, 1, 1] in the queries' dtype, to multiply grouped queries
+    value: torch.Tensor
+    key_factor: torch.Tensor  # [num_kv_heads] in float32: 1 / key
+    value_factor: torch.Tensor
+
+
+class LayerCache(NamedTuple):
+    """The KV cache of one layer, in the layout that the module describes."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    scales: KVScales | None = None  # of a cache in FP8
+
+
+class QKVHeads(NamedTuple):
+    """The heads in a product of a layer: queries, then keys, then values."""
+
+    num_heads: int
+    num_kv_heads: int
+    q_norm: torch.Tensor | None  # [head_dim]; each head of the queries is RMS-normalised with it
+    k_norm: torch.Tensor | None
+    eps: float  # of these norms
+
+
+class AttentionOptions(NamedTuple):
+    """How a layer attends.
+
+    The query at position `q` of a request attends to its keys at `k <= q`. With a sliding window,
+    it attends only to those with `k > q - sliding_window`. Scores are `scale * q.k`; a softcap
+    turns them into `softcap * tanh(score / softcap)`. `sinks` (`[num_heads]`) add one score per
+    head to the softmax, without a value.
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
 class BatchTensors(NamedTuple):
     """The arrays of a `PagedBatch` on the device (int32), for kernels that read them there.
 
@@ -102,11 +144,6 @@ class AttentionBackend(Protocol):
     """Causal attention of the queries of a step over the paged keys and values of their requests.
 
     `query` and the result are `[num_tokens, num_heads, head_dim]`.
-
-    The query at position `q` of a request attends to its keys at `k <= q`. With a sliding window,
-    it attends only to those with `k > q - sliding_window`. Scores are `scale * q.k`; a softcap
-    turns them into `softcap * tanh(score / softcap)`. `sinks` (`[num_heads]`) add one score per
-    head to the softmax, without a value.
     """
 
     name: str
@@ -115,33 +152,15 @@ class AttentionBackend(Protocol):
     CUDA graph can capture them."""
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor: ...
 
 
-class KVScales(NamedTuple):
-    """Scales of one layer. A stored number times `key` or `value` is the original number."""
-
-    key: torch.Tensor  # [num_kv_heads, 1, 1] in the queries' dtype, to multiply grouped queries
-    value: torch.Tensor
-    key_factor: torch.Tensor  # [num_kv_heads] in float32: 1 / key
-    value_factor: torch.Tensor
-
-
-def scales_of(key_cache: torch.Tensor, value_cache: torch.Tensor) -> KVScales:
-    """Return scales for a layer, measured on its caches, which must be in full precision."""
-    key, value = _scale_of(key_cache), _scale_of(value_cache)
+def scales_of(cache: LayerCache) -> KVScales:
+    """Return scales for a layer, measured on its cache, which must be in full precision."""
+    key, value = _scale_of(cache.keys), _scale_of(cache.values)
     key_by_head, value_by_head = (
-        scale[:, None, None].to(key_cache.dtype) for scale in (key, value)
+        scale[:, None, None].to(cache.keys.dtype) for scale in (key, value)
     )
     return KVScales(key_by_head, value_by_head, 1 / key, 1 / value)
 
@@ -162,19 +181,14 @@ def _scale_of(cache: torch.Tensor) -> torch.Tensor:
 
 
 def store_kv(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    scales: KVScales | None = None,
+    key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slot_mapping: torch.Tensor
 ) -> None:
     """Write keys and values [num_tokens, num_kv_heads, head_dim] into slots, scaled for FP8."""
-    if scales is not None:
+    if (scales := cache.scales) is not None:
         key, value = to_fp8(key, scales.key_factor), to_fp8(value, scales.value_factor)
-    for heads, cache in ((key, key_cache), (value, value_cache)):
-        stored = as_bytes(heads.to(cache.dtype))
-        as_bytes(cache).flatten(0, 1).index_copy_(0, slot_mapping, stored)
+    for heads, slots in ((key, cache.keys), (value, cache.values)):
+        stored = as_bytes(heads.to(slots.dtype))
+        as_bytes(slots).flatten(0, 1).index_copy_(0, slot_mapping, stored)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

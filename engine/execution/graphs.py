@@ -13,13 +13,19 @@ number of tokens, and is a graph.
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
 from stepscope.engine.execution.input_batch import InputBatch, StepInputs, TokenBuffers
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+)
 
 # Larger steps run long enough to hide the launches of their kernels.
 LARGEST_GRAPH = 512
@@ -55,19 +61,8 @@ Graph: TypeAlias = torch.cuda.CUDAGraph
 Cut: TypeAlias = Callable[[], None]
 
 
-class _Attention(NamedTuple):
-    """A call of the backend between two graphs. The queries lie in the buffer of all graphs."""
-
-    key_cache: torch.Tensor
-    value_cache: torch.Tensor
-    options: dict[str, Any]
-
-
-class _Attended(NamedTuple):
-    """What graphs hand to attention and get from it, each `[largest size, num_heads, head_dim]`."""
-
-    queries: torch.Tensor
-    outputs: torch.Tensor
+# A call of the backend between two graphs. The queries lie in the buffer of all graphs.
+_Attention: TypeAlias = tuple[LayerCache, AttentionOptions]
 
 
 class StepGraphs:
@@ -97,7 +92,8 @@ class StepGraphs:
         self._backend = backend
         self._logits = logits
         self._device = device
-        self._attended: _Attended | None = None
+        # What graphs hand to attention and get from it, each [largest size, num_heads, head_dim].
+        self._attended: tuple[torch.Tensor, torch.Tensor] | None = None
         self._pieces: dict[int, tuple[list[Graph], list[_Attention]]] = {}
 
     def record(self, progress: Progress) -> None:
@@ -107,20 +103,15 @@ class StepGraphs:
             num_logits = min(size, len(self._logits))
             inputs = self.buffers.inputs(size, num_logits)
             attentions: list[_Attention] = []
-
-            def launch(
-                cut: Cut,
-                num_logits: int = num_logits,
-                inputs: StepInputs = inputs,
-                attentions: list[_Attention] = attentions,
-            ) -> None:
-                attentions.clear()
-                recorder = None
-                if self._backend is not None:
-                    recorder = _Recorder(self._buffers_for, attentions, cut)
-                self._logits[:num_logits].copy_(self._forward(inputs, recorder))
-
+            launch = partial(self._launch, inputs, attentions, self._logits[:num_logits])
             self._pieces[size] = self._device.record(launch), attentions
+
+    def _launch(
+        self, inputs: StepInputs, attentions: list[_Attention], logits: torch.Tensor, cut: Cut
+    ) -> None:
+        attentions.clear()
+        recorder = None if self._backend is None else _Recorder(self._buffers_for, attentions, cut)
+        logits.copy_(self._forward(inputs, recorder))
 
     def size_for(self, batch: InputBatch) -> int | None:
         """Return the number of tokens to which a step is padded. None if no graph can run it."""
@@ -141,18 +132,19 @@ class StepGraphs:
         for place, graph in enumerate(graphs):
             graph.replay()
             if place < len(attentions):
-                keys, values, options = attentions[place]
+                cache, options = attentions[place]
                 assert self._attended is not None
                 assert self._backend is not None
                 assert batch is not None
                 queries, outputs = (each[:num_tokens] for each in self._attended)
-                outputs.copy_(self._backend(queries, keys, values, batch, **options))
+                outputs.copy_(self._backend(queries, cache, batch, options))
         return self._logits[:num_logits]
 
-    def _buffers_for(self, query: torch.Tensor) -> _Attended:
+    def _buffers_for(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._attended is None:  # in the run before the first recording
-            self._attended = _Attended(torch.zeros_like(query), torch.zeros_like(query))
-        return _Attended(*(each[: len(query)] for each in self._attended))
+            self._attended = torch.zeros_like(query), torch.zeros_like(query)
+        queries, outputs = self._attended
+        return queries[: len(query)], outputs[: len(query)]
 
 
 class _Recorder:
@@ -163,7 +155,7 @@ class _Recorder:
 
     def __init__(
         self,
-        buffers_for: Callable[[torch.Tensor], _Attended],
+        buffers_for: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
         attentions: list[_Attention],
         cut: Cut,
     ) -> None:
@@ -172,14 +164,9 @@ class _Recorder:
         self._cut = cut
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        **options: Any,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor:
-        self._attentions.append(_Attention(key_cache, value_cache, options))
+        self._attentions.append((cache, options))
         queries, outputs = self._buffers_for(query)
         # A copy, because a graph's own memory may serve something else in the next graph.
         queries.copy_(query)

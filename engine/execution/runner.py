@@ -42,6 +42,7 @@ from stepscope.kernels.paged_attention import (
     FP8,
     AttentionBackend,
     KVScales,
+    LayerCache,
     PagedBatch,
     scales_of,
     to_device,
@@ -76,17 +77,13 @@ class LaunchedStep:
         sampled = Sampled([], {}) if self.samples is None else self.samples.collect()
         device_ns = self.timer.elapsed_ns()
         tokens_ns = self.clock()
-        token_ids: list[int | None] = [None] * len(self.rows)
+        sampled_of: dict[int, list[int]] = {}
         for row, token_id in zip(self.sampling_rows, sampled.token_ids, strict=True):
-            token_ids[row] = token_id
-        bursts = None
-        if self.has_drafts:
-            sampled_of: dict[int, list[int]] = {}
-            for row, token_id in zip(self.sampling_rows, sampled.token_ids, strict=True):
-                sampled_of.setdefault(row, []).append(token_id)
-            bursts = bursts_of(self.rows, sampled_of)
-            for row, burst in bursts.items():
-                token_ids[row] = burst[-1]  # an unsound one, if any: it equals no draft
+            sampled_of.setdefault(row, []).append(token_id)
+        bursts = bursts_of(self.rows, sampled_of) if self.has_drafts else None
+        # Of a burst that is unsound, the last token is, too: it equals no draft.
+        newest = {row: tokens[-1] for row, tokens in (sampled_of | (bursts or {})).items()}
+        token_ids = [newest.get(row) for row in range(len(self.rows))]
         return StepResult(
             token_ids,
             self.launch_ns,
@@ -138,10 +135,9 @@ class ModelRunner:
         self._sampler = Sampler(seed)
         self._threads = threads
         self._tables = input_batch.BlockTables()
-        self._key_caches: list[torch.Tensor] = []
-        self._value_caches: list[torch.Tensor] = []
+        self._caches: list[LayerCache] = []
         self._kv_dtype = model.dtype
-        self._kv_scales: list[KVScales] | None = None
+        self._kv_scales: list[KVScales | None] = [None] * self.kv_shape.num_layers
         if kv_dtype is FP8:
             self._kv_scales = self._find_kv_scales()
         if kv_dtype is not None:
@@ -156,19 +152,13 @@ class ModelRunner:
         (`scratch_slot`).
         """
         self.graphs = self.pieces = None
-        self._key_caches, self._value_caches = [], []
+        self._caches = []
         devices.give_back_memory(self.device)
         shape = self.kv_shape
-        size = (
-            num_blocks + self.is_capturable,
-            self.block_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-        )
-        self._key_caches, self._value_caches = (
-            [devices.zeros(size, self._kv_dtype, self.device) for _ in range(shape.num_layers)]
-            for _ in range(2)
-        )
+        num_allocated = num_blocks + self.is_capturable
+        size = num_allocated, self.block_size, shape.num_kv_heads, shape.head_dim
+        zeros = partial(devices.zeros, size, self._kv_dtype, self.device)
+        self._caches = [LayerCache(zeros(), zeros(), each) for each in self._kv_scales]
         self.num_blocks = num_blocks
 
     @property
@@ -179,19 +169,21 @@ class ModelRunner:
     @property
     def kv_bytes(self) -> int:
         """Memory of the KV cache in bytes."""
-        return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
+        return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._caches)
 
     def kv_frames(self, model: str) -> KVFrames:
         """Return the KV blocks as frames, which engines exchange when they hand over requests."""
         scales = [
             scale.tolist()
-            for scales in self._kv_scales or ()
+            for scales in self._kv_scales
+            if scales is not None
             for scale in (scales.key, scales.value)
         ]
         facts = (model, self._model.num_parameters, self.kv_shape, self.block_size, scales)
         dtypes = f"{self.dtype} {self._kv_dtype}"
         layout = hashlib.sha256(f"{facts} {dtypes}".encode()).hexdigest()[:32]
-        return KVFrames([*self._key_caches, *self._value_caches], layout)
+        keys, values = ([cache[place] for cache in self._caches] for place in range(2))
+        return KVFrames([*keys, *values], layout)
 
     def seed_of(self, request: Request) -> int:
         """Return the seed with which a request's tokens are sampled."""
@@ -249,13 +241,8 @@ class ModelRunner:
 
         `backend`: None for that of the runner.
         """
-        context = StepContext(
-            inputs.batch,
-            self._key_caches,
-            self._value_caches,
-            self.backend if backend is None else backend,
-            self._kv_scales,
-        )
+        backend = self.backend if backend is None else backend
+        context = StepContext(inputs.batch, self._caches, backend)
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
     def launch_now(self, step: ScheduledStep) -> LaunchedStep:
@@ -338,14 +325,12 @@ class ModelRunner:
             decodes=batch.decodes,
         )
 
-    def _find_kv_scales(self) -> list[KVScales]:
+    def _find_kv_scales(self) -> list[KVScales | None]:
         num_tokens = min(SCALE_TOKENS, self.max_model_len)
         self.allocate(-(-num_tokens // self.block_size))
         tokens = random.Random(0).choices(range(self.vocab_size), k=num_tokens)
         self.execute(trial_step([(0, num_tokens)], self.num_blocks, self.block_size, tokens))
-        return [
-            scales_of(*caches) for caches in zip(self._key_caches, self._value_caches, strict=True)
-        ]
+        return [scales_of(cache) for cache in self._caches]
 
     def _use_threads(self, num_tokens: int) -> int:
         if self._threads is None:

@@ -26,19 +26,19 @@ from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.cpu.linear import HugePages
 from stepscope.kernels.dispatch.fused import add_rms_norm, norm_rope_store
 from stepscope.kernels.dispatch.linear import Linear
+from stepscope.kernels.paged_attention import AttentionOptions, QKVHeads
 
 
 @dataclass(slots=True)
 class _Layer:
     input_norm: torch.Tensor
     qkv: Linear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    heads: QKVHeads
     out: Linear
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
-    window: int | None
+    options: AttentionOptions
 
     @property
     def products(self) -> tuple[Linear, ...]:
@@ -127,27 +127,16 @@ class Decoder:
     ) -> torch.Tensor:
         """Run one step and return the logits, as `model.Model.forward` describes."""
         config, batch = self._config, context.batch
-        scale, eps = config.head_dim**-0.5, config.norm_eps
-        last = len(self._layers) - 1
+        eps, last = config.norm_eps, len(self._layers) - 1
         x = F.embedding(input_ids, self._embeddings)
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self._layers):
             x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
+            qkv = layer.qkv(x)
             query = norm_rope_store(
-                layer.qkv(x),
-                self._rope,
-                positions,
-                batch.slot_mapping,
-                context.key_caches[i],
-                context.value_caches[i],
-                config.num_heads,
-                config.num_kv_heads,
-                layer.q_norm,
-                layer.k_norm,
-                eps,
-                context.scales_of(i),
+                qkv, self._rope, positions, batch.slot_mapping, context.caches[i], layer.heads
             )
-            x = context.attend(i, query, scale=scale, sliding_window=layer.window).flatten(1)
+            x = context.attend(i, query, layer.options).flatten(1)
             if i == last and len(logits_of) < len(x):
                 # All keys and values are stored; the rest is only needed for these tokens.
                 x, residual = x[logits_of], residual[logits_of]
@@ -172,16 +161,17 @@ class Decoder:
             biases = torch.cat([read(f"{name}_proj", "bias") for name in names]) if bias else None
             return Linear(weight, biases, self._memory, is_gated=is_gated)
 
+        names = ("self_attn.q_norm", "self_attn.k_norm")
+        q_norm, k_norm = (read(name) if config.qk_norm else None for name in names)
         return _Layer(
             input_norm=read("input_layernorm"),
             qkv=linear("self_attn.q", "self_attn.k", "self_attn.v", bias=config.qkv_bias),
-            q_norm=read("self_attn.q_norm") if config.qk_norm else None,
-            k_norm=read("self_attn.k_norm") if config.qk_norm else None,
+            heads=QKVHeads(config.num_heads, config.num_kv_heads, q_norm, k_norm, config.norm_eps),
             out=linear("self_attn.o", bias=config.out_bias),
             mlp_norm=read("post_attention_layernorm"),
             gate_up=linear("mlp.gate", "mlp.up", bias=config.mlp_bias, is_gated=True),
             down=linear("mlp.down", bias=config.mlp_bias),
-            window=config.windows[i],
+            options=AttentionOptions(config.head_dim**-0.5, config.windows[i]),
         )
 
     def _read(self, tensor: str) -> torch.Tensor:

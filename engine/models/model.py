@@ -1,12 +1,19 @@
 """`Model`, the interface of a model to a runner, and `StepContext`, its input beside the tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from stepscope.engine.scheduling.kv_memory import KVShape
-from stepscope.kernels.paged_attention import AttentionBackend, KVScales, PagedBatch, per_query_head
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+    per_query_head,
+)
 
 
 @dataclass(slots=True)
@@ -14,22 +21,17 @@ class StepContext:
     """The KV caches of one step, and the attention backend that reads them."""
 
     batch: PagedBatch
-    key_caches: list[torch.Tensor]  # one for each layer
-    value_caches: list[torch.Tensor]
+    caches: Sequence[LayerCache]  # one for each layer
     backend: AttentionBackend
-    scales: list[KVScales] | None = None  # one for each layer, for caches in FP8
 
-    def scales_of(self, layer: int) -> KVScales | None:
-        return None if self.scales is None else self.scales[layer]
-
-    def attend(self, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Call the attention backend on a layer's caches, with the scales of FP8 caches."""
-        scales = self.scales_of(layer)
-        if scales is not None:
-            query = per_query_head(scales.key, query)
-        key_cache, value_cache = self.key_caches[layer], self.value_caches[layer]
-        output = self.backend(query, key_cache, value_cache, self.batch, **options)
-        return output if scales is None else per_query_head(scales.value, output)
+    def attend(self, layer: int, query: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+        """Call the attention backend on a layer's cache, with the scales of an FP8 cache."""
+        cache = self.caches[layer]
+        if cache.scales is None:
+            return self.backend(query, cache, self.batch, options)
+        query = per_query_head(cache.scales.key, query)
+        output = self.backend(query, cache, self.batch, options)
+        return per_query_head(cache.scales.value, output)
 
 
 class Model(Protocol):

@@ -22,7 +22,7 @@ from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.model_config import sliding_layers
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import KVShape
-from stepscope.kernels.paged_attention import PagedBatch, store_kv
+from stepscope.kernels.paged_attention import AttentionOptions, LayerCache, PagedBatch, store_kv
 from stepscope.kernels.reference import ReferenceAttention
 
 # No mask function is registered under this name, so the library builds no masks. It must not
@@ -88,22 +88,11 @@ def attention(
             raise ConfigError("unsupported_model", f"two of its layers are number {layer}")
         step_context[layer] = LayerCall(key.shape[1], key.shape[3], sliding_window, key.dtype)
         return query.transpose(1, 2).contiguous(), None
-    store_kv(
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        step_context.key_caches[layer],
-        step_context.value_caches[layer],
-        step_context.batch.slot_mapping,
-        step_context.scales_of(layer),
-    )
-    output = step_context.attend(
-        layer,
-        query[0].transpose(0, 1),
-        scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
+    cache, slots = step_context.caches[layer], step_context.batch.slot_mapping
+    store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), cache, slots)
+    scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+    options = AttentionOptions(scale, sliding_window, softcap, s_aux)
+    output = step_context.attend(layer, query[0].transpose(0, 1), options)
     return output.unsqueeze(0), None
 
 
@@ -247,7 +236,8 @@ class TransformersModel:
     def _over_pages(self, tokens: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         shape, num_blocks = self.kv_shape, -(-len(tokens) // _TRIAL_BLOCK)
         size = 2, shape.num_layers, num_blocks, _TRIAL_BLOCK, shape.num_kv_heads, shape.head_dim
-        keys, values = torch.zeros(size, dtype=self.dtype, device=self.device)
+        both = torch.zeros(size, dtype=self.dtype, device=self.device)
+        caches = [LayerCache(*each) for each in zip(*both, strict=True)]
         logits, start = [], 0
         for num_tokens in sizes:
             positions = torch.arange(start, start + num_tokens, device=self.device)
@@ -260,7 +250,7 @@ class TransformersModel:
                 block_size=_TRIAL_BLOCK,
                 device=self.device,
             )
-            context = StepContext(batch, list(keys), list(values), ReferenceAttention())
+            context = StepContext(batch, caches, ReferenceAttention())
             every = torch.arange(num_tokens, device=self.device)
             logits.append(self.forward(tokens[positions], positions, context, every))
         return torch.cat(logits)

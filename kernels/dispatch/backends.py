@@ -9,7 +9,12 @@ import torch
 
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.cpu.attention import CpuAttention
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+)
 from stepscope.kernels.plain.flash_attention import FlashAttention, load_flash_attn
 from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
@@ -183,7 +188,7 @@ def trial_failure(
     shape = (2, len(LENGTHS) * width, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     caches = torch.randn(shape, generator=generator)
     try:
-        query, keys, values = (each.to(device, dtype) for each in (query, *caches))
+        query, *caches = (each.to(device, dtype) for each in (query, *caches))
         batch = PagedBatch(
             query_starts=np.concatenate([[0], np.cumsum(counts)]),
             context_lens=contexts,
@@ -193,10 +198,9 @@ def trial_failure(
             device=device,
         )
         for window in (None, 7):
+            options = AttentionOptions(HEAD_DIM**-0.5, window)
             found, expected = (
-                each(
-                    query, keys, values, batch, scale=HEAD_DIM**-0.5, sliding_window=window
-                ).float()
+                each(query, LayerCache(*caches), batch, options).float()
                 for each in (backend, ReferenceAttention())
             )
             error = float((found - expected).abs().max())

@@ -21,7 +21,7 @@ from stepscope.kernels.cpu.library import (
     CpuLibrary,
     default_library,
 )
-from stepscope.kernels.paged_attention import KVScales, store_kv
+from stepscope.kernels.paged_attention import LayerCache, QKVHeads, store_kv
 
 log = logging.getLogger("stepscope.kernels")
 
@@ -93,14 +93,8 @@ def norm_rope_store(
     rope: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    scales: KVScales | None = None,
+    cache: LayerCache,
+    heads: QKVHeads,
 ) -> torch.Tensor:
     """Split `qkv` into heads, rotate them, store K and V; return the queries `[N, num_heads, D]`.
 
@@ -109,39 +103,32 @@ def norm_rope_store(
 
     Args:
         qkv: `[N, (num_heads + 2 * num_kv_heads) * D]`.
-        q_norm, k_norm: `[D]`; if given, each head of q or k is RMS-normalised with it first.
         rope: `[positions, D]` in fp32, cosines in the first half and sines in the second.
-        slot_mapping: `[N]`; slots of the paged caches in which keys and values are stored.
-        scales: for FP8 caches; keys and values are divided by them before they are stored.
+        slot_mapping: `[N]`; slots of the cache in which keys and values are stored.
 
     Raises IndexError: a position or a slot is out of range (not checked on a GPU).
     """
-    dtype, cache_dtype = qkv.dtype, key_cache.dtype
+    dtype, cache_dtype = qkv.dtype, cache.keys.dtype
+    num_heads, num_kv_heads, q_norm, k_norm, eps = heads
     kernels = _kernels_for(qkv, q_norm, k_norm)
     if isinstance(kernels, ModuleType) and cache_dtype is dtype:
-        return kernels.norm_rope_store(
-            qkv, rope, positions, slot_mapping, key_cache, value_cache,
-            num_heads, num_kv_heads, q_norm, k_norm, eps,
-        )  # fmt: skip
+        return kernels.norm_rope_store(qkv, rope, positions, slot_mapping, cache, heads)
     if (
         not isinstance(kernels, CpuLibrary)
         or not (rope.dtype is torch.float32 and rope.is_contiguous())
         or not (positions.dtype is slot_mapping.dtype is torch.int64)
         or not (positions.is_contiguous() and slot_mapping.is_contiguous())
         or cache_dtype not in CACHES[dtype]
-        or not (key_cache.is_contiguous() and value_cache.is_contiguous())
+        or not (cache.keys.is_contiguous() and cache.values.is_contiguous())
     ):
-        return torch_norm_rope_store(
-            qkv, rope, positions, slot_mapping, key_cache, value_cache,
-            num_heads, num_kv_heads, q_norm, k_norm, eps, scales,
-        )  # fmt: skip
+        return torch_norm_rope_store(qkv, rope, positions, slot_mapping, cache, heads)
     num_positions, head_dim = rope.shape
-    num_blocks, block_size, _, _ = key_cache.shape
-    num_rows = qkv.shape[0]
+    num_blocks, block_size, _, _ = cache.keys.shape
+    num_rows, scales = len(qkv), cache.scales
     query = qkv.new_empty(num_rows, num_heads, head_dim)
     status = kernels.norm_rope_store(NORM_ROPE_STORE.pack(
         qkv.data_ptr(), rope.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(),
-        key_cache.data_ptr(), value_cache.data_ptr(), 0 if q_norm is None else q_norm.data_ptr(),
+        cache.keys.data_ptr(), cache.values.data_ptr(), 0 if q_norm is None else q_norm.data_ptr(),
         0 if k_norm is None else k_norm.data_ptr(), query.data_ptr(),
         0 if scales is None else scales.key_factor.data_ptr(),
         0 if scales is None else scales.value_factor.data_ptr(), num_positions,
@@ -160,21 +147,16 @@ def torch_norm_rope_store(
     rope: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    scales: KVScales | None = None,
+    cache: LayerCache,
+    heads: QKVHeads,
 ) -> torch.Tensor:
     """`norm_rope_store` in plain torch, for any device."""
-    heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
-    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    num_heads, num_kv_heads, q_norm, k_norm, eps = heads
+    split = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
+    query, key, value = split.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
     key = _norm_rotate(key, k_norm, cos, sin, eps)
-    store_kv(key, value, key_cache, value_cache, slot_mapping, scales)
+    store_kv(key, value, cache, slot_mapping)
     return _norm_rotate(query, q_norm, cos, sin, eps)
 
 

@@ -8,12 +8,19 @@ query in the step go to another backend, and so do calls with options that Flash
 
 from collections.abc import Callable, Collection
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from stepscope.kernels.paged_attention import AttentionBackend, IntArray, PagedBatch, to_device
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    IntArray,
+    LayerCache,
+    PagedBatch,
+    to_device,
+)
 
 # Major compute capabilities (Hopper, Blackwell) of which flash-attn 4 reads pages.
 _FLASH_ATTN_4 = 9, 10, 11
@@ -45,7 +52,7 @@ class Varlen(NamedTuple):
     Attributes:
         attend: called with queries `[num_queries, num_heads, head_dim]`, keys and values
             `[num_keys, num_kv_heads, head_dim]` (with `pages` the caches), their `Sequences`, and
-            the options of `AttentionBackend`.
+            the options.
         paged_head_dims: those for which it reads pages, of any size.
     """
 
@@ -76,44 +83,29 @@ class FlashAttention:
         self._rest = rest
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor:
-        options: dict[str, Any] = {
-            "scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks
-        }  # fmt: skip
         plan, library = None, self._varlen
         if (
             query.dtype in library.dtypes
-            and key_cache.dtype == query.dtype
+            and cache.keys.dtype == query.dtype
             and query.shape[2] in library.head_dims
-            and (sinks is None or library.has_sinks)
+            and (options.sinks is None or library.has_sinks)
         ):
-            plan = self._plan(batch, sliding_window, query.shape[2])
+            plan = self._plan(batch, options.sliding_window, query.shape[2])
         if plan is None:
-            return self._rest(query, key_cache, value_cache, batch, **options)
+            return self._rest(query, cache, batch, options)
         chunks = query if plan.decodes is None else query[plan.chunk_tokens]
-        key, value = key_cache, value_cache
+        key, value, _ = cache
         if plan.slots is not None:
-            key, value = (
-                cache.flatten(0, 1).index_select(0, plan.slots)
-                for cache in (key_cache, value_cache)
-            )
-        attended = library.attend(chunks.contiguous(), key, value, plan.lens, **options)
+            key, value = (each.flatten(0, 1).index_select(0, plan.slots) for each in (key, value))
+        attended = library.attend(chunks.contiguous(), key, value, plan.lens, options)
         if plan.decodes is None:
             return attended
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[plan.chunk_tokens] = attended
         output[plan.decode_tokens] = self._rest(
-            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, **options
+            query[plan.decode_tokens], cache, plan.decodes, options
         )
         return output
 
@@ -189,22 +181,13 @@ def load_flash_attn() -> Varlen:
 
     Raises ImportError: neither is installed for this torch and this GPU.
     """
-    has_4 = any(True for _ in metadata.distributions(name="flash-attn-4"))
-    major, minor = torch.cuda.get_device_capability()
-    if has_4 and major in _FLASH_ATTN_4:
+    major, _ = torch.cuda.get_device_capability()
+    if any(metadata.distributions(name="flash-attn-4")) and major in _FLASH_ATTN_4:
         from flash_attn.cute import flash_attn_varlen_func as function
 
         return flash_attn_4_varlen(function)
-    try:
-        from flash_attn import flash_attn_varlen_func
-    except ImportError as error:
-        if not has_4:
-            raise
-        needed = ", ".join(map(str, _FLASH_ATTN_4))
-        raise ImportError(
-            f"flash-attn 4 needs a compute capability of {needed}, this GPU has {major}.{minor}; "
-            f"and flash-attn 2 is missing: {error}"
-        ) from error
+    from flash_attn import flash_attn_varlen_func
+
     return flash_attn_varlen(flash_attn_varlen_func)
 
 
@@ -212,15 +195,18 @@ def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
     """Wrap `flash_attn_varlen_func` of flash-attn 2.6 or later (Dao, 2023)."""
 
     def attend(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: Sequences,
-        scale: float, sliding_window: int | None = None, softcap: float | None = None,
-        sinks: None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lens: Sequences,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        window = options.sliding_window
         return function(
             query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
-            lens.most_keys, softmax_scale=scale, causal=True,
-            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
-            softcap=softcap or 0.0,
+            lens.most_keys, softmax_scale=options.scale, causal=True,
+            window_size=(-1, -1) if window is None else (window - 1, 0),
+            softcap=options.softcap or 0.0,
         )  # fmt: skip
 
     return Varlen(attend)
@@ -230,18 +216,21 @@ def flash_attn_4_varlen(function: Callable[..., tuple[torch.Tensor, object]]) ->
     """Wrap `flash_attn_varlen_func` of flash-attn 4, beta 36 or later."""
 
     def attend(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: Sequences,
-        scale: float, sliding_window: int | None = None, softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lens: Sequences,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        window = options.sliding_window
         keys = {"page_table": lens.pages, "seqused_k": lens.key_lens}
         if lens.pages is None:
             keys = {"cu_seqlens_k": lens.key_starts}
         # It compiles another kernel for short chunks if it is told the longest chunk.
         output, _ = function(
-            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=scale,
-            causal=True, softcap=softcap or 0.0, learnable_sink=sinks,
-            window_size=(None, None) if sliding_window is None else (sliding_window - 1, 0),
+            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=options.scale,
+            causal=True, softcap=options.softcap or 0.0, learnable_sink=options.sinks,
+            window_size=(None, None) if window is None else (window - 1, 0),
         )  # fmt: skip
         return output
 

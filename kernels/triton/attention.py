@@ -23,7 +23,7 @@ import torch
 
 import triton
 import triton.language as tl
-from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.paged_attention import AttentionOptions, LayerCache, PagedBatch
 from stepscope.kernels.triton.combine import combine
 from stepscope.kernels.triton.plan import Device, Launch, plan_launches
 
@@ -223,18 +223,10 @@ class TritonAttention:
         self._device = device
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor:
-        if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        scale, sliding_window, softcap, sinks = options
+        if not (cache.keys.is_contiguous() and cache.values.is_contiguous()):
             raise ValueError("the KV cache of a layer must be contiguous")
         if query.stride(2) != 1:
             query = query.contiguous()
@@ -243,9 +235,9 @@ class TritonAttention:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         tensors = batch.on_device()
         num_tokens, num_heads, head_dim = query.shape
-        _, block_size, num_kv_heads, _ = key_cache.shape
+        _, block_size, num_kv_heads, _ = cache.keys.shape
         num_requests = len(tensors.context_lens)
-        for launch in self._launches(query, key_cache, batch, sliding_window):
+        for launch in self._launches(query, cache.keys, batch, sliding_window):
             is_split = launch.num_splits > 1
             # Unused arguments must still be pointers.
             partial = lse = output
@@ -255,8 +247,8 @@ class TritonAttention:
                 lse = query.new_empty(shape, dtype=torch.float32)
             tile = launch.tile
             _attend[(num_kv_heads * launch.num_blocks, launch.num_splits)](
-                query, key_cache, value_cache, output if sinks is None else sinks, output, partial,
-                lse, *tensors, scale * (LOG2_E if softcap is None else 1.0),
+                query, cache.keys, cache.values, output if sinks is None else sinks, output,
+                partial, lse, *tensors, scale * (LOG2_E if softcap is None else 1.0),
                 1.0 if softcap is None else softcap, sliding_window or 0, num_requests, num_tokens,
                 launch.num_splits, launch.first_block, tensors.block_tables.stride(0),
                 query.stride(0), query.stride(1), GROUP=num_heads // num_kv_heads,

@@ -7,6 +7,7 @@ import torch
 
 import triton
 import triton.language as tl
+from stepscope.kernels.paged_attention import LayerCache, QKVHeads
 
 # Elements of a row that one warp normalises.
 NORM_WARP_ELEMENTS = 512
@@ -153,15 +154,11 @@ def norm_rope_store(
     rope: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
+    cache: LayerCache,
+    heads: QKVHeads,
 ) -> torch.Tensor:
     """Launch the GPU version of `fused.norm_rope_store`: contiguous tensors, nothing is checked."""
+    num_heads, num_kv_heads, q_norm, k_norm, eps = heads
     head_dim = rope.shape[1]
     num_tokens = len(qkv)
     query = qkv.new_empty(num_tokens, num_heads, head_dim)
@@ -172,7 +169,7 @@ def norm_rope_store(
     num_programs = triton.cdiv(num_heads, at_once) + 2 * triton.cdiv(num_kv_heads, at_once)
     _norm_rope_store[(num_programs * num_tokens,)](
         qkv, rope, positions, slot_mapping, qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm, query, key_cache, value_cache, eps,
+        qkv if k_norm is None else k_norm, query, cache.keys, cache.values, eps,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HALF_PAD=half_pad,
         HAS_Q_NORM=q_norm is not None, HAS_K_NORM=k_norm is not None, HEADS=at_once,
         num_warps=1, enable_fp_fusion=True,

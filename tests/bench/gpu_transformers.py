@@ -19,6 +19,7 @@ import math
 import random
 import time
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from stepscope.engine.models.weights import RandomWeights
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.kernels.dispatch.backends import choose
-from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.paged_attention import LayerCache, PagedBatch
 
 PAGE_SIZE = 256  # the library's own
 NUM_WARM_UPS = 4
@@ -284,10 +285,8 @@ def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:
     shape, device, count = model.kv_shape, model.device, len(prompt)
     num_blocks = -(-count // BLOCK_SIZE)
     size = (num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
-    keys, values = (
-        [torch.zeros(size, dtype=model.dtype, device=device) for _ in range(shape.num_layers)]
-        for _ in range(2)
-    )
+    zeros = partial(torch.zeros, size, dtype=model.dtype, device=device)
+    caches = [LayerCache(zeros(), zeros()) for _ in range(shape.num_layers)]
     batch = PagedBatch(
         query_starts=np.array([0, count]),
         context_lens=np.array([count]),
@@ -300,7 +299,7 @@ def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:
         logits = model.forward(
             torch.tensor(prompt, device=device),
             torch.arange(count, device=device),
-            StepContext(batch, keys, values, backend),
+            StepContext(batch, caches, backend),
             torch.tensor([count - 1], device=device),
         )
     return logits[0].float()

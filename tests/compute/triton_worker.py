@@ -35,7 +35,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.kernels.dispatch import fused
-from stepscope.kernels.paged_attention import BatchTensors
+from stepscope.kernels.paged_attention import AttentionOptions, BatchTensors, LayerCache, QKVHeads
 from stepscope.kernels.reference import ReferenceAttention
 from stepscope.kernels.triton import attention as triton_attention
 from stepscope.kernels.triton import combine as triton_combine
@@ -55,7 +55,7 @@ def backend(num_sms: int) -> TritonAttention:
     return TritonAttention(Device.of(DEVICE)._replace(num_sms=num_sms))
 
 
-def build(request: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
+def build(request: dict[str, Any]) -> tuple[Case, AttentionOptions]:
     """The step of a request, in its dtype and on the device, and the options of attention."""
     num_heads = request.get("num_heads", 4)
     case = make_case(
@@ -65,18 +65,17 @@ def build(request: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
         num_kv_heads=request.get("num_kv_heads", 2),
         head_dim=request.get("head_dim", 16),
         seed=request.get("seed", 0),
+        device=DEVICE.type,
     )
     dtype = getattr(torch, request.get("dtype", "float32"))
     cache_dtype = getattr(torch, request.get("cache_dtype", request.get("dtype", "float32")))
-    case.batch.device = DEVICE
-    tensors = (case.query.to(DEVICE, dtype), *(c.to(DEVICE, cache_dtype) for c in case[1:3]))
-    options = {
-        "scale": request.get("scale", 0.7),
-        "sliding_window": request.get("window"),
-        "softcap": request.get("softcap"),
-        "sinks": torch.linspace(-2, 3, num_heads, device=DEVICE) if request.get("sinks") else None,
-    }
-    return Case(*tensors, case.batch), options
+    options = AttentionOptions(
+        request.get("scale", 0.7),
+        request.get("window"),
+        request.get("softcap"),
+        torch.linspace(-2, 3, num_heads, device=DEVICE) if request.get("sinks") else None,
+    )
+    return case.to(dtype, cache_dtype), options
 
 
 def attention(request: dict[str, Any]) -> dict[str, Any]:
@@ -86,23 +85,24 @@ def attention(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("by_head"):  # as transformers hands them over
         query = query.transpose(0, 1).contiguous().transpose(0, 1)
     chosen = backend(request.get("num_sms", 4))
-    wide = [t.float().clone() for t in case[:3]]
+    wide = case.to(torch.float32)
+    wide = wide._replace(cache=LayerCache(*(each.clone() for each in wide.cache[:2])))
     if request.get("garbage"):  # slots that hold no token of a request
-        used = torch.zeros(case.key_cache.shape[:2], dtype=torch.bool)
+        used = torch.zeros(case.cache.keys.shape[:2], dtype=torch.bool)
         size = case.batch.block_size
         for table, length in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
             for position in range(length):
                 used[table[position // size], position % size] = True
-        for cache in case[1:3]:
+        for cache in case.cache[:2]:
             cache[~used.to(DEVICE)] = math.nan
-    found = chosen(query, *case[1:], **options)
-    expected = ReferenceAttention()(wide[0], wide[1], wide[2], case.batch, **options)
+    found = chosen(query, *case[1:], options)
+    expected = ReferenceAttention()(*wide, options)
     again = found
     if request.get("twice"):  # as in the next layer
-        again = chosen(query, *case[1:], **options)
+        again = chosen(query, *case[1:], options)
     launches = [each for plan in case.batch.plans.values() for each in plan]  # type: ignore[attr-defined]
     return {
-        "error": float((found.float() - expected).abs().max() / wide[2].abs().max()),
+        "error": float((found.float() - expected).abs().max() / wide.cache.values.abs().max()),
         "same_again": torch.equal(found, again),
         "dtype": str(found.dtype).removeprefix("torch."),
         "splits": [launch.num_splits for launch in launches],
@@ -123,8 +123,8 @@ def padded(request: dict[str, Any]) -> dict[str, Any]:
     batch = replace(planned.batch, tensors=room, plans={})
     query = torch.randn(request["planned"], *case.query.shape[1:], device=DEVICE)
     query[: len(lengths)] = case.query
-    found = backend(request.get("num_sms", 4))(query, *case[1:3], batch, **options)
-    expected = ReferenceAttention()(*case, **options)
+    found = backend(request.get("num_sms", 4))(query, case.cache, batch, options)
+    expected = ReferenceAttention()(*case, options)
     launches = [each for plan in batch.plans.values() for each in plan]  # type: ignore[attr-defined]
     return {
         "error": float((found[: len(lengths)] - expected).abs().max()),
@@ -151,9 +151,9 @@ def norms_and_rope(request: dict[str, Any]) -> dict[str, Any]:
         [torch.zeros(2, 16, kv_heads, dim, dtype=dtype, device=DEVICE) for _ in range(2)]
         for _ in range(2)
     )
-    rest = (heads, kv_heads, *norms, 1e-6)
-    found = triton_fused.norm_rope_store(qkv, rope, positions, slots, *ours, *rest)
-    expected = fused.torch_norm_rope_store(qkv, rope, positions, slots, *theirs, *rest)
+    split = QKVHeads(heads, kv_heads, *norms, 1e-6)
+    found = triton_fused.norm_rope_store(qkv, rope, positions, slots, LayerCache(*ours), split)
+    expected = fused.torch_norm_rope_store(qkv, rope, positions, slots, LayerCache(*theirs), split)
     return {
         "query": relative(found, expected),
         "keys": relative(ours[0], theirs[0]),
@@ -229,7 +229,7 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
     """The compiler's output for the kernels that a step launches."""
     case, options = build(request)
     COMPILED.clear()
-    backend(0)(*case, **options)
+    backend(0)(*case, options)
     if request.get("fused"):
         norms_and_rope(request)
         add_and_norm(request)
@@ -294,7 +294,7 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
         kernel.device_caches.clear()  # of what other cases compiled
     knobs.runtime.jit_cache_hook = note
     try:
-        backend(0)(*case, **options)
+        backend(0)(*case, options)
     finally:
         knobs.runtime.jit_cache_hook = None
     return {"kernels": found}
