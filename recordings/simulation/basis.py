@@ -38,8 +38,8 @@ def step_records(recording: Recording) -> Iterator[StepRecord]:
             yield message
 
 
-def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
-    """Yield the steps whose batch was recorded, each with the time (ns) of its tokens."""
+def seen_steps(recording: Recording) -> Iterator[SeenStep]:
+    """Yield the steps whose batch was recorded."""
     before: StepRecord | None = None
     pads = bool(recording.info.simulated)
     for step in step_records(recording):
@@ -47,14 +47,18 @@ def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
             seen = seen_step(step, before, pads=pads)
             if recording.info.overlap:  # overlap hides the host time of most steps
                 seen = seen._replace(host_s=None)
-            yield step.tokens_ns, seen
+            yield seen
         before = step
 
 
 def fit_recording(recording: Recording) -> FittedModel:
     """Fit a model of step times. Raises RecordingError: the steps are too few or too much alike."""
+    return _fit(recording, list(seen_steps(recording)))
+
+
+def _fit(recording: Recording, steps: Sequence[SeenStep]) -> FittedModel:
     try:
-        return fit([seen for _, seen in seen_steps(recording)])
+        return fit(steps)
     except ConfigError as error:
         raise RecordingError(f"{recording.path}: {error}") from error
 
@@ -71,10 +75,9 @@ def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False
     """
     rows = [(row.phase, row.start, row.num_tokens) for row in step.batch or ()]
     begin_ns = step.schedule_start_ns
-    is_next = before is not None and before.step + 1 == step.step
     if (
-        is_next
-        and before is not None
+        before is not None
+        and before.step + 1 == step.step
         and before.num_running + before.num_waiting > 0
         and begin_ns - before.tokens_ns < _MAX_BETWEEN_NS
     ):
@@ -203,11 +206,8 @@ def basis_of(
             f"{path}: {work.figures.num_requests} requests arrived and finished in it, and a "
             f"forecast needs {_MIN_REQUESTS}: record longer, under load"
         )
-    steps = [step for _, step in seen_steps(recording)]
-    try:
-        model = fit(steps)
-    except ConfigError as error:
-        raise RecordingError(f"{path}: {error}") from error
+    steps = list(seen_steps(recording))
+    model = _fit(recording, steps)
     info = recording.info
     setup = SimulatedSetup(
         model=model, simulated=f"fit on {path}", model_name=info.model,
