@@ -17,7 +17,7 @@ queries by the key scale of their KV head, and the result by the value scale. A 
 widen the numbers it reads.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -178,6 +178,24 @@ def per_query_head(scale: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
 def _scale_of(cache: torch.Tensor) -> torch.Tensor:
     largest = cache.float().abs().amax(dim=(0, 1, 3)).clamp(min=2.0**-60)
     return torch.exp2(torch.ceil(torch.log2(largest * _ROOM / LARGEST_FP8)))
+
+
+@dataclass(slots=True)
+class StepContext:
+    """The KV caches of one step, and the attention backend that reads them."""
+
+    batch: PagedBatch
+    caches: Sequence[LayerCache]  # one for each layer
+    backend: AttentionBackend
+
+    def attend(self, layer: int, query: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+        """Call the attention backend on a layer's cache, with the scales of an FP8 cache."""
+        cache = self.caches[layer]
+        if cache.scales is None:
+            return self.backend(query, cache, self.batch, options)
+        query = per_query_head(cache.scales.key, query)
+        output = self.backend(query, cache, self.batch, options)
+        return per_query_head(cache.scales.value, output)
 
 
 def store_kv(

@@ -8,7 +8,6 @@ what then remains of `gpu_memory_utilization`.
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from msgspec import structs
@@ -56,34 +55,25 @@ TRIAL_TOKENS = 8192
 TRIAL_BLOCKS = 64
 
 
-class MemoryNow(NamedTuple):
-    """A device's memory at one moment, in bytes."""
-
-    total: int
-    free: int  # not used by any process
-    reserved: int  # held by torch, for tensors or for later
-    allocated: int  # held by tensors
-
-
 class CudaGpu:
     """Its memory, the peak of a run, and a recorder of graphs. Tests have one of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def memory(self) -> MemoryNow:
+    def memory(self) -> tuple[int, int]:
+        """Return its size, and what other processes use of it, in bytes."""
         give_back_memory(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
-        return MemoryNow(
-            total,
-            free,
-            torch.cuda.memory_reserved(self._device),
-            torch.cuda.memory_allocated(self._device),
-        )
+        return total, total - free - torch.cuda.memory_reserved(self._device)
+
+    def allocated_bytes(self) -> int:
+        return int(torch.cuda.memory_allocated(self._device))
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
-        before = self.memory().allocated
+        give_back_memory(self._device)
+        before = self.allocated_bytes()
         torch.cuda.reset_peak_memory_stats(self._device)
         run()
         return int(torch.cuda.max_memory_allocated(self._device)) - before
@@ -156,14 +146,9 @@ def _trial(
             peak_bytes([(0, chunk)] * -(-num_tokens[-1] // chunk)),
         )
         graphs = most + (len(sizes) + len(num_tokens)) * GRAPH_BYTES
-    now = gpu.memory()
-    use = DeviceUse(
-        total=now.total,
-        others=now.total - now.free - now.reserved,
-        weights=now.allocated - runner.kv_bytes,
-        activations=activations,
-        graphs=graphs,
-    )
+    total, others = gpu.memory()
+    weights = gpu.allocated_bytes() - runner.kv_bytes
+    use = DeviceUse(total, others, weights, activations, graphs)
     log.info("of the GPU's memory: %s", use.in_words())
     return use
 

@@ -26,7 +26,7 @@ from stepscope.engine.execution.machine.environment import ThreadChoice
 from stepscope.engine.execution.sampling.host_sampling import UNSOUND, Sampled
 from stepscope.engine.execution.sampling.sampler import Sampler, SamplesInFlight
 from stepscope.engine.execution.step_costs import trial_step
-from stepscope.engine.models.model import Model, StepContext
+from stepscope.engine.models.loader import Model
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.acceptance import bursts_of
 from stepscope.engine.scheduling.request import Request
@@ -44,6 +44,7 @@ from stepscope.kernels.paged_attention import (
     KVScales,
     LayerCache,
     PagedBatch,
+    StepContext,
     scales_of,
     to_device,
 )

@@ -19,14 +19,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.model_config import DecoderConfig
 from stepscope.engine.models.weights import WeightSource
 from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.cpu.linear import HugePages
 from stepscope.kernels.dispatch.fused import add_rms_norm, norm_rope_store
 from stepscope.kernels.dispatch.linear import Linear
-from stepscope.kernels.paged_attention import AttentionOptions, QKVHeads
+from stepscope.kernels.paged_attention import AttentionOptions, QKVHeads, StepContext
 
 
 @dataclass(slots=True)
@@ -46,7 +45,18 @@ class _Layer:
 
 
 class Decoder:
-    """A loaded decoder. Implements `model.Model`."""
+    """A loaded decoder, the first kind of `loader.Model`.
+
+    Attributes:
+        implementation: for people: whether our decoder or transformers runs the layers, and how.
+        dtype: of the weights, and of keys and values before they are stored.
+        weight_bytes: memory of the weights. Packed tied embeddings are stored twice, and count so.
+        flops_per_token: multiplications and additions for one token with the weights of the layers.
+            Leaves out attention scores over the context, and the logits, which only the last token
+            of a prompt needs: both depend on the step.
+        is_thread_invariant: a step has the same result, to the bit, with any number of CPU threads.
+        is_capturable: the kernels of a step depend only on input shapes, so that CUDA graphs work.
+    """
 
     is_capturable = True
 
@@ -125,7 +135,13 @@ class Decoder:
         context: StepContext,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one step and return the logits, as `model.Model.forward` describes."""
+        """Run one step, and return logits [len(logits_of), vocab_size].
+
+        Args:
+            input_ids: [num_tokens], all requests of the step one after the other.
+            positions: [num_tokens], of each token in its request.
+            logits_of: indices of the tokens whose logits are needed; may be empty.
+        """
         config, batch = self._config, context.batch
         eps, last = config.norm_eps, len(self._layers) - 1
         x = F.embedding(input_ids, self._embeddings)

@@ -1,7 +1,7 @@
 """Loads a checkpoint: into our own decoder if it can run the model, else into transformers."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -10,13 +10,14 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
 from stepscope.engine.models.decoder import Decoder
 from stepscope.engine.models.made_checkpoints import is_random
-from stepscope.engine.models.model import Model
 from stepscope.engine.models.model_config import check_config, misfit
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
 from stepscope.engine.models.weights import RandomWeights, Weights, check_tensors, refuse_unused
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
+
+Model: TypeAlias = Decoder | TransformersModel
 
 
 def load_config(folder: Path, name: str) -> Any:

@@ -18,11 +18,16 @@ import numpy as np
 import torch
 
 from stepscope.engine.models.checkpoint import refuse_file
-from stepscope.engine.models.model import StepContext
 from stepscope.engine.models.model_config import sliding_layers
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import KVShape
-from stepscope.kernels.paged_attention import AttentionOptions, LayerCache, PagedBatch, store_kv
+from stepscope.kernels.paged_attention import (
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+    StepContext,
+    store_kv,
+)
 from stepscope.kernels.reference import ReferenceAttention
 
 # No mask function is registered under this name, so the library builds no masks. It must not
@@ -125,7 +130,7 @@ def _check_call(
 
 
 class TransformersModel:
-    """A loaded model and the shape of its KV cache. Implements `model.Model`."""
+    """A loaded model of the library, the second kind of `loader.Model`; see `Decoder`."""
 
     implementation = "transformers modules"
     is_thread_invariant = False  # unknown for the library's code
@@ -172,7 +177,6 @@ class TransformersModel:
         context: StepContext | Probe,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one step, and return logits [len(logits_of), vocab_size]."""
         output = self._model(
             input_ids=input_ids[None],
             position_ids=positions[None],

@@ -30,13 +30,13 @@ from gpu_requests import submit, whole_run, yardstick
 
 from stepscope.engine.execution.machine.devices import give_back_memory
 from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.loader import Model
 from stepscope.engine.models.made_checkpoints import RANDOM_PREFIX, SHAPES
-from stepscope.engine.models.model import Model, StepContext
 from stepscope.engine.models.weights import RandomWeights
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.kernels.dispatch.backends import choose
-from stepscope.kernels.paged_attention import LayerCache, PagedBatch
+from stepscope.kernels.paged_attention import LayerCache, PagedBatch, StepContext
 
 PAGE_SIZE = 256  # the library's own
 NUM_WARM_UPS = 4

@@ -21,7 +21,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -303,8 +302,11 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
 class TrialGpu:
     """A GPU with memory in round numbers, which launches graphs again to replay them."""
 
-    def memory(self) -> Any:
-        return SimpleNamespace(total=1 << 30, free=700 << 20, reserved=9 << 20, allocated=9 << 20)
+    def memory(self) -> tuple[int, int]:
+        return 1 << 30, 315 << 20
+
+    def allocated_bytes(self) -> int:
+        return 9 << 20
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         run()

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from stepscope.engine.models import loader
-from stepscope.engine.models.model import Model, StepContext
+from stepscope.engine.models.loader import Model
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.kernels.paged_attention import LayerCache, PagedBatch
+from stepscope.kernels.paged_attention import LayerCache, PagedBatch, StepContext
 from stepscope.kernels.reference import ReferenceAttention
 from tests.support.cpu_levels import EACH_LEVEL, highest_level, linear_layouts
 
