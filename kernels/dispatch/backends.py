@@ -15,7 +15,7 @@ from stepscope.kernels.paged_attention import (
     LayerCache,
     PagedBatch,
 )
-from stepscope.kernels.plain.flash_attention import FlashAttention, load_flash_attn
+from stepscope.kernels.plain.flash_attention import load_flash_attn
 from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
 from stepscope.kernels.triton.plan import Device
@@ -58,7 +58,7 @@ def _create_triton() -> AttentionBackend:
 
 
 def _create_flash_attn() -> AttentionBackend:
-    return FlashAttention("flash-attn", load_flash_attn(), _create_triton())
+    return load_flash_attn(_create_triton())
 
 
 # Fastest first: 'auto' chooses the first usable one.

@@ -15,12 +15,7 @@ import torch
 from stepscope.kernels.dispatch import backends
 from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import AttentionOptions
-from stepscope.kernels.plain.flash_attention import (
-    FlashAttention,
-    flash_attn_4_varlen,
-    flash_attn_varlen,
-    load_flash_attn,
-)
+from stepscope.kernels.plain.flash_attention import FlashAttention, load_flash_attn
 from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
 from tests.compute.test_kernels import MIXED, make_case
@@ -157,14 +152,13 @@ class Library:
 
 
 def create(name: str, library: Library) -> FlashAttention:
-    """A backend in fp32, unlike the libraries, so that it can be compared with the oracle."""
-    varlen = {
-        "flash-attn": flash_attn_varlen(library.flash_attn_varlen_func),
-        "flash-attn-4": flash_attn_4_varlen(library.flash_attn_4_varlen_func),
+    """A backend that also takes fp32, unlike the libraries, to be compared with the oracle."""
+    backend = {
+        "flash-attn": FlashAttention(library.flash_attn_varlen_func, 2, TorchAttention()),
+        "flash-attn-4": FlashAttention(library.flash_attn_4_varlen_func, 4, TorchAttention()),
     }[name]
-    return FlashAttention(
-        name, varlen._replace(dtypes=(torch.float32, torch.bfloat16)), TorchAttention()
-    )
+    backend.dtypes = (torch.float32, torch.bfloat16)
+    return backend
 
 
 # flash-attn 4 reads the pages of heads whose width is a multiple of 16.
@@ -227,13 +221,14 @@ def test_attention_with_an_option_the_library_lacks_uses_another_backend() -> No
 def test_heads_and_dtypes_that_the_attention_library_refuses_use_another_backend() -> None:
     library = Library()
     case = make_case(MIXED)
-    varlen = flash_attn_varlen(library.flash_attn_varlen_func)
-    FlashAttention("flash-attn", varlen, TorchAttention())(*case, AttentionOptions(0.6))  # fp32
+    backend = FlashAttention(library.flash_attn_varlen_func, 2, TorchAttention())
+    backend(*case, AttentionOptions(0.6))  # fp32
     half = case.to(torch.bfloat16)
-    wide = varlen._replace(head_dims=(16,))
-    FlashAttention("flash-attn", wide, TorchAttention())(*half, AttentionOptions(0.6))
+    backend.head_dims = (16,)
+    backend(*half, AttentionOptions(0.6))
     assert not library.calls
-    FlashAttention("flash-attn", varlen, TorchAttention())(*half, AttentionOptions(0.6))
+    backend.head_dims = (8,)
+    backend(*half, AttentionOptions(0.6))
     assert len(library.calls) == 1
 
 
@@ -322,7 +317,7 @@ def test_flash_attn_4_is_taken_on_the_gpus_that_it_is_for(monkeypatch: pytest.Mo
 
     def reads_pages(*capability: int) -> bool:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-        return bool(load_flash_attn().paged_head_dims)
+        return bool(load_flash_attn(TorchAttention()).paged_head_dims)
 
     assert reads_pages(9, 0)
     assert reads_pages(10, 3)
