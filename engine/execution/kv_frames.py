@@ -32,7 +32,6 @@ class KVFrames:
             stored[places, begin : begin + rows.shape[1]] = rows.cpu()
 
     def load(self, memory: memoryview, frames: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy frames of `memory` into KV blocks."""
         stored = self._frames(memory)
         places = torch.tensor(frames)
         for begin, cache in self._parts():

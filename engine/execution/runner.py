@@ -169,7 +169,6 @@ class ModelRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the KV cache in bytes."""
         return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._caches)
 
     def kv_frames(self, model: str) -> KVFrames:
@@ -187,7 +186,6 @@ class ModelRunner:
         return KVFrames([*keys, *values], layout)
 
     def seed_of(self, request: Request) -> int:
-        """Return the seed with which a request's tokens are sampled."""
         return self._sampler.seed_of(request)
 
     @property
@@ -197,7 +195,6 @@ class ModelRunner:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The fields of `EngineInfo` that describe the model and how it runs."""
         model, shape = self._model, self._model.kv_shape
         graphs = ""
         if self.graphs is not None and self.pieces is not None:

@@ -91,7 +91,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(file: Path, purpose: str) -> dict[str, Any]:
-    """Read a JSON object from a file."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

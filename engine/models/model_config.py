@@ -128,8 +128,6 @@ def _refuse(name: str, reason: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes and options of a model that `decoder.py` runs."""
-
     architecture: str
     num_layers: int
     hidden_size: int
@@ -148,7 +146,6 @@ class DecoderConfig:
 
     @classmethod
     def of(cls, config: Any) -> "DecoderConfig":
-        """Make a `DecoderConfig` from a `PreTrainedConfig` for which `misfit` returns None."""
         kind = config.model_type
         attention_bias = bool(own(config, "attention_bias"))
         sliding = sliding_layers(config)

@@ -73,7 +73,6 @@ class Weights:
                 self._file_of.update(dict.fromkeys(tensors.keys(), file))
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Compare expected names and shapes with the files'. Raises ConfigError if they differ."""
         mismatched = []
         for file in sorted(set(self._file_of.values())):
             with safe_open(file, framework="pt") as tensors:
@@ -88,7 +87,6 @@ class Weights:
         return tensor in self._file_of
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
-        """Read one tensor to the CPU, in `dtype`."""
         with safe_open(self._file_of[tensor], framework="pt") as tensors:
             found: torch.Tensor = tensors.get_tensor(tensor)
         return found.to(dtype)
@@ -109,7 +107,6 @@ class RandomWeights:
         self._shapes: Mapping[str, Shape] = {}
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Take note of the names and shapes of the tensors; there is no file to check."""
         self._shapes = expected
 
     def has(self, tensor: str) -> bool:

@@ -142,7 +142,6 @@ class FittedModel(Struct, frozen=True, kw_only=True):
         return StepTime(cycle_s - host_s, host_s, self.spread, is_far)
 
     def in_words(self) -> str:
-        """Describe the fit's errors for people."""
         return (
             f"fitted on {self.num_steps:,} steps; on steps not seen the median error is "
             f"{self.median_error:.1%}, one in ten is above {self.p90_error:.1%}"

@@ -37,8 +37,6 @@ class BackendChoice(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A backend that may run on this machine."""
-
     name: str
     device: str | None  # type of device that it runs on; None: any
     dtypes: tuple[torch.dtype, ...]  # of queries; empty: any

@@ -78,7 +78,6 @@ def add_rms_norm(
 def torch_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm` in plain torch, for any device."""
     if residual is None:
         residual = x
     else:
@@ -150,7 +149,6 @@ def torch_norm_rope_store(
     cache: LayerCache,
     heads: QKVHeads,
 ) -> torch.Tensor:
-    """`norm_rope_store` in plain torch, for any device."""
     num_heads, num_kv_heads, q_norm, k_norm, eps = heads
     split = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
     query, key, value = split.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -189,6 +187,5 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """`silu_mul` in plain torch, for any device."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate.float()) * up).to(gate_up.dtype)

@@ -28,7 +28,6 @@ def _add_rms_norm(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
-    """Each program computes one row."""
     dtype = output.dtype.element_ty
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE

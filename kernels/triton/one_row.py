@@ -46,7 +46,6 @@ def _one_row(  # type: ignore[no-untyped-def]
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Each program computes `ROWS` outputs."""
     dtype = output.dtype.element_ty
     # Beyond the last row the last one again: it computes the same value.
     rows = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), num_outputs - 1)

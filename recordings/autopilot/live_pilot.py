@@ -113,7 +113,6 @@ class LivePilot:
 
     @property
     def late_share(self) -> float | None:
-        """Share of late gaps (longer than the level) between tokens so far; None without gaps."""
         return self._pilot.late_share
 
     def tick(self, now_s: float) -> Moved | None:

@@ -48,8 +48,6 @@ class _SeenStep(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """How well the ITL level was kept over some steps."""
-
     late_share: float  # of the gaps between tokens: longer than the level
     is_late: bool  # too many, and a smaller budget would shorten steps
     is_calm: bool  # few, though the budget limited steps

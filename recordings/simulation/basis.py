@@ -32,7 +32,6 @@ _MAX_BETWEEN_NS = 100_000_000  # a longer time between two steps is a pause, not
 
 
 def step_records(recording: Recording) -> Iterator[StepRecord]:
-    """Yield all step records that can be read, in order."""
     for message, _, _, _ in messages(recording):
         if isinstance(message, StepRecord):
             yield message
@@ -105,7 +104,6 @@ class MachineSpeed(NamedTuple):
 
     @property
     def drift(self) -> float:
-        """Standard deviation of `windows`."""
         return statistics.stdev(self.windows)
 
 

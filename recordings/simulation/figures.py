@@ -109,7 +109,6 @@ def _spread(samples: Distribution) -> Spread:
 
 
 def flat(figures: RunFigures) -> dict[str, float | None]:
-    """Return name -> value of each figure."""
     found: dict[str, float | None] = {}
     for name in ("ttft", "itl", "e2e"):
         spread: Spread = getattr(figures, f"{name}_ms")

@@ -33,8 +33,6 @@ class Remedy(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is known of a recorded session."""
-
     basis: WhatIfBasis
     shares: Mapping[Limit, float]  # of the steps whose limit is known, those that it held back
     prefill_late_share: float  # of gaps: late mainly due to prefills of others
@@ -66,7 +64,6 @@ class Suspect(NamedTuple):
 
 
 def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
-    """Sum up a recording."""
     num_known = max(1, side.sums().num_known_limits)
     shares = {limit: each.num_records / num_known for limit, each in side.limited.items()}
     return Seen(basis, shares, side.share_late_beside_prefill)

@@ -78,8 +78,6 @@ class ForecastStopped(Exception):  # noqa: N818 - reads as what happened
 
 
 class Forecast(NamedTuple):
-    """The predicted figures of a session under one set of knobs."""
-
     text: str
     figures: dict[str, Predicted]
     share_extrapolated: float  # share of steps unlike any in the recording

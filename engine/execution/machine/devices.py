@@ -65,7 +65,6 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of the device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_bytes()

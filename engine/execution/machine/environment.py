@@ -19,7 +19,6 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
 
 def num_threads(config: EngineConfig) -> int:
-    """Return the number of CPU threads for the model."""
     if config.threads:
         return config.threads
     if hasattr(os, "sched_getaffinity"):
@@ -81,8 +80,6 @@ CLEARLY = 0.95  # a winner takes at most this share of the other's time
 
 
 class _Size:
-    """What is known of steps of about one size."""
-
     def __init__(self, best: int) -> None:
         self.best = best
         self.num_steps = 0

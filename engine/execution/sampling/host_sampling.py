@@ -47,7 +47,6 @@ class TokenCounts:
 
     @property
     def counts(self) -> npt.NDArray[np.float32]:
-        """How often each of `token_ids` occurs in the output."""
         return self._counts[: len(self._place)]
 
     def catch_up(self, request: Request) -> None:
@@ -180,7 +179,6 @@ def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
 
 
 def _best(logits: Floats, count: int) -> list[int]:
-    """Return the `count` likeliest tokens, best first."""
     count = min(count, len(logits))
     if not count:
         return []

@@ -30,8 +30,6 @@ from stepscope.engine.simulation.virtual.requests import (
 
 
 class SimulatedSetup(Struct, frozen=True, kw_only=True):
-    """The settings of a simulated engine."""
-
     model: StepTimeModel
     simulated: str  # the model of step times, in a few words
     model_name: str
@@ -52,7 +50,6 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         return Scheduler(kv, self.knobs, self.limits)
 
     def info(self, seed: int) -> EngineInfo:
-        """Make the `EngineInfo` of an engine; its clocks are virtual."""
         return EngineInfo(
             engine_id=self._engine_id(seed),
             name=self.device,
@@ -107,7 +104,6 @@ class SimulatedSession:
 
     @property
     def now_ns(self) -> int:
-        """Virtual time since the start."""
         return self._runner.clock() - START_NS
 
     def snapshot(self) -> Snapshot:
@@ -142,7 +138,6 @@ class SimulatedSession:
             self._core.inbox.put(Call(SetKnobs(changes=changes, who=_WHO), self._client))
 
     def run_until(self, time_ns: int) -> None:
-        """Run every step that begins before `time_ns`."""
         while self.now_ns < time_ns and self._step():
             pass
 
@@ -166,8 +161,6 @@ class SimulatedSession:
 
 
 class TimedKnobs(NamedTuple):
-    """Knobs to set at a given time."""
-
     time_ns: int
     knobs: Knobs
 
