@@ -19,6 +19,7 @@ from typing import TypeAlias
 import torch
 
 from stepscope.engine.execution.input_batch import InputBatch, StepInputs, TokenBuffers
+from stepscope.engine.execution.machine.devices import give_back_memory
 from stepscope.engine.models.checkpoint import Progress
 from stepscope.kernels.paged_attention import (
     AttentionBackend,
@@ -84,7 +85,7 @@ class StepGraphs:
         backend: AttentionBackend | None,
         buffers: TokenBuffers,
         logits: torch.Tensor,
-        device: "CudaGraphDevice",
+        device: "CudaDevice",
     ) -> None:
         self.sizes = sizes
         self.buffers = buffers
@@ -174,12 +175,33 @@ class _Recorder:
         return outputs
 
 
-class CudaGraphDevice:
-    """Records on its own stream. All graphs share one memory pool, as only one runs at a time."""
+class CudaDevice:
+    """Records graphs on its own stream, and measures memory. Tests have one of their own.
+
+    All graphs share one memory pool, as only one runs at a time.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+
+    def memory(self) -> tuple[int, int]:
+        """Return its size, and what other processes use of it, in bytes."""
+        give_back_memory(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total, total - free - torch.cuda.memory_reserved(self._device)
+
+    def allocated_bytes(self) -> int:
+        return int(torch.cuda.memory_allocated(self._device))
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
+        give_back_memory(self._device)
+        before = self.allocated_bytes()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        run()
+        return int(torch.cuda.max_memory_allocated(self._device)) - before
 
     def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
         """Run `launch` twice, and return graphs of the kernels that it launches.

@@ -14,14 +14,14 @@ from msgspec import structs
 
 from stepscope.engine.execution.graphs import (
     GRAPH_BYTES,
-    CudaGraphDevice,
+    CudaDevice,
     StepGraphs,
     graph_sizes,
     piece_sizes,
 )
 from stepscope.engine.execution.input_batch import DecodeBuffers, TokenBuffers
 from stepscope.engine.execution.machine import devices
-from stepscope.engine.execution.machine.devices import give_back_memory, memory_for
+from stepscope.engine.execution.machine.devices import memory_for
 from stepscope.engine.execution.machine.environment import (
     ThreadChoice,
     keep_freed_memory,
@@ -55,35 +55,8 @@ TRIAL_TOKENS = 8192
 TRIAL_BLOCKS = 64
 
 
-class CudaGpu:
-    """Its memory, the peak of a run, and a recorder of graphs. Tests have one of their own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def memory(self) -> tuple[int, int]:
-        """Return its size, and what other processes use of it, in bytes."""
-        give_back_memory(self._device)
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total, total - free - torch.cuda.memory_reserved(self._device)
-
-    def allocated_bytes(self) -> int:
-        return int(torch.cuda.memory_allocated(self._device))
-
-    def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
-        give_back_memory(self._device)
-        before = self.allocated_bytes()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        run()
-        return int(torch.cuda.max_memory_allocated(self._device)) - before
-
-    def recorder(self) -> CudaGraphDevice:
-        return CudaGraphDevice(self._device)
-
-
 def prepare(
-    runner: ModelRunner, config: EngineConfig, progress: Progress, gpu: CudaGpu | None = None
+    runner: ModelRunner, config: EngineConfig, progress: Progress, gpu: CudaDevice | None = None
 ) -> None:
     """Make `runner` ready to serve. So far, its KV pool must have `TRIAL_BLOCKS` blocks.
 
@@ -91,7 +64,7 @@ def prepare(
 
     Raises ConfigError: there is too little memory. The message says what to lower.
     """
-    gpu = CudaGpu(runner.device) if gpu is None else gpu
+    gpu = CudaDevice(runner.device) if gpu is None else gpu
     sizes = graph_sizes(config.seq_capacity) if runner.is_capturable else []
     num_tokens = piece_sizes(config.token_capacity or TRIAL_TOKENS) if sizes else []
     lower = (
@@ -112,7 +85,7 @@ def prepare(
             runner.execute(trial_step([pair], runner.num_blocks, runner.block_size))
         if sizes:
             with memory_for("CUDA graphs", "lower --gpu-memory-utilization or --seq-capacity"):
-                _record(runner, sizes, num_tokens, progress, gpu.recorder())
+                _record(runner, sizes, num_tokens, progress, gpu)
     progress("ready", 1.0)
 
 
@@ -121,7 +94,7 @@ def _trial(
     config: EngineConfig,
     sizes: list[int],
     num_tokens: list[int],
-    gpu: CudaGpu,
+    gpu: CudaDevice,
 ) -> DeviceUse:
     """Run the largest step. Returns the memory of the weights, of this step and of the graphs.
 
@@ -158,15 +131,15 @@ def _record(
     sizes: list[int],
     num_tokens: list[int],
     progress: Progress,
-    recorder: CudaGraphDevice,
+    gpu: CudaDevice,
 ) -> None:
     most, device = sizes[-1], runner.device
     block_size, scratch_slot = runner.block_size, runner.scratch_slot
     logits = torch.empty(most, runner.vocab_size, dtype=runner.dtype, device=device)
     buffers = DecodeBuffers(most, runner.max_model_len, block_size, scratch_slot, device)
-    graphs = StepGraphs(sizes, runner.forward, None, buffers, logits, recorder)
+    graphs = StepGraphs(sizes, runner.forward, None, buffers, logits, gpu)
     tokens = TokenBuffers(num_tokens[-1], block_size, scratch_slot, device)
-    pieces = StepGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, recorder)
+    pieces = StepGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, gpu)
     pieces.record(lambda what, share: progress(what, share / 2))
     graphs.record(lambda what, share: progress(what, (1 + share) / 2))
     runner.graphs, runner.pieces = graphs, pieces

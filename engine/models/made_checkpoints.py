@@ -130,21 +130,19 @@ RANDOM_PREFIX = "random:"
 RANDOM = "random_weights.json"
 RANDOM_VERSION = "v1"  # part of the folder's name; change it with the settings or the marker
 
+_COMMON = {"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False}
 _QWEN3: dict[str, Any] = {
+    **_COMMON,
     "model_type": "qwen3",
     "architectures": ["Qwen3ForCausalLM"],
-    "hidden_act": "silu",
-    "attention_bias": False,
     "max_position_embeddings": 40960,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1_000_000,
-    "tie_word_embeddings": False,
 }
 _LLAMA: dict[str, Any] = {
+    **_COMMON,
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_act": "silu",
-    "attention_bias": False,
     "mlp_bias": False,
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
@@ -156,7 +154,6 @@ _LLAMA: dict[str, Any] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
-    "tie_word_embeddings": False,
 }
 SHAPES: dict[str, dict[str, Any]] = {
     name: {**(_LLAMA if name.startswith("llama") else _QWEN3), **KNOWN_MODELS[name]}

@@ -6,7 +6,7 @@ attention is either handled, checked by the probe in `transformers_model`, or re
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from stepscope.engine.models.weights import Shape
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -27,33 +27,33 @@ def check_config(config: Any, name: str) -> None:
     """Refuse a model that cannot be served exactly over a paged KV cache."""
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
-        _refuse(name, "it is an encoder-decoder; stepscope serves decoder-only models")
+        refuse(name, "it is an encoder-decoder; stepscope serves decoder-only models")
     if getattr(text, "kv_lora_rank", None):
-        _refuse(name, "it uses multi-head latent attention (MLA), which is not implemented")
+        refuse(name, "it uses multi-head latent attention (MLA), which is not implemented")
     if getattr(text, "attn_temperature_tuning", None):
-        _refuse(name, "it scales attention by positions that it counts itself")
+        refuse(name, "it scales attention by positions that it counts itself")
     others = sorted(set(own(text, "layer_types") or ()) - set(SERVED_LAYER_TYPES))
     if others:
-        _refuse(name, f"it has layers of another kind than softmax attention ({', '.join(others)})")
+        refuse(name, f"it has layers of another kind than softmax attention ({', '.join(others)})")
     if getattr(text, "num_kv_shared_layers", 0):
-        _refuse(name, "its layers share keys and values, which is not implemented")
+        refuse(name, "its layers share keys and values, which is not implemented")
     bidirectional = getattr(text, "use_bidirectional_attention", None)
     if bidirectional not in (None, False) or getattr(text, "is_causal", True) is False:
-        _refuse(name, "it attends in both directions; stepscope serves causal models")
+        refuse(name, "it attends in both directions; stepscope serves causal models")
     for rope in _rope_parameters(text):
         if rope.get("mrope_section"):
-            _refuse(name, "its positions have several dimensions (M-RoPE), not implemented")
+            refuse(name, "its positions have several dimensions (M-RoPE), not implemented")
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
-            _refuse(name, f"its RoPE is of the type {kind!r}; there are {', '.join(_ROPE_TYPES)}")
+            refuse(name, f"its RoPE is of the type {kind!r}; there are {', '.join(_ROPE_TYPES)}")
         for key in _ROPE_NUMBERS:
             number = rope.get(key)
             if number is not None and not _is_positive(number):
-                _refuse(name, f"its config says {key}={number!r} of its RoPE")
+                refuse(name, f"its config says {key}={number!r} of its RoPE")
     for key in _SIZES:
         size = getattr(text, key, None)
         if size is not None and not (type(size) is int and _is_positive(size)):
-            _refuse(name, f"its config says {key}={size!r}")
+            refuse(name, f"its config says {key}={size!r}")
 
 
 def longest_request(config: Any, name: str, asked: int) -> int:
@@ -122,7 +122,7 @@ def _is_positive(number: object) -> bool:
     return type(number) in (int, float) and 0 < number < _MAX_SIZE  # type: ignore[operator]
 
 
-def _refuse(name: str, reason: str) -> None:
+def refuse(name: str, reason: str) -> NoReturn:
     raise ConfigError("unsupported_model", f"{name} cannot be served: {reason}")
 
 
@@ -146,6 +146,7 @@ class DecoderConfig:
 
     @classmethod
     def of(cls, config: Any) -> "DecoderConfig":
+        """`config`: a `PreTrainedConfig` for which `misfit` returns None."""
         kind = config.model_type
         attention_bias = bool(own(config, "attention_bias"))
         sliding = sliding_layers(config)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from stepscope.engine.models.checkpoint import refuse_file
-from stepscope.engine.models.model_config import sliding_layers
+from stepscope.engine.models.model_config import refuse, sliding_layers
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.paged_attention import (
@@ -153,7 +153,7 @@ class TransformersModel:
         parameters = inspect.signature(model.forward).parameters
         for needed in ("position_ids", "logits_to_keep"):
             if needed not in parameters:
-                self._refuse(f"it takes no {needed}")
+                refuse(self.name, f"it takes no {needed}")
         self.dtype, self.kv_shape = self._probe()
         self._compare()
 
@@ -202,16 +202,17 @@ class TransformersModel:
             refuse_file("unsupported_model", f"{self.name} fails on a trial of six tokens", error)
         num_layers = int(self._text_config.num_hidden_layers)
         if sorted(probe) != list(range(num_layers)):
-            self._refuse(
+            refuse(
+                self.name,
                 f"only {len(probe)} of its {num_layers} layers attend through the library's "
-                "attention interface"
+                "attention interface",
             )
         deaf = [i for i in sorted(sliding_layers(self._text_config)) if not probe[i].sliding_window]
         if deaf:
-            self._refuse(f"layer {deaf[0]} has a sliding window, but its attention ignores it")
+            refuse(self.name, f"layer {deaf[0]} has a sliding window, but its attention ignores it")
         shapes = {(call.num_kv_heads, call.head_dim, call.dtype) for call in probe.values()}
         if len(shapes) > 1:
-            self._refuse("its layers have KV heads of several shapes")
+            refuse(self.name, "its layers have KV heads of several shapes")
         heads, dim, dtype = shapes.pop()
         return dtype, KVShape(
             num_layers=num_layers, num_kv_heads=heads, head_dim=dim, dtype_bytes=dtype.itemsize
@@ -232,9 +233,10 @@ class TransformersModel:
         for how, got in found.items():
             apart = torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected)
             if not apart < _TRIAL_ERROR[self.dtype.itemsize]:
-                self._refuse(
+                refuse(
+                    self.name,
                     f"over a paged KV cache its logits of a prompt {how} are {apart:.0%} apart "
-                    "from those of its own forward pass"
+                    "from those of its own forward pass",
                 )
 
     def _over_pages(self, tokens: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -258,6 +260,3 @@ class TransformersModel:
             every = torch.arange(num_tokens, device=self.device)
             logits.append(self.forward(tokens[positions], positions, context, every))
         return torch.cat(logits)
-
-    def _refuse(self, reason: str) -> None:
-        raise ConfigError("unsupported_model", f"{self.name} cannot be served: {reason}")

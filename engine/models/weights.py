@@ -73,6 +73,7 @@ class Weights:
                 self._file_of.update(dict.fromkeys(tensors.keys(), file))
 
     def check(self, expected: Mapping[str, Shape]) -> None:
+        """Raises ConfigError: names or shapes in the files are not those expected."""
         mismatched = []
         for file in sorted(set(self._file_of.values())):
             with safe_open(file, framework="pt") as tensors:

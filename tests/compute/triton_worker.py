@@ -312,10 +312,10 @@ class TrialGpu:
         run()
         return 5 << 20
 
-    def recorder(self) -> Any:
+    def record(self, launch: Callable[[Any], None]) -> Any:
         from tests.support.engines.relaunching import RelaunchingDevice
 
-        return RelaunchingDevice()
+        return RelaunchingDevice().record(launch)
 
 
 def engine(request: dict[str, Any]) -> dict[str, Any]:
