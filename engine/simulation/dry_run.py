@@ -183,9 +183,6 @@ class ScheduleReplay:
         )  # fmt: skip
 
     def _update(self, rows: list[ScheduledRow]) -> list[Request]:
-        if not self.scheduler.num_draft_tokens:
-            token_ids = [self._token(row, 0) if row.samples else None for row in rows]
-            return self.scheduler.update(rows, token_ids)
         sampled = {
             index: [self._token(row, i) for i in range(row.num_tokens if has_drafts(row) else 1)]
             for index, row in enumerate(rows)

@@ -139,14 +139,13 @@ def _no_host(setup: SimulatedSetup) -> Iterator[Remedy]:
     yield Remedy(text, faster, {}, is_live=False)
 
 
-class _WithoutHost:
+class _WithoutHost(NamedTuple):
     """A `StepTimeModel` with the times of another model, but no CPU time between steps."""
 
-    def __init__(self, model: StepTimeModel) -> None:
-        self._model = model
+    model: StepTimeModel
 
     def step_time(self, shape: StepShape) -> StepTime:
-        return self._model.step_time(shape)._replace(host_s=0.0)
+        return self.model.step_time(shape)._replace(host_s=0.0)
 
 
 SUSPECTS = (

@@ -14,6 +14,7 @@ import ctypes
 import os
 import statistics
 from collections import defaultdict, deque
+from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 
@@ -79,12 +80,13 @@ LARGEST_TRIED = 256
 CLEARLY = 0.95  # a winner takes at most this share of the other's time
 
 
+@dataclass
 class _Size:
-    def __init__(self, best: int) -> None:
-        self.best = best
-        self.num_steps = 0
-        # By number of threads.
-        self.times_ns: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+    best: int  # number of threads
+    num_steps: int = 0
+    times_ns: defaultdict[int, deque[int]] = field(  # by number of threads
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))
+    )
 
 
 class ThreadChoice:

@@ -11,7 +11,7 @@ None of them waits for the device, except `collect`.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -102,21 +102,20 @@ class Sampler:
         return TokenChoice(row, sampling, random, forbidden, counts)
 
 
-class SamplesOnHost:
+class SamplesOnHost(NamedTuple):
     """Tokens that were sampled on the host, with the methods of `SamplesOnDevice`."""
 
-    def __init__(self, sampled: Sampled, device: torch.device) -> None:
-        self._sampled = sampled
-        self._device = device
+    sampled: Sampled
+    device: torch.device
 
     @property
     def tokens(self) -> torch.Tensor:
         # The next step may compute an unsound token before it is dropped: it must be one.
-        token_ids = np.array(self._sampled.token_ids, dtype=np.int64)
-        return to_device(token_ids.clip(min=0), self._device)
+        token_ids = np.array(self.sampled.token_ids, dtype=np.int64)
+        return to_device(token_ids.clip(min=0), self.device)
 
     def collect(self) -> Sampled:
-        return self._sampled
+        return self.sampled
 
 
 class SamplesOnDevice:
