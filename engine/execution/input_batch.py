@@ -155,16 +155,15 @@ def _build_with_drafts(
     draft sees the keys of the drafts before it, because a layer stores the keys of all rows before
     any row reads them.
     """
-    laid_out: list[ScheduledRow] = []
-    places: list[tuple[int, int]] = []  # for each of these, its original row and depth in it
-    for index, row in enumerate(rows):
-        if not has_drafts(row):
-            laid_out.append(row)
-            places.append((index, 0))
-            continue
-        for depth in range(row.num_tokens):
-            laid_out.append(row._replace(start=row.start + depth, num_tokens=1))
-            places.append((index, depth))
+    places = [  # for each row that is laid out, its original row and depth in it
+        (index, depth)
+        for index, row in enumerate(rows)
+        for depth in range(row.num_tokens if has_drafts(row) else 1)
+    ]
+    laid_out = [
+        row._replace(start=row.start + depth, num_tokens=1) if has_drafts(row) else row
+        for row, depth in ((rows[index], depth) for index, depth in places)
+    ]
     batch = build(laid_out, tables, block_size)
     return batch._replace(
         sampling_rows=[places[i][0] for i in batch.sampling_rows],

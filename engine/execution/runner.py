@@ -298,19 +298,12 @@ class ModelRunner:
             run = partial(pieces.run, size, len(batch.logits_of), self._paged(batch))
             return size, "piecewise", run
         has_graphs = graphs is not None or self.device.type == "cuda"
-        compute = partial(self.forward, self._inputs(batch, fed))
-        return num_tokens, "none" if has_graphs else None, compute
-
-    def _inputs(self, batch: input_batch.InputBatch, fed: torch.Tensor | None) -> StepInputs:
         input_ids = self._tensor(batch.input_ids)
         if fed is not None:
             input_ids.index_copy_(0, self._tensor(np.array(batch.fed_at)), fed)
-        return StepInputs(
-            input_ids,
-            self._tensor(batch.positions),
-            self._tensor(batch.logits_of),
-            self._paged(batch),
-        )
+        positions, logits_of = self._tensor(batch.positions), self._tensor(batch.logits_of)
+        inputs = StepInputs(input_ids, positions, logits_of, self._paged(batch))
+        return num_tokens, "none" if has_graphs else None, partial(self.forward, inputs)
 
     def _paged(self, batch: input_batch.InputBatch) -> PagedBatch:
         return PagedBatch(

@@ -55,16 +55,12 @@ def _create_triton() -> AttentionBackend:
     return TritonAttention(Device.of(torch.device("cuda")))
 
 
-def _create_flash_attn() -> AttentionBackend:
-    return load_flash_attn(_create_triton())
-
-
 # Fastest first: 'auto' chooses the first usable one.
 _HALF = (torch.float16, torch.bfloat16)
 _CANDIDATES = (
     _Candidate(
         "flash-attn", "cuda", _HALF, "prefill by flash-attn, decode by our Triton kernel, on {}",
-        _create_flash_attn, widens=False,
+        lambda: load_flash_attn(_create_triton()), widens=False,
     ),
     _Candidate(
         "triton", "cuda", (torch.float32, *_HALF), "prefill and decode by our Triton kernel, on {}",

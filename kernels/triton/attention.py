@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from stepscope.kernels.paged_attention import AttentionOptions, LayerCache, PagedBatch
 from stepscope.kernels.triton.combine import combine
-from stepscope.kernels.triton.plan import Device, Launch, plan_launches
+from stepscope.kernels.triton.plan import Device, plan_launches
 
 LOG2_E = math.log2(math.e)
 
@@ -237,7 +237,19 @@ class TritonAttention:
         num_tokens, num_heads, head_dim = query.shape
         _, block_size, num_kv_heads, _ = cache.keys.shape
         num_requests = len(tensors.context_lens)
-        for launch in self._launches(query, cache.keys, batch, sliding_window):
+        key = (self.name, sliding_window, query.shape[1:], query.dtype, cache.keys.shape)
+        launches = batch.plans.get(key)
+        if not isinstance(launches, list):  # planned by the first call, from the arrays on the host
+            launches = batch.plans[key] = plan_launches(
+                batch,
+                sliding_window,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                itemsize=query.dtype.itemsize,
+                device=self._device,
+            )
+        for launch in launches:
             is_split = launch.num_splits > 1
             # Unused arguments must still be pointers.
             partial = lse = output
@@ -262,24 +274,3 @@ class TritonAttention:
             if is_split:
                 combine(output, partial, lse, tensors.query_starts, num_requests, launch.decode)
         return output
-
-    def _launches(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        batch: PagedBatch,
-        sliding_window: int | None,
-    ) -> list[Launch]:
-        key = (self.name, sliding_window, query.shape[1:], query.dtype, key_cache.shape)
-        launches = batch.plans.get(key)
-        if not isinstance(launches, list):  # planned by the first call, from the arrays on the host
-            launches = batch.plans[key] = plan_launches(
-                batch,
-                sliding_window,
-                num_heads=query.shape[1],
-                num_kv_heads=key_cache.shape[2],
-                head_dim=query.shape[2],
-                itemsize=query.dtype.itemsize,
-                device=self._device,
-            )
-        return launches

@@ -198,7 +198,10 @@ class LivePilot:
             self.ended = f"{changed.who} has set {values}"
 
     def _propose(self, move: Move) -> Moved | None:
-        if self._proposed is not None and _are_close(self._proposed, move):
+        last = self._proposed.changes if self._proposed is not None else {}
+        if last.keys() == move.changes.keys() and all(
+            abs(value - move.changes[name]) <= _SAME * value for name, value in last.items()
+        ):
             return None
         self._proposed = move
         return Moved({name: self._knobs[name] for name in move.changes}, move, None)
@@ -241,9 +244,3 @@ def _check(snapshot: Snapshot) -> None:
         raise ConfigError(
             "leased", f"{snapshot.leased.who} already holds {', '.join(snapshot.leased.before)}"
         )
-
-
-def _are_close(one: Move, other: Move) -> bool:
-    return one.changes.keys() == other.changes.keys() and all(
-        abs(value - other.changes[name]) <= _SAME * value for name, value in one.changes.items()
-    )

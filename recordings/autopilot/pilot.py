@@ -250,14 +250,13 @@ class Autopilot:
         if model is not None:
             self._correct(judged)
         move = self._by_late_gaps(judged) if model is None else self._by_model(model)
-        if move is None or (self._is_raise(move) and not may_raise):
+        now = {BUDGET: self._budget, SEATS: self._seats}
+        if move is None or (
+            not may_raise and all(value > now[name] for name, value in move.changes.items())
+        ):
             return None
         self._moved_ns = now_ns
         return move
-
-    def _is_raise(self, move: Move) -> bool:
-        now = {BUDGET: self._budget, SEATS: self._seats}
-        return all(value > now[name] for name, value in move.changes.items())
 
     def _by_late_gaps(self, judged: Judgement | None) -> Move | None:
         if judged is None or not (judged.is_late or judged.is_calm):

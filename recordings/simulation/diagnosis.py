@@ -107,7 +107,9 @@ def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Di
         Finding(each, each.is_likely(seen), each.evidence(seen), first.get(each.name))
         for each in SUSPECTS
     ]
-    findings.sort(key=_weight, reverse=True)
+    findings.sort(
+        key=lambda each: (each.is_likely, each.trial.gain if each.trial else 0.0), reverse=True
+    )
     held = {limit: seen.shares[limit] for limit in NAMED_WAITS if seen.shares[limit] >= _MIN_GAIN}
     return Diagnosis(again, _kept(again), findings, bottlenecks, held)
 
@@ -124,7 +126,3 @@ def _kept(found: Forecast) -> float:
 
 def _kept_in(run: Mapping[str, float | None]) -> float:
     return (run["goodput_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
-
-
-def _weight(found: Finding) -> tuple[bool, float]:
-    return found.is_likely, found.trial.gain if found.trial else 0.0

@@ -6,7 +6,6 @@ dashboard, waiting for a second thread costs more than the work. NumPy's argmax,
 are vectorised too.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -126,7 +125,10 @@ def choose(logits: Floats, choice: TokenChoice) -> int:
     if choice.counts is not None:
         penalise(logits, choice.counts, sampling)
     if choice.forbidden:
-        _forbid(logits, choice.forbidden)
+        before = logits[choice.forbidden]
+        logits[choice.forbidden] = -np.inf
+        if logits.max() == -np.inf:  # no other token is left
+            logits[choice.forbidden] = before
     logits = _finite(logits)
     if choice.random is None:
         return int(logits.argmax())
@@ -188,13 +190,6 @@ def _best(logits: Floats, count: int) -> list[int]:
     order = np.argsort(-logits[found], kind="stable")
     best: list[int] = [*found[order].tolist(), *equal.tolist()]
     return best
-
-
-def _forbid(logits: Floats, tokens: Sequence[int]) -> None:
-    before = logits[tokens]
-    logits[tokens] = -np.inf
-    if logits.max() == -np.inf:
-        logits[tokens] = before
 
 
 def _finite(logits: Floats) -> Floats:

@@ -268,7 +268,9 @@ def _write_weights(
                 f"the gguf package cannot dequantise {tensor.tensor_type.name} ({tensor.name})",
             ) from None
         if part in heads:
-            values = _unpermuted(values, heads[part])
+            # [num_heads * head_dim, hidden_size], from llama.cpp's order of rows
+            pairs = values.reshape(heads[part], -1, 2, values.shape[1])
+            values = pairs.swapaxes(1, 2).reshape(values.shape)
         dtype = types.get(tensor.tensor_type, torch.bfloat16)
         # Copied, because `values` may be a view of the file.
         weights[name] = torch.tensor(values, dtype=dtype)
@@ -283,9 +285,3 @@ def _name_of(tensor: str) -> tuple[str, str]:
     if found is None or found[2] not in _LAYER_NAMES:
         raise ConfigError("gguf_tensor", f"its tensor {tensor} is none of a plain Llama model")
     return f"model.layers.{found[1]}.{_LAYER_NAMES[found[2]]}.weight", found[2]
-
-
-def _unpermuted(rows: Any, num_heads: int) -> Any:
-    """Reorder the rows of Q or K, [num_heads * head_dim, hidden_size], from llama.cpp's order."""
-    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)

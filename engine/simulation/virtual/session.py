@@ -50,8 +50,13 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         return Scheduler(kv, self.knobs, self.limits)
 
     def info(self, seed: int) -> EngineInfo:
+        # Its id is equal only for runs with equal settings and seed.
+        parts = [
+            self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
+            self.block_size, self.overlap, self.work, seed,
+        ]  # fmt: skip
         return EngineInfo(
-            engine_id=self._engine_id(seed),
+            engine_id=f"simulated-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]}",
             name=self.device,
             software_version="simulated",
             simulated=self.simulated,
@@ -70,14 +75,6 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
             slo_ttft_ms=self.slo_ttft_ms,
             slo_itl_ms=self.slo_itl_ms,
         )
-
-    def _engine_id(self, seed: int) -> str:
-        """Return an engine id that is equal only for runs with equal settings and seed."""
-        parts = [
-            self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
-            self.block_size, self.overlap, self.work, seed,
-        ]  # fmt: skip
-        return f"simulated-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]}"
 
 
 _SALT = b"simulated"  # constant, so that equal runs have equal recordings; nothing is secret
