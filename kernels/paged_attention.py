@@ -131,11 +131,9 @@ class PagedBatch:
     def on_device(self) -> BatchTensors:
         """Return the arrays on the device. The first call copies them, unless `tensors` is set."""
         if self.tensors is None:
+            arrays = self.query_starts, self.context_lens, self.block_tables
             self.tensors = BatchTensors(
-                *(
-                    to_device(array.astype(np.int32), self.device)
-                    for array in (self.query_starts, self.context_lens, self.block_tables)
-                )
+                *(to_device(each.astype(np.int32), self.device) for each in arrays)
             )
         return self.tensors
 

@@ -174,19 +174,16 @@ class CudaDevice:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def memory(self) -> tuple[int, int]:
-        """Return its size, and what other processes use of it, in bytes."""
+    def memory(self) -> tuple[int, int, int]:
+        """Return its size, what other processes use, and what tensors take, in bytes."""
         give_back_memory(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
-        return total, total - free - torch.cuda.memory_reserved(self._device)
-
-    def allocated_bytes(self) -> int:
-        return int(torch.cuda.memory_allocated(self._device))
+        others = total - free - torch.cuda.memory_reserved(self._device)
+        return total, others, torch.cuda.memory_allocated(self._device)
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
-        give_back_memory(self._device)
-        before = self.allocated_bytes()
+        _, _, before = self.memory()
         torch.cuda.reset_peak_memory_stats(self._device)
         run()
         return int(torch.cuda.max_memory_allocated(self._device)) - before

@@ -85,7 +85,17 @@ def prepare(
             runner.execute(trial_step([pair], runner.num_blocks, runner.block_size))
         if sizes:
             with memory_for("CUDA graphs", "lower --gpu-memory-utilization or --seq-capacity"):
-                _record(runner, sizes, num_tokens, progress, gpu)
+                where = runner.block_size, runner.scratch_slot, runner.device
+                logits = torch.empty(
+                    sizes[-1], runner.vocab_size, dtype=runner.dtype, device=runner.device
+                )
+                buffers = DecodeBuffers(sizes[-1], runner.max_model_len, *where)
+                graphs = StepGraphs(sizes, runner.forward, None, buffers, logits, gpu)
+                tokens = TokenBuffers(num_tokens[-1], *where)
+                pieces = StepGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, gpu)
+                pieces.record(lambda what, share: progress(what, share / 2))
+                graphs.record(lambda what, share: progress(what, (1 + share) / 2))
+                runner.graphs, runner.pieces = graphs, pieces
     progress("ready", 1.0)
 
 
@@ -119,30 +129,10 @@ def _trial(
             peak_bytes([(0, chunk)] * -(-num_tokens[-1] // chunk)),
         )
         graphs = most + (len(sizes) + len(num_tokens)) * GRAPH_BYTES
-    total, others = gpu.memory()
-    weights = gpu.allocated_bytes() - runner.kv_bytes
-    use = DeviceUse(total, others, weights, activations, graphs)
+    total, others, allocated = gpu.memory()
+    use = DeviceUse(total, others, allocated - runner.kv_bytes, activations, graphs)
     log.info("of the GPU's memory: %s", use.in_words())
     return use
-
-
-def _record(
-    runner: ModelRunner,
-    sizes: list[int],
-    num_tokens: list[int],
-    progress: Progress,
-    gpu: CudaDevice,
-) -> None:
-    most, device = sizes[-1], runner.device
-    block_size, scratch_slot = runner.block_size, runner.scratch_slot
-    logits = torch.empty(most, runner.vocab_size, dtype=runner.dtype, device=device)
-    buffers = DecodeBuffers(most, runner.max_model_len, block_size, scratch_slot, device)
-    graphs = StepGraphs(sizes, runner.forward, None, buffers, logits, gpu)
-    tokens = TokenBuffers(num_tokens[-1], block_size, scratch_slot, device)
-    pieces = StepGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, gpu)
-    pieces.record(lambda what, share: progress(what, share / 2))
-    graphs.record(lambda what, share: progress(what, (1 + share) / 2))
-    runner.graphs, runner.pieces = graphs, pieces
 
 
 def load_runner(

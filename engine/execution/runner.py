@@ -57,20 +57,19 @@ class LaunchedStep:
     """A step that was launched and may still be running."""
 
     rows: Sequence[ScheduledRow]
-    sampling_rows: list[int]  # indices of those that sample; one with drafts occurs several times
+    batch: input_batch.InputBatch
     samples: SamplesInFlight | None
     timer: devices.DeviceTimer
     launch_ns: int
     clock: Callable[[], int]
-    num_padded_tokens: int
-    has_drafts: bool = False
-    cuda_graph: str | None = None
+    num_tokens: int  # with padding
+    cuda_graph: str | None
 
     def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
         """Return the requests' new tokens as a device tensor, without waiting for the step."""
         assert self.samples is not None, "only a step that samples has a token to come"
         rows, tokens = self.rows, self.samples.tokens
-        places = {rows[row].request.request_id: i for i, row in enumerate(self.sampling_rows)}
+        places = {rows[row].request.request_id: i for i, row in enumerate(self.batch.sampling_rows)}
         wanted = np.array([places[request_id] for request_id in request_ids], dtype=np.int64)
         return tokens.index_select(0, to_device(wanted, tokens.device))
 
@@ -78,10 +77,11 @@ class LaunchedStep:
         sampled = Sampled([], {}) if self.samples is None else self.samples.collect()
         device_ns = self.timer.elapsed_ns()
         tokens_ns = self.clock()
+        sampling_rows = self.batch.sampling_rows
         sampled_of: dict[int, list[int]] = {}
-        for row, token_id in zip(self.sampling_rows, sampled.token_ids, strict=True):
+        for row, token_id in zip(sampling_rows, sampled.token_ids, strict=True):
             sampled_of.setdefault(row, []).append(token_id)
-        bursts = bursts_of(self.rows, sampled_of) if self.has_drafts else None
+        bursts = bursts_of(self.rows, sampled_of) if self.batch.depths else None
         # Of a burst that is unsound, the last token is, too: it equals no draft.
         newest = {row: tokens[-1] for row, tokens in (sampled_of | (bursts or {})).items()}
         token_ids = [newest.get(row) for row in range(len(self.rows))]
@@ -90,8 +90,8 @@ class LaunchedStep:
             self.launch_ns,
             tokens_ns,
             device_ns,
-            num_padded_tokens=self.num_padded_tokens,
-            logprobs={self.sampling_rows[i]: found for i, found in sampled.logprobs.items()},
+            num_padded_tokens=self.num_tokens - len(self.batch.input_ids),
+            logprobs={sampling_rows[i]: found for i, found in sampled.logprobs.items()},
             bursts=bursts,
             cuda_graph=self.cuda_graph,
             unsound_rows=tuple(i for i, each in enumerate(token_ids) if each == UNSOUND),
@@ -223,11 +223,9 @@ class ModelRunner:
         return time.monotonic_ns()
 
     def execute(self, step: ScheduledStep) -> StepResult:
-        """Run the model over `step.rows`, sample for the rows that need a token, and wait."""
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Start a step without waiting for its end."""
         with contextlib.suppress(torch.OutOfMemoryError):
             return self.launch_now(step)
         # Not in the handler, where the error's traceback keeps the step's tensors alive.
@@ -269,15 +267,7 @@ class ModelRunner:
         if self._threads is not None:  # only on a CPU, where the step has ended now
             self._threads.note(num_tokens, threads, self.clock() - launch_ns)
         return LaunchedStep(
-            step.rows,
-            batch.sampling_rows,
-            samples,
-            timer,
-            launch_ns,
-            self.clock,
-            num_padded_tokens=size - num_tokens,
-            has_drafts=bool(batch.depths),
-            cuda_graph=cuda_graph,
+            step.rows, batch, samples, timer, launch_ns, self.clock, size, cuda_graph
         )
 
     def _prepared(

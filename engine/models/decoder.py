@@ -39,10 +39,6 @@ class _Layer:
     down: Linear
     options: AttentionOptions
 
-    @property
-    def products(self) -> tuple[Linear, ...]:
-        return self.qkv, self.out, self.gate_up, self.down
-
 
 class Decoder:
     """A loaded decoder, the first kind of `loader.Model`.
@@ -109,7 +105,11 @@ class Decoder:
             self._embeddings if shape.tied else self._read("lm_head.weight"), memory=self._memory
         )
         self.implementation = f"stepscope decoder, {self._head.layout} weights"
-        products = [each for layer in self._layers for each in layer.products]
+        products = [
+            product
+            for each in self._layers
+            for product in (each.qkv, each.out, each.gate_up, each.down)
+        ]
         self.is_thread_invariant = all(each.layout == "packed" for each in (*products, self._head))
         if not (shape.tied and self._head.layout == "plain"):  # else the embeddings are the head
             products.append(self._head)

@@ -47,8 +47,6 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ScheduleWorkload(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workload file: the requests to schedule, and the settings of the scheduler."""
-
     requests: list[WorkloadRequest]
     num_blocks: Annotated[int, Meta(ge=2, le=2**26)]
     block_size: Annotated[int, Meta(ge=1, le=2**20)] = 16

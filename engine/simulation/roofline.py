@@ -18,8 +18,6 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime
 
 
 class GpuRates(Struct, frozen=True):
-    """Data sheet rates of one GPU."""
-
     name: str
     bytes_per_s: float  # memory bandwidth
     bf16_flops: float  # per second
@@ -105,10 +103,8 @@ class RooflineModel:
         self.name = f"{shape.name} on {f'{tensor_parallel} x ' * (tensor_parallel > 1)}{gpu.name}"
         self._coefficients = coefficients or RooflineCoefficients()
         self._shape = shape
-        self._set_rates(gpu, shape, tensor_parallel)
-
-    def _set_rates(self, gpu: GpuRates, shape: ModelShape, num_gpus: int) -> None:
-        """Compute the times of single operations and reads, on all GPUs together."""
+        # The times of single operations and reads, on all GPUs together.
+        num_gpus = tensor_parallel
         read_s = 1 / (gpu.bytes_per_s * num_gpus)
         bf16_s = 2 / (gpu.bf16_flops * num_gpus * self._coefficients.matmul_share)
         fp8_s = bf16_s * gpu.bf16_flops / gpu.fp8_flops if gpu.fp8_flops else bf16_s

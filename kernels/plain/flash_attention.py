@@ -7,6 +7,7 @@ query in the step go to another backend, and so do calls with options that Flash
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from importlib import metadata
 from typing import Any, Literal, NamedTuple
 
@@ -166,9 +167,7 @@ def _make_plan(batch: PagedBatch, sliding_window: int | None, *, paged: bool) ->
     num_keys = contexts - first_keys
     key_starts = _starts(num_keys)
 
-    def on_device(array: IntArray) -> torch.Tensor:
-        return to_device(array, batch.device)
-
+    on_device = partial(to_device, device=batch.device)
     lens = Sequences(
         query_starts=on_device(_starts(queries)).int(),
         key_starts=on_device(key_starts).int(),

@@ -40,8 +40,6 @@ class _Together(NamedTuple):
 
 
 class TorchAttention:
-    """`AttentionBackend` in plain PyTorch, as the module describes."""
-
     name = "torch"
     is_capturable = False
 

@@ -214,8 +214,6 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 class TritonAttention:
-    """`AttentionBackend` in Triton, as the module describes."""
-
     name = "triton"
     is_capturable = True
 

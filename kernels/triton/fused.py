@@ -95,23 +95,19 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
     if part < Q_PROGRAMS:
         heads += part * HEADS
         mask = (heads < NUM_HEADS) & (dims < HALF)
-        first, second = _rotated(
-            row + heads * HEAD_DIM, mask, dims, rope + tl.load(positions + token) * HEAD_DIM,
-            q_norm, eps, HEAD_DIM, HAS_Q_NORM,
+        _store_rotated(
+            row + heads * HEAD_DIM,
+            query + (token * NUM_HEADS + heads) * HEAD_DIM + dims, mask, dims,
+            rope + tl.load(positions + token) * HEAD_DIM, q_norm, eps, HEAD_DIM, HAS_Q_NORM,
         )  # fmt: skip
-        target = query + (token * NUM_HEADS + heads) * HEAD_DIM + dims
-        tl.store(target, first.to(query.dtype.element_ty), mask=mask)
-        tl.store(target + HALF, second.to(query.dtype.element_ty), mask=mask)
     elif part < Q_PROGRAMS + KV_PROGRAMS:
         heads += (part - Q_PROGRAMS) * HEADS
         mask = (heads < NUM_KV_HEADS) & (dims < HALF)
-        first, second = _rotated(
-            row + (NUM_HEADS + heads) * HEAD_DIM, mask, dims,
+        _store_rotated(
+            row + (NUM_HEADS + heads) * HEAD_DIM,
+            key_cache + (slot * NUM_KV_HEADS + heads) * HEAD_DIM + dims, mask, dims,
             rope + tl.load(positions + token) * HEAD_DIM, k_norm, eps, HEAD_DIM, HAS_K_NORM,
         )  # fmt: skip
-        target = key_cache + (slot * NUM_KV_HEADS + heads) * HEAD_DIM + dims
-        tl.store(target, first.to(key_cache.dtype.element_ty), mask=mask)
-        tl.store(target + HALF, second.to(key_cache.dtype.element_ty), mask=mask)
     else:
         heads += (part - Q_PROGRAMS - KV_PROGRAMS) * HEADS
         mask = (heads < NUM_KV_HEADS) & (dims < HALF)
@@ -123,8 +119,9 @@ def _norm_rope_store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _rotated(  # type: ignore[no-untyped-def]
+def _store_rotated(  # type: ignore[no-untyped-def]
     source: tl.tensor,  # address of each head
+    target: tl.tensor,  # address of each element of its first half
     mask: tl.tensor,
     dims: tl.tensor,
     rope: tl.tensor,  # address of this position's cosines, then sines
@@ -133,7 +130,7 @@ def _rotated(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Return both halves of each head, normalised if `HAS_NORM`, and rotated, in fp32."""
+    """Store both halves of each head, normalised if `HAS_NORM`, and rotated."""
     HALF: tl.constexpr = HEAD_DIM // 2
     first = tl.load(source + dims, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + dims + HALF, mask=mask, other=0.0).to(tl.float32)
@@ -145,7 +142,9 @@ def _rotated(  # type: ignore[no-untyped-def]
         second = second * scale * tl.load(norm + HALF + dims, mask=is_dim, other=0.0).to(tl.float32)
     cos = tl.load(rope + dims, mask=dims < HALF, other=0.0)
     sin = tl.load(rope + HALF + dims, mask=dims < HALF, other=0.0)
-    return first * cos - second * sin, second * cos + first * sin
+    dtype = target.dtype.element_ty
+    tl.store(target, (first * cos - second * sin).to(dtype), mask=mask)
+    tl.store(target + HALF, (second * cos + first * sin).to(dtype), mask=mask)
 
 
 def norm_rope_store(

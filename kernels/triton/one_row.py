@@ -17,8 +17,6 @@ WARP_ELEMENTS = 8 * 32
 
 
 class RowTile(NamedTuple):
-    """What a program computes, and its launch options."""
-
     rows: int  # of the weight
     depth: int  # loads of 16 bytes of a thread in each row before it adds up
     num_warps: int

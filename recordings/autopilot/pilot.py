@@ -184,8 +184,6 @@ _P95 = 1.645  # standard deviations
 
 
 class Move(NamedTuple):
-    """A change of knobs that the autopilot wants, and the reason for it."""
-
     changes: dict[str, int]
     reason: str
 
@@ -205,8 +203,8 @@ class Autopilot:
     ) -> None:
         self._level_s = itl_ms / 1e3
         self._specs = {spec.name: spec for spec in specs if spec.name in (BUDGET, SEATS)}
-        self._budget = _whole(knobs.get(BUDGET))
-        self._seats = self._most_seats = _whole(knobs.get(SEATS))
+        self._now = {name: _whole(knobs.get(name)) for name in (BUDGET, SEATS)}
+        self._most_seats = self._now[SEATS]
         self._load = Load(round(itl_ms * 1e6))
         self._samples = StepSamples()
         self._margin = 1.0
@@ -231,8 +229,7 @@ class Autopilot:
 
     def apply_knobs(self, knobs: Mapping[str, wire.KnobValue], effective_step: int) -> None:
         """Note new values of the knobs, whether set by the autopilot or by another client."""
-        self._budget = _whole(knobs.get(BUDGET, self._budget))
-        self._seats = _whole(knobs.get(SEATS, self._seats))
+        self._now = {name: _whole(knobs.get(name, value)) for name, value in self._now.items()}
         self._judged_from = effective_step
 
     def decide(self, now_ns: int) -> Move | None:
@@ -250,9 +247,8 @@ class Autopilot:
         if model is not None:
             self._correct(judged)
         move = self._by_late_gaps(judged) if model is None else self._by_model(model)
-        now = {BUDGET: self._budget, SEATS: self._seats}
         if move is None or (
-            not may_raise and all(value > now[name] for name, value in move.changes.items())
+            not may_raise and all(value > self._now[name] for name, value in move.changes.items())
         ):
             return None
         self._moved_ns = now_ns
@@ -263,7 +259,7 @@ class Autopilot:
             return None
         times = _MOST_DOWN if judged.is_late else _MOST_UP
         reason = f"{judged.late_share:.0%} of the gaps were late; no model yet"
-        return self._move(BUDGET, self._budget * times, reason)
+        return self._move(BUDGET, self._now[BUDGET] * times, reason)
 
     def _by_model(self, model: FittedModel) -> Move | None:
         aim_s = self._level_s * self._margin / math.exp(_P95 * model.spread)
@@ -276,9 +272,10 @@ class Autopilot:
         least = min(most, max(self._low(BUDGET), num_decodes + _LEAST_PREFILL))
         fits = _largest(least, most, lambda budget: step_s(budget, num_decodes) <= aim_s)
         budget = least if fits is None else fits
-        now_ms, then_ms = (step_s(each, num_decodes) * 1e3 for each in (self._budget, budget))
+        now = self._now[BUDGET]
+        now_ms, then_ms = (step_s(each, num_decodes) * 1e3 for each in (now, budget))
         reason = (
-            f"full steps with {num_decodes} decodes: {now_ms:.3g} ms at {self._budget:,} tokens, "
+            f"full steps with {num_decodes} decodes: {now_ms:.3g} ms at {now:,} tokens, "
             f"{then_ms:.3g} ms at {budget:,}"
         )
         if (move := self._move(BUDGET, budget, reason)) is not None:
@@ -294,7 +291,7 @@ class Autopilot:
             lambda seats: step_s(seats + _LEAST_PREFILL, seats) <= aim_s,
         )
         seats = 1 if fits is None else fits
-        if self._load.num_decodes < min(seats, self._seats):
+        if self._load.num_decodes < min(seats, self._now[SEATS]):
             seats = self._most_seats  # seats do not limit the load
         now_ms = step_s(self._load.num_decodes, self._load.num_decodes) * 1e3
         reason = f"steps with {self._load.num_decodes} decodes take {now_ms:.3g} ms"
@@ -316,7 +313,7 @@ class Autopilot:
     def _move(self, name: str, wanted: float, reason: str) -> Move | None:
         if name not in self._specs:
             return None
-        now = self._budget if name == BUDGET else self._seats
+        now = self._now[name]
         bounded = min(now * _MOST_UP, max(now * _MOST_DOWN, wanted))
         value = round(min(self._high(name), max(self._low(name), bounded)))
         if abs(value - now) < max(1, _HYSTERESIS * now):
@@ -331,7 +328,7 @@ class Autopilot:
         if name == SEATS:
             return self._most_seats
         high = self._specs[name].high
-        return self._budget if high is None else math.floor(high)
+        return self._now[BUDGET] if high is None else math.floor(high)
 
 
 def _whole(value: wire.KnobValue | None) -> int:

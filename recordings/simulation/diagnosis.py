@@ -27,8 +27,6 @@ _MAX_ROUNDS = 3
 
 
 class Trial(NamedTuple):
-    """The forecast with one remedy applied, compared with the forecast without it."""
-
     remedy: Remedy
     forecast: Forecast
     kept_share: float  # of the requests, with this and all earlier bottlenecks lifted
@@ -45,8 +43,6 @@ class Trial(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What the records and the simulations say about one suspect."""
-
     suspect: Suspect
     is_likely: bool  # if False, it is not simulated
     evidence: str
@@ -54,8 +50,6 @@ class Finding(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """All findings about a session, and the bottlenecks proved."""
-
     again: Forecast  # simulation of the session as recorded
     kept_share: float  # share of its requests that keep their levels
     findings: list[Finding]  # for every suspect: simulated ones first, then by gain

@@ -41,8 +41,6 @@ Changes = Mapping[str, KnobValue]
 
 
 class Candidate(NamedTuple):
-    """Knobs and their effect, as medians of the runs."""
-
     changes: dict[str, KnobValue]  # relative to the recorded knobs
     kept_share: float  # share of requests that keep both levels
     goodput_per_s: float

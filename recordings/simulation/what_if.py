@@ -53,21 +53,18 @@ def predicted(
     found = {}
     for name in runs[0]:
         values = sorted(value for run in runs if (value := run[name]) is not None)
-        if values:
+        if not values:
+            continue
+        median = statistics.median(values)
+        if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
+            low, high = (values[round(share * (len(values) - 1))] for share in (0.05, 0.95))
+        else:
             times = factors.get(name.partition("_")[0], factors["e2e"])
-            found[name] = _of(values, times)
+            spread = statistics.pstdev(math.log(value) for value in values)
+            factor = math.exp(times * math.hypot(spread, _LEAST))
+            low, high = median / factor, median * factor
+        found[name] = Predicted(median, low, high)
     return found
-
-
-def _of(values: Sequence[float], times: float) -> Predicted:
-    """`times`: the half width of the interval, on a logarithmic scale, over the runs' spread."""
-    median = statistics.median(values)
-    if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
-        last = len(values) - 1
-        return Predicted(median, values[round(0.05 * last)], values[round(0.95 * last)])
-    spread = statistics.pstdev(math.log(value) for value in values)
-    factor = math.exp(times * math.hypot(spread, _LEAST))
-    return Predicted(median, median / factor, median * factor)
 
 
 NUM_RUNS = 20

@@ -105,7 +105,6 @@ class HostCopy:
             self._event.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """Wait for the copy, and return the tensors on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors

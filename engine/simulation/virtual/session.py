@@ -82,7 +82,7 @@ _WHO = "the recording"  # the client's name for changes of knobs that are repeat
 
 
 class SimulatedSession:
-    """An engine that publishes its steps; has the same methods as `Replica`."""
+    """An engine that publishes its steps, with the methods that `Replica` describes."""
 
     def __init__(self, setup: SimulatedSetup, seed: int, sink: TelemetrySink) -> None:
         self._runner = SimulatedRunner(DrawnStepTimes(setup.model, seed), seed)
@@ -104,11 +104,9 @@ class SimulatedSession:
         return self._runner.clock() - START_NS
 
     def snapshot(self) -> Snapshot:
-        """Take a snapshot, with which a recording begins."""
         return self._core.snapshot()
 
     def submit(self, wanted: SimulatedRequest) -> None:
-        """Add a request at its arrival time; if a step runs then, the request is added after it."""
         self._wait_until(wanted.arrival_ns)
         token_ids = [0] * wanted.num_prompt_tokens
         submit = Submit(
@@ -127,7 +125,6 @@ class SimulatedSession:
         )
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
-        """Set the knobs from the next step on, which is scheduled after the step in flight ends."""
         self._wait_until(time_ns)
         before = self._core.scheduler.knobs.as_dict()
         changes = {name: value for name, value in knobs.as_dict().items() if value != before[name]}
