@@ -124,10 +124,6 @@ class PagedBatch:
     decodes: IntArray | None = None
     tensors: BatchTensors | None = None  # set by the maker of the batch, or by `on_device`
 
-    @property
-    def num_requests(self) -> int:
-        return len(self.context_lens)
-
     def on_device(self) -> BatchTensors:
         """Return the arrays on the device. The first call copies them, unless `tensors` is set."""
         if self.tensors is None:

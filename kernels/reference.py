@@ -19,7 +19,7 @@ class ReferenceAttention:
     ) -> torch.Tensor:
         scale, sliding_window, softcap, sinks = options
         outputs = []
-        for r in range(batch.num_requests):
+        for r in range(len(batch.context_lens)):
             first, last = int(batch.query_starts[r]), int(batch.query_starts[r + 1])
             context_len = int(batch.context_lens[r])
             group = query.shape[1] // cache.keys.shape[2]

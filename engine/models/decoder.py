@@ -90,10 +90,9 @@ class Decoder:
         sizes = {name: math.prod(each) for name, each in shape.weight_shapes().items()}
         self.num_parameters = sum(sizes.values())
         self.flops_per_token = 2 * sum(sizes[name] for name in sizes if ".layers." in name)
-        num_packed = self.num_parameters  # tied embeddings are packed for the head, too
-        if shape.tied:
-            num_packed += sizes["model.embed_tokens.weight"]
-        self._memory = HugePages(num_packed * dtype.itemsize)
+        # Tied embeddings are packed for the head, too.
+        num_tied = sizes["model.embed_tokens.weight"] if shape.tied else 0
+        self._memory = HugePages((self.num_parameters + num_tied) * dtype.itemsize)
         self._rope = _rope_table(config, shape.head_dim, max_model_len).to(device)
         self._embeddings = self._read("model.embed_tokens.weight")
         self._layers = []

@@ -184,8 +184,7 @@ class TransformersModel:
             use_cache=False,
             step_context=context,
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return output.logits[0]
 
     @torch.inference_mode()
     def _probe(self) -> tuple[torch.dtype, KVShape]:

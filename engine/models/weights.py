@@ -89,8 +89,7 @@ class Weights:
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
         with safe_open(self._file_of[tensor], framework="pt") as tensors:
-            found: torch.Tensor = tensors.get_tensor(tensor)
-        return found.to(dtype)
+            return tensors.get_tensor(tensor).to(dtype)
 
 
 # Size of the embeddings: small, because otherwise a model with tied embeddings repeats its last

@@ -35,8 +35,7 @@ class SimulatedRunner:
     def launch(self, step: ScheduledStep) -> "SimulatedStep":
         """Start a step: advance the clock by the host's time, and compute when the step ends."""
         time = self._cost.step_time(shape_of(step))
-        launch_ns = self._now_ns + round(time.host_s * 1e9)
-        self._now_ns = launch_ns
+        self._now_ns = launch_ns = self._now_ns + round(time.host_s * 1e9)
         begin_ns = max(launch_ns, self._device_free_ns)
         self._device_free_ns = begin_ns + round(time.device_s * 1e9)
         token_ids = [

@@ -64,7 +64,7 @@ def _make_plan(
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
     packed = STEP.pack(
         query_starts.ctypes.data, context_lens.ctypes.data, block_tables.ctypes.data,
-        decodes.ctypes.data, block_tables.shape[1], batch.num_requests, num_blocks, block_size,
+        decodes.ctypes.data, block_tables.shape[1], len(batch.context_lens), num_blocks, block_size,
         query.shape[1], num_kv_heads, head_dim, DTYPES[query.dtype], DTYPES[key_cache.dtype],
         options.sliding_window or 0, options.scale, options.softcap or 0.0,
     )  # fmt: skip
@@ -77,11 +77,6 @@ def _decodes(batch: PagedBatch) -> IntArray | npt.NDArray[np.bool_]:
     counts = np.diff(batch.query_starts)
     if batch.decodes is None:
         return counts == 1
-    wrong = np.flatnonzero((batch.decodes != 0) & (counts != 1))
-    if len(wrong):
-        row = int(wrong[0])
-        raise ValueError(
-            f"request {row} of the step is marked as a decode and has {counts[row]} queries: "
-            "a decode has one"
-        )
+    if ((batch.decodes != 0) & (counts != 1)).any():
+        raise ValueError("a request of the step is marked as a decode, and a decode has one query")
     return batch.decodes

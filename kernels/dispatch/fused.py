@@ -78,10 +78,7 @@ def add_rms_norm(
 def torch_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if residual is None:
-        residual = x
-    else:
-        residual.add_(x)
+    residual = x if residual is None else residual.add_(x)
     wide = residual.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype), residual

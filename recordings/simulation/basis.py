@@ -50,14 +50,13 @@ def seen_steps(recording: Recording) -> Iterator[SeenStep]:
         before = step
 
 
-def fit_recording(recording: Recording) -> FittedModel:
-    """Fit a model of step times. Raises RecordingError: the steps are too few or too much alike."""
-    return _fit(recording, list(seen_steps(recording)))
+def fit_recording(recording: Recording, steps: Sequence[SeenStep] = ()) -> FittedModel:
+    """Fit a model of step times. Raises RecordingError: the steps are too few or too much alike.
 
-
-def _fit(recording: Recording, steps: Sequence[SeenStep]) -> FittedModel:
+    `steps`: those of `seen_steps`, if they are known already.
+    """
     try:
-        return fit(steps)
+        return fit(steps or list(seen_steps(recording)))
     except ConfigError as error:
         raise RecordingError(f"{recording.path}: {error}") from error
 
@@ -205,7 +204,7 @@ def basis_of(
             f"forecast needs {_MIN_REQUESTS}: record longer, under load"
         )
     steps = list(seen_steps(recording))
-    model = _fit(recording, steps)
+    model = fit_recording(recording, steps)
     info = recording.info
     setup = SimulatedSetup(
         model=model, simulated=f"fit on {path}", model_name=info.model,

@@ -321,8 +321,7 @@ def test_cpp_refuses_a_decode_without_exactly_one_query(counts: tuple[int, ...])
     # It reads a decode's query unchecked: without one it would read foreign memory.
     case = make_case([(8, count) for count in counts])
     case.batch.decodes = np.ones(3, dtype=np.int64)
-    said = rf"request 1 .* has {counts[1]} queries: a decode has one"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match="marked as a decode, and a decode has one query"):
         create("cpu-baseline")(*case, AttentionOptions(1.0))
     case.batch.decodes = np.array([1, 0, 1])
     assert_exact(create("cpu-baseline"), case, AttentionOptions(1.0))

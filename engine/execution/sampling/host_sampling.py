@@ -188,8 +188,7 @@ def _best(logits: Floats, count: int) -> list[int]:
     found = np.flatnonzero(logits > least)
     equal = np.flatnonzero(logits == least)[: count - len(found)]
     order = np.argsort(-logits[found], kind="stable")
-    best: list[int] = [*found[order].tolist(), *equal.tolist()]
-    return best
+    return [*found[order].tolist(), *equal.tolist()]
 
 
 def _finite(logits: Floats) -> Floats:
