@@ -5,7 +5,7 @@ Every other backend is tested against this one. It is not meant to be fast.
 
 import torch
 
-from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.paged_attention import AttentionOptions, LayerCache, PagedBatch
 
 
 class ReferenceAttention:
@@ -15,27 +15,18 @@ class ReferenceAttention:
     is_capturable = False
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor:
+        scale, sliding_window, softcap, sinks = options
         outputs = []
-        for r in range(batch.num_requests):
+        for r in range(len(batch.context_lens)):
             first, last = int(batch.query_starts[r]), int(batch.query_starts[r + 1])
             context_len = int(batch.context_lens[r])
-            keys = _gather(key_cache, batch, r, context_len)
-            values = _gather(value_cache, batch, r, context_len)
-            group = query.shape[1] // keys.shape[1]
-            keys = keys.repeat_interleave(group, dim=1).float()
-            values = values.repeat_interleave(group, dim=1).float()
-
+            group = query.shape[1] // cache.keys.shape[2]
+            keys, values = (
+                _gather(each, batch, r, context_len).repeat_interleave(group, dim=1)
+                for each in (cache.keys, cache.values)
+            )
             scores = torch.einsum("qhd,khd->hqk", query[first:last].float(), keys) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)

@@ -13,14 +13,21 @@ number of tokens, and is a graph.
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 import torch
 
-from stepscope.engine.execution.graph_inputs import StepInputs, TokenBuffers
-from stepscope.engine.execution.input_batch import InputBatch
+from stepscope.engine.execution.input_batch import InputBatch, StepInputs, TokenBuffers
+from stepscope.engine.execution.machine.devices import give_back_memory
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+)
 
 # Larger steps run long enough to hide the launches of their kernels.
 LARGEST_GRAPH = 512
@@ -56,25 +63,15 @@ Graph: TypeAlias = torch.cuda.CUDAGraph
 Cut: TypeAlias = Callable[[], None]
 
 
-class _Attention(NamedTuple):
-    """A call of the backend between two graphs. The queries lie in the buffer of all graphs."""
-
-    key_cache: torch.Tensor
-    value_cache: torch.Tensor
-    options: dict[str, Any]
+# A call of the backend between two graphs. The queries lie in the buffer of all graphs.
+_Attention: TypeAlias = tuple[LayerCache, AttentionOptions]
 
 
-class _Attended(NamedTuple):
-    """What graphs hand to attention and get from it, each `[largest size, num_heads, head_dim]`."""
-
-    queries: torch.Tensor
-    outputs: torch.Tensor
-
-
+@dataclass
 class StepGraphs:
     """Graphs of a model's steps for several numbers of tokens.
 
-    Args:
+    Attributes:
         forward: returns logits. It may read only the tensors of its inputs, and must call the
             backend that it gets, if any, for all attention.
         backend: computes attention between the graphs of a step; None: attention is in the graph,
@@ -83,52 +80,39 @@ class StepGraphs:
             one output per size would take more memory.
     """
 
-    def __init__(
-        self,
-        sizes: list[int],
-        forward: Callable[[StepInputs, AttentionBackend | None], torch.Tensor],
-        backend: AttentionBackend | None,
-        buffers: TokenBuffers,
-        logits: torch.Tensor,
-        device: "CudaGraphDevice",
-    ) -> None:
-        self.sizes = sizes
-        self.buffers = buffers
-        self._forward = forward
-        self._backend = backend
-        self._logits = logits
-        self._device = device
-        self._attended: _Attended | None = None
-        self._pieces: dict[int, tuple[list[Graph], list[_Attention]]] = {}
+    sizes: list[int]
+    forward: Callable[[StepInputs, AttentionBackend | None], torch.Tensor]
+    backend: AttentionBackend | None
+    buffers: TokenBuffers
+    logits: torch.Tensor
+    device: "CudaDevice"
+    # What graphs hand to attention and get from it, each [largest size, num_heads, head_dim].
+    _attended: tuple[torch.Tensor, torch.Tensor] | None = None
+    _pieces: dict[int, tuple[list[Graph], list[_Attention]]] = field(default_factory=dict)
 
     def record(self, progress: Progress) -> None:
         """Record every size, the largest first: the others can reuse its memory."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
-            num_logits = min(size, len(self._logits))
+            num_logits = min(size, len(self.logits))
             inputs = self.buffers.inputs(size, num_logits)
             attentions: list[_Attention] = []
+            launch = partial(self._launch, inputs, attentions, self.logits[:num_logits])
+            self._pieces[size] = self.device.record(launch), attentions
 
-            def launch(
-                cut: Cut,
-                num_logits: int = num_logits,
-                inputs: StepInputs = inputs,
-                attentions: list[_Attention] = attentions,
-            ) -> None:
-                attentions.clear()
-                recorder = None
-                if self._backend is not None:
-                    recorder = _Recorder(self._buffers_for, attentions, cut)
-                self._logits[:num_logits].copy_(self._forward(inputs, recorder))
-
-            self._pieces[size] = self._device.record(launch), attentions
+    def _launch(
+        self, inputs: StepInputs, attentions: list[_Attention], logits: torch.Tensor, cut: Cut
+    ) -> None:
+        attentions.clear()
+        recorder = None if self.backend is None else _Recorder(self, attentions, cut)
+        logits.copy_(self.forward(inputs, recorder))
 
     def size_for(self, batch: InputBatch) -> int | None:
         """Return the number of tokens to which a step is padded. None if no graph can run it."""
         num_tokens = len(batch.input_ids)
-        if self._backend is None and num_tokens != len(batch.context_lens):
+        if self.backend is None and num_tokens != len(batch.context_lens):
             return None  # the step has a prefill chunk
-        if len(batch.logits_of) > len(self._logits):
+        if len(batch.logits_of) > len(self.logits):
             return None
         return next((size for size in self.sizes if size >= num_tokens), None)
 
@@ -142,58 +126,67 @@ class StepGraphs:
         for place, graph in enumerate(graphs):
             graph.replay()
             if place < len(attentions):
-                keys, values, options = attentions[place]
+                cache, options = attentions[place]
                 assert self._attended is not None
-                assert self._backend is not None
+                assert self.backend is not None
                 assert batch is not None
                 queries, outputs = (each[:num_tokens] for each in self._attended)
-                outputs.copy_(self._backend(queries, keys, values, batch, **options))
-        return self._logits[:num_logits]
+                outputs.copy_(self.backend(queries, cache, batch, options))
+        return self.logits[:num_logits]
 
-    def _buffers_for(self, query: torch.Tensor) -> _Attended:
+    def buffers_for(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._attended is None:  # in the run before the first recording
-            self._attended = _Attended(torch.zeros_like(query), torch.zeros_like(query))
-        return _Attended(*(each[: len(query)] for each in self._attended))
+            self._attended = torch.zeros_like(query), torch.zeros_like(query)
+        queries, outputs = self._attended
+        return queries[: len(query)], outputs[: len(query)]
 
 
+@dataclass
 class _Recorder:
     """Stands for the backend while a step is recorded: notes each call, and ends a graph there."""
+
+    graphs: StepGraphs
+    attentions: list[_Attention]
+    cut: Cut
 
     name = "recorder"
     is_capturable = True
 
-    def __init__(
-        self,
-        buffers_for: Callable[[torch.Tensor], _Attended],
-        attentions: list[_Attention],
-        cut: Cut,
-    ) -> None:
-        self._buffers_for = buffers_for
-        self._attentions = attentions
-        self._cut = cut
-
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        **options: Any,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor:
-        self._attentions.append(_Attention(key_cache, value_cache, options))
-        queries, outputs = self._buffers_for(query)
+        self.attentions.append((cache, options))
+        queries, outputs = self.graphs.buffers_for(query)
         # A copy, because a graph's own memory may serve something else in the next graph.
         queries.copy_(query)
-        self._cut()
+        self.cut()
         return outputs
 
 
-class CudaGraphDevice:
-    """Records on its own stream. All graphs share one memory pool, as only one runs at a time."""
+class CudaDevice:
+    """Records graphs on its own stream, and measures memory. Tests have one of their own.
+
+    All graphs share one memory pool, as only one runs at a time.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+
+    def memory(self) -> tuple[int, int, int]:
+        """Return its size, what other processes use, and what tensors take, in bytes."""
+        give_back_memory(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        others = total - free - torch.cuda.memory_reserved(self._device)
+        return total, others, torch.cuda.memory_allocated(self._device)
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
+        _, _, before = self.memory()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        run()
+        return int(torch.cuda.max_memory_allocated(self._device)) - before
 
     def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
         """Run `launch` twice, and return graphs of the kernels that it launches.

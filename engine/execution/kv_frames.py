@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -20,31 +21,25 @@ class KVFrames:
     def __init__(self, caches: Sequence[torch.Tensor], layout: str) -> None:
         self.layout = layout
         # As bytes: not every dtype of a cache can be indexed.
-        self._caches = [cache.view(torch.uint8).flatten(1) for cache in caches]
-        self.frame_bytes = sum(cache.shape[1] for cache in self._caches)
+        flat = [cache.view(torch.uint8).flatten(1) for cache in caches]
+        ends = list(accumulate(cache.shape[1] for cache in flat))
+        self.frame_bytes = ends[-1]
+        self._parts = list(zip([0, *ends[:-1]], flat, strict=True))
 
     def store(self, blocks: Sequence[int], memory: memoryview, frames: Sequence[int]) -> None:
         """Copy KV blocks into frames of `memory`. The copy is complete on return."""
         stored = self._frames(memory)
         places = torch.tensor(frames)
-        for begin, cache in self._parts():
+        for begin, cache in self._parts:
             rows = cache[torch.tensor(blocks, device=cache.device)]
             stored[places, begin : begin + rows.shape[1]] = rows.cpu()
 
     def load(self, memory: memoryview, frames: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy frames of `memory` into KV blocks."""
         stored = self._frames(memory)
         places = torch.tensor(frames)
-        for begin, cache in self._parts():
+        for begin, cache in self._parts:
             rows = stored[places, begin : begin + cache.shape[1]]
             cache[torch.tensor(blocks, device=cache.device)] = rows.to(cache.device)
-
-    def _parts(self) -> list[tuple[int, torch.Tensor]]:
-        parts, begin = [], 0
-        for cache in self._caches:
-            parts.append((begin, cache))
-            begin += cache.shape[1]
-        return parts
 
     def _frames(self, memory: memoryview) -> torch.Tensor:
         with warnings.catch_warnings():

@@ -8,29 +8,31 @@ what then remains of `gpu_memory_utilization`.
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from msgspec import structs
 
-from stepscope.engine.execution.graph_inputs import DecodeBuffers, TokenBuffers
 from stepscope.engine.execution.graphs import (
     GRAPH_BYTES,
-    CudaGraphDevice,
+    CudaDevice,
     StepGraphs,
     graph_sizes,
     piece_sizes,
 )
+from stepscope.engine.execution.input_batch import DecodeBuffers, TokenBuffers
 from stepscope.engine.execution.machine import devices
-from stepscope.engine.execution.machine.devices import give_back_memory, memory_for
-from stepscope.engine.execution.machine.environment import keep_freed_memory, num_threads
-from stepscope.engine.execution.machine.thread_choice import ThreadChoice
+from stepscope.engine.execution.machine.devices import memory_for
+from stepscope.engine.execution.machine.environment import (
+    ThreadChoice,
+    keep_freed_memory,
+    num_threads,
+)
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import measure, trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.cache import gguf_checkpoint
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.engine.models.support import longest_request
+from stepscope.engine.models.model_config import longest_request
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import (
@@ -40,7 +42,7 @@ from stepscope.engine.scheduling.kv_memory import (
     num_kv_blocks,
 )
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
-from stepscope.kernels.fp8 import FP8
+from stepscope.kernels.paged_attention import FP8
 from stepscope.kernels.triton.plan import warm_up_steps
 
 log = logging.getLogger("stepscope.engine")
@@ -53,44 +55,8 @@ TRIAL_TOKENS = 8192
 TRIAL_BLOCKS = 64
 
 
-class MemoryNow(NamedTuple):
-    """A device's memory at one moment, in bytes."""
-
-    total: int
-    free: int  # not used by any process
-    reserved: int  # held by torch, for tensors or for later
-    allocated: int  # held by tensors
-
-
-class CudaGpu:
-    """Its memory, the peak of a run, and a recorder of graphs. Tests have one of their own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def memory(self) -> MemoryNow:
-        give_back_memory(self._device)
-        free, total = torch.cuda.mem_get_info(self._device)
-        return MemoryNow(
-            total,
-            free,
-            torch.cuda.memory_reserved(self._device),
-            torch.cuda.memory_allocated(self._device),
-        )
-
-    def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return the peak memory during `run` in bytes, beyond what was allocated before `run`."""
-        before = self.memory().allocated
-        torch.cuda.reset_peak_memory_stats(self._device)
-        run()
-        return int(torch.cuda.max_memory_allocated(self._device)) - before
-
-    def recorder(self) -> CudaGraphDevice:
-        return CudaGraphDevice(self._device)
-
-
 def prepare(
-    runner: ModelRunner, config: EngineConfig, progress: Progress, gpu: CudaGpu | None = None
+    runner: ModelRunner, config: EngineConfig, progress: Progress, gpu: CudaDevice | None = None
 ) -> None:
     """Make `runner` ready to serve. So far, its KV pool must have `TRIAL_BLOCKS` blocks.
 
@@ -98,7 +64,7 @@ def prepare(
 
     Raises ConfigError: there is too little memory. The message says what to lower.
     """
-    gpu = CudaGpu(runner.device) if gpu is None else gpu
+    gpu = CudaDevice(runner.device) if gpu is None else gpu
     sizes = graph_sizes(config.seq_capacity) if runner.is_capturable else []
     num_tokens = piece_sizes(config.token_capacity or TRIAL_TOKENS) if sizes else []
     lower = (
@@ -119,7 +85,17 @@ def prepare(
             runner.execute(trial_step([pair], runner.num_blocks, runner.block_size))
         if sizes:
             with memory_for("CUDA graphs", "lower --gpu-memory-utilization or --seq-capacity"):
-                _record(runner, sizes, num_tokens, progress, gpu.recorder())
+                where = runner.block_size, runner.scratch_slot, runner.device
+                logits = torch.empty(
+                    sizes[-1], runner.vocab_size, dtype=runner.dtype, device=runner.device
+                )
+                buffers = DecodeBuffers(sizes[-1], runner.max_model_len, *where)
+                graphs = StepGraphs(sizes, runner.forward, None, buffers, logits, gpu)
+                tokens = TokenBuffers(num_tokens[-1], *where)
+                pieces = StepGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, gpu)
+                pieces.record(lambda what, share: progress(what, share / 2))
+                graphs.record(lambda what, share: progress(what, (1 + share) / 2))
+                runner.graphs, runner.pieces = graphs, pieces
     progress("ready", 1.0)
 
 
@@ -128,7 +104,7 @@ def _trial(
     config: EngineConfig,
     sizes: list[int],
     num_tokens: list[int],
-    gpu: CudaGpu,
+    gpu: CudaDevice,
 ) -> DeviceUse:
     """Run the largest step. Returns the memory of the weights, of this step and of the graphs.
 
@@ -153,35 +129,10 @@ def _trial(
             peak_bytes([(0, chunk)] * -(-num_tokens[-1] // chunk)),
         )
         graphs = most + (len(sizes) + len(num_tokens)) * GRAPH_BYTES
-    now = gpu.memory()
-    use = DeviceUse(
-        total=now.total,
-        others=now.total - now.free - now.reserved,
-        weights=now.allocated - runner.kv_bytes,
-        activations=activations,
-        graphs=graphs,
-    )
+    total, others, allocated = gpu.memory()
+    use = DeviceUse(total, others, allocated - runner.kv_bytes, activations, graphs)
     log.info("of the GPU's memory: %s", use.in_words())
     return use
-
-
-def _record(
-    runner: ModelRunner,
-    sizes: list[int],
-    num_tokens: list[int],
-    progress: Progress,
-    recorder: CudaGraphDevice,
-) -> None:
-    most, device = sizes[-1], runner.device
-    block_size, scratch_slot = runner.block_size, runner.scratch_slot
-    logits = torch.empty(most, runner.vocab_size, dtype=runner.dtype, device=device)
-    buffers = DecodeBuffers(most, runner.max_model_len, block_size, scratch_slot, device)
-    graphs = StepGraphs(sizes, runner.forward, None, buffers, logits, recorder)
-    tokens = TokenBuffers(num_tokens[-1], block_size, scratch_slot, device)
-    pieces = StepGraphs(num_tokens, runner.forward, runner.backend, tokens, logits, recorder)
-    pieces.record(lambda what, share: progress(what, share / 2))
-    graphs.record(lambda what, share: progress(what, (1 + share) / 2))
-    runner.graphs, runner.pieces = graphs, pieces
 
 
 def load_runner(

@@ -18,15 +18,15 @@ import torch
 from msgspec import structs
 
 from stepscope.engine.execution import input_batch
-from stepscope.engine.execution.graph_inputs import StepInputs
 from stepscope.engine.execution.graphs import StepGraphs
+from stepscope.engine.execution.input_batch import StepInputs
 from stepscope.engine.execution.kv_frames import KVFrames
 from stepscope.engine.execution.machine import devices
-from stepscope.engine.execution.machine.thread_choice import ThreadChoice
+from stepscope.engine.execution.machine.environment import ThreadChoice
 from stepscope.engine.execution.sampling.host_sampling import UNSOUND, Sampled
 from stepscope.engine.execution.sampling.sampler import Sampler, SamplesInFlight
 from stepscope.engine.execution.step_costs import trial_step
-from stepscope.engine.models.model import Model, StepContext
+from stepscope.engine.models.loader import Model
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.scheduling.acceptance import bursts_of
 from stepscope.engine.scheduling.request import Request
@@ -38,8 +38,16 @@ from stepscope.engine.scheduling.step import (
     StepResult,
 )
 from stepscope.engine.text.tokenizer import Tokenizer
-from stepscope.kernels.fp8 import FP8, KVScales, scales_of
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, to_device
+from stepscope.kernels.paged_attention import (
+    FP8,
+    AttentionBackend,
+    KVScales,
+    LayerCache,
+    PagedBatch,
+    StepContext,
+    scales_of,
+    to_device,
+)
 
 SCALE_TOKENS = 256  # of the prompt from which the FP8 scales are computed
 
@@ -49,20 +57,19 @@ class LaunchedStep:
     """A step that was launched and may still be running."""
 
     rows: Sequence[ScheduledRow]
-    sampling_rows: list[int]  # indices of those that sample; one with drafts occurs several times
+    batch: input_batch.InputBatch
     samples: SamplesInFlight | None
     timer: devices.DeviceTimer
     launch_ns: int
     clock: Callable[[], int]
-    num_padded_tokens: int
-    has_drafts: bool = False
-    cuda_graph: str | None = None
+    num_tokens: int  # with padding
+    cuda_graph: str | None
 
     def tokens_of(self, request_ids: Sequence[int]) -> torch.Tensor:
         """Return the requests' new tokens as a device tensor, without waiting for the step."""
         assert self.samples is not None, "only a step that samples has a token to come"
         rows, tokens = self.rows, self.samples.tokens
-        places = {rows[row].request.request_id: i for i, row in enumerate(self.sampling_rows)}
+        places = {rows[row].request.request_id: i for i, row in enumerate(self.batch.sampling_rows)}
         wanted = np.array([places[request_id] for request_id in request_ids], dtype=np.int64)
         return tokens.index_select(0, to_device(wanted, tokens.device))
 
@@ -70,24 +77,21 @@ class LaunchedStep:
         sampled = Sampled([], {}) if self.samples is None else self.samples.collect()
         device_ns = self.timer.elapsed_ns()
         tokens_ns = self.clock()
-        token_ids: list[int | None] = [None] * len(self.rows)
-        for row, token_id in zip(self.sampling_rows, sampled.token_ids, strict=True):
-            token_ids[row] = token_id
-        bursts = None
-        if self.has_drafts:
-            sampled_of: dict[int, list[int]] = {}
-            for row, token_id in zip(self.sampling_rows, sampled.token_ids, strict=True):
-                sampled_of.setdefault(row, []).append(token_id)
-            bursts = bursts_of(self.rows, sampled_of)
-            for row, burst in bursts.items():
-                token_ids[row] = burst[-1]  # an unsound one, if any: it equals no draft
+        sampling_rows = self.batch.sampling_rows
+        sampled_of: dict[int, list[int]] = {}
+        for row, token_id in zip(sampling_rows, sampled.token_ids, strict=True):
+            sampled_of.setdefault(row, []).append(token_id)
+        bursts = bursts_of(self.rows, sampled_of) if self.batch.depths else None
+        # Of a burst that is unsound, the last token is, too: it equals no draft.
+        newest = {row: tokens[-1] for row, tokens in (sampled_of | (bursts or {})).items()}
+        token_ids = [newest.get(row) for row in range(len(self.rows))]
         return StepResult(
             token_ids,
             self.launch_ns,
             tokens_ns,
             device_ns,
-            num_padded_tokens=self.num_padded_tokens,
-            logprobs={self.sampling_rows[i]: found for i, found in sampled.logprobs.items()},
+            num_padded_tokens=self.num_tokens - len(self.batch.input_ids),
+            logprobs={sampling_rows[i]: found for i, found in sampled.logprobs.items()},
             bursts=bursts,
             cuda_graph=self.cuda_graph,
             unsound_rows=tuple(i for i, each in enumerate(token_ids) if each == UNSOUND),
@@ -132,10 +136,9 @@ class ModelRunner:
         self._sampler = Sampler(seed)
         self._threads = threads
         self._tables = input_batch.BlockTables()
-        self._key_caches: list[torch.Tensor] = []
-        self._value_caches: list[torch.Tensor] = []
+        self._caches: list[LayerCache] = []
         self._kv_dtype = model.dtype
-        self._kv_scales: list[KVScales] | None = None
+        self._kv_scales: list[KVScales | None] = [None] * self.kv_shape.num_layers
         if kv_dtype is FP8:
             self._kv_scales = self._find_kv_scales()
         if kv_dtype is not None:
@@ -150,19 +153,13 @@ class ModelRunner:
         (`scratch_slot`).
         """
         self.graphs = self.pieces = None
-        self._key_caches, self._value_caches = [], []
+        self._caches = []
         devices.give_back_memory(self.device)
         shape = self.kv_shape
-        size = (
-            num_blocks + self.is_capturable,
-            self.block_size,
-            shape.num_kv_heads,
-            shape.head_dim,
-        )
-        self._key_caches, self._value_caches = (
-            [devices.zeros(size, self._kv_dtype, self.device) for _ in range(shape.num_layers)]
-            for _ in range(2)
-        )
+        num_allocated = num_blocks + self.is_capturable
+        size = num_allocated, self.block_size, shape.num_kv_heads, shape.head_dim
+        zeros = partial(devices.zeros, size, self._kv_dtype, self.device)
+        self._caches = [LayerCache(zeros(), zeros(), each) for each in self._kv_scales]
         self.num_blocks = num_blocks
 
     @property
@@ -172,23 +169,23 @@ class ModelRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the KV cache in bytes."""
-        return sum(cache.nbytes for cache in (*self._key_caches, *self._value_caches))
+        return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._caches)
 
     def kv_frames(self, model: str) -> KVFrames:
         """Return the KV blocks as frames, which engines exchange when they hand over requests."""
         scales = [
             scale.tolist()
-            for scales in self._kv_scales or ()
+            for scales in self._kv_scales
+            if scales is not None
             for scale in (scales.key, scales.value)
         ]
         facts = (model, self._model.num_parameters, self.kv_shape, self.block_size, scales)
         dtypes = f"{self.dtype} {self._kv_dtype}"
         layout = hashlib.sha256(f"{facts} {dtypes}".encode()).hexdigest()[:32]
-        return KVFrames([*self._key_caches, *self._value_caches], layout)
+        keys, values = ([cache[place] for cache in self._caches] for place in range(2))
+        return KVFrames([*keys, *values], layout)
 
     def seed_of(self, request: Request) -> int:
-        """Return the seed with which a request's tokens are sampled."""
         return self._sampler.seed_of(request)
 
     @property
@@ -198,7 +195,6 @@ class ModelRunner:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The fields of `EngineInfo` that describe the model and how it runs."""
         model, shape = self._model, self._model.kv_shape
         graphs = ""
         if self.graphs is not None and self.pieces is not None:
@@ -227,11 +223,9 @@ class ModelRunner:
         return time.monotonic_ns()
 
     def execute(self, step: ScheduledStep) -> StepResult:
-        """Run the model over `step.rows`, sample for the rows that need a token, and wait."""
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        """Start a step without waiting for its end."""
         with contextlib.suppress(torch.OutOfMemoryError):
             return self.launch_now(step)
         # Not in the handler, where the error's traceback keeps the step's tensors alive.
@@ -243,13 +237,8 @@ class ModelRunner:
 
         `backend`: None for that of the runner.
         """
-        context = StepContext(
-            inputs.batch,
-            self._key_caches,
-            self._value_caches,
-            self.backend if backend is None else backend,
-            self._kv_scales,
-        )
+        backend = self.backend if backend is None else backend
+        context = StepContext(inputs.batch, self._caches, backend)
         return self._model.forward(inputs.input_ids, inputs.positions, context, inputs.logits_of)
 
     def launch_now(self, step: ScheduledStep) -> LaunchedStep:
@@ -278,15 +267,7 @@ class ModelRunner:
         if self._threads is not None:  # only on a CPU, where the step has ended now
             self._threads.note(num_tokens, threads, self.clock() - launch_ns)
         return LaunchedStep(
-            step.rows,
-            batch.sampling_rows,
-            samples,
-            timer,
-            launch_ns,
-            self.clock,
-            num_padded_tokens=size - num_tokens,
-            has_drafts=bool(batch.depths),
-            cuda_graph=cuda_graph,
+            step.rows, batch, samples, timer, launch_ns, self.clock, size, cuda_graph
         )
 
     def _prepared(
@@ -307,19 +288,12 @@ class ModelRunner:
             run = partial(pieces.run, size, len(batch.logits_of), self._paged(batch))
             return size, "piecewise", run
         has_graphs = graphs is not None or self.device.type == "cuda"
-        compute = partial(self.forward, self._inputs(batch, fed))
-        return num_tokens, "none" if has_graphs else None, compute
-
-    def _inputs(self, batch: input_batch.InputBatch, fed: torch.Tensor | None) -> StepInputs:
         input_ids = self._tensor(batch.input_ids)
         if fed is not None:
             input_ids.index_copy_(0, self._tensor(np.array(batch.fed_at)), fed)
-        return StepInputs(
-            input_ids,
-            self._tensor(batch.positions),
-            self._tensor(batch.logits_of),
-            self._paged(batch),
-        )
+        positions, logits_of = self._tensor(batch.positions), self._tensor(batch.logits_of)
+        inputs = StepInputs(input_ids, positions, logits_of, self._paged(batch))
+        return num_tokens, "none" if has_graphs else None, partial(self.forward, inputs)
 
     def _paged(self, batch: input_batch.InputBatch) -> PagedBatch:
         return PagedBatch(
@@ -332,14 +306,12 @@ class ModelRunner:
             decodes=batch.decodes,
         )
 
-    def _find_kv_scales(self) -> list[KVScales]:
+    def _find_kv_scales(self) -> list[KVScales | None]:
         num_tokens = min(SCALE_TOKENS, self.max_model_len)
         self.allocate(-(-num_tokens // self.block_size))
         tokens = random.Random(0).choices(range(self.vocab_size), k=num_tokens)
         self.execute(trial_step([(0, num_tokens)], self.num_blocks, self.block_size, tokens))
-        return [
-            scales_of(*caches) for caches in zip(self._key_caches, self._value_caches, strict=True)
-        ]
+        return [scales_of(cache) for cache in self._caches]
 
     def _use_threads(self, num_tokens: int) -> int:
         if self._threads is None:

@@ -2,5 +2,5 @@
 
 May import: kernels, kernels.cpu, kernels.dispatch, engine.models.cache,
   engine.protocol.settings, engine.scheduling, engine.simulation, engine.text.
-A model family that is a variant of Llama goes into `decoder.py` and `decoder_config.py`.
+A model family that is a variant of Llama goes into `decoder.py` and `model_config.py`.
 """

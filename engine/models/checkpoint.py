@@ -8,8 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepscope.engine.models import demo, random_model
 from stepscope.engine.models.cache import gguf_checkpoint, smollm2
+from stepscope.engine.models.made_checkpoints import (
+    RANDOM_PREFIX,
+    ensure_demo,
+    ensure_random,
+    is_random,
+)
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
 
@@ -29,17 +34,17 @@ TOKENIZER_FILES = (
 def locate(model: str, progress: Progress) -> Path:
     """Find the folder of the checkpoint that `model` names, and check its files.
 
-    `model`: 'demo', 'smollm2', 'random:NAME' (see `random_model`), a folder, a GGUF file, or the
+    `model`: 'demo', 'smollm2', 'random:NAME' with random weights, a folder, a GGUF file, or the
     name of a model in the local Hugging Face cache.
 
     Raises ConfigError: there is no such checkpoint here, or it is incomplete.
     """
     if model == "demo":
-        folder = demo.ensure(progress, check)
+        folder = ensure_demo(progress, check)
     elif model == smollm2.NAME:
         folder = smollm2.checkpoint_of(progress, check)
-    elif model.startswith(random_model.PREFIX):
-        folder = random_model.ensure(model)
+    elif model.startswith(RANDOM_PREFIX):
+        folder = ensure_random(model, check)
     elif Path(model).expanduser().is_dir():
         folder = Path(model).expanduser()
     elif model.endswith(gguf_checkpoint.SUFFIX):
@@ -53,7 +58,7 @@ def locate(model: str, progress: Progress) -> Path:
 def check(folder: Path) -> None:
     """Raise ConfigError if config, weights or tokenizer are missing, or a weight file is cut."""
     read_json(folder / "config.json", "a checkpoint has one; is this the right folder?")
-    if not random_model.is_random(folder):
+    if not is_random(folder):
         _check_safetensors(weight_files(folder))
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(
@@ -86,7 +91,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_json(file: Path, purpose: str) -> dict[str, Any]:
-    """Read a JSON object from a file."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -139,9 +143,18 @@ def _cached(model: str) -> Path:
 
 def _check_safetensors(files: Sequence[Path]) -> None:
     """Check that each file is as long as its header says, and that no tensor is in two of them."""
+    from safetensors import SafetensorError, safe_open
+
     file_of: dict[str, Path] = {}
     for file in files:
-        for tensor in _tensors_of(file):
+        try:
+            with safe_open(file, framework="np") as found:
+                tensors = list(found.keys())
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                "bad_weights", f"{file} is damaged, or cut short: copy it again ({error})"
+            ) from None
+        for tensor in tensors:
             if tensor in file_of:
                 raise ConfigError(
                     "bad_weights",
@@ -149,15 +162,3 @@ def _check_safetensors(files: Sequence[Path]) -> None:
                     "does not belong to the model",
                 )
             file_of[tensor] = file
-
-
-def _tensors_of(file: Path) -> list[str]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np") as tensors:
-            return list(tensors.keys())
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            "bad_weights", f"{file} is damaged, or cut short: copy it again ({error})"
-        ) from None

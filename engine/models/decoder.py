@@ -11,7 +11,7 @@ Models that this decoder cannot run are served by transformers' modules. The tes
 decoder with them (`tests/models/test_exactness.py`).
 """
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,30 +19,42 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from stepscope.engine.models.checkpoint import Progress
-from stepscope.engine.models.decoder_config import DecoderConfig
-from stepscope.engine.models.linear import Linear
-from stepscope.engine.models.model import StepContext
+from stepscope.engine.models.model_config import DecoderConfig
 from stepscope.engine.models.weights import WeightSource
 from stepscope.engine.scheduling.kv_memory import KVShape
-from stepscope.kernels.cpu.huge_pages import HugePages
+from stepscope.kernels.cpu.linear import HugePages
 from stepscope.kernels.dispatch.fused import add_rms_norm, norm_rope_store
+from stepscope.kernels.dispatch.linear import Linear
+from stepscope.kernels.paged_attention import AttentionOptions, QKVHeads, StepContext
 
 
 @dataclass(slots=True)
 class _Layer:
     input_norm: torch.Tensor
     qkv: Linear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    heads: QKVHeads
     out: Linear
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
-    window: int | None
+    options: AttentionOptions
 
 
 class Decoder:
-    """A loaded decoder. Implements `model.Model`."""
+    """A loaded decoder, the first kind of `loader.Model`.
+
+    Attributes:
+        implementation: for people: whether our decoder or transformers runs the layers, and how.
+        dtype: of the weights, and of keys and values before they are stored.
+        weight_bytes: memory of the weights. Packed tied embeddings are stored twice, and count so.
+        flops_per_token: multiplications and additions for one token with the weights of the layers.
+            Leaves out attention scores over the context, and the logits, which only the last token
+            of a prompt needs: both depend on the step.
+        is_thread_invariant: a step has the same result, to the bit, with any number of CPU threads.
+        is_capturable: the kernels of a step depend only on input shapes, so that CUDA graphs work.
+    """
+
+    is_capturable = True
 
     def __init__(
         self,
@@ -68,13 +80,19 @@ class Decoder:
         self._weights = weights
         self._config = shape = self._with_own_head(DecoderConfig.of(config))
         self._weights.check(shape.weight_shapes())
+        self.architecture, self.vocab_size = shape.architecture, shape.vocab_size
         self.kv_shape = KVShape(
             num_layers=shape.num_layers,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             dtype_bytes=dtype.itemsize,
         )
-        self._memory = HugePages((self.num_parameters + self._num_tied) * dtype.itemsize)
+        sizes = {name: math.prod(each) for name, each in shape.weight_shapes().items()}
+        self.num_parameters = sum(sizes.values())
+        self.flops_per_token = 2 * sum(sizes[name] for name in sizes if ".layers." in name)
+        # Tied embeddings are packed for the head, too.
+        num_tied = sizes["model.embed_tokens.weight"] if shape.tied else 0
+        self._memory = HugePages((self.num_parameters + num_tied) * dtype.itemsize)
         self._rope = _rope_table(config, shape.head_dim, max_model_len).to(device)
         self._embeddings = self._read("model.embed_tokens.weight")
         self._layers = []
@@ -82,8 +100,24 @@ class Decoder:
             progress("loading weights", i / shape.num_layers)
             self._layers.append(self._layer(i))
         self._norm = self._read("model.norm.weight")
-        head = self._embeddings if shape.tied else self._read("lm_head.weight")
-        self._head = Linear(head, memory=self._memory)
+        self._head = Linear(
+            self._embeddings if shape.tied else self._read("lm_head.weight"), memory=self._memory
+        )
+        self.implementation = f"stepscope decoder, {self._head.layout} weights"
+        products = [
+            product
+            for each in self._layers
+            for product in (each.qkv, each.out, each.gate_up, each.down)
+        ]
+        self.is_thread_invariant = all(each.layout == "packed" for each in (*products, self._head))
+        if not (shape.tied and self._head.layout == "plain"):  # else the embeddings are the head
+            products.append(self._head)
+        # Embeddings, norms and biases; the products have all other weights.
+        shapes = shape.weight_shapes()
+        num_others = sum(
+            sizes[name] for name in shapes if len(shapes[name]) == 1 or "embed" in name
+        )
+        self.weight_bytes = num_others * dtype.itemsize + sum(each.num_bytes for each in products)
 
     def _with_own_head(self, shape: DecoderConfig) -> DecoderConfig:
         """Untie the head if the weights have one that differs from the embeddings."""
@@ -93,65 +127,6 @@ class Decoder:
         ours, theirs = (self._weights.read(each, self.dtype) for each in (head, embeddings))
         return shape if torch.equal(ours, theirs) else replace(shape, tied=False)
 
-    @property
-    def implementation(self) -> str:
-        return f"stepscope decoder, {self._head.layout} weights"
-
-    @property
-    def is_thread_invariant(self) -> bool:
-        return all(each.layout == "packed" for each in self._products)
-
-    @property
-    def is_capturable(self) -> bool:
-        return True
-
-    @property
-    def architecture(self) -> str:
-        return self._config.architecture
-
-    @property
-    def vocab_size(self) -> int:
-        return self._config.vocab_size
-
-    @property
-    def num_parameters(self) -> int:
-        shapes = self._config.weight_shapes().values()
-        return sum(torch.Size(shape).numel() for shape in shapes)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the weights in bytes.
-
-        Packed tied embeddings count twice, because they are stored twice.
-        """
-        config, products = self._config, list(self._products)
-        if config.tied and self._head.layout == "plain":
-            products.remove(self._head)
-        # Embeddings, norms and biases; `products` has all other weights.
-        shapes = config.weight_shapes()
-        others = [shape for name, shape in shapes.items() if len(shape) == 1 or "embed" in name]
-        num_others = sum(torch.Size(shape).numel() for shape in others)
-        return num_others * self.dtype.itemsize + sum(each.num_bytes for each in products)
-
-    @property
-    def _products(self) -> Iterator[Linear]:
-        for layer in self._layers:
-            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
-        yield self._head
-
-    @property
-    def _num_tied(self) -> int:
-        config = self._config
-        return config.vocab_size * config.hidden_size if config.tied else 0
-
-    @property
-    def flops_per_token(self) -> int:
-        return 2 * sum(
-            torch.Size(shape).numel()
-            for name, shape in self._config.weight_shapes().items()
-            if ".layers." in name
-        )
-
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -159,29 +134,24 @@ class Decoder:
         context: StepContext,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one step and return the logits, as `model.Model.forward` describes."""
+        """Run one step, and return logits [len(logits_of), vocab_size].
+
+        Args:
+            input_ids: [num_tokens], all requests of the step one after the other.
+            positions: [num_tokens], of each token in its request.
+            logits_of: indices of the tokens whose logits are needed; may be empty.
+        """
         config, batch = self._config, context.batch
-        scale, eps = config.head_dim**-0.5, config.norm_eps
-        last = len(self._layers) - 1
+        eps, last = config.norm_eps, len(self._layers) - 1
         x = F.embedding(input_ids, self._embeddings)
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self._layers):
             x, residual = add_rms_norm(x, residual, layer.input_norm, eps)
+            qkv = layer.qkv(x)
             query = norm_rope_store(
-                layer.qkv(x),
-                self._rope,
-                positions,
-                batch.slot_mapping,
-                context.key_caches[i],
-                context.value_caches[i],
-                config.num_heads,
-                config.num_kv_heads,
-                layer.q_norm,
-                layer.k_norm,
-                eps,
-                context.scales_of(i),
+                qkv, self._rope, positions, batch.slot_mapping, context.caches[i], layer.heads
             )
-            x = context.attend(i, query, scale=scale, sliding_window=layer.window).flatten(1)
+            x = context.attend(i, query, layer.options).flatten(1)
             if i == last and len(logits_of) < len(x):
                 # All keys and values are stored; the rest is only needed for these tokens.
                 x, residual = x[logits_of], residual[logits_of]
@@ -195,39 +165,29 @@ class Decoder:
         return self._head(x)
 
     def _layer(self, i: int) -> _Layer:
-        prefix, config = f"model.layers.{i}", self._config
-        return _Layer(
-            input_norm=self._read(f"{prefix}.input_layernorm.weight"),
-            qkv=Linear(
-                *self._joined(
-                    *(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), bias=config.qkv_bias
-                ),
-                self._memory,
-            ),
-            q_norm=self._read(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-            k_norm=self._read(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
-            out=Linear(
-                *self._joined(f"{prefix}.self_attn.o_proj", bias=config.out_bias), self._memory
-            ),
-            mlp_norm=self._read(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=Linear(
-                *self._joined(
-                    f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj", bias=config.mlp_bias
-                ),
-                self._memory,
-                is_gated=True,
-            ),
-            down=Linear(
-                *self._joined(f"{prefix}.mlp.down_proj", bias=config.mlp_bias), self._memory
-            ),
-            window=config.windows[i],
-        )
+        config = self._config
 
-    def _joined(self, *names: str, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Concatenate the rows of several projections of one input: (weights, biases)."""
-        weight = torch.cat([self._read(f"{name}.weight") for name in names])
-        biases = torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None
-        return weight, biases
+        def read(name: str, kind: str = "weight") -> torch.Tensor:
+            return self._read(f"model.layers.{i}.{name}.{kind}")
+
+        def linear(*names: str, bias: bool, is_gated: bool = False) -> Linear:
+            """The product of one input with several projections, row after row."""
+            weight = torch.cat([read(f"{name}_proj") for name in names])
+            biases = torch.cat([read(f"{name}_proj", "bias") for name in names]) if bias else None
+            return Linear(weight, biases, self._memory, is_gated=is_gated)
+
+        names = ("self_attn.q_norm", "self_attn.k_norm")
+        q_norm, k_norm = (read(name) if config.qk_norm else None for name in names)
+        return _Layer(
+            input_norm=read("input_layernorm"),
+            qkv=linear("self_attn.q", "self_attn.k", "self_attn.v", bias=config.qkv_bias),
+            heads=QKVHeads(config.num_heads, config.num_kv_heads, q_norm, k_norm, config.norm_eps),
+            out=linear("self_attn.o", bias=config.out_bias),
+            mlp_norm=read("post_attention_layernorm"),
+            gate_up=linear("mlp.gate", "mlp.up", bias=config.mlp_bias, is_gated=True),
+            down=linear("mlp.down", bias=config.mlp_bias),
+            options=AttentionOptions(config.head_dim**-0.5, config.windows[i]),
+        )
 
     def _read(self, tensor: str) -> torch.Tensor:
         return self._weights.read(tensor, self.dtype).to(self.device)

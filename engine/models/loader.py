@@ -1,7 +1,7 @@
 """Loads a checkpoint: into our own decoder if it can run the model, else into transformers."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -9,15 +9,15 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from stepscope.engine.models.checkpoint import Progress, read_json, refuse_file
 from stepscope.engine.models.decoder import Decoder
-from stepscope.engine.models.decoder_config import misfit
-from stepscope.engine.models.model import Model
-from stepscope.engine.models.random_model import is_random
-from stepscope.engine.models.support import check_config
+from stepscope.engine.models.made_checkpoints import is_random
+from stepscope.engine.models.model_config import check_config, misfit, refuse
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
 from stepscope.engine.models.weights import RandomWeights, Weights, check_tensors, refuse_unused
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
+
+Model: TypeAlias = Decoder | TransformersModel
 
 
 def load_config(folder: Path, name: str) -> Any:
@@ -32,7 +32,7 @@ def load_config(folder: Path, name: str) -> Any:
         reason = f"transformers {transformers.__version__} knows no model_type {kind!r}"
         if "auto_map" in raw:
             reason = "it needs Python code that came with it, which stepscope does not run"
-        raise ConfigError("unsupported_model", f"{name} cannot be served: {reason}")
+        refuse(name, reason)
     try:
         # Without trust_remote_code=False, the library might ask on the terminal whether to run it.
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -40,11 +40,9 @@ def load_config(folder: Path, name: str) -> Any:
         refuse_file("bad_config", f"{name} has a config that transformers cannot use", error)
     check_config(config, name)
     if misfit(config) is not None and _model_class(config) is None:
-        raise ConfigError(
-            "unsupported_model",
-            f"{name} cannot be served: {config.model_type!r} is no causal language model "
-            "(architectures: " + (", ".join(config.architectures or ()) or "not given") + ")",
-        )
+        architectures = ", ".join(config.architectures or ()) or "not given"
+        what = f"{config.model_type!r} is no causal language model"
+        refuse(name, f"{what} (architectures: {architectures})")
     return config
 
 
@@ -99,11 +97,8 @@ def _load_transformers(
     model_class = _model_class(config)
     assert model_class is not None
     if not getattr(model_class, "_supports_attention_backend", False):
-        raise ConfigError(
-            "unsupported_model",
-            f"{name} cannot be served: {model_class.__name__} does not attend through the "
-            "library's attention interface",
-        )
+        why = "does not attend through the library's attention interface"
+        refuse(name, f"{model_class.__name__} {why}")
     progress("loading weights", 0.0)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -119,8 +114,7 @@ def _load_transformers(
         model = model.to(device)
     except Exception as error:  # noqa: BLE001 - the library's code may raise anything
         refuse_file("bad_weights", f"the weights of {name} cannot be loaded", error)
-    check_tensors((), list(info["mismatched_keys"]), name)
-    check_tensors(list(info["missing_keys"]), (), name)
+    check_tensors(list(info["missing_keys"]), list(info["mismatched_keys"]), name)
     refuse_unused(info["unexpected_keys"], name)
     model.eval()
     model.requires_grad_(False)

@@ -18,11 +18,16 @@ import numpy as np
 import torch
 
 from stepscope.engine.models.checkpoint import refuse_file
-from stepscope.engine.models.model import StepContext
-from stepscope.engine.models.support import sliding_layers
+from stepscope.engine.models.model_config import refuse, sliding_layers
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import KVShape
-from stepscope.kernels.paged_attention import PagedBatch, store_kv
+from stepscope.kernels.paged_attention import (
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+    StepContext,
+    store_kv,
+)
 from stepscope.kernels.reference import ReferenceAttention
 
 # No mask function is registered under this name, so the library builds no masks. It must not
@@ -88,22 +93,11 @@ def attention(
             raise ConfigError("unsupported_model", f"two of its layers are number {layer}")
         step_context[layer] = LayerCall(key.shape[1], key.shape[3], sliding_window, key.dtype)
         return query.transpose(1, 2).contiguous(), None
-    store_kv(
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        step_context.key_caches[layer],
-        step_context.value_caches[layer],
-        step_context.batch.slot_mapping,
-        step_context.scales_of(layer),
-    )
-    output = step_context.attend(
-        layer,
-        query[0].transpose(0, 1),
-        scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
-        sliding_window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
+    cache, slots = step_context.caches[layer], step_context.batch.slot_mapping
+    store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), cache, slots)
+    scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+    options = AttentionOptions(scale, sliding_window, softcap, s_aux)
+    output = step_context.attend(layer, query[0].transpose(0, 1), options)
     return output.unsqueeze(0), None
 
 
@@ -136,7 +130,11 @@ def _check_call(
 
 
 class TransformersModel:
-    """A loaded model and the shape of its KV cache. Implements `model.Model`."""
+    """A loaded model of the library, the second kind of `loader.Model`; see `Decoder`."""
+
+    implementation = "transformers modules"
+    is_thread_invariant = False  # unknown for the library's code
+    is_capturable = False  # the library's code may wait for the device
 
     def __init__(self, model: Any, name: str, device: torch.device) -> None:
         """Probe `model`, which is on `device` and was loaded with `ATTENTION`.
@@ -144,50 +142,24 @@ class TransformersModel:
         Raises ConfigError: the model cannot be served exactly.
         """
         self.name = name
-        self.config = model.config
         self.device = device
+        self.architecture = type(model).__name__
         self._model = model
+        self._text_config = model.config.get_text_config()
+        self.vocab_size = int(self._text_config.vocab_size)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.weight_bytes = sum(p.nbytes for p in model.parameters())
+        self.flops_per_token = self._count_flops()
         parameters = inspect.signature(model.forward).parameters
         for needed in ("position_ids", "logits_to_keep"):
             if needed not in parameters:
-                raise ConfigError(
-                    "unsupported_model", f"{name} cannot be served: it takes no {needed}"
-                )
+                refuse(self.name, f"it takes no {needed}")
         self.dtype, self.kv_shape = self._probe()
         self._compare()
 
-    @property
-    def implementation(self) -> str:
-        return "transformers modules"
-
-    @property
-    def is_thread_invariant(self) -> bool:
-        return False  # unknown for the library's code
-
-    @property
-    def is_capturable(self) -> bool:
-        return False  # the library's code may wait for the device
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.config.get_text_config().vocab_size)
-
-    @property
-    def architecture(self) -> str:
-        return type(self._model).__name__
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(p.numel() for p in self._model.parameters())
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self._model.parameters())
-
-    @property
-    def flops_per_token(self) -> int:
-        """As in `Model`; in a mixture of experts only active experts count."""
-        text = self.config.get_text_config()
+    def _count_flops(self) -> int:
+        """In a mixture of experts, only active experts count."""
+        text = self._text_config
         num_experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
         active = getattr(text, "num_experts_per_tok", None)
         total = 0.0
@@ -205,7 +177,6 @@ class TransformersModel:
         context: StepContext | Probe,
         logits_of: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one step, and return logits [len(logits_of), vocab_size]."""
         output = self._model(
             input_ids=input_ids[None],
             position_ids=positions[None],
@@ -213,8 +184,7 @@ class TransformersModel:
             use_cache=False,
             step_context=context,
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return output.logits[0]
 
     @torch.inference_mode()
     def _probe(self) -> tuple[torch.dtype, KVShape]:
@@ -229,18 +199,19 @@ class TransformersModel:
             raise ConfigError(error.code, f"{self.name} cannot be served: {error}") from None
         except Exception as error:  # noqa: BLE001 - the library's code may raise anything
             refuse_file("unsupported_model", f"{self.name} fails on a trial of six tokens", error)
-        num_layers = int(self.config.get_text_config().num_hidden_layers)
+        num_layers = int(self._text_config.num_hidden_layers)
         if sorted(probe) != list(range(num_layers)):
-            self._refuse(
+            refuse(
+                self.name,
                 f"only {len(probe)} of its {num_layers} layers attend through the library's "
-                "attention interface"
+                "attention interface",
             )
-        deaf = [i for i in sorted(sliding_layers(self.config)) if not probe[i].sliding_window]
+        deaf = [i for i in sorted(sliding_layers(self._text_config)) if not probe[i].sliding_window]
         if deaf:
-            self._refuse(f"layer {deaf[0]} has a sliding window, but its attention ignores it")
+            refuse(self.name, f"layer {deaf[0]} has a sliding window, but its attention ignores it")
         shapes = {(call.num_kv_heads, call.head_dim, call.dtype) for call in probe.values()}
         if len(shapes) > 1:
-            self._refuse("its layers have KV heads of several shapes")
+            refuse(self.name, "its layers have KV heads of several shapes")
         heads, dim, dtype = shapes.pop()
         return dtype, KVShape(
             num_layers=num_layers, num_kv_heads=heads, head_dim=dim, dtype_bytes=dtype.itemsize
@@ -261,15 +232,17 @@ class TransformersModel:
         for how, got in found.items():
             apart = torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected)
             if not apart < _TRIAL_ERROR[self.dtype.itemsize]:
-                self._refuse(
+                refuse(
+                    self.name,
                     f"over a paged KV cache its logits of a prompt {how} are {apart:.0%} apart "
-                    "from those of its own forward pass"
+                    "from those of its own forward pass",
                 )
 
     def _over_pages(self, tokens: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         shape, num_blocks = self.kv_shape, -(-len(tokens) // _TRIAL_BLOCK)
         size = 2, shape.num_layers, num_blocks, _TRIAL_BLOCK, shape.num_kv_heads, shape.head_dim
-        keys, values = torch.zeros(size, dtype=self.dtype, device=self.device)
+        both = torch.zeros(size, dtype=self.dtype, device=self.device)
+        caches = [LayerCache(*each) for each in zip(*both, strict=True)]
         logits, start = [], 0
         for num_tokens in sizes:
             positions = torch.arange(start, start + num_tokens, device=self.device)
@@ -282,10 +255,7 @@ class TransformersModel:
                 block_size=_TRIAL_BLOCK,
                 device=self.device,
             )
-            context = StepContext(batch, list(keys), list(values), ReferenceAttention())
+            context = StepContext(batch, caches, ReferenceAttention())
             every = torch.arange(num_tokens, device=self.device)
             logits.append(self.forward(tokens[positions], positions, context, every))
         return torch.cat(logits)
-
-    def _refuse(self, reason: str) -> None:
-        raise ConfigError("unsupported_model", f"{self.name} cannot be served: {reason}")

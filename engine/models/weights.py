@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from stepscope.engine.models.checkpoint import refuse_file, weight_files
-from stepscope.engine.models.random_model import SEED
+from stepscope.engine.models.checkpoint import weight_files
+from stepscope.engine.models.made_checkpoints import SEED
 from stepscope.engine.protocol.settings.knobs import ConfigError
 
 Shape = tuple[int, ...]
@@ -46,12 +46,6 @@ def check_tensors(
     name: str,
 ) -> None:
     """Raise ConfigError if tensors are missing, or have another shape: (name, found, expected)."""
-    if missing:
-        raise ConfigError(
-            "bad_weights",
-            f"the weights of {name} lack {len(missing)} tensors (first: {min(missing)}): "
-            "copy the checkpoint again",
-        )
     if mismatched:
         tensor, found, expected = min(mismatched)
         raise ConfigError(
@@ -59,46 +53,43 @@ def check_tensors(
             f"{len(mismatched)} weights of {name} are not of the shape its config says (first: "
             f"{tensor} is {list(found)}, not {list(expected)}): they do not belong together",
         )
+    if missing:
+        raise ConfigError(
+            "bad_weights",
+            f"the weights of {name} lack {len(missing)} tensors (first: {min(missing)}): "
+            "copy the checkpoint again",
+        )
 
 
 class Weights:
-    """Reads the safetensors files of one checkpoint, tensor by tensor."""
+    """Reads the safetensors files of one checkpoint that `checkpoint.check` found whole."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Find the tensors in `folder`. `name` is the model's name, for error messages."""
         self._name = name
         self._file_of: dict[str, Path] = {}
         for file in weight_files(folder):
-            with self._open(file) as tensors:
+            with safe_open(file, framework="pt") as tensors:
                 self._file_of.update(dict.fromkeys(tensors.keys(), file))
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Compare expected names and shapes with the files'. Raises ConfigError if they differ."""
-        check_tensors([*expected.keys() - self._file_of.keys()], (), self._name)
+        """Raises ConfigError: names or shapes in the files are not those expected."""
         mismatched = []
         for file in sorted(set(self._file_of.values())):
-            with self._open(file) as tensors:
+            with safe_open(file, framework="pt") as tensors:
                 for tensor in tensors.keys() & expected.keys():
                     found = tuple(tensors.get_slice(tensor).get_shape())
                     if found != expected[tensor]:
                         mismatched.append((tensor, found, expected[tensor]))
-        check_tensors((), mismatched, self._name)
+        check_tensors([*expected.keys() - self._file_of.keys()], mismatched, self._name)
         refuse_unused(self._file_of.keys() - expected.keys(), self._name)
 
     def has(self, tensor: str) -> bool:
         return tensor in self._file_of
 
     def read(self, tensor: str, dtype: torch.dtype) -> torch.Tensor:
-        """Read one tensor to the CPU, in `dtype`. Raises ConfigError: the file cannot be read."""
-        with self._open(self._file_of[tensor]) as tensors:
-            found: torch.Tensor = tensors.get_tensor(tensor)
-        return found.to(dtype)
-
-    def _open(self, file: Path) -> "safe_open":
-        try:
-            return safe_open(file, framework="pt")
-        except (OSError, SafetensorError) as error:
-            refuse_file("bad_weights", f"the weights of {self._name} cannot be loaded", error)
+        with safe_open(self._file_of[tensor], framework="pt") as tensors:
+            return tensors.get_tensor(tensor).to(dtype)
 
 
 # Size of the embeddings: small, because otherwise a model with tied embeddings repeats its last
@@ -116,7 +107,6 @@ class RandomWeights:
         self._shapes: Mapping[str, Shape] = {}
 
     def check(self, expected: Mapping[str, Shape]) -> None:
-        """Take note of the names and shapes of the tensors; there is no file to check."""
         self._shapes = expected
 
     def has(self, tensor: str) -> bool:

@@ -47,8 +47,6 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ScheduleWorkload(Knobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workload file: the requests to schedule, and the settings of the scheduler."""
-
     requests: list[WorkloadRequest]
     num_blocks: Annotated[int, Meta(ge=2, le=2**26)]
     block_size: Annotated[int, Meta(ge=1, le=2**20)] = 16
@@ -183,9 +181,6 @@ class ScheduleReplay:
         )  # fmt: skip
 
     def _update(self, rows: list[ScheduledRow]) -> list[Request]:
-        if not self.scheduler.num_draft_tokens:
-            token_ids = [self._token(row, 0) if row.samples else None for row in rows]
-            return self.scheduler.update(rows, token_ids)
         sampled = {
             index: [self._token(row, i) for i in range(row.num_tokens if has_drafts(row) else 1)]
             for index, row in enumerate(rows)

@@ -105,7 +105,6 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of all weights."""
         return self.weight_bytes + self.embedding_weights * _BF16
 
     def num_experts_used(self, num_tokens: int) -> float:
@@ -213,7 +212,6 @@ def _count(name: str, config: Mapping[str, Any], field: str) -> int:
 
 
 def _shared_inner(text: Mapping[str, Any], expert_inner: int) -> int:
-    """Return the sum of the widths of the shared experts."""
     if text.get("shared_expert_intermediate_size"):
         return int(text["shared_expert_intermediate_size"])
     default = 1 if str(text.get("model_type", "")).startswith("llama4") else 0

@@ -18,8 +18,6 @@ from stepscope.engine.simulation.step_time import StepShape, StepTime
 
 
 class GpuRates(Struct, frozen=True):
-    """Data sheet rates of one GPU."""
-
     name: str
     bytes_per_s: float  # memory bandwidth
     bf16_flops: float  # per second
@@ -47,26 +45,12 @@ GPUS = {  # and the data sheet or white paper
 }
 
 
-# What a driver, a cloud or a scheduler's label adds to a GPU's name; rates are of the SXM variant.
-_ADDED = re.compile(r"nvidia|amd|geforce|instinct|tesla|gpu|hbm\d?e?|oam|vf|sxm\d?|(\d+)gi?b")
-
-
 def gpu_named(name: str) -> GpuRates:
-    """Find a GPU by its name in `GPUS`, or as its driver prints it: "NVIDIA H100 80GB HBM3".
+    """Find a GPU by its name in `GPUS`; case, spaces, dashes and underscores do not matter.
 
-    Ignores case, spaces, dashes and underscores.
-
-    Raises:
-        ConfigError: there is no such GPU, or only one with other rates (PCIe, half the memory).
+    Raises ConfigError: there is no such GPU.
     """
-    words = re.split(r"[\s_-]+", name.strip().lower())
-    added = [_ADDED.fullmatch(word) for word in words]
-    named = "".join(word for word, is_added in zip(words, added, strict=True) if not is_added)
-    gpu = GPUS.get("".join(words)) or GPUS.get(named)
-    sizes = [int(found[1]) for found in added if found is not None and found[1] is not None]
-    # A driver says GB for GiB, and rounds.
-    if gpu is not None and any(abs(size / gpu.memory_gib - 1) > 0.1 for size in sizes):
-        gpu = None
+    gpu = GPUS.get(re.sub(r"[\s_-]", "", name).lower())
     if gpu is None:
         raise ConfigError(
             "unknown_gpu",
@@ -119,10 +103,8 @@ class RooflineModel:
         self.name = f"{shape.name} on {f'{tensor_parallel} x ' * (tensor_parallel > 1)}{gpu.name}"
         self._coefficients = coefficients or RooflineCoefficients()
         self._shape = shape
-        self._set_rates(gpu, shape, tensor_parallel)
-
-    def _set_rates(self, gpu: GpuRates, shape: ModelShape, num_gpus: int) -> None:
-        """Compute the times of single operations and reads, on all GPUs together."""
+        # The times of single operations and reads, on all GPUs together.
+        num_gpus = tensor_parallel
         read_s = 1 / (gpu.bytes_per_s * num_gpus)
         bf16_s = 2 / (gpu.bf16_flops * num_gpus * self._coefficients.matmul_share)
         fp8_s = bf16_s * gpu.bf16_flops / gpu.fp8_flops if gpu.fp8_flops else bf16_s

@@ -3,6 +3,8 @@
 It never reads the host's clock, so an engine with it gives the same messages for the same seed.
 """
 
+from typing import NamedTuple
+
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep, StepResult
 from stepscope.engine.simulation.step_time import StepTimeModel, shape_of
@@ -33,8 +35,7 @@ class SimulatedRunner:
     def launch(self, step: ScheduledStep) -> "SimulatedStep":
         """Start a step: advance the clock by the host's time, and compute when the step ends."""
         time = self._cost.step_time(shape_of(step))
-        launch_ns = self._now_ns + round(time.host_s * 1e9)
-        self._now_ns = launch_ns
+        self._now_ns = launch_ns = self._now_ns + round(time.host_s * 1e9)
         begin_ns = max(launch_ns, self._device_free_ns)
         self._device_free_ns = begin_ns + round(time.device_s * 1e9)
         token_ids = [
@@ -59,13 +60,12 @@ class SimulatedRunner:
         return (row.request.request_id * 7919 + position * 104_729 + self._seed) % VOCAB_SIZE
 
 
-class SimulatedStep:
+class SimulatedStep(NamedTuple):
     """A simulated step in flight. `collect` advances the clock to the end of the step."""
 
-    def __init__(self, runner: SimulatedRunner, result: StepResult) -> None:
-        self._runner = runner
-        self._result = result
+    runner: SimulatedRunner
+    result: StepResult
 
     def collect(self) -> StepResult:
-        self._runner.advance_to(self._result.tokens_ns)
-        return self._result
+        self.runner.advance_to(self.result.tokens_ns)
+        return self.result

@@ -58,20 +58,20 @@ def render(
             raise ConfigError("bad_messages", message) from error
 
     tried: list[tuple[list[int], Sequence[bool]]] = []  # messages left out, by form
-    refusal: ConfigError | None = None
+    refusals: list[ConfigError] = []
     others = [role != "system" for role in roles]
     for forms in (as_sent, [False] * len(texts), [True] * len(texts), others):
         try:
             prompt = rendered(forms, marks).casefold()
         except ConfigError as error:
-            refusal = refusal or error
+            refusals.append(error)
             continue
         shown = [all(_is_read(mark, prompt) for mark in parts) for parts in marks]
         tried.append(([number for number, each in enumerate(shown) if not each], forms))
         if all(shown):
             break
-    if refusal is not None and not tried:
-        raise refusal
+    if not tried:
+        raise refusals[0]
     left_out, chosen = min(tried, key=lambda each: len(each[0]))
     for number in left_out:
         # A template may leave out what the model itself said earlier.

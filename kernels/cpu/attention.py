@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from stepscope.kernels.cpu.library import ATTENTION, CACHES, DTYPES, STEP, CpuLibrary
-from stepscope.kernels.paged_attention import IntArray, PagedBatch
+from stepscope.kernels.paged_attention import AttentionOptions, IntArray, LayerCache, PagedBatch
 
 
 class _CpuPlan(NamedTuple):
@@ -31,31 +31,17 @@ class CpuAttention:
         self._attention = library.attention
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor:
-        key = (
-            *(query.dtype, query.shape[1:], key_cache.dtype, key_cache.shape),
-            *(scale, sliding_window, softcap),
-        )
+        key = (query.dtype, query.shape[1:], cache.keys.dtype, cache.keys.shape, *options[:3])
         plan = batch.plans.get(key)
         if not isinstance(plan, _CpuPlan):
-            plan = _make_plan(query, key_cache, batch, scale, sliding_window, softcap)
-            batch.plans[key] = plan
+            plan = batch.plans[key] = _make_plan(query, cache.keys, batch, options)
         query = query.contiguous()
         output = torch.empty_like(query)
-        if sinks is not None:
-            sinks = sinks.float().contiguous()
+        sinks = None if options.sinks is None else options.sinks.float().contiguous()
         status = self._attention(ATTENTION.pack(
-            plan.address, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
+            plan.address, query.data_ptr(), cache.keys.data_ptr(), cache.values.data_ptr(),
             0 if sinks is None else sinks.data_ptr(), output.data_ptr(), torch.get_num_threads(),
         ))  # fmt: skip
         if status != 0:
@@ -64,12 +50,7 @@ class CpuAttention:
 
 
 def _make_plan(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    sliding_window: int | None,
-    softcap: float | None,
+    query: torch.Tensor, key_cache: torch.Tensor, batch: PagedBatch, options: AttentionOptions
 ) -> _CpuPlan:
     if key_cache.dtype not in CACHES.get(query.dtype, ()):
         raise TypeError(f"no kernel for queries of {query.dtype} and keys of {key_cache.dtype}")
@@ -83,9 +64,9 @@ def _make_plan(
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
     packed = STEP.pack(
         query_starts.ctypes.data, context_lens.ctypes.data, block_tables.ctypes.data,
-        decodes.ctypes.data, block_tables.shape[1], batch.num_requests, num_blocks, block_size,
+        decodes.ctypes.data, block_tables.shape[1], len(batch.context_lens), num_blocks, block_size,
         query.shape[1], num_kv_heads, head_dim, DTYPES[query.dtype], DTYPES[key_cache.dtype],
-        sliding_window or 0, scale, softcap or 0.0,
+        options.sliding_window or 0, options.scale, options.softcap or 0.0,
     )  # fmt: skip
     step = ctypes.create_string_buffer(packed, len(packed))
     return _CpuPlan(ctypes.addressof(step), step, arrays)
@@ -96,11 +77,6 @@ def _decodes(batch: PagedBatch) -> IntArray | npt.NDArray[np.bool_]:
     counts = np.diff(batch.query_starts)
     if batch.decodes is None:
         return counts == 1
-    wrong = np.flatnonzero((batch.decodes != 0) & (counts != 1))
-    if len(wrong):
-        row = int(wrong[0])
-        raise ValueError(
-            f"request {row} of the step is marked as a decode and has {counts[row]} queries: "
-            "a decode has one"
-        )
+    if ((batch.decodes != 0) & (counts != 1)).any():
+        raise ValueError("a request of the step is marked as a decode, and a decode has one query")
     return batch.decodes

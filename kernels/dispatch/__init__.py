@@ -1,4 +1,4 @@
-"""Chooses the kernel for a call: attention, products of one row, and what lies between products.
+"""Chooses the kernel for a call: attention, products with weights, and what lies between them.
 
 May import: kernels, kernels.cpu, kernels.plain, kernels.triton.
 A new backend gets an entry in `backends.py`, a new small operation a function in `fused.py`.

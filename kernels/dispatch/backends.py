@@ -9,8 +9,13 @@ import torch
 
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.cpu.attention import CpuAttention
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
-from stepscope.kernels.plain.flash_attention import FlashAttention, load_flash_attn
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+)
+from stepscope.kernels.plain.flash_attention import load_flash_attn
 from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
 from stepscope.kernels.triton.plan import Device
@@ -32,8 +37,6 @@ class BackendChoice(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A backend that may run on this machine."""
-
     name: str
     device: str | None  # type of device that it runs on; None: any
     dtypes: tuple[torch.dtype, ...]  # of queries; empty: any
@@ -52,16 +55,12 @@ def _create_triton() -> AttentionBackend:
     return TritonAttention(Device.of(torch.device("cuda")))
 
 
-def _create_flash_attn() -> AttentionBackend:
-    return FlashAttention("flash-attn", load_flash_attn(), _create_triton())
-
-
 # Fastest first: 'auto' chooses the first usable one.
 _HALF = (torch.float16, torch.bfloat16)
 _CANDIDATES = (
     _Candidate(
         "flash-attn", "cuda", _HALF, "prefill by flash-attn, decode by our Triton kernel, on {}",
-        _create_flash_attn, widens=False,
+        lambda: load_flash_attn(_create_triton()), widens=False,
     ),
     _Candidate(
         "triton", "cuda", (torch.float32, *_HALF), "prefill and decode by our Triton kernel, on {}",
@@ -183,7 +182,7 @@ def trial_failure(
     shape = (2, len(LENGTHS) * width, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     caches = torch.randn(shape, generator=generator)
     try:
-        query, keys, values = (each.to(device, dtype) for each in (query, *caches))
+        query, *caches = (each.to(device, dtype) for each in (query, *caches))
         batch = PagedBatch(
             query_starts=np.concatenate([[0], np.cumsum(counts)]),
             context_lens=contexts,
@@ -193,10 +192,9 @@ def trial_failure(
             device=device,
         )
         for window in (None, 7):
+            options = AttentionOptions(HEAD_DIM**-0.5, window)
             found, expected = (
-                each(
-                    query, keys, values, batch, scale=HEAD_DIM**-0.5, sliding_window=window
-                ).float()
+                each(query, LayerCache(*caches), batch, options).float()
                 for each in (backend, ReferenceAttention())
             )
             error = float((found - expected).abs().max())

@@ -7,8 +7,7 @@ the tests compare the other two). The result has the input's dtype.
 
 import functools
 import logging
-from collections.abc import Callable
-from typing import NamedTuple
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -22,47 +21,34 @@ from stepscope.kernels.cpu.library import (
     CpuLibrary,
     default_library,
 )
-from stepscope.kernels.fp8 import KVScales
-from stepscope.kernels.paged_attention import store_kv
+from stepscope.kernels.paged_attention import LayerCache, QKVHeads, store_kv
 
 log = logging.getLogger("stepscope.kernels")
 
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
 
 
-class _DeviceKernels(NamedTuple):
-    """The GPU versions of the operations in this module, for contiguous tensors of one dtype."""
-
-    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    norm_rope_store: Callable[..., torch.Tensor]
-    silu_mul: Callable[[torch.Tensor], torch.Tensor]
-
-
 @functools.cache
-def _device_kernels() -> _DeviceKernels | None:
+def _triton_kernels() -> ModuleType | None:
     """Return the Triton kernels, or None if Triton is missing or cannot compile."""
     try:
-        from stepscope.kernels.triton.add_rms_norm import add_rms_norm
-        from stepscope.kernels.triton.norm_rope_store import norm_rope_store
-        from stepscope.kernels.triton.silu_mul import silu_mul
+        from stepscope.kernels.triton import fused
 
-        silu_mul(torch.zeros(1, 64, device="cuda"))
+        fused.silu_mul(torch.zeros(1, 64, device="cuda"))
     except Exception as error:  # noqa: BLE001 - a compiler or a driver may raise anything
         log.warning("Triton's kernels cannot be used, plain torch takes their place: %s", error)
         return None
-    return _DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
+    return fused
 
 
-def _kernels_for(
-    x: torch.Tensor, *others: torch.Tensor | None
-) -> CpuLibrary | _DeviceKernels | None:
+def _kernels_for(x: torch.Tensor, *others: torch.Tensor | None) -> CpuLibrary | ModuleType | None:
     """Return the kernels for contiguous tensors of one dtype, where `x` is; None: plain torch."""
     dtype = x.dtype
     for each in (x, *others):
         if each is not None and not (each.dtype is dtype and each.is_contiguous()):
             return None
     if x.is_cuda:
-        return _device_kernels()
+        return _triton_kernels()
     return default_library() if x.is_cpu and dtype in _IS_BF16 else None
 
 
@@ -78,7 +64,7 @@ def add_rms_norm(
     kernels = _kernels_for(x, residual, weight)
     if kernels is None:
         return torch_add_rms_norm(x, residual, weight, eps)
-    if isinstance(kernels, _DeviceKernels):
+    if isinstance(kernels, ModuleType):
         return kernels.add_rms_norm(x, residual, weight, eps)
     output = torch.empty_like(x)
     num_rows, size = x.shape
@@ -92,11 +78,7 @@ def add_rms_norm(
 def torch_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm` in plain torch, for any device."""
-    if residual is None:
-        residual = x
-    else:
-        residual.add_(x)
+    residual = x if residual is None else residual.add_(x)
     wide = residual.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype), residual
@@ -107,14 +89,8 @@ def norm_rope_store(
     rope: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    scales: KVScales | None = None,
+    cache: LayerCache,
+    heads: QKVHeads,
 ) -> torch.Tensor:
     """Split `qkv` into heads, rotate them, store K and V; return the queries `[N, num_heads, D]`.
 
@@ -123,39 +99,32 @@ def norm_rope_store(
 
     Args:
         qkv: `[N, (num_heads + 2 * num_kv_heads) * D]`.
-        q_norm, k_norm: `[D]`; if given, each head of q or k is RMS-normalised with it first.
         rope: `[positions, D]` in fp32, cosines in the first half and sines in the second.
-        slot_mapping: `[N]`; slots of the paged caches in which keys and values are stored.
-        scales: for FP8 caches; keys and values are divided by them before they are stored.
+        slot_mapping: `[N]`; slots of the cache in which keys and values are stored.
 
     Raises IndexError: a position or a slot is out of range (not checked on a GPU).
     """
-    dtype, cache_dtype = qkv.dtype, key_cache.dtype
+    dtype, cache_dtype = qkv.dtype, cache.keys.dtype
+    num_heads, num_kv_heads, q_norm, k_norm, eps = heads
     kernels = _kernels_for(qkv, q_norm, k_norm)
-    if isinstance(kernels, _DeviceKernels) and cache_dtype is dtype:
-        return kernels.norm_rope_store(
-            qkv, rope, positions, slot_mapping, key_cache, value_cache,
-            num_heads, num_kv_heads, q_norm, k_norm, eps,
-        )  # fmt: skip
+    if isinstance(kernels, ModuleType) and cache_dtype is dtype:
+        return kernels.norm_rope_store(qkv, rope, positions, slot_mapping, cache, heads)
     if (
         not isinstance(kernels, CpuLibrary)
         or not (rope.dtype is torch.float32 and rope.is_contiguous())
         or not (positions.dtype is slot_mapping.dtype is torch.int64)
         or not (positions.is_contiguous() and slot_mapping.is_contiguous())
         or cache_dtype not in CACHES[dtype]
-        or not (key_cache.is_contiguous() and value_cache.is_contiguous())
+        or not (cache.keys.is_contiguous() and cache.values.is_contiguous())
     ):
-        return torch_norm_rope_store(
-            qkv, rope, positions, slot_mapping, key_cache, value_cache,
-            num_heads, num_kv_heads, q_norm, k_norm, eps, scales,
-        )  # fmt: skip
+        return torch_norm_rope_store(qkv, rope, positions, slot_mapping, cache, heads)
     num_positions, head_dim = rope.shape
-    num_blocks, block_size, _, _ = key_cache.shape
-    num_rows = qkv.shape[0]
+    num_blocks, block_size, _, _ = cache.keys.shape
+    num_rows, scales = len(qkv), cache.scales
     query = qkv.new_empty(num_rows, num_heads, head_dim)
     status = kernels.norm_rope_store(NORM_ROPE_STORE.pack(
         qkv.data_ptr(), rope.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(),
-        key_cache.data_ptr(), value_cache.data_ptr(), 0 if q_norm is None else q_norm.data_ptr(),
+        cache.keys.data_ptr(), cache.values.data_ptr(), 0 if q_norm is None else q_norm.data_ptr(),
         0 if k_norm is None else k_norm.data_ptr(), query.data_ptr(),
         0 if scales is None else scales.key_factor.data_ptr(),
         0 if scales is None else scales.value_factor.data_ptr(), num_positions,
@@ -174,21 +143,15 @@ def torch_norm_rope_store(
     rope: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    scales: KVScales | None = None,
+    cache: LayerCache,
+    heads: QKVHeads,
 ) -> torch.Tensor:
-    """`norm_rope_store` in plain torch, for any device."""
-    heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
-    query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    num_heads, num_kv_heads, q_norm, k_norm, eps = heads
+    split = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
+    query, key, value = split.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
     key = _norm_rotate(key, k_norm, cos, sin, eps)
-    store_kv(key, value, key_cache, value_cache, slot_mapping, scales)
+    store_kv(key, value, cache, slot_mapping)
     return _norm_rotate(query, q_norm, cos, sin, eps)
 
 
@@ -209,7 +172,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     kernels = _kernels_for(gate_up)
     if kernels is None:
         return torch_silu_mul(gate_up)
-    if isinstance(kernels, _DeviceKernels):
+    if isinstance(kernels, ModuleType):
         return kernels.silu_mul(gate_up)
     num_rows, width = gate_up.shape
     output = gate_up.new_empty(num_rows, width // 2)
@@ -221,6 +184,5 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def torch_silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """`silu_mul` in plain torch, for any device."""
     gate, up = gate_up.chunk(2, dim=-1)
     return (F.silu(gate.float()) * up).to(gate_up.dtype)

@@ -7,13 +7,21 @@ query in the step go to another backend, and so do calls with options that Flash
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from stepscope.kernels.paged_attention import AttentionBackend, IntArray, PagedBatch, to_device
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    IntArray,
+    LayerCache,
+    PagedBatch,
+    to_device,
+)
 
 # Major compute capabilities (Hopper, Blackwell) of which flash-attn 4 reads pages.
 _FLASH_ATTN_4 = 9, 10, 11
@@ -39,23 +47,6 @@ class Sequences(NamedTuple):
     key_lens: torch.Tensor | None = None
 
 
-class Varlen(NamedTuple):
-    """Causal attention of a library over packed queries, and the calls that it supports.
-
-    Attributes:
-        attend: called with queries `[num_queries, num_heads, head_dim]`, keys and values
-            `[num_keys, num_kv_heads, head_dim]` (with `pages` the caches), their `Sequences`, and
-            the options of `AttentionBackend`.
-        paged_head_dims: those for which it reads pages, of any size.
-    """
-
-    attend: Callable[..., torch.Tensor]
-    has_sinks: bool = False
-    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
-    head_dims: Collection[int] = range(8, 257, 8)
-    paged_head_dims: Collection[int] = ()
-
-
 class _FlashPlan(NamedTuple):
     """The tokens of a step, split into decodes (None if there are none) and prompt chunks."""
 
@@ -67,61 +58,93 @@ class _FlashPlan(NamedTuple):
 
 
 class FlashAttention:
-    """`AttentionBackend` with a library's prefill, as the module describes."""
+    """`AttentionBackend` with a library's prefill, as the module describes.
 
-    def __init__(self, name: str, varlen: Varlen, rest: AttentionBackend) -> None:
-        self.name = name
+    Attributes:
+        dtypes, head_dims: of the calls that the library supports.
+        paged_head_dims: those for which it reads pages, of any size.
+    """
+
+    name = "flash-attn"
+    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+    head_dims: Collection[int] = range(8, 257, 8)
+    paged_head_dims: Collection[int] = ()
+
+    def __init__(
+        self, function: Callable[..., Any], version: Literal[2, 4], rest: AttentionBackend
+    ) -> None:
+        """`function`: `flash_attn_varlen_func` of flash-attn 2.6 or later, or 4, beta 36 or later.
+
+        `rest`: computes what the library does not.
+        """
         self.is_capturable = rest.is_capturable
-        self._varlen = varlen
+        self._function = function
+        self._version = version
         self._rest = rest
+        if version == 4:
+            self.head_dims = (*range(8, 129, 8), 256)
+            self.paged_head_dims = (*range(16, 129, 16), 256)
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor:
-        options: dict[str, Any] = {
-            "scale": scale, "sliding_window": sliding_window, "softcap": softcap, "sinks": sinks
-        }  # fmt: skip
-        plan, library = None, self._varlen
+        plan = None
         if (
-            query.dtype in library.dtypes
-            and key_cache.dtype == query.dtype
-            and query.shape[2] in library.head_dims
-            and (sinks is None or library.has_sinks)
+            query.dtype in self.dtypes
+            and cache.keys.dtype == query.dtype
+            and query.shape[2] in self.head_dims
+            and (options.sinks is None or self._version == 4)
         ):
-            plan = self._plan(batch, sliding_window, query.shape[2])
+            plan = self._plan(batch, options.sliding_window, query.shape[2])
         if plan is None:
-            return self._rest(query, key_cache, value_cache, batch, **options)
+            return self._rest(query, cache, batch, options)
         chunks = query if plan.decodes is None else query[plan.chunk_tokens]
-        key, value = key_cache, value_cache
+        key, value, _ = cache
         if plan.slots is not None:
-            key, value = (
-                cache.flatten(0, 1).index_select(0, plan.slots)
-                for cache in (key_cache, value_cache)
-            )
-        attended = library.attend(chunks.contiguous(), key, value, plan.lens, **options)
+            key, value = (each.flatten(0, 1).index_select(0, plan.slots) for each in (key, value))
+        attended = self._attend(chunks.contiguous(), key, value, plan.lens, options)
         if plan.decodes is None:
             return attended
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[plan.chunk_tokens] = attended
         output[plan.decode_tokens] = self._rest(
-            query[plan.decode_tokens], key_cache, value_cache, plan.decodes, **options
+            query[plan.decode_tokens], cache, plan.decodes, options
         )
+        return output
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lens: Sequences,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Call the library with packed queries; keys and values are packed too, or the caches."""
+        window, softcap = options.sliding_window, options.softcap or 0.0
+        if self._version == 2:
+            output: torch.Tensor = self._function(
+                query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
+                lens.most_keys, softmax_scale=options.scale, causal=True, softcap=softcap,
+                window_size=(-1, -1) if window is None else (window - 1, 0),
+            )  # fmt: skip
+            return output
+        keys = {"page_table": lens.pages, "seqused_k": lens.key_lens}
+        if lens.pages is None:
+            keys = {"cu_seqlens_k": lens.key_starts}
+        # It compiles another kernel for short chunks if it is told the longest chunk.
+        output, _ = self._function(
+            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=options.scale,
+            causal=True, softcap=softcap, learnable_sink=options.sinks,
+            window_size=(None, None) if window is None else (window - 1, 0),
+        )  # fmt: skip
         return output
 
     def _plan(
         self, batch: PagedBatch, sliding_window: int | None, head_dim: int
     ) -> _FlashPlan | None:
         """Return the plan of a step; None if no request has more than one query."""
-        paged = head_dim in self._varlen.paged_head_dims
+        paged = head_dim in self.paged_head_dims
         key = (self.name, paged, None if paged else sliding_window)
         if key not in batch.plans:
             batch.plans[key] = _make_plan(batch, sliding_window, paged=paged)
@@ -144,9 +167,7 @@ def _make_plan(batch: PagedBatch, sliding_window: int | None, *, paged: bool) ->
     num_keys = contexts - first_keys
     key_starts = _starts(num_keys)
 
-    def on_device(array: IntArray) -> torch.Tensor:
-        return to_device(array, batch.device)
-
+    on_device = partial(to_device, device=batch.device)
     lens = Sequences(
         query_starts=on_device(_starts(queries)).int(),
         key_starts=on_device(key_starts).int(),
@@ -184,66 +205,16 @@ def _starts(counts: IntArray) -> IntArray:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
 
 
-def load_flash_attn() -> Varlen:
-    """Load flash-attn 4 (module `flash_attn.cute`) on Hopper and Blackwell, else flash-attn 2.
+def load_flash_attn(rest: AttentionBackend) -> FlashAttention:
+    """Take flash-attn 4 (module `flash_attn.cute`) on Hopper and Blackwell, else flash-attn 2.
 
     Raises ImportError: neither is installed for this torch and this GPU.
     """
-    has_4 = any(True for _ in metadata.distributions(name="flash-attn-4"))
-    major, minor = torch.cuda.get_device_capability()
-    if has_4 and major in _FLASH_ATTN_4:
+    major, _ = torch.cuda.get_device_capability()
+    if any(metadata.distributions(name="flash-attn-4")) and major in _FLASH_ATTN_4:
         from flash_attn.cute import flash_attn_varlen_func as function
 
-        return flash_attn_4_varlen(function)
-    try:
-        from flash_attn import flash_attn_varlen_func
-    except ImportError as error:
-        if not has_4:
-            raise
-        needed = ", ".join(map(str, _FLASH_ATTN_4))
-        raise ImportError(
-            f"flash-attn 4 needs a compute capability of {needed}, this GPU has {major}.{minor}; "
-            f"and flash-attn 2 is missing: {error}"
-        ) from error
-    return flash_attn_varlen(flash_attn_varlen_func)
+        return FlashAttention(function, 4, rest)
+    from flash_attn import flash_attn_varlen_func
 
-
-def flash_attn_varlen(function: Callable[..., torch.Tensor]) -> Varlen:
-    """Wrap `flash_attn_varlen_func` of flash-attn 2.6 or later (Dao, 2023)."""
-
-    def attend(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: Sequences,
-        scale: float, sliding_window: int | None = None, softcap: float | None = None,
-        sinks: None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        return function(
-            query, key, value, lens.query_starts, lens.key_starts, lens.most_queries,
-            lens.most_keys, softmax_scale=scale, causal=True,
-            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
-            softcap=softcap or 0.0,
-        )  # fmt: skip
-
-    return Varlen(attend)
-
-
-def flash_attn_4_varlen(function: Callable[..., tuple[torch.Tensor, object]]) -> Varlen:
-    """Wrap `flash_attn_varlen_func` of flash-attn 4, beta 36 or later."""
-
-    def attend(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: Sequences,
-        scale: float, sliding_window: int | None = None, softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        keys = {"page_table": lens.pages, "seqused_k": lens.key_lens}
-        if lens.pages is None:
-            keys = {"cu_seqlens_k": lens.key_starts}
-        # It compiles another kernel for short chunks if it is told the longest chunk.
-        output, _ = function(
-            query, key, value, cu_seqlens_q=lens.query_starts, **keys, softmax_scale=scale,
-            causal=True, softcap=softcap or 0.0, learnable_sink=sinks,
-            window_size=(None, None) if sliding_window is None else (sliding_window - 1, 0),
-        )  # fmt: skip
-        return output
-
-    dims, paged = (*range(8, 129, 8), 256), (*range(16, 129, 16), 256)
-    return Varlen(attend, has_sinks=True, head_dims=dims, paged_head_dims=paged)
+    return FlashAttention(flash_attn_varlen_func, 2, rest)

@@ -12,7 +12,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.kernels.paged_attention import IntArray, PagedBatch, as_bytes
+from stepscope.kernels.paged_attention import (
+    AttentionOptions,
+    IntArray,
+    LayerCache,
+    PagedBatch,
+    as_bytes,
+)
 
 # Queries of a prefill chunk that share one call and one mask. Small tiles skip more keys that none
 # of their queries attends to; large ones need fewer calls.
@@ -34,36 +40,26 @@ class _Together(NamedTuple):
 
 
 class TorchAttention:
-    """`AttentionBackend` in plain PyTorch, as the module describes."""
-
     name = "torch"
     is_capturable = False
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: PagedBatch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
     ) -> torch.Tensor:
-        num_kv_heads = key_cache.shape[2]
+        scale, sliding_window, softcap, sinks = options
+        num_kv_heads = cache.keys.shape[2]
         query = query.unflatten(1, (num_kv_heads, -1))  # [tokens, kv heads, group, head_dim]
         if sinks is not None:
             sinks = sinks.view(num_kv_heads, -1)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for rows in _plan(batch, sliding_window, key_cache[0].numel()):
+        for rows in _plan(batch, sliding_window, cache.keys[0].numel()):
             keys, values = (
-                as_bytes(cache)
+                as_bytes(each)
                 .index_select(0, rows.blocks.flatten())
-                .view(cache.dtype)
+                .view(each.dtype)
                 .to(query.dtype)
-                .view(len(rows.blocks), -1, *cache.shape[2:])
-                for cache in (key_cache, value_cache)
+                .view(len(rows.blocks), -1, *each.shape[2:])
+                for each in (cache.keys, cache.values)
             )  # [rows, keys, kv heads, head_dim]
             if len(rows.tokens) == len(rows.blocks):
                 visible = _visible(rows.positions, rows.ends[:, None] - 1, sliding_window)

@@ -92,7 +92,6 @@ def combine(
     partial_lse: torch.Tensor,
     query_starts: torch.Tensor,
     num_requests: int,
-    *,
     decode: bool,
 ) -> None:
     """Merge all splits into `output`: rows of requests with one query (`decode`), or with more."""

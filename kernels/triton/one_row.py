@@ -17,8 +17,6 @@ WARP_ELEMENTS = 8 * 32
 
 
 class RowTile(NamedTuple):
-    """What a program computes, and its launch options."""
-
     rows: int  # of the weight
     depth: int  # loads of 16 bytes of a thread in each row before it adds up
     num_warps: int
@@ -46,7 +44,6 @@ def _one_row(  # type: ignore[no-untyped-def]
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Each program computes `ROWS` outputs."""
     dtype = output.dtype.element_ty
     # Beyond the last row the last one again: it computes the same value.
     rows = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), num_outputs - 1)

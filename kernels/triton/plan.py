@@ -32,8 +32,6 @@ SHARED_RESERVE = 8 << 10
 
 
 class Device(NamedTuple):
-    """The properties of a GPU that the rules need."""
-
     num_sms: int
     shared_bytes: int  # shared memory that one program may use
     is_interpreted: bool = False

@@ -3,7 +3,6 @@
 May import: engine.client, engine.protocol, engine.protocol.settings, engine.simulation,
   engine.transport, recordings.history, recordings.live, recordings.simulation,
   recordings.state.
-`pilot.py` decides, without contact to an engine. Its `StepSamples` tell the engine's
-speed, `load.py` the load. `live_pilot.py` feeds it the steps of an engine and sends its decisions
-there.
+`pilot.py` decides, without contact to an engine. Its `StepSamples` tell the engine's speed, its
+`Load` the load. `live_pilot.py` feeds it the steps of an engine and sends its decisions there.
 """

@@ -4,14 +4,24 @@ It changes knobs under a lease that it must renew: if this process dies or is cu
 expires and the engine restores the knobs.
 """
 
-from typing import NamedTuple
+from collections import deque
+from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobsChanged, KnobValue, Snapshot
+from stepscope.engine.protocol.wire import (
+    Audited,
+    EngineStatus,
+    KnobsChanged,
+    KnobValue,
+    Snapshot,
+    StepRecord,
+    Telemetry,
+)
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move, StepFeed
+from stepscope.recordings.autopilot.pilot import BUDGET, Autopilot, Move
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.audit_text import value_text
 
@@ -21,6 +31,32 @@ _JOIN_S = 10.0
 _ANSWER_S = 30.0  # an engine answers between steps, and a step may be long
 _MAX_REASON = 200
 _SAME = 0.1  # relative; in shadow mode, a proposal closer to the last one is not repeated
+_Message: TypeAlias = StepRecord | EngineStatus | KnobsChanged | Audited
+_MAX_WAITING = 20_000  # beyond that, the oldest are dropped
+_MAX_BYTES = 1024 * 1024  # of steps in memory, which nobody looks back at
+
+
+class StepFeed(History):
+    """A queue of steps, statuses, knob changes and audit messages.
+
+    The source's thread fills it, and one other thread empties it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_bytes=_MAX_BYTES)
+        self._waiting: deque[_Message] = deque(maxlen=_MAX_WAITING)
+
+    def drain(self) -> list[_Message]:
+        """Return the messages that came since the last call.
+
+        Of very many, the oldest are dropped.
+        """
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+    def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
+        super()._take(sequence, message, payload)
+        if isinstance(message, _Message):
+            self._waiting.append(message)
 
 
 class Moved(NamedTuple):
@@ -77,7 +113,6 @@ class LivePilot:
 
     @property
     def late_share(self) -> float | None:
-        """Share of late gaps (longer than the level) between tokens so far; None without gaps."""
         return self._pilot.late_share
 
     def tick(self, now_s: float) -> Moved | None:
@@ -163,7 +198,10 @@ class LivePilot:
             self.ended = f"{changed.who} has set {values}"
 
     def _propose(self, move: Move) -> Moved | None:
-        if self._proposed is not None and _are_close(self._proposed, move):
+        last = self._proposed.changes if self._proposed is not None else {}
+        if last.keys() == move.changes.keys() and all(
+            abs(value - move.changes[name]) <= _SAME * value for name, value in last.items()
+        ):
             return None
         self._proposed = move
         return Moved({name: self._knobs[name] for name in move.changes}, move, None)
@@ -206,9 +244,3 @@ def _check(snapshot: Snapshot) -> None:
         raise ConfigError(
             "leased", f"{snapshot.leased.who} already holds {', '.join(snapshot.leased.before)}"
         )
-
-
-def _are_close(one: Move, other: Move) -> bool:
-    return one.changes.keys() == other.changes.keys() and all(
-        abs(value - other.changes[name]) <= _SAME * value for name, value in one.changes.items()
-    )

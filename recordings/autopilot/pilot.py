@@ -8,13 +8,9 @@ larger budget would break the level; a smaller budget would cost TTFT and throug
 A margin corrects the model; it is learnt from the share of late gaps. Before a model can be fitted,
 the budget is halved when many gaps are late, and raised when few are.
 
-`StepFeed`: a journal that hands steps, statuses and knob changes to another thread.
-
-`StepSamples`: the newest steps of every shape seen, to fit a model of step times on.
-
-A plain window of the newest steps would not do: an engine that serves one load for an hour would
-fill it with equal steps, and displace the steps of other loads. So a few steps of each shape are
-kept.
+`StepSamples`: the newest steps of every shape seen, to fit a model of step times on. A plain window
+of the newest steps would not do: an engine that serves one load for an hour would fill it with
+equal steps, and displace the steps of other loads. So a few steps of each shape are kept.
 """
 
 import math
@@ -22,41 +18,124 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
-from stepscope.recordings.autopilot.load import Judgement, Load
-from stepscope.recordings.history.history import History
+from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit
+from stepscope.engine.simulation.step_time import StepShape
 from stepscope.recordings.simulation.basis import seen_step
 
-_Message: TypeAlias = wire.StepRecord | wire.EngineStatus | wire.KnobsChanged | wire.Audited
-_MAX_WAITING = 20_000  # beyond that, the oldest are dropped
-_MAX_BYTES = 1024 * 1024  # of steps in memory, which nobody looks back at
+WINDOW_S = 8.0
+_FORGOTTEN_S = 60.0  # a request without a token for so long is taken as ended
+_BINDING = 0.8  # a step that uses this share of the budget counts as limited by it
+LATE_SHARE = 0.05  # share of gaps that may be late: the level holds for p95
+_CALM_SHARE = 0.02  # a smaller share of late gaps leaves room to raise knobs
+_FEWEST_GAPS = 20  # with fewer gaps, nothing is judged
+_DECODE = int(wire.Phase.DECODE)
 
 
-class StepFeed(History):
-    """A queue of steps, statuses, knob changes and audit messages.
+class _SeenStep(NamedTuple):
+    step: int
+    time_ns: int
+    num_gaps: int
+    num_late: int
+    num_decodes: int
+    num_context_tokens: int  # context tokens of all decodes
+    prompt_end: int  # largest end position of a prefill; 0 without prefill
+    is_full: bool  # whether the budget limited it
 
-    The source's thread fills it, and one other thread empties it.
+
+class Judgement(NamedTuple):
+    late_share: float  # of the gaps between tokens: longer than the level
+    is_late: bool  # too many, and a smaller budget would shorten steps
+    is_calm: bool  # few, though the budget limited steps
+
+
+class Load:
+    """The load of an engine, from its steps of the last `WINDOW_S` seconds.
+
+    `level_ns`: the ITL level. A longer gap between two tokens of a request is late, without the
+    operator's pauses.
     """
 
-    def __init__(self) -> None:
-        super().__init__(max_bytes=_MAX_BYTES)
-        self._waiting: deque[_Message] = deque(maxlen=_MAX_WAITING)
+    def __init__(self, level_ns: int) -> None:
+        # Gaps between tokens, and late ones, since the start (not only in the window).
+        self.num_gaps = self.num_late = 0
+        self.pauses = PauseTrail()  # the operator's; must be fed every status. Steps end them, too.
+        self._level_ns = level_ns
+        self._steps: deque[_SeenStep] = deque()
+        self._last_token_ns: dict[int, int] = {}
 
-    def drain(self) -> list[_Message]:
-        """Return the messages that came since the last call.
+    def add(self, step: wire.StepRecord) -> None:
+        self.pauses = self.pauses.after(step)
+        now_ns = step.tokens_ns
+        num_gaps = num_late = num_decodes = num_context = prompt_end = 0
+        for row in step.batch or ():
+            if row.phase == _DECODE:
+                num_decodes += 1
+                num_context += row.start + 1
+            else:
+                prompt_end = max(prompt_end, row.start + row.num_tokens)
+            if row.flags & wire.RowFlag.LAST_CHUNK:
+                before_ns = self._last_token_ns.get(row.request_id)
+                self._last_token_ns[row.request_id] = now_ns
+                if before_ns is not None:
+                    num_gaps += 1
+                    late_ns = now_ns - before_ns - self._level_ns
+                    num_late += late_ns > self.pauses.within(before_ns, now_ns)
+        self.num_gaps += num_gaps
+        self.num_late += num_late
+        num_tokens, budget = step.num_prefill_tokens + step.num_decode_tokens, step.token_budget
+        is_full = budget is not None and num_tokens >= _BINDING * budget
+        counts = num_gaps, num_late, num_decodes, num_context, prompt_end
+        self._steps.append(_SeenStep(step.step, now_ns, *counts, is_full))
+        while self._steps[0].time_ns < now_ns - WINDOW_S * 1e9:
+            self._steps.popleft()
 
-        Of very many, the oldest are dropped.
+    def forget_ended(self) -> None:
+        """Forget requests that got no token for `_FORGOTTEN_S`, as they have probably ended."""
+        newest_ns = self._steps[-1].time_ns if self._steps else 0
+        oldest_ns = newest_ns - _FORGOTTEN_S * 1e9
+        known = self._last_token_ns.items()
+        self._last_token_ns = {request: ns for request, ns in known if ns > oldest_ns}
+
+    def judgement(self, first_step: int) -> Judgement | None:
+        """Judge the steps of the window from `first_step` on; None: they have too few gaps."""
+        steps = [step for step in self._steps if step.step >= first_step]
+        if (num_gaps := sum(step.num_gaps for step in steps)) < _FEWEST_GAPS:
+            return None
+        late_share = sum(step.num_late for step in steps) / num_gaps
+        is_late = late_share > LATE_SHARE and any(step.prompt_end for step in steps)
+        is_calm = late_share < _CALM_SHARE and any(step.is_full for step in steps)
+        return Judgement(late_share, is_late, is_calm)
+
+    @property
+    def num_decodes(self) -> int:
+        return max((step.num_decodes for step in self._steps), default=0)
+
+    def full_step(self, budget: int, num_decodes: int) -> StepShape:
+        """Return the shape of a step that fills this budget and takes longest.
+
+        It has `num_decodes` decodes with the mean context seen. The rest of the budget goes to
+        prefills as long as the longest seen.
         """
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]
-
-    def _take(self, sequence: int, message: wire.Telemetry, payload: bytes) -> None:
-        super()._take(sequence, message, payload)
-        if isinstance(message, _Message):
-            self._waiting.append(message)
+        decodes = sum(step.num_decodes for step in self._steps)
+        context = sum(step.num_context_tokens for step in self._steps) / max(1, decodes)
+        length = max(1, *(step.prompt_end for step in self._steps))
+        num_prefill = max(0, budget - num_decodes)
+        num_whole, rest = divmod(num_prefill, length)
+        # The remainder counts as the end of a prompt, where a token attends to the most.
+        num_pairs = num_whole * length * (length + 1) // 2
+        num_pairs += rest * (length - rest) + rest * (rest + 1) // 2
+        num_prefills = num_whole + (rest > 0)
+        return StepShape(
+            num_rows=num_decodes + num_prefills, num_decodes=num_decodes,
+            num_prefill_tokens=num_prefill, num_prefill_pairs=num_pairs,
+            num_context_tokens=round(num_decodes * context),
+            num_prefill_context=num_prefills * length,
+        )  # fmt: skip
 
 
 _OF_A_KIND = 8
@@ -105,8 +184,6 @@ _P95 = 1.645  # standard deviations
 
 
 class Move(NamedTuple):
-    """A change of knobs that the autopilot wants, and the reason for it."""
-
     changes: dict[str, int]
     reason: str
 
@@ -126,8 +203,8 @@ class Autopilot:
     ) -> None:
         self._level_s = itl_ms / 1e3
         self._specs = {spec.name: spec for spec in specs if spec.name in (BUDGET, SEATS)}
-        self._budget = _whole(knobs.get(BUDGET))
-        self._seats = self._most_seats = _whole(knobs.get(SEATS))
+        self._now = {name: _whole(knobs.get(name)) for name in (BUDGET, SEATS)}
+        self._most_seats = self._now[SEATS]
         self._load = Load(round(itl_ms * 1e6))
         self._samples = StepSamples()
         self._margin = 1.0
@@ -152,8 +229,7 @@ class Autopilot:
 
     def apply_knobs(self, knobs: Mapping[str, wire.KnobValue], effective_step: int) -> None:
         """Note new values of the knobs, whether set by the autopilot or by another client."""
-        self._budget = _whole(knobs.get(BUDGET, self._budget))
-        self._seats = _whole(knobs.get(SEATS, self._seats))
+        self._now = {name: _whole(knobs.get(name, value)) for name, value in self._now.items()}
         self._judged_from = effective_step
 
     def decide(self, now_ns: int) -> Move | None:
@@ -171,21 +247,19 @@ class Autopilot:
         if model is not None:
             self._correct(judged)
         move = self._by_late_gaps(judged) if model is None else self._by_model(model)
-        if move is None or (self._is_raise(move) and not may_raise):
+        if move is None or (
+            not may_raise and all(value > self._now[name] for name, value in move.changes.items())
+        ):
             return None
         self._moved_ns = now_ns
         return move
-
-    def _is_raise(self, move: Move) -> bool:
-        now = {BUDGET: self._budget, SEATS: self._seats}
-        return all(value > now[name] for name, value in move.changes.items())
 
     def _by_late_gaps(self, judged: Judgement | None) -> Move | None:
         if judged is None or not (judged.is_late or judged.is_calm):
             return None
         times = _MOST_DOWN if judged.is_late else _MOST_UP
         reason = f"{judged.late_share:.0%} of the gaps were late; no model yet"
-        return self._move(BUDGET, self._budget * times, reason)
+        return self._move(BUDGET, self._now[BUDGET] * times, reason)
 
     def _by_model(self, model: FittedModel) -> Move | None:
         aim_s = self._level_s * self._margin / math.exp(_P95 * model.spread)
@@ -198,9 +272,10 @@ class Autopilot:
         least = min(most, max(self._low(BUDGET), num_decodes + _LEAST_PREFILL))
         fits = _largest(least, most, lambda budget: step_s(budget, num_decodes) <= aim_s)
         budget = least if fits is None else fits
-        now_ms, then_ms = (step_s(each, num_decodes) * 1e3 for each in (self._budget, budget))
+        now = self._now[BUDGET]
+        now_ms, then_ms = (step_s(each, num_decodes) * 1e3 for each in (now, budget))
         reason = (
-            f"full steps with {num_decodes} decodes: {now_ms:.3g} ms at {self._budget:,} tokens, "
+            f"full steps with {num_decodes} decodes: {now_ms:.3g} ms at {now:,} tokens, "
             f"{then_ms:.3g} ms at {budget:,}"
         )
         if (move := self._move(BUDGET, budget, reason)) is not None:
@@ -216,7 +291,7 @@ class Autopilot:
             lambda seats: step_s(seats + _LEAST_PREFILL, seats) <= aim_s,
         )
         seats = 1 if fits is None else fits
-        if self._load.num_decodes < min(seats, self._seats):
+        if self._load.num_decodes < min(seats, self._now[SEATS]):
             seats = self._most_seats  # seats do not limit the load
         now_ms = step_s(self._load.num_decodes, self._load.num_decodes) * 1e3
         reason = f"steps with {self._load.num_decodes} decodes take {now_ms:.3g} ms"
@@ -238,7 +313,7 @@ class Autopilot:
     def _move(self, name: str, wanted: float, reason: str) -> Move | None:
         if name not in self._specs:
             return None
-        now = self._budget if name == BUDGET else self._seats
+        now = self._now[name]
         bounded = min(now * _MOST_UP, max(now * _MOST_DOWN, wanted))
         value = round(min(self._high(name), max(self._low(name), bounded)))
         if abs(value - now) < max(1, _HYSTERESIS * now):
@@ -253,7 +328,7 @@ class Autopilot:
         if name == SEATS:
             return self._most_seats
         high = self._specs[name].high
-        return self._budget if high is None else math.floor(high)
+        return self._now[BUDGET] if high is None else math.floor(high)
 
 
 def _whole(value: wire.KnobValue | None) -> int:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.engine.simulation.fitted import FittedModel, SeenStep, fit
+from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel, shape_of_rows
 from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.recordings.errors import RecordingError
@@ -32,14 +32,13 @@ _MAX_BETWEEN_NS = 100_000_000  # a longer time between two steps is a pause, not
 
 
 def step_records(recording: Recording) -> Iterator[StepRecord]:
-    """Yield all step records that can be read, in order."""
     for message, _, _, _ in messages(recording):
         if isinstance(message, StepRecord):
             yield message
 
 
-def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
-    """Yield the steps whose batch was recorded, each with the time (ns) of its tokens."""
+def seen_steps(recording: Recording) -> Iterator[SeenStep]:
+    """Yield the steps whose batch was recorded."""
     before: StepRecord | None = None
     pads = bool(recording.info.simulated)
     for step in step_records(recording):
@@ -47,14 +46,17 @@ def seen_steps(recording: Recording) -> Iterator[tuple[int, SeenStep]]:
             seen = seen_step(step, before, pads=pads)
             if recording.info.overlap:  # overlap hides the host time of most steps
                 seen = seen._replace(host_s=None)
-            yield step.tokens_ns, seen
+            yield seen
         before = step
 
 
-def fit_recording(recording: Recording) -> FittedModel:
-    """Fit a model of step times. Raises RecordingError: the steps are too few or too much alike."""
+def fit_recording(recording: Recording, steps: Sequence[SeenStep] = ()) -> FittedModel:
+    """Fit a model of step times. Raises RecordingError: the steps are too few or too much alike.
+
+    `steps`: those of `seen_steps`, if they are known already.
+    """
     try:
-        return fit([seen for _, seen in seen_steps(recording)])
+        return fit(steps or list(seen_steps(recording)))
     except ConfigError as error:
         raise RecordingError(f"{recording.path}: {error}") from error
 
@@ -71,10 +73,9 @@ def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False
     """
     rows = [(row.phase, row.start, row.num_tokens) for row in step.batch or ()]
     begin_ns = step.schedule_start_ns
-    is_next = before is not None and before.step + 1 == step.step
     if (
-        is_next
-        and before is not None
+        before is not None
+        and before.step + 1 == step.step
         and before.num_running + before.num_waiting > 0
         and begin_ns - before.tokens_ns < _MAX_BETWEEN_NS
     ):
@@ -102,7 +103,6 @@ class MachineSpeed(NamedTuple):
 
     @property
     def drift(self) -> float:
-        """Standard deviation of `windows`."""
         return statistics.stdev(self.windows)
 
 
@@ -203,11 +203,8 @@ def basis_of(
             f"{path}: {work.figures.num_requests} requests arrived and finished in it, and a "
             f"forecast needs {_MIN_REQUESTS}: record longer, under load"
         )
-    steps = [step for _, step in seen_steps(recording)]
-    try:
-        model = fit(steps)
-    except ConfigError as error:
-        raise RecordingError(f"{path}: {error}") from error
+    steps = list(seen_steps(recording))
+    model = fit_recording(recording, steps)
     info = recording.info
     setup = SimulatedSetup(
         model=model, simulated=f"fit on {path}", model_name=info.model,

@@ -27,8 +27,6 @@ _MAX_ROUNDS = 3
 
 
 class Trial(NamedTuple):
-    """The forecast with one remedy applied, compared with the forecast without it."""
-
     remedy: Remedy
     forecast: Forecast
     kept_share: float  # of the requests, with this and all earlier bottlenecks lifted
@@ -45,8 +43,6 @@ class Trial(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What the records and the simulations say about one suspect."""
-
     suspect: Suspect
     is_likely: bool  # if False, it is not simulated
     evidence: str
@@ -54,8 +50,6 @@ class Finding(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """All findings about a session, and the bottlenecks proved."""
-
     again: Forecast  # simulation of the session as recorded
     kept_share: float  # share of its requests that keep their levels
     findings: list[Finding]  # for every suspect: simulated ones first, then by gain
@@ -107,7 +101,9 @@ def diagnose(seen: Seen, level: SLO, on_run: Callable[[str, float], bool]) -> Di
         Finding(each, each.is_likely(seen), each.evidence(seen), first.get(each.name))
         for each in SUSPECTS
     ]
-    findings.sort(key=_weight, reverse=True)
+    findings.sort(
+        key=lambda each: (each.is_likely, each.trial.gain if each.trial else 0.0), reverse=True
+    )
     held = {limit: seen.shares[limit] for limit in NAMED_WAITS if seen.shares[limit] >= _MIN_GAIN}
     return Diagnosis(again, _kept(again), findings, bottlenecks, held)
 
@@ -124,7 +120,3 @@ def _kept(found: Forecast) -> float:
 
 def _kept_in(run: Mapping[str, float | None]) -> float:
     return (run["goodput_per_s"] or 0.0) / max(run["requests_per_s"] or 0.0, 1e-9)
-
-
-def _weight(found: Finding) -> tuple[bool, float]:
-    return found.is_likely, found.trial.gain if found.trial else 0.0

@@ -73,20 +73,17 @@ class RunSums:
         self._num_preemptions += 1
 
     def add_finished(self, request: EndedRequest, worst_itl_ns: int) -> None:
-        arrival_ns, first_ns, last_ns = (
-            request.arrival_ns, request.first_token_ns, request.last_token_ns,
-        )  # fmt: skip
+        first_ns, last_ns = request.first_token_ns, request.last_token_ns
         assert first_ns is not None
         assert last_ns is not None
-        num_output = request.num_output_tokens
-        self.e2e.add(last_ns - arrival_ns)
-        self._num_output_tokens += num_output
+        self.e2e.add(last_ns - request.arrival_ns)
+        self._num_output_tokens += request.num_output_tokens
         self._num_prompt_tokens += request.num_prompt_tokens
         self._num_hit_tokens += request.num_cached_tokens
-        if self._first_ns is None or arrival_ns < self._first_ns:
-            self._first_ns = arrival_ns
+        if self._first_ns is None or request.arrival_ns < self._first_ns:
+            self._first_ns = request.arrival_ns
         self._last_ns = max(self._last_ns, last_ns)
-        finished = FinishedRequest(first_ns - arrival_ns, worst_itl_ns, 0)
+        finished = FinishedRequest(first_ns - request.arrival_ns, worst_itl_ns, 0)
         self._num_good += finished.keeps(self._level.ttft_ms * 1e6, self._level.itl_ms * 1e6)
 
     def result(self) -> RunFigures:
@@ -109,7 +106,6 @@ def _spread(samples: Distribution) -> Spread:
 
 
 def flat(figures: RunFigures) -> dict[str, float | None]:
-    """Return name -> value of each figure."""
     found: dict[str, float | None] = {}
     for name in ("ttft", "itl", "e2e"):
         spread: Spread = getattr(figures, f"{name}_ms")

@@ -4,7 +4,7 @@ Each says what of the records speaks for or against it, and yields changes (reme
 simulation tries.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -33,8 +33,6 @@ class Remedy(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is known of a recorded session."""
-
     basis: WhatIfBasis
     shares: Mapping[Limit, float]  # of the steps whose limit is known, those that it held back
     prefill_late_share: float  # of gaps: late mainly due to prefills of others
@@ -66,7 +64,6 @@ class Suspect(NamedTuple):
 
 
 def seen_of(side: Side, basis: WhatIfBasis) -> Seen:
-    """Sum up a recording."""
     num_known = max(1, side.sums().num_known_limits)
     shares = {limit: each.num_records / num_known for limit, each in side.limited.items()}
     return Seen(basis, shares, side.share_late_beside_prefill)
@@ -113,25 +110,19 @@ def _scaled(name: str, setup: SimulatedSetup) -> Iterator[Remedy]:
         yield Remedy(text, larger, {name: value}, is_live=False)
 
 
-def _less_budget(setup: SimulatedSetup) -> Iterator[Remedy]:
-    for share in (2, 4, 8):
-        yield from _live(setup, max_num_batched_tokens=setup.knobs.max_num_batched_tokens // share)
+def _values(name: str, values: Sequence[KnobValue], setup: SimulatedSetup) -> Iterator[Remedy]:
+    for value in values:
+        yield from _live(setup, **{name: value})
+
+
+def _budget_parts(name: str, parts: Sequence[int], setup: SimulatedSetup) -> Iterator[Remedy]:
+    budget = setup.knobs.max_num_batched_tokens
+    return _values(name, [budget // part for part in parts], setup)
 
 
 def _chunked(setup: SimulatedSetup) -> Iterator[Remedy]:
     for changes in chunks_for(setup.knobs):
         yield from _live(setup, **changes)
-
-
-def _other_cadence(setup: SimulatedSetup) -> Iterator[Remedy]:
-    for interval in (1, 2, 4, 8):
-        yield from _live(setup, prefill_schedule_interval=interval)
-
-
-def _short_chunks(setup: SimulatedSetup) -> Iterator[Remedy]:
-    for share in (2, 4):
-        value = setup.knobs.max_num_batched_tokens // share
-        yield from _live(setup, long_prefill_token_threshold=value)
 
 
 def _more_kv(setup: SimulatedSetup) -> Iterator[Remedy]:
@@ -142,41 +133,45 @@ def _more_kv(setup: SimulatedSetup) -> Iterator[Remedy]:
         yield Remedy(text, larger, {}, is_live=False)
 
 
-def _other_reservation(setup: SimulatedSetup) -> Iterator[Remedy]:
-    for reserve in ("none", "prompt", "output"):
-        yield from _live(setup, reserve=reserve)
-
-
 def _no_host(setup: SimulatedSetup) -> Iterator[Remedy]:
     faster = msgspec.structs.replace(setup, model=_WithoutHost(setup.model))
     text = "the host's work hidden (overlap, or a faster CPU)"
     yield Remedy(text, faster, {}, is_live=False)
 
 
-class _WithoutHost:
+class _WithoutHost(NamedTuple):
     """A `StepTimeModel` with the times of another model, but no CPU time between steps."""
 
-    def __init__(self, model: StepTimeModel) -> None:
-        self._model = model
+    model: StepTimeModel
 
     def step_time(self, shape: StepShape) -> StepTime:
-        return self._model.step_time(shape)._replace(host_s=0.0)
+        return self.model.step_time(shape)._replace(host_s=0.0)
 
 
 SUSPECTS = (
     Suspect("batching", None, _chunked),
     Suspect("seats (max_num_seqs)", "seats", partial(_scaled, "max_num_seqs")),
     Suspect("small token budget", "budget", partial(_scaled, "max_num_batched_tokens")),
-    Suspect("large token budget", "late", _less_budget),
+    Suspect(
+        "large token budget", "late", partial(_budget_parts, "max_num_batched_tokens", (2, 4, 8))
+    ),
     Suspect(
         "limit for one prompt (long_prefill_token_threshold)",
         "threshold",
-        partial(_live, long_prefill_token_threshold=0),
+        partial(_values, "long_prefill_token_threshold", (0,)),
     ),
-    Suspect("prefill cadence (prefill_schedule_interval)", "late", _other_cadence),
-    Suspect("long prompts ahead of short ones", None, _short_chunks),
+    Suspect(
+        "prefill cadence (prefill_schedule_interval)",
+        "late",
+        partial(_values, "prefill_schedule_interval", (1, 2, 4, 8)),
+    ),
+    Suspect(
+        "long prompts ahead of short ones",
+        None,
+        partial(_budget_parts, "long_prefill_token_threshold", (2, 4)),
+    ),
     Suspect("KV memory", "kv", _more_kv),
-    Suspect("KV reservation", None, _other_reservation),
-    Suspect("prefix cache", None, partial(_live, enable_prefix_caching=True)),
+    Suspect("KV reservation", None, partial(_values, "reserve", ("none", "prompt", "output"))),
+    Suspect("prefix cache", None, partial(_values, "enable_prefix_caching", (True,))),
     Suspect("host time between steps", None, _no_host),
 )

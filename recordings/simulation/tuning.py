@@ -41,8 +41,6 @@ Changes = Mapping[str, KnobValue]
 
 
 class Candidate(NamedTuple):
-    """Knobs and their effect, as medians of the runs."""
-
     changes: dict[str, KnobValue]  # relative to the recorded knobs
     kept_share: float  # share of requests that keep both levels
     goodput_per_s: float
@@ -134,25 +132,28 @@ class Tuning:
     def _forecasts(
         self, what: str, wanted: Sequence[Changes], num_runs: int = _SEARCH_RUNS
     ) -> list[Candidate]:
+        def on_run(number: int, share: float) -> bool:
+            return self._on_run(what, (number + share) / len(cases))
+
         cases: list[Changes] = [{}, *wanted]
         found = []
         for number, changes in enumerate(cases):
             key = (num_runs, frozenset(changes.items()))
             if key not in self._found:
-
-                def on_run(share: float, number: int = number) -> bool:
-                    return self._on_run(what, (number + share) / len(cases))
-
-                self._found[key] = self._forecast(changes, on_run, num_runs, self._basis.work)
+                self._found[key] = self._forecast(changes, partial(on_run, number), num_runs)
             found.append(self._found[key])
         return found
 
     def _forecast(
-        self, changes: Changes, on_run: Callable[[float], bool], num_runs: int, work: RecordedWork
+        self,
+        changes: Changes,
+        on_run: Callable[[float], bool],
+        num_runs: int = _SEARCH_RUNS,
+        share: float = 1.0,
     ) -> Candidate:
-        text = changes_text(changes)
-        basis = self._basis._replace(work=work)
-        found = forecast(basis, text, changes, self._level, on_run, num_runs)
+        """Forecast at this share of the recorded load."""
+        basis = self._basis._replace(work=_at_load(self._basis.work, share))
+        found = forecast(basis, changes_text(changes), changes, self._level, on_run, num_runs)
         figures = {name: each.value for name, each in found.figures.items()}
         goodput, rate = figures["goodput_per_s"], figures["requests_per_s"]
         strain = max(
@@ -165,11 +166,8 @@ class Tuning:
         share, found = 1.0, best
         for share in (1.0, *_LOADS):
             if share < 1.0:
-                work = _at_load(self._basis.work, share)
-                what = f"at {share:.0%} of the load"
-                found = self._forecast(
-                    best.changes, partial(self._on_run, what), _SEARCH_RUNS, work
-                )
+                on_run = partial(self._on_run, f"at {share:.0%} of the load")
+                found = self._forecast(best.changes, on_run, share=share)
             if found.keeps:
                 break
         return share, found

@@ -25,8 +25,9 @@ from stepscope.recordings.simulation.basis import MachineStepTimes, WhatIfBasis
 from stepscope.recordings.simulation.figures import RunSums, flat
 from stepscope.recordings.state.series.latency import SLO
 
-# Prefix of a figure's name -> factor, from pairs of real runs (docs/simulate.md). `_VARIED` is for
-# recordings with several values of their knobs, `_FIXED` for those with one.
+# Prefix of a figure's name -> factor, from pairs of real runs (docs/simulate.md); rates and shares
+# have that of "e2e". `_VARIED` is for recordings with several values of their knobs, `_FIXED` for
+# those with one.
 _VARIED = {"ttft": 2.5, "itl": 1.9, "e2e": 2.0}
 _FIXED = {"ttft": 3.6, "itl": 1.9, "e2e": 2.4}
 _LEAST = 0.03  # least spread of the logarithm, as no two sessions are closer
@@ -40,45 +41,30 @@ class Predicted(NamedTuple):
     high: float
 
 
-def family(name: str) -> str:
-    """The prefix ("ttft", "itl", "e2e") whose factor a figure uses; rates and shares: "e2e"."""
-    begin = name.partition("_")[0]
-    return begin if begin in _VARIED else "e2e"
-
-
-def widening(name: str, *, is_varied: bool) -> float:
-    """Return the factor by which the spread of the runs is multiplied for a figure's interval.
-
-    The product is the half width of the interval, on a logarithmic scale.
-
-    `is_varied`: whether the recording has steps under several values of its knobs.
-    """
-    return (_VARIED if is_varied else _FIXED)[family(name)]
-
-
 def predicted(
     runs: Sequence[Mapping[str, float | None]], *, is_varied: bool
 ) -> dict[str, Predicted]:
     """Return the prediction of each figure that has a value in at least one run.
 
     `runs`: name -> value of the figures of each run.
+    `is_varied`: whether the recording has steps under several values of its knobs.
     """
+    factors = _VARIED if is_varied else _FIXED
     found = {}
     for name in runs[0]:
         values = sorted(value for run in runs if (value := run[name]) is not None)
-        if values:
-            found[name] = _of(values, widening(name, is_varied=is_varied))
+        if not values:
+            continue
+        median = statistics.median(values)
+        if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
+            low, high = (values[round(share * (len(values) - 1))] for share in (0.05, 0.95))
+        else:
+            times = factors.get(name.partition("_")[0], factors["e2e"])
+            spread = statistics.pstdev(math.log(value) for value in values)
+            factor = math.exp(times * math.hypot(spread, _LEAST))
+            low, high = median / factor, median * factor
+        found[name] = Predicted(median, low, high)
     return found
-
-
-def _of(values: Sequence[float], times: float) -> Predicted:
-    median = statistics.median(values)
-    if values[0] <= 0 or len(values) < 2:  # counts and shares that may be zero
-        last = len(values) - 1
-        return Predicted(median, values[round(0.05 * last)], values[round(0.95 * last)])
-    spread = statistics.pstdev(math.log(value) for value in values)
-    factor = math.exp(times * math.hypot(spread, _LEAST))
-    return Predicted(median, median / factor, median * factor)
 
 
 NUM_RUNS = 20
@@ -89,8 +75,6 @@ class ForecastStopped(Exception):  # noqa: N818 - reads as what happened
 
 
 class Forecast(NamedTuple):
-    """The predicted figures of a session under one set of knobs."""
-
     text: str
     figures: dict[str, Predicted]
     share_extrapolated: float  # share of steps unlike any in the recording

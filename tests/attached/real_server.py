@@ -50,7 +50,7 @@ WINDOWS = {
 
 def write_model(folder: Path, **changes: Any) -> None:
     """A Llama of two layers and random weights, with a byte tokenizer; or another, by changes."""
-    from stepscope.engine.models.demo import byte_tokenizer
+    from stepscope.engine.models.made_checkpoints import byte_tokenizer
 
     folder.mkdir()
     byte_tokenizer().save_pretrained(folder)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.engine.client.client import CommandRefused, ControlClient
-from stepscope.engine.models.demo import byte_tokenizer
+from stepscope.engine.models.made_checkpoints import byte_tokenizer
 from tests.attached import laws
 from tests.attached.published import Collector
 from tests.attached.real_server import WINDOWS, Answer, CannotServeError, VllmServer, write_model

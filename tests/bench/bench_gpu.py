@@ -34,7 +34,7 @@ import msgspec
 from gpu_report import PARTS, UNFINISHED, Report
 
 from stepscope.engine.bench.throughput import describe_machine
-from stepscope.engine.models.random_model import SHAPES
+from stepscope.engine.models.made_checkpoints import SHAPES
 
 NEED_CEILINGS = "bcde"  # these parts report shares of the ceilings, so they need (a)
 PEER_WEIGHT = 12.0  # of transformers' side of (g)

@@ -62,7 +62,7 @@ def _write(shape: Shape, folder: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from stepscope.engine.models.demo import byte_tokenizer
+    from stepscope.engine.models.made_checkpoints import byte_tokenizer
 
     config = Qwen3Config(
         vocab_size=shape.vocab_size,

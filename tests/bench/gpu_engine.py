@@ -20,7 +20,7 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.loop.core import EngineCore
-from stepscope.engine.models.random_model import PREFIX
+from stepscope.engine.models.made_checkpoints import RANDOM_PREFIX
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
@@ -85,7 +85,7 @@ def engine_side(bench: Bench, model: str) -> Iterator[EngineSide]:
     """Open an engine as in `stepscope serve`, with room for the longest step of all parts."""
     sizes = bench.sizes
     config = EngineConfig(
-        model=PREFIX + model,
+        model=RANDOM_PREFIX + model,
         device=str(bench.device),
         max_model_len=sizes.max_model_len,
         token_capacity=sizes.max_model_len,

@@ -20,7 +20,7 @@ from gpu_engine import attention_flops, causal_pairs
 
 from stepscope.engine.execution.machine.devices import free_bytes
 from stepscope.kernels.dispatch.backends import available_backends, choose
-from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.paged_attention import AttentionOptions, LayerCache, PagedBatch
 
 BLOCK_SIZE = 16
 DECODES = tuple((batch, context) for context in (512, 4096) for batch in (1, 8, 32, 128, 256))
@@ -149,9 +149,9 @@ def _paged(bench: Bench, case: Case, backend: Any, copies: int) -> list[Run]:
         device=bench.device,
     )
     shape = (2, num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
-    caches = [_random(bench, *shape) for _ in range(copies)]
-    attend = partial(backend, query, batch=batch, scale=head_dim**-0.5)
-    return [partial(attend, key_cache=keys, value_cache=values) for keys, values in caches]
+    caches = [LayerCache(*_random(bench, *shape)) for _ in range(copies)]
+    options = AttentionOptions(head_dim**-0.5)
+    return [partial(backend, query, cache, batch, options) for cache in caches]
 
 
 def _sdpa(bench: Bench, case: Case, copies: int) -> list[Run]:

@@ -19,6 +19,7 @@ import math
 import random
 import time
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,14 @@ from gpu_engine import opened
 from gpu_requests import submit, whole_run, yardstick
 
 from stepscope.engine.execution.machine.devices import give_back_memory
-from stepscope.engine.models import loader, random_model
-from stepscope.engine.models.model import Model, StepContext
-from stepscope.engine.models.random_model import PREFIX, SHAPES
+from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.loader import Model
+from stepscope.engine.models.made_checkpoints import RANDOM_PREFIX, SHAPES
 from stepscope.engine.models.weights import RandomWeights
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.kernels.dispatch.backends import choose
-from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.paged_attention import LayerCache, PagedBatch, StepContext
 
 PAGE_SIZE = 256  # the library's own
 NUM_WARM_UPS = 4
@@ -55,7 +56,7 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """Return transformers' model with the same weights as our decoder."""
     from transformers import AutoModelForCausalLM
 
-    folder = random_model.ensure(PREFIX + name)
+    folder = checkpoint.locate(RANDOM_PREFIX + name, lambda what, share: None)
     config = loader.load_config(folder, name)
     # Build on the device: the library's initial weights are replaced there.
     with device:
@@ -225,7 +226,7 @@ def _engine_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[li
     sizes = bench.sizes
     longest = max(map(len, prompts)) + sizes.exact_tokens
     config = EngineConfig(
-        model=PREFIX + name,
+        model=RANDOM_PREFIX + name,
         device=str(bench.device),
         dtype="float32",
         max_model_len=longest,
@@ -255,10 +256,10 @@ def _compare_logits(
     theirs = [_library_logits(model, prompt, device) for prompt in prompts]
     del model
     give_back_memory(device)
-    folder = random_model.ensure(PREFIX + name)
-    config, most = loader.load_config(folder, PREFIX + name), max(map(len, prompts))
+    folder = checkpoint.locate(RANDOM_PREFIX + name, lambda what, share: None)
+    config, most = loader.load_config(folder, RANDOM_PREFIX + name), max(map(len, prompts))
     where = (torch.bfloat16, device, lambda what, share: None)
-    decoder = loader.load_model(folder, PREFIX + name, config, "lean", most, *where)
+    decoder = loader.load_model(folder, RANDOM_PREFIX + name, config, "lean", most, *where)
     backend, _ = choose("auto", str(device), torch.bfloat16)
     bench.setting(bf16_attention=backend.name)
     ours = [_our_logits(decoder, backend, prompt) for prompt in prompts]
@@ -284,10 +285,8 @@ def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:
     shape, device, count = model.kv_shape, model.device, len(prompt)
     num_blocks = -(-count // BLOCK_SIZE)
     size = (num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
-    keys, values = (
-        [torch.zeros(size, dtype=model.dtype, device=device) for _ in range(shape.num_layers)]
-        for _ in range(2)
-    )
+    zeros = partial(torch.zeros, size, dtype=model.dtype, device=device)
+    caches = [LayerCache(zeros(), zeros()) for _ in range(shape.num_layers)]
     batch = PagedBatch(
         query_starts=np.array([0, count]),
         context_lens=np.array([count]),
@@ -300,7 +299,7 @@ def _our_logits(model: Model, backend: Any, prompt: list[int]) -> torch.Tensor:
         logits = model.forward(
             torch.tensor(prompt, device=device),
             torch.arange(count, device=device),
-            StepContext(batch, keys, values, backend),
+            StepContext(batch, caches, backend),
             torch.tensor([count - 1], device=device),
         )
     return logits[0].float()

@@ -78,7 +78,7 @@ CLIENTS = {
 
 
 def main() -> None:
-    from stepscope.engine.models.demo import byte_tokenizer
+    from stepscope.engine.models.made_checkpoints import byte_tokenizer
 
     num_failed = 0
     with tempfile.TemporaryDirectory() as folder:

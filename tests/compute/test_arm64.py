@@ -16,6 +16,7 @@ from stepscope.kernels.cpu import linear as cpu_linear
 from stepscope.kernels.cpu.attention import CpuAttention
 from stepscope.kernels.cpu.library import ATTENTION, CACHES, LINEAR, STEP, CpuLibrary
 from stepscope.kernels.cpu.linear import PackedLinear
+from stepscope.kernels.paged_attention import AttentionOptions
 from stepscope.kernels.reference import ReferenceAttention
 from tests.compute.test_kernels import CHUNKS, DECODES, MIXED, make_case
 
@@ -119,16 +120,14 @@ def test_attention_on_arm64_equals_the_reference(
 ) -> None:
     case = make_case(lengths, head_dim=head_dim)
     attention = CpuAttention(arm64)
-    options = {"scale": 0.3, "sliding_window": window, "sinks": torch.linspace(-2, 3, 4)}
+    options = AttentionOptions(0.3, window, sinks=torch.linspace(-2, 3, 4))
     for dtype, cache_dtypes in CACHES.items():
         for cache_dtype in cache_dtypes:
-            query = case.query.to(dtype)
-            caches = [cache.to(cache_dtype) for cache in case[1:3]]
-            exact = ReferenceAttention()(query.float(), *caches, case.batch, **options)  # type: ignore[arg-type]
-            error = (attention(query, *caches, case.batch, **options).float() - exact).abs()  # type: ignore[arg-type]
-            allowed = (
-                1e-5 if dtype is torch.float32 else 2**-8 * float(caches[1].float().abs().max())
-            )
+            given = case.to(dtype, cache_dtype)
+            exact = ReferenceAttention()(given.query.float(), *given[1:], options)
+            error = (attention(*given, options).float() - exact).abs()
+            largest = float(given.cache.values.float().abs().max())
+            allowed = 1e-5 if dtype is torch.float32 else 2**-8 * largest
             assert float(error.max()) <= allowed, (dtype, cache_dtype)
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.dispatch import fused
 from stepscope.kernels.dispatch.backends import choose
-from stepscope.kernels.fp8 import FP8, KVScales, scales_of, to_fp8
+from stepscope.kernels.paged_attention import FP8, KVScales, LayerCache, QKVHeads, scales_of, to_fp8
 from tests.support.cpu_levels import EACH_LEVEL, USABLE, highest_level, needs_level
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -149,9 +149,8 @@ def test_numbers_are_rounded_to_fp8_as_torch_does(level: str) -> None:
         numbers.repeat(3)[None],
         torch.cat([torch.ones(1, len(numbers) // 2), torch.zeros(1, len(numbers) // 2)], dim=1),
         *(torch.zeros(1, dtype=torch.int64) for _ in range(2)),
-        *caches,
-        *(1, 1, None, None, 1e-6),
-        KVScales(one[:, None, None], one[:, None, None], one, one),
+        LayerCache(*caches, KVScales(one[:, None, None], one[:, None, None], one, one)),
+        QKVHeads(1, 1, None, None, 1e-6),
     )
     stored, expected = caches[1].flatten(), to_fp8(numbers[None, None], one).flatten()
     assert torch.equal(stored.isnan(), expected.isnan())
@@ -204,7 +203,8 @@ def test_norm_rope_store_equals_that_of_torch(
         cache_dtype = dtype
     scales = None
     if cache_dtype is FP8:
-        scales = scales_of(*(random(2, 2, num_kv_heads, 8, dtype=dtype, seed=i) for i in (7, 8)))
+        measured = (random(2, 2, num_kv_heads, 8, dtype=dtype, seed=i) for i in (7, 8))
+        scales = scales_of(LayerCache(*measured))
     qkv = random(num_rows, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
     angles = random(30, head_dim // 2, dtype=torch.float32, seed=1) * 7
     rope = torch.cat([angles.cos(), angles.sin()], dim=-1)
@@ -220,9 +220,8 @@ def test_norm_rope_store_equals_that_of_torch(
         shape = (5, 4, num_kv_heads, head_dim)
         caches = [torch.full(shape, 9.0).to(cache_dtype) for _ in range(2)]
         with highest_level(level):
-            query = function(
-                qkv, rope, positions, slots, *caches, num_heads, num_kv_heads, *norms, 1e-6, scales
-            )
+            heads = QKVHeads(num_heads, num_kv_heads, *norms, 1e-6)
+            query = function(qkv, rope, positions, slots, LayerCache(*caches, scales), heads)
         results.append((query, *caches))
     if cache_dtype is FP8:
         assert torch.equal(results[0][2].view(torch.uint8), results[1][2].view(torch.uint8))
@@ -314,7 +313,7 @@ def test_an_invalid_position_or_slot_raises_and_writes_nothing(
     with pytest.raises(IndexError, match="position is not below 10, or a slot"):
         fused.norm_rope_store(
             *(torch.ones(1, 24), torch.ones(10, 8), torch.tensor([position]), torch.tensor([slot])),
-            *(*caches, 1, 1, None, None, 1e-6),
+            *(LayerCache(*caches), QKVHeads(1, 1, None, None, 1e-6)),
         )
     assert all(int(cache.count_nonzero()) == 0 for cache in caches)
 

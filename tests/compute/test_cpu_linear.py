@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.kernels.cpu import linear as cpu_linear
-from stepscope.kernels.cpu.huge_pages import PAGE_BYTES, HugePages
 from stepscope.kernels.cpu.library import LEVELS
-from stepscope.kernels.cpu.linear import LEVEL, PackedLinear, is_usable
+from stepscope.kernels.cpu.linear import LEVEL, PAGE_BYTES, HugePages, PackedLinear, is_usable
 from tests.support.cpu_levels import USABLE, highest_level, needs_level
 
 KINDS = [pytest.param((torch.bfloat16, LEVEL), marks=needs_level(LEVEL), id="bf16")] + [

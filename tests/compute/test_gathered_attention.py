@@ -14,12 +14,8 @@ import torch
 
 from stepscope.kernels.dispatch import backends
 from stepscope.kernels.dispatch.backends import available_backends, choose
-from stepscope.kernels.plain.flash_attention import (
-    FlashAttention,
-    flash_attn_4_varlen,
-    flash_attn_varlen,
-    load_flash_attn,
-)
+from stepscope.kernels.paged_attention import AttentionOptions
+from stepscope.kernels.plain.flash_attention import FlashAttention, load_flash_attn
 from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
 from tests.compute.test_kernels import MIXED, make_case
@@ -156,14 +152,13 @@ class Library:
 
 
 def create(name: str, library: Library) -> FlashAttention:
-    """A backend in fp32, unlike the libraries, so that it can be compared with the oracle."""
-    varlen = {
-        "flash-attn": flash_attn_varlen(library.flash_attn_varlen_func),
-        "flash-attn-4": flash_attn_4_varlen(library.flash_attn_4_varlen_func),
+    """A backend that also takes fp32, unlike the libraries, to be compared with the oracle."""
+    backend = {
+        "flash-attn": FlashAttention(library.flash_attn_varlen_func, 2, TorchAttention()),
+        "flash-attn-4": FlashAttention(library.flash_attn_4_varlen_func, 4, TorchAttention()),
     }[name]
-    return FlashAttention(
-        name, varlen._replace(dtypes=(torch.float32, torch.bfloat16)), TorchAttention()
-    )
+    backend.dtypes = (torch.float32, torch.bfloat16)
+    return backend
 
 
 # flash-attn 4 reads the pages of heads whose width is a multiple of 16.
@@ -185,16 +180,16 @@ def test_prefill_by_a_library_equals_the_reference(
     name: str, head_dim: int, lengths: list[tuple[int, int]], options: dict[str, Any]
 ) -> None:
     case = make_case(lengths, head_dim=head_dim)
-    expected = ReferenceAttention()(*case, scale=0.6, **options)
+    expected = ReferenceAttention()(*case, AttentionOptions(0.6, **options))
     backend = create(name, Library())
     for _ in range(2):  # as in two layers
-        found = backend(*case, scale=0.6, **options)
+        found = backend(*case, AttentionOptions(0.6, **options))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_attention_library_gets_prefill_chunks_and_only_the_keys_they_attend_to() -> None:
     library = Library()
-    create("flash-attn", library)(*make_case(MIXED), scale=0.6, sliding_window=10)
+    create("flash-attn", library)(*make_case(MIXED), AttentionOptions(0.6, 10))
     (call,) = library.calls
     assert call["queries"] == 33 + 5 + 2
     assert call["keys"] == 33 + (5 + 9) + 4
@@ -206,9 +201,9 @@ def test_flash_attn_4_reads_the_pages_of_a_chunk_in_place(block_size: int) -> No
     library = Library()
     case = make_case(MIXED, block_size=block_size, head_dim=64)
     options = {"sliding_window": 10, "softcap": 2.0, "sinks": torch.linspace(-1, 2, 4)}
-    found = create("flash-attn-4", library)(*case, scale=0.6, **options)
+    found = create("flash-attn-4", library)(*case, AttentionOptions(0.6, **options))
     torch.testing.assert_close(
-        found, ReferenceAttention()(*case, scale=0.6, **options), rtol=1e-5, atol=1e-5
+        found, ReferenceAttention()(*case, AttentionOptions(0.6, **options)), rtol=1e-5, atol=1e-5
     )
     (call,) = library.calls
     assert call["queries"] == 33 + 5 + 2
@@ -219,20 +214,21 @@ def test_flash_attn_4_reads_the_pages_of_a_chunk_in_place(block_size: int) -> No
 
 def test_attention_with_an_option_the_library_lacks_uses_another_backend() -> None:
     library = Library()
-    create("flash-attn", library)(*make_case(MIXED), scale=0.6, sinks=torch.zeros(4))
+    create("flash-attn", library)(*make_case(MIXED), AttentionOptions(0.6, sinks=torch.zeros(4)))
     assert not library.calls
 
 
 def test_heads_and_dtypes_that_the_attention_library_refuses_use_another_backend() -> None:
     library = Library()
     case = make_case(MIXED)
-    varlen = flash_attn_varlen(library.flash_attn_varlen_func)
-    FlashAttention("flash-attn", varlen, TorchAttention())(*case, scale=0.6)  # fp32
-    half = [tensor.bfloat16() for tensor in case[:3]]
-    wide = varlen._replace(head_dims=(16,))
-    FlashAttention("flash-attn", wide, TorchAttention())(*half, case[3], scale=0.6)
+    backend = FlashAttention(library.flash_attn_varlen_func, 2, TorchAttention())
+    backend(*case, AttentionOptions(0.6))  # fp32
+    half = case.to(torch.bfloat16)
+    backend.head_dims = (16,)
+    backend(*half, AttentionOptions(0.6))
     assert not library.calls
-    FlashAttention("flash-attn", varlen, TorchAttention())(*half, case[3], scale=0.6)
+    backend.head_dims = (8,)
+    backend(*half, AttentionOptions(0.6))
     assert len(library.calls) == 1
 
 
@@ -271,13 +267,13 @@ def test_every_backend_of_this_machine_is_near_the_reference_in_half_precision(
     device: str, name: str, options: dict[str, Any]
 ) -> None:
     lengths = [(700, 1), (0, 130), (90, 5), (3, 1), (300, 60)]
-    *tensors, batch = make_case(lengths, block_size=16, head_dim=64)
-    half = [tensor.to(device, torch.bfloat16) for tensor in tensors]
-    batch.device = torch.device(device)
-    found = choose(name, device, torch.bfloat16).backend(*half, batch, scale=0.125, **options)
-    exact = ReferenceAttention()(*(t.float() for t in half), batch, scale=0.125, **options)
+    half = make_case(lengths, block_size=16, head_dim=64, device=device).to(torch.bfloat16)
+    asked = AttentionOptions(0.125, **options)
+    found = choose(name, device, torch.bfloat16).backend(*half, asked)
+    exact = ReferenceAttention()(*half.to(torch.float32), asked)
     # Weights and the result are rounded to 8 bits.
-    assert float((found.float() - exact).abs().max()) <= 2**-7 * float(half[2].abs().max())
+    largest = float(half.cache.values.abs().max())
+    assert float((found.float() - exact).abs().max()) <= 2**-7 * largest
 
 
 def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
@@ -321,14 +317,11 @@ def test_flash_attn_4_is_taken_on_the_gpus_that_it_is_for(monkeypatch: pytest.Mo
 
     def reads_pages(*capability: int) -> bool:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-        return bool(load_flash_attn().paged_head_dims)
+        return bool(load_flash_attn(TorchAttention()).paged_head_dims)
 
     assert reads_pages(9, 0)
     assert reads_pages(10, 3)
-    needs = (
-        r"flash-attn 4 needs a compute capability of 9, 10, 11, this GPU has 8\.6; and flash-attn"
-    )
-    with pytest.raises(ImportError, match=needs):
+    with pytest.raises(ImportError, match="flash_attn_varlen_func"):
         reads_pages(8, 6)
     vars(two)["flash_attn_varlen_func"] = Library().flash_attn_varlen_func
     assert not reads_pages(12, 0)

@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.cpu.attention import CpuAttention
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, available_backends, choose
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+)
 from stepscope.kernels.plain import torch_attention
 from stepscope.kernels.reference import ReferenceAttention
 from tests.support.cpu_levels import EACH_LEVEL, USABLE, needs_level
@@ -34,6 +39,10 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def assert_exact(backend: AttentionBackend, case: "Case", options: AttentionOptions) -> None:
+    assert_near(backend(*case, options), ReferenceAttention()(*case, options))
+
+
 def create(name: str) -> AttentionBackend:
     if name.startswith("cpu-"):
         return CpuAttention(cpu_library.load(name.removeprefix("cpu-")))
@@ -44,9 +53,12 @@ class Case(NamedTuple):
     """A step over a cache full of random keys and values."""
 
     query: torch.Tensor
-    key_cache: torch.Tensor
-    value_cache: torch.Tensor
+    cache: LayerCache
     batch: PagedBatch
+
+    def to(self, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> "Case":
+        cache = (each.to(cache_dtype or dtype) for each in self.cache[:2])
+        return self._replace(query=self.query.to(dtype), cache=LayerCache(*cache))
 
 
 def make_case(
@@ -57,6 +69,7 @@ def make_case(
     num_kv_heads: int = 2,
     head_dim: int = 8,
     seed: int = 0,
+    device: str = "cpu",
 ) -> Case:
     """`lengths` is (tokens before the step, tokens in it) for each request."""
     generator = torch.Generator().manual_seed(seed)
@@ -70,15 +83,15 @@ def make_case(
     counts = np.array([new for _, new in lengths])
     cache = (2, num_blocks, block_size, num_kv_heads, head_dim)
     return Case(
-        torch.randn(int(counts.sum()), num_heads, head_dim, generator=generator),
-        *torch.randn(cache, generator=generator),
+        torch.randn(int(counts.sum()), num_heads, head_dim, generator=generator).to(device),
+        LayerCache(*torch.randn(cache, generator=generator).to(device)),
         PagedBatch(
             query_starts=np.concatenate([[0], np.cumsum(counts)]),
             context_lens=np.array([before + new for before, new in lengths]),
             block_tables=tables,
             slot_mapping=torch.zeros(int(counts.sum()), dtype=torch.int64),
             block_size=block_size,
-            device=torch.device("cpu"),
+            device=torch.device(device),
         ),
     )
 
@@ -102,16 +115,12 @@ def test_every_backend_equals_the_reference(
     with_sinks: bool,
 ) -> None:
     case = make_case(lengths)
-    options = {
-        "scale": 0.7,
-        "sliding_window": window,
-        "softcap": softcap,
-        "sinks": torch.linspace(-2, 3, 4) if with_sinks else None,
-    }
-    expected = ReferenceAttention()(*case, **options)
+    sinks = torch.linspace(-2, 3, 4) if with_sinks else None
+    options = AttentionOptions(0.7, window, softcap, sinks)
+    expected = ReferenceAttention()(*case, options)
     chosen = create(backend)
     for _ in range(2):  # as in two layers: the second uses the first one's plan
-        assert_near(chosen(*case, **options), expected)
+        assert_near(chosen(*case, options), expected)
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (6, 6), (6, 1), (8, 4)])
@@ -123,7 +132,7 @@ def test_every_backend_supports_any_head_groups_and_block_sizes(
     case = make_case(
         MIXED, block_size=block_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=16
     )
-    assert_near(create(backend)(*case, scale=0.25), ReferenceAttention()(*case, scale=0.25))
+    assert_exact(create(backend), case, AttentionOptions(0.25))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -134,16 +143,16 @@ def test_decodes_of_very_different_lengths_are_grouped_and_still_exact(
     rng = random.Random(3)
     lengths = [(rng.choice([1, 20, 300]) + rng.randrange(9), 1) for _ in range(40)]
     case = make_case(lengths)
-    assert_near(create(backend)(*case, scale=0.35), ReferenceAttention()(*case, scale=0.35))
+    assert_exact(create(backend), case, AttentionOptions(0.35))
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bf16_stays_close_to_the_reference(backend: str, cache_dtype: torch.dtype) -> None:
     case = make_case(MIXED, head_dim=64)
-    half = [case.query.to(torch.bfloat16), *(cache.to(cache_dtype) for cache in case[1:3])]
-    expected = ReferenceAttention()(*half, case.batch, scale=0.125)
-    actual = create(backend)(*half, case.batch, scale=0.125)
+    half = case.to(torch.bfloat16, cache_dtype)
+    expected = ReferenceAttention()(*half, AttentionOptions(0.125))
+    actual = create(backend)(*half, AttentionOptions(0.125))
     assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(actual.float(), expected.float(), rtol=0.02, atol=0.02)
 
@@ -153,8 +162,8 @@ def test_one_backend_instance_serves_changing_contexts_and_windows(backend: str)
     chosen = create(backend)
     for before, window in [(3, None), (2000, None), (700, 5), (1500, 900), (10, 5)]:
         case = make_case([(before, 140), (before, 1)])
-        options = {"scale": 0.3, "sliding_window": window}
-        assert_near(chosen(*case, **options), ReferenceAttention()(*case, **options))
+        options = AttentionOptions(0.3, window)
+        assert_exact(chosen, case, options)
 
 
 class Shape(NamedTuple):
@@ -204,26 +213,19 @@ def test_cpp_equals_the_reference_whatever_the_shape(
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
     )
-    options = {
-        "scale": shape.head_dim**-0.5,
-        "sliding_window": window,
-        "softcap": softcap,
-        "sinks": torch.linspace(-2, 3, num_heads) if with_sinks else None,
-    }
+    sinks = torch.linspace(-2, 3, num_heads) if with_sinks else None
+    options = AttentionOptions(shape.head_dim**-0.5, window, softcap, sinks)
     chosen = create(f"cpu-{level}")
-    assert_near(chosen(*case, **options), ReferenceAttention()(*case, **options))
+    assert_exact(chosen, case, options)
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        smaller = [t.to(dtype) for t in case[1:3]]
-        assert_near(
-            chosen(case.query, *smaller, case.batch, **options),
-            ReferenceAttention()(case.query, *smaller, case.batch, **options),
-        )
+        smaller = case.to(torch.float32, dtype)
+        assert_exact(chosen, smaller, options)
     # Of the same rounded inputs the exact result: what bf16 adds is the rounding of weights and of
     # the result, 2^-9 of the largest value each.
-    half = [t.to(torch.bfloat16) for t in case[:3]]
-    exact = ReferenceAttention()(*(t.float() for t in half), case.batch, **options)
-    error = (chosen(*half, case.batch, **options).float() - exact).abs()
-    assert float(error.max()) <= 2**-8 * float(half[2].abs().max())
+    half = case.to(torch.bfloat16)
+    exact = ReferenceAttention()(*half.to(torch.float32), options)
+    error = (chosen(*half, options).float() - exact).abs()
+    assert float(error.max()) <= 2**-8 * float(half.cache.values.abs().max())
 
 
 @EACH_LEVEL
@@ -234,7 +236,8 @@ def test_every_fp8_number_is_read_as_torch_reads_it(level: str) -> None:
     case = make_case([(0, 1)], block_size=1, num_heads=1, num_kv_heads=1, head_dim=len(codes))
     case.batch.block_tables[:] = 0
     # One key: the output is its value, to the bit.
-    output = create(f"cpu-{level}")(case.query, value_cache, value_cache, case.batch, scale=1)
+    cache = LayerCache(value_cache, value_cache)
+    output = create(f"cpu-{level}")(case.query, cache, case.batch, AttentionOptions(1))
     assert torch.equal(output.flatten(), codes.view(torch.float8_e4m3fn).float())
 
 
@@ -244,14 +247,13 @@ def test_cpp_gives_a_request_the_same_bits_in_any_batch_and_with_any_threads(
     level: str, dtype: torch.dtype
 ) -> None:
     lengths = [(1500, 1), (0, 150), (700, 1), (300, 130), (3, 1), (64, 2)]
-    case = make_case(lengths, num_heads=6, head_dim=64)
-    tensors = [t.to(dtype) for t in case[:3]]
+    case = make_case(lengths, num_heads=6, head_dim=64).to(dtype)
     chosen = create(f"cpu-{level}")
     before = torch.get_num_threads()
     results = []
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
-        results.append(chosen(*tensors, case.batch, scale=0.125))
+        results.append(chosen(*case, AttentionOptions(0.125)))
     torch.set_num_threads(before)
     assert torch.equal(*results)
     starts = case.batch.query_starts
@@ -261,8 +263,8 @@ def test_cpp_gives_a_request_the_same_bits_in_any_batch_and_with_any_threads(
         alone = replace(
             case.batch, query_starts=starts_alone, context_lens=lens, block_tables=tables, plans={}
         )
-        query = tensors[0][starts[r] : starts[r + 1]]
-        actual = chosen(query, tensors[1], tensors[2], alone, scale=0.125)
+        query = case.query[starts[r] : starts[r + 1]]
+        actual = chosen(query, case.cache, alone, AttentionOptions(0.125))
         assert torch.equal(actual, results[0][starts[r] : starts[r + 1]])
 
 
@@ -271,29 +273,30 @@ def test_cpp_gives_a_request_the_same_bits_in_any_batch_and_with_any_threads(
 def test_cpp_reads_only_slots_that_hold_a_token_of_the_request(
     level: str, dtype: torch.dtype
 ) -> None:
-    case = make_case(MIXED + DECODES, block_size=16, head_dim=40)
-    tensors = [t.to(dtype) for t in case[:3]]
+    case = make_case(MIXED + DECODES, block_size=16, head_dim=40).to(dtype)
     chosen = create(f"cpu-{level}")
-    expected = chosen(*tensors, case.batch, scale=0.3)
-    used = torch.zeros(tensors[1].shape[:2], dtype=torch.bool)
+    expected = chosen(*case, AttentionOptions(0.3))
+    used = torch.zeros(case.cache.keys.shape[:2], dtype=torch.bool)
     for table, length in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
         for position in range(length):
             used[table[position // 16], position % 16] = True
-    for cache in tensors[1:]:
-        cache[~used] = math.nan
-    assert torch.equal(chosen(*tensors, case.batch, scale=0.3), expected)
+    for each in case.cache[:2]:
+        each[~used] = math.nan
+    assert torch.equal(chosen(*case, AttentionOptions(0.3)), expected)
 
 
 @EACH_LEVEL
 def test_cpp_accepts_steps_without_requests_and_requests_without_queries(level: str) -> None:
     chosen = create(f"cpu-{level}")
     case, alone = (make_case([(20, 1), (9, 0), (3, 4)]) for _ in range(2))
-    torch.testing.assert_close(chosen(*case, scale=0.3), ReferenceAttention()(*alone, scale=0.3))
+    torch.testing.assert_close(
+        chosen(*case, AttentionOptions(0.3)), ReferenceAttention()(*alone, AttentionOptions(0.3))
+    )
     starts, none, tables = (np.zeros(size, dtype=np.int64) for size in (1, 0, (0, 0)))
     nothing = replace(
         case.batch, query_starts=starts, context_lens=none, block_tables=tables, plans={}
     )
-    found = chosen(case.query[:0], case.key_cache, case.value_cache, nothing, scale=1)
+    found = chosen(case.query[:0], case.cache, nothing, AttentionOptions(1))
     assert found.shape == (0, 4, 8)
 
 
@@ -301,15 +304,15 @@ def test_cpp_accepts_steps_without_requests_and_requests_without_queries(level: 
 def test_cpp_accepts_queries_in_any_layout_and_refuses_what_it_cannot_read(level: str) -> None:
     chosen = create(f"cpu-{level}")
     case = make_case(MIXED)
-    expected = chosen(*case, scale=0.3)
+    expected = chosen(*case, AttentionOptions(0.3))
     by_head = case.query.transpose(0, 1).contiguous().transpose(0, 1)
-    assert torch.equal(chosen(by_head, *case[1:], scale=0.3), expected)
+    assert torch.equal(chosen(by_head, *case[1:], AttentionOptions(0.3)), expected)
     with pytest.raises(TypeError, match="no kernel for queries of"):
-        chosen(case.query.bfloat16(), *case[1:], scale=0.3)
-    case.batch.block_tables[0, 0] = len(case.key_cache)
+        chosen(case.query.bfloat16(), *case[1:], AttentionOptions(0.3))
+    case.batch.block_tables[0, 0] = len(case.cache.keys)
     case.batch.plans.clear()
     with pytest.raises(IndexError, match="a block that is not in the KV cache"):
-        chosen(*case, scale=0.3)
+        chosen(*case, AttentionOptions(0.3))
 
 
 @needs_level("baseline")
@@ -318,11 +321,10 @@ def test_cpp_refuses_a_decode_without_exactly_one_query(counts: tuple[int, ...])
     # It reads a decode's query unchecked: without one it would read foreign memory.
     case = make_case([(8, count) for count in counts])
     case.batch.decodes = np.ones(3, dtype=np.int64)
-    said = rf"request 1 .* has {counts[1]} queries: a decode has one"
-    with pytest.raises(ValueError, match=said):
-        create("cpu-baseline")(*case, scale=1.0)
+    with pytest.raises(ValueError, match="marked as a decode, and a decode has one query"):
+        create("cpu-baseline")(*case, AttentionOptions(1.0))
     case.batch.decodes = np.array([1, 0, 1])
-    assert_near(create("cpu-baseline")(*case, scale=1.0), ReferenceAttention()(*case, scale=1.0))
+    assert_exact(create("cpu-baseline"), case, AttentionOptions(1.0))
 
 
 def test_the_reference_is_causal_softmax_attention() -> None:
@@ -332,12 +334,14 @@ def test_the_reference_is_causal_softmax_attention() -> None:
         t.transpose(0, 1)
         for t in (
             case.query,
-            case.key_cache[table].flatten(0, 1),
-            case.value_cache[table].flatten(0, 1),
+            case.cache.keys[table].flatten(0, 1),
+            case.cache.values[table].flatten(0, 1),
         )
     )
     expected = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=0.4)
-    torch.testing.assert_close(ReferenceAttention()(*case, scale=0.4), expected.transpose(0, 1))
+    torch.testing.assert_close(
+        ReferenceAttention()(*case, AttentionOptions(0.4)), expected.transpose(0, 1)
+    )
 
 
 @needs_level("baseline")

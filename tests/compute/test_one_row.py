@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.engine.models import linear
-from stepscope.kernels.dispatch.one_row import fastest, one_row_product
+from stepscope.kernels.dispatch import linear
+from stepscope.kernels.dispatch.linear import fastest, one_row_product
 
 
 class Clock:

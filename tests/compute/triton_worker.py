@@ -21,7 +21,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -35,16 +34,14 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.kernels.dispatch import fused
-from stepscope.kernels.paged_attention import BatchTensors
+from stepscope.kernels.paged_attention import AttentionOptions, BatchTensors, LayerCache, QKVHeads
 from stepscope.kernels.reference import ReferenceAttention
-from stepscope.kernels.triton import attend as triton_attend
+from stepscope.kernels.triton import attention as triton_attention
 from stepscope.kernels.triton import combine as triton_combine
-from stepscope.kernels.triton.add_rms_norm import add_rms_norm
+from stepscope.kernels.triton import fused as triton_fused
 from stepscope.kernels.triton.attention import TritonAttention
-from stepscope.kernels.triton.norm_rope_store import norm_rope_store
 from stepscope.kernels.triton.one_row import TILES, one_row
 from stepscope.kernels.triton.plan import Device
-from stepscope.kernels.triton.silu_mul import silu_mul
 
 MODE = sys.argv[1] if len(sys.argv) > 1 else "interpreted"
 DEVICE = torch.device("cuda" if MODE == "cuda" else "cpu")
@@ -57,7 +54,7 @@ def backend(num_sms: int) -> TritonAttention:
     return TritonAttention(Device.of(DEVICE)._replace(num_sms=num_sms))
 
 
-def build(request: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
+def build(request: dict[str, Any]) -> tuple[Case, AttentionOptions]:
     """The step of a request, in its dtype and on the device, and the options of attention."""
     num_heads = request.get("num_heads", 4)
     case = make_case(
@@ -67,18 +64,17 @@ def build(request: dict[str, Any]) -> tuple[Case, dict[str, Any]]:
         num_kv_heads=request.get("num_kv_heads", 2),
         head_dim=request.get("head_dim", 16),
         seed=request.get("seed", 0),
+        device=DEVICE.type,
     )
     dtype = getattr(torch, request.get("dtype", "float32"))
     cache_dtype = getattr(torch, request.get("cache_dtype", request.get("dtype", "float32")))
-    case.batch.device = DEVICE
-    tensors = (case.query.to(DEVICE, dtype), *(c.to(DEVICE, cache_dtype) for c in case[1:3]))
-    options = {
-        "scale": request.get("scale", 0.7),
-        "sliding_window": request.get("window"),
-        "softcap": request.get("softcap"),
-        "sinks": torch.linspace(-2, 3, num_heads, device=DEVICE) if request.get("sinks") else None,
-    }
-    return Case(*tensors, case.batch), options
+    options = AttentionOptions(
+        request.get("scale", 0.7),
+        request.get("window"),
+        request.get("softcap"),
+        torch.linspace(-2, 3, num_heads, device=DEVICE) if request.get("sinks") else None,
+    )
+    return case.to(dtype, cache_dtype), options
 
 
 def attention(request: dict[str, Any]) -> dict[str, Any]:
@@ -88,23 +84,24 @@ def attention(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("by_head"):  # as transformers hands them over
         query = query.transpose(0, 1).contiguous().transpose(0, 1)
     chosen = backend(request.get("num_sms", 4))
-    wide = [t.float().clone() for t in case[:3]]
+    wide = case.to(torch.float32)
+    wide = wide._replace(cache=LayerCache(*(each.clone() for each in wide.cache[:2])))
     if request.get("garbage"):  # slots that hold no token of a request
-        used = torch.zeros(case.key_cache.shape[:2], dtype=torch.bool)
+        used = torch.zeros(case.cache.keys.shape[:2], dtype=torch.bool)
         size = case.batch.block_size
         for table, length in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
             for position in range(length):
                 used[table[position // size], position % size] = True
-        for cache in case[1:3]:
+        for cache in case.cache[:2]:
             cache[~used.to(DEVICE)] = math.nan
-    found = chosen(query, *case[1:], **options)
-    expected = ReferenceAttention()(wide[0], wide[1], wide[2], case.batch, **options)
+    found = chosen(query, *case[1:], options)
+    expected = ReferenceAttention()(*wide, options)
     again = found
     if request.get("twice"):  # as in the next layer
-        again = chosen(query, *case[1:], **options)
+        again = chosen(query, *case[1:], options)
     launches = [each for plan in case.batch.plans.values() for each in plan]  # type: ignore[attr-defined]
     return {
-        "error": float((found.float() - expected).abs().max() / wide[2].abs().max()),
+        "error": float((found.float() - expected).abs().max() / wide.cache.values.abs().max()),
         "same_again": torch.equal(found, again),
         "dtype": str(found.dtype).removeprefix("torch."),
         "splits": [launch.num_splits for launch in launches],
@@ -125,8 +122,8 @@ def padded(request: dict[str, Any]) -> dict[str, Any]:
     batch = replace(planned.batch, tensors=room, plans={})
     query = torch.randn(request["planned"], *case.query.shape[1:], device=DEVICE)
     query[: len(lengths)] = case.query
-    found = backend(request.get("num_sms", 4))(query, *case[1:3], batch, **options)
-    expected = ReferenceAttention()(*case, **options)
+    found = backend(request.get("num_sms", 4))(query, case.cache, batch, options)
+    expected = ReferenceAttention()(*case, options)
     launches = [each for plan in batch.plans.values() for each in plan]  # type: ignore[attr-defined]
     return {
         "error": float((found[: len(lengths)] - expected).abs().max()),
@@ -153,9 +150,9 @@ def norms_and_rope(request: dict[str, Any]) -> dict[str, Any]:
         [torch.zeros(2, 16, kv_heads, dim, dtype=dtype, device=DEVICE) for _ in range(2)]
         for _ in range(2)
     )
-    rest = (heads, kv_heads, *norms, 1e-6)
-    found = norm_rope_store(qkv, rope, positions, slots, *ours, *rest)
-    expected = fused.torch_norm_rope_store(qkv, rope, positions, slots, *theirs, *rest)
+    split = QKVHeads(heads, kv_heads, *norms, 1e-6)
+    found = triton_fused.norm_rope_store(qkv, rope, positions, slots, LayerCache(*ours), split)
+    expected = fused.torch_norm_rope_store(qkv, rope, positions, slots, LayerCache(*theirs), split)
     return {
         "query": relative(found, expected),
         "keys": relative(ours[0], theirs[0]),
@@ -171,7 +168,7 @@ def add_and_norm(request: dict[str, Any]) -> dict[str, Any]:
     weight = torch.randn(size, generator=generator).to(DEVICE, dtype)
     before = residual.clone() if request["residual"] else None
     after = residual if request["residual"] else None
-    found, stream = add_rms_norm(x, after, weight, 1e-5)
+    found, stream = triton_fused.add_rms_norm(x, after, weight, 1e-5)
     expected, expected_stream = fused.torch_add_rms_norm(x, before, weight, 1e-5)
     return {
         "output": relative(found, expected),
@@ -185,7 +182,7 @@ def gate(request: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(3)
     gate_up = 4 * torch.randn(request["rows"], 2 * request["size"], generator=generator)
     gate_up = gate_up.to(DEVICE, dtype)
-    return {"output": relative(silu_mul(gate_up), fused.torch_silu_mul(gate_up))}
+    return {"output": relative(triton_fused.silu_mul(gate_up), fused.torch_silu_mul(gate_up))}
 
 
 def row(request: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +228,7 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
     """The compiler's output for the kernels that a step launches."""
     case, options = build(request)
     COMPILED.clear()
-    backend(0)(*case, **options)
+    backend(0)(*case, options)
     if request.get("fused"):
         norms_and_rope(request)
         add_and_norm(request)
@@ -292,11 +289,11 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
         return True  # as if another process had compiled it
 
     case, options = build(request)
-    for kernel in (triton_attend._attend, triton_combine._combine):
+    for kernel in (triton_attention._attend, triton_combine._combine):
         kernel.device_caches.clear()  # of what other cases compiled
     knobs.runtime.jit_cache_hook = note
     try:
-        backend(0)(*case, **options)
+        backend(0)(*case, options)
     finally:
         knobs.runtime.jit_cache_hook = None
     return {"kernels": found}
@@ -305,17 +302,17 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
 class TrialGpu:
     """A GPU with memory in round numbers, which launches graphs again to replay them."""
 
-    def memory(self) -> Any:
-        return SimpleNamespace(total=1 << 30, free=700 << 20, reserved=9 << 20, allocated=9 << 20)
+    def memory(self) -> tuple[int, int, int]:
+        return 1 << 30, 315 << 20, 9 << 20
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         run()
         return 5 << 20
 
-    def recorder(self) -> Any:
+    def record(self, launch: Callable[[Any], None]) -> Any:
         from tests.support.engines.relaunching import RelaunchingDevice
 
-        return RelaunchingDevice()
+        return RelaunchingDevice().record(launch)
 
 
 def engine(request: dict[str, Any]) -> dict[str, Any]:
@@ -348,8 +345,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         ahead, num_ahead = pipelined(ours)
     else:
         ours.backend = TritonAttention(Device.of(DEVICE))
-        kernels = fused._DeviceKernels(add_rms_norm, norm_rope_store, silu_mul)
-        with mock.patch.object(fused, "_kernels_for", return_value=kernels):
+        with mock.patch.object(fused, "_kernels_for", return_value=triton_fused):
             prepare(ours, config, tell, TrialGpu())
             found, shapes = serve(ours)
             ahead, num_ahead = pipelined(ours)

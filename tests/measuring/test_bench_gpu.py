@@ -16,8 +16,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from stepscope.engine.models import loader, random_model
-from stepscope.engine.models.random_model import PREFIX
+from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.made_checkpoints import RANDOM_PREFIX
 from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.engine.simulation.measured import read_points
 from stepscope.engine.simulation.model_shape import model_shape
@@ -52,14 +52,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("name", TINY)
 def test_the_computed_operations_of_a_step_equal_those_counted_by_torch(name: str) -> None:
-    folder = random_model.ensure(PREFIX + name)
+    folder = checkpoint.locate(RANDOM_PREFIX + name, lambda what, share: None)
     model = AutoModelForCausalLM.from_config(
         loader.load_config(folder, name), attn_implementation="eager"
     )
     count = 24
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, count, dtype=torch.long))
-    shape = model_shape(PREFIX + name)
+    shape = model_shape(RANDOM_PREFIX + name)
     # The library computes masked values too, and torch counts them.
     unseen = count**2 - gpu_engine.causal_pairs(0, count)
     unseen_flops = gpu_engine.attention_flops(unseen, shape.num_heads, shape.head_dim)

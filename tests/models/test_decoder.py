@@ -6,6 +6,7 @@ test_exactness.py compares whole generations; these tests compare logits over ma
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from stepscope.engine.models import loader
-from stepscope.engine.models.model import Model, StepContext
+from stepscope.engine.models.loader import Model
 from stepscope.engine.protocol.settings.engine_config import ModelImpl
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.kernels.paged_attention import PagedBatch
+from stepscope.kernels.paged_attention import LayerCache, PagedBatch, StepContext
 from stepscope.kernels.reference import ReferenceAttention
 from tests.support.cpu_levels import EACH_LEVEL, highest_level, linear_layouts
 
@@ -44,10 +45,8 @@ class Pages:
         shape = model.kv_shape
         size = (MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         self.model = model
-        self.keys, self.values = (
-            [torch.zeros(size, dtype=model.dtype) for _ in range(shape.num_layers)]
-            for _ in range(2)
-        )
+        zeros = partial(torch.zeros, size, dtype=model.dtype)
+        self.caches = [LayerCache(zeros(), zeros()) for _ in range(shape.num_layers)]
         self.num_computed = 0
         # Neighbours in the request are not neighbours in the cache.
         self.table = (np.arange(size[0]) * 5) % size[0]
@@ -69,7 +68,7 @@ class Pages:
         return self.model.forward(
             torch.tensor(TOKENS[start:end]),
             torch.from_numpy(positions),
-            StepContext(batch, self.keys, self.values, ReferenceAttention()),
+            StepContext(batch, self.caches, ReferenceAttention()),
             torch.tensor(logits_of, dtype=torch.int64),
         )
 

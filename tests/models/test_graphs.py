@@ -10,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
-from stepscope.engine.execution.graph_inputs import DecodeBuffers, StepInputs
 from stepscope.engine.execution.graphs import LARGEST_GRAPH, StepGraphs, graph_sizes
-from stepscope.engine.execution.input_batch import BlockTables, InputBatch
+from stepscope.engine.execution.input_batch import (
+    BlockTables,
+    DecodeBuffers,
+    InputBatch,
+    StepInputs,
+)
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.kernels.triton.plan import warm_up_steps
 from tests.models.test_pieces import (

@@ -18,7 +18,7 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
-from stepscope.kernels.fp8 import to_fp8
+from stepscope.kernels.paged_attention import to_fp8
 from tests.support.engines.tiny_runner import load_tiny, next_row, run_rows
 
 MAX_MODEL_LEN = 256

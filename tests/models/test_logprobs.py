@@ -22,7 +22,7 @@ def sampled(
 ) -> tuple[int, PositionLogprobs]:
     """The token of one row, and its logprobs."""
     request = Request(0, [0], SamplingParams(**sampling), arrival_ns=0)  # type: ignore[arg-type]
-    chosen = Sampler(0, on_host=on_host).sample(logits[None], [request])
+    chosen = Sampler(0, on_host=on_host).launch(logits[None], [request]).collect()
     assert set(chosen.logprobs) == {0}
     return chosen.token_ids[0], chosen.logprobs[0]
 
@@ -98,8 +98,8 @@ def test_a_row_without_a_finite_largest_logit_gives_no_token_and_changes_no_othe
         logits = torch.tensor([row, [0.0, 1.0, -INF]]).to(dtype)
         sampling = SamplingParams(logprobs=3, temperature=temperature, seed=1)
         requests = [Request(i, [1], sampling, arrival_ns=0) for i in range(2)]
-        sampled = Sampler(0, on_host=on_host).sample(logits, requests)
-        alone = Sampler(0, on_host=on_host).sample(logits[1:], requests[1:])
+        sampled = Sampler(0, on_host=on_host).launch(logits, requests).collect()
+        alone = Sampler(0, on_host=on_host).launch(logits[1:], requests[1:]).collect()
         is_sound = math.isfinite(max(row)) and not any(map(math.isnan, row))
         assert (sampled.token_ids[0] != UNSOUND) == (0 in sampled.logprobs) == is_sound
         assert sampled.token_ids[1:] == alone.token_ids
@@ -113,6 +113,6 @@ def test_only_requests_that_ask_get_logprobs(on_host: bool) -> None:
         Request(i, [1], SamplingParams(logprobs=num), arrival_ns=0)
         for i, num in enumerate((None, 0, 2))
     ]
-    sampled = Sampler(0, on_host=on_host).sample(logits, requests)
+    sampled = Sampler(0, on_host=on_host).launch(logits, requests).collect()
     assert sampled.token_ids == logits.argmax(-1).tolist()
     assert {row: len(found.top) for row, found in sampled.logprobs.items()} == {1: 0, 2: 2}

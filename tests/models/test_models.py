@@ -15,8 +15,14 @@ from safetensors.torch import load_file, save_file
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.machine.environment import num_threads, prepare_environment
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.models import checkpoint, demo, loader
-from stepscope.engine.models.support import longest_request
+from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.made_checkpoints import (
+    DEMO_VERSION,
+    EOS_TOKEN_ID,
+    MAX_MODEL_LEN,
+    ensure_demo,
+)
+from stepscope.engine.models.model_config import longest_request
 from stepscope.engine.models.transformers_model import Probe, attention
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError
@@ -377,13 +383,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_demo_model_is_created_once_and_served_like_any_other(cache: Path) -> None:
     runner = load("demo", kv_memory="64MB")
-    written = (cache / demo.VERSION / "model.safetensors").stat().st_mtime_ns
+    written = (cache / DEMO_VERSION / "model.safetensors").stat().st_mtime_ns
     description = runner.description
     assert description["model"] == "demo"
     assert 19e6 < description["num_parameters"] < 21e6
-    assert runner.max_model_len == demo.MAX_MODEL_LEN
+    assert runner.max_model_len == MAX_MODEL_LEN
     assert runner.tokenizer.chars_per_token == 1.0
-    assert runner.eos_token_ids == frozenset({demo.EOS_TOKEN_ID})
+    assert runner.eos_token_ids == frozenset({EOS_TOKEN_ID})
 
     request = Request(1, runner.tokenizer.encode("Once upon a time"), SamplingParams(), 0)
     request.block_table = [3, 1, 2, 7, 5]
@@ -391,32 +397,32 @@ def test_the_demo_model_is_created_once_and_served_like_any_other(cache: Path) -
         run_rows(runner, [next_row(request, request.num_tokens)])
     text = runner.tokenizer.decode(request.output_token_ids)
     assert len(set(text)) > 10, f"it repeats itself: {text!r}"
-    assert demo.EOS_TOKEN_ID not in request.output_token_ids
+    assert EOS_TOKEN_ID not in request.output_token_ids
 
-    demo.ensure(quiet, checkpoint.check)
-    assert (cache / demo.VERSION / "model.safetensors").stat().st_mtime_ns == written
+    ensure_demo(quiet, checkpoint.check)
+    assert (cache / DEMO_VERSION / "model.safetensors").stat().st_mtime_ns == written
 
 
 def test_a_half_written_demo_model_is_created_again(cache: Path) -> None:
-    folder = demo.ensure(quiet, checkpoint.check)
+    folder = ensure_demo(quiet, checkpoint.check)
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:1000])
-    assert demo.ensure(quiet, checkpoint.check) == folder
+    assert ensure_demo(quiet, checkpoint.check) == folder
     assert (folder / "model.safetensors").read_bytes() == weights
-    assert [path.name for path in cache.iterdir()] == [demo.VERSION]
+    assert [path.name for path in cache.iterdir()] == [DEMO_VERSION]
 
 
 def test_several_engines_may_create_the_demo_model_at_once(cache: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
-        folders = list(threads.map(lambda _: demo.ensure(quiet, checkpoint.check), range(2)))
-    assert folders == [cache / demo.VERSION] * 2
+        folders = list(threads.map(lambda _: ensure_demo(quiet, checkpoint.check), range(2)))
+    assert folders == [cache / DEMO_VERSION] * 2
     checkpoint.check(folders[0])
-    assert [path.name for path in cache.iterdir()] == [demo.VERSION]
+    assert [path.name for path in cache.iterdir()] == [DEMO_VERSION]
 
 
 def test_a_cache_folder_that_cannot_be_written_is_named(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
-    message = refusal(lambda: demo.ensure(quiet, checkpoint.check))
+    message = refusal(lambda: ensure_demo(quiet, checkpoint.check))
     assert str(cache) in message
     assert "XDG_CACHE_HOME" in message
 

@@ -11,14 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
-from stepscope.engine.execution.graph_inputs import StepInputs, TokenBuffers
 from stepscope.engine.execution.graphs import LARGEST_STEP, StepGraphs, piece_sizes
-from stepscope.engine.execution.input_batch import BlockTables, InputBatch
+from stepscope.engine.execution.input_batch import BlockTables, InputBatch, StepInputs, TokenBuffers
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow
-from stepscope.kernels.paged_attention import AttentionBackend, PagedBatch, store_kv
+from stepscope.kernels.paged_attention import (
+    AttentionBackend,
+    AttentionOptions,
+    LayerCache,
+    PagedBatch,
+    store_kv,
+)
 from stepscope.kernels.reference import ReferenceAttention
 from tests.support.engines.relaunching import RelaunchingDevice
 
@@ -39,16 +44,18 @@ class Model:
         self._embeddings = drawn(VOCAB_SIZE, HEADS * HEAD_DIM)
         self._weights = [drawn(4, HEADS * HEAD_DIM, HEADS * HEAD_DIM) for _ in range(NUM_LAYERS)]
         shape = (2, NUM_BLOCKS + 1, BLOCK_SIZE, HEADS, HEAD_DIM)
-        self.caches = [torch.zeros(shape, dtype=torch.float64) for _ in range(NUM_LAYERS)]
+        self.caches = [
+            LayerCache(*torch.zeros(shape, dtype=torch.float64)) for _ in range(NUM_LAYERS)
+        ]
         self.num_attentions = 0
 
     def forward(self, inputs: StepInputs, backend: AttentionBackend) -> torch.Tensor:
         x = self._embeddings[inputs.input_ids] + inputs.positions[:, None] / 7
-        for weights, (keys, values) in zip(self._weights, self.caches, strict=True):
+        for weights, cache in zip(self._weights, self.caches, strict=True):
             q, k, v = ((x @ each).view(-1, HEADS, HEAD_DIM) for each in weights[:3])
-            store_kv(k, v, keys, values, inputs.batch.slot_mapping)
+            store_kv(k, v, cache, inputs.batch.slot_mapping)
             self.num_attentions += 1
-            attended = backend(q, keys, values, inputs.batch, scale=0.5)
+            attended = backend(q, cache, inputs.batch, AttentionOptions(0.5))
             x = (x + attended.flatten(1) @ weights[3]).tanh()
         return x[inputs.logits_of] @ self._embeddings.T
 
@@ -155,7 +162,8 @@ def test_replayed_pieces_give_the_logits_and_keys_of_an_ordinary_step(seed: int)
     for found, expected in replayed_steps(graphs, each_step, lambda batch: eager(plain, batch)):
         torch.testing.assert_close(found, expected)
         for ours, theirs in zip(replayed.caches, plain.caches, strict=True):
-            torch.testing.assert_close(ours[:, :NUM_BLOCKS], theirs[:, :NUM_BLOCKS])
+            torch.testing.assert_close(ours.keys[:NUM_BLOCKS], theirs.keys[:NUM_BLOCKS])
+            torch.testing.assert_close(ours.values[:NUM_BLOCKS], theirs.values[:NUM_BLOCKS])
 
 
 def test_a_step_with_more_tokens_or_logits_than_any_graph_has_none() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.engine.models import loader, random_model
-from stepscope.engine.models.random_model import SHAPES
+from stepscope.engine.models import checkpoint, loader
+from stepscope.engine.models.made_checkpoints import SHAPES
 from stepscope.engine.models.weights import RandomWeights
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
@@ -40,8 +40,8 @@ def test_a_random_model_is_served_like_any_other_and_named_as_random(
         assert core.info.architecture == "LlamaForCausalLM"
         assert intake.vocab_size == SHAPES["llama-tiny"]["vocab_size"]
     with pytest.raises(ConfigError, match=r"no random model is called 'gpt'; there are: qwen3-0"):
-        random_model.ensure("random:gpt")
-    folder = random_model.ensure("random:llama-tiny")
+        checkpoint.locate("random:gpt", lambda what, share: None)
+    folder = checkpoint.locate("random:llama-tiny", lambda what, share: None)
     which = (folder, "random:llama-tiny", loader.load_config(folder, "x"), "transformers", 64)
     how = (torch.float32, torch.device("cpu"), lambda what, share: None)
     with pytest.raises(ConfigError, match="no weights for transformers to read"):

@@ -35,7 +35,7 @@ def sample(request: pytest.FixtureRequest) -> Sample:
     """Samples with the engine's seed, in each of the two implementations."""
 
     def tokens(seed: int, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-        return Sampler(seed, on_host=request.param).sample(logits, requests).token_ids
+        return Sampler(seed, on_host=request.param).launch(logits, requests).collect().token_ids
 
     return tokens
 
@@ -150,9 +150,9 @@ def test_a_row_is_sampled_as_if_alone_in_the_batch(
         return made
 
     sampler = Sampler(0, on_host=on_host)
-    together = sampler.sample(logits, requests())
+    together = sampler.launch(logits, requests()).collect()
     for i, each in enumerate(requests()):
-        alone = sampler.sample(logits[i : i + 1], [each])
+        alone = sampler.launch(logits[i : i + 1], [each]).collect()
         assert alone.token_ids == together.token_ids[i : i + 1]
         assert alone.logprobs.get(0) == together.logprobs.get(i)
 
@@ -160,7 +160,7 @@ def test_a_row_is_sampled_as_if_alone_in_the_batch(
 def test_only_requests_with_penalties_have_counts_which_are_freed_with_them() -> None:
     sampler = Sampler(0)
     counted, plain = request(repetition_penalty=1.2), request(temperature=1.0)
-    sampler.sample(torch.zeros(2, VOCAB_SIZE), [counted, plain])
+    sampler.launch(torch.zeros(2, VOCAB_SIZE), [counted, plain]).collect()
     assert len(sampler._counts) == 1
     del counted
     gc.collect()

@@ -82,7 +82,12 @@ def test_sampled_tokens_follow_the_cumulative_distribution_of_transformers(
     for position in range(NUM_DRAWN):
         requests.append(Request(0, [0], params, arrival_ns=0))
         requests[-1].token_ids += [0] * position
-    drawn = Sampler(0, on_host=on_host).sample(logits.expand(NUM_DRAWN, -1), requests).token_ids
+    drawn = (
+        Sampler(0, on_host=on_host)
+        .launch(logits.expand(NUM_DRAWN, -1), requests)
+        .collect()
+        .token_ids
+    )
     ends = probs.double().cumsum(-1).numpy()
     for position, token in enumerate(drawn):
         random = uniform(seed, position) * ends[-1]
@@ -130,7 +135,7 @@ def test_penalised_logits_equal_those_of_transformers_and_of_the_openai_formula(
     # As in practice: some tokens were counted before, and some arrive in a burst.
     for part in np.array_split(np.array(output, dtype=int), 3):
         request.token_ids += part.tolist()
-        (token,) = sampler.sample(logits, [request]).token_ids
+        (token,) = sampler.launch(logits, [request]).collect().token_ids
     assert token == int(wanted.argmax())
     assert torch.equal(logits, before), "the model's logits were changed"
 

@@ -10,7 +10,7 @@ from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.alerts.judge import num_stalled, queue_age_s
-from stepscope.recordings.autopilot.load import Load
+from stepscope.recordings.autopilot.pilot import Load
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
 from stepscope.recordings.file.reader import Recording

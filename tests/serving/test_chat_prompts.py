@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.models.demo import CHAT_TEMPLATE, byte_tokenizer
+from stepscope.engine.models.made_checkpoints import CHAT_TEMPLATE, byte_tokenizer
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer, render
 

@@ -8,7 +8,7 @@ import pytest
 from stepscope.engine.control.intake import LONG_TEXT, MAX_LONG, Intake, Submissions
 from stepscope.engine.control.outgoing import Outgoing, RemoteClient
 from stepscope.engine.loop.inbox import Call, Inbox
-from stepscope.engine.models.demo import byte_tokenizer
+from stepscope.engine.models.made_checkpoints import byte_tokenizer
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams

@@ -25,8 +25,7 @@ from stepscope.engine.simulation.virtual.session import SimulatedSession, Simula
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
-from stepscope.recordings.autopilot.load import Load
-from stepscope.recordings.autopilot.pilot import BUDGET, SEATS, Autopilot, Move
+from stepscope.recordings.autopilot.pilot import BUDGET, SEATS, Autopilot, Load, Move
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO

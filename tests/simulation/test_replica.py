@@ -1,6 +1,7 @@
 """A simulated engine without telemetry schedules like the real scheduler, step by step."""
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.request import Request
+from stepscope.engine.simulation import virtual
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
 from stepscope.engine.simulation.virtual.replica import Replica
@@ -93,12 +95,15 @@ def requests(rate: float, seed: int = SEED) -> list[SimulatedRequest]:
 
 
 def run(
-    made: SimulatedSetup, work: list[SimulatedRequest], *, short: bool, changes: Any = ()
+    made: SimulatedSetup, work: list[SimulatedRequest], *, short: bool = True, changes: Any = ()
 ) -> Taken:
     taken = Taken()
     model = DrawnStepTimes(made.model, SEED)
-    replica = Replica(made.scheduler(), model, taken, overlap=made.overlap, takes_short_way=short)
-    run_requests(replica, work, changes=changes)
+    replica = Replica(made.scheduler(), model, taken, overlap=made.overlap)
+    with pytest.MonkeyPatch.context() as patch:
+        if not short:  # no stretch is long enough
+            patch.setattr(virtual.replica, "_MIN_STRETCH", sys.maxsize)
+        run_requests(replica, work, changes=changes)
     check_integrity(replica.scheduler.kv)
     return taken
 
@@ -126,7 +131,7 @@ def test_skipping_decode_only_steps_gives_the_schedulers_result(
     made, rate = case
     made = msgspec.structs.replace(made, overlap=overlap)
     work = requests(rate)
-    step_by_step, short = run(made, work, short=False), run(made, work, short=True)
+    step_by_step, short = run(made, work, short=False), run(made, work)
     assert len(short.ends) == len(work)
     assert vars(short) == vars(step_by_step)
 
@@ -143,7 +148,7 @@ def test_a_simulated_session_has_equal_steps_and_times_with_telemetry(
     sink = Sink()
     session = SimulatedSession(made, SEED, sink)
     run_requests(session, work, changes=changes)
-    taken = run(made, work, short=True, changes=changes)
+    taken = run(made, work, changes=changes)
 
     steps = sink.records
     names: dict[int, str] = {}

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stepscope.engine.models import linear
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.cpu.library import LEVELS, LibraryMissingError
+from stepscope.kernels.dispatch import linear
 
 
 def _usable_levels() -> tuple[list[str], str]:

@@ -65,7 +65,6 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of the device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_bytes()
@@ -106,7 +105,6 @@ class HostCopy:
             self._event.record()
 
     def wait(self) -> list[torch.Tensor]:
-        """Wait for the copy, and return the tensors on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors

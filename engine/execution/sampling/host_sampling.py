@@ -6,7 +6,6 @@ dashboard, waiting for a second thread costs more than the work. NumPy's argmax,
 are vectorised too.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,7 +46,6 @@ class TokenCounts:
 
     @property
     def counts(self) -> npt.NDArray[np.float32]:
-        """How often each of `token_ids` occurs in the output."""
         return self._counts[: len(self._place)]
 
     def catch_up(self, request: Request) -> None:
@@ -127,7 +125,10 @@ def choose(logits: Floats, choice: TokenChoice) -> int:
     if choice.counts is not None:
         penalise(logits, choice.counts, sampling)
     if choice.forbidden:
-        _forbid(logits, choice.forbidden)
+        before = logits[choice.forbidden]
+        logits[choice.forbidden] = -np.inf
+        if logits.max() == -np.inf:  # no other token is left
+            logits[choice.forbidden] = before
     logits = _finite(logits)
     if choice.random is None:
         return int(logits.argmax())
@@ -180,7 +181,6 @@ def logprobs(logits: Floats, token_id: int, num_top: int) -> PositionLogprobs:
 
 
 def _best(logits: Floats, count: int) -> list[int]:
-    """Return the `count` likeliest tokens, best first."""
     count = min(count, len(logits))
     if not count:
         return []
@@ -188,15 +188,7 @@ def _best(logits: Floats, count: int) -> list[int]:
     found = np.flatnonzero(logits > least)
     equal = np.flatnonzero(logits == least)[: count - len(found)]
     order = np.argsort(-logits[found], kind="stable")
-    best: list[int] = [*found[order].tolist(), *equal.tolist()]
-    return best
-
-
-def _forbid(logits: Floats, tokens: Sequence[int]) -> None:
-    before = logits[tokens]
-    logits[tokens] = -np.inf
-    if logits.max() == -np.inf:
-        logits[tokens] = before
+    return [*found[order].tolist(), *equal.tolist()]
 
 
 def _finite(logits: Floats) -> Floats:

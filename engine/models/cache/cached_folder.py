@@ -33,12 +33,21 @@ def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) ->
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
+        for left in folder.parent.glob(f".{name}-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > ABANDONED_S:
+                    shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{name}-", dir=folder.parent, ignore_cleanup_errors=True
         ) as scratch:
-            write(Path(scratch) / name)
-            _move_into_place(Path(scratch), folder, check)
+            made = Path(scratch) / name
+            write(made)
+            try:
+                made.rename(folder)
+            except OSError:
+                if not _is_whole(folder, check):  # it is broken, for example half deleted
+                    folder.rename(Path(scratch) / "broken")
+                    made.rename(folder)
     except OSError as error:
         raise ConfigError(
             "cache",
@@ -46,13 +55,6 @@ def ensure(name: str, what: str, write: Callable[[Path], None], check: Check) ->
             "make room there, or set XDG_CACHE_HOME to another folder",
         ) from None
     return folder
-
-
-def _remove_abandoned(folder: Path) -> None:
-    for scratch in folder.parent.glob(f".{folder.name}-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - scratch.stat().st_mtime > ABANDONED_S:
-                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _is_whole(folder: Path, check: Check) -> bool:
@@ -63,12 +65,3 @@ def _is_whole(folder: Path, check: Check) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _move_into_place(scratch: Path, folder: Path, check: Check) -> None:
-    try:
-        (scratch / folder.name).rename(folder)
-    except OSError:
-        if not _is_whole(folder, check):  # it is broken, for example half deleted
-            folder.rename(scratch / "broken")
-            (scratch / folder.name).rename(folder)

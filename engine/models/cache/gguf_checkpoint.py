@@ -205,8 +205,11 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
         raise ConfigError("gguf_key", f"its key {told[0]}={fields[told[0]]!r} is not converted")
     shapes = {tensor.name: tensor.shape.tolist() for tensor in tensors}
     hidden_size = fields["llama.embedding_length"]
-    num_heads = _of_all_layers(fields, "llama.attention.head_count")
+    num_heads = fields["llama.attention.head_count"]
     head_dim = fields.get("llama.attention.key_length", hidden_size // num_heads)
+    for key, value in fields.items():
+        if key.startswith("llama.") and isinstance(value, list):
+            raise ConfigError("gguf_key", f"it has a value of {key} for each layer")
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
         if fields.get(key, head_dim) != head_dim:
             raise ConfigError("gguf_key", f"its {key} is {fields[key]}, and its heads {head_dim}")
@@ -220,12 +223,10 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
         "model_type": "llama",
         "hidden_act": "silu",
         "hidden_size": hidden_size,
-        "intermediate_size": _of_all_layers(fields, "llama.feed_forward_length"),
+        "intermediate_size": fields["llama.feed_forward_length"],
         "num_hidden_layers": fields["llama.block_count"],
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _of_all_layers(
-            {"llama.attention.head_count_kv": num_heads, **fields}, "llama.attention.head_count_kv"
-        ),
+        "num_key_value_heads": fields.get("llama.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": fields["llama.context_length"],
         "rms_norm_eps": fields["llama.attention.layer_norm_rms_epsilon"],
@@ -238,15 +239,6 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(fields),
     }
-
-
-def _of_all_layers(fields: Mapping[str, Any], key: str) -> int:
-    """Return a number that a file may give once, or once for each layer."""
-    found = fields[key]
-    each = found if isinstance(found, list) else [found]
-    if len(set(each)) != 1:
-        raise ConfigError("gguf_key", f"its layers differ in {key}: {found}")
-    return int(each[0])
 
 
 def _write_weights(
@@ -276,7 +268,9 @@ def _write_weights(
                 f"the gguf package cannot dequantise {tensor.tensor_type.name} ({tensor.name})",
             ) from None
         if part in heads:
-            values = _unpermuted(values, heads[part])
+            # [num_heads * head_dim, hidden_size], from llama.cpp's order of rows
+            pairs = values.reshape(heads[part], -1, 2, values.shape[1])
+            values = pairs.swapaxes(1, 2).reshape(values.shape)
         dtype = types.get(tensor.tensor_type, torch.bfloat16)
         # Copied, because `values` may be a view of the file.
         weights[name] = torch.tensor(values, dtype=dtype)
@@ -291,9 +285,3 @@ def _name_of(tensor: str) -> tuple[str, str]:
     if found is None or found[2] not in _LAYER_NAMES:
         raise ConfigError("gguf_tensor", f"its tensor {tensor} is none of a plain Llama model")
     return f"model.layers.{found[1]}.{_LAYER_NAMES[found[2]]}.weight", found[2]
-
-
-def _unpermuted(rows: Any, num_heads: int) -> Any:
-    """Reorder the rows of Q or K, [num_heads * head_dim, hidden_size], from llama.cpp's order."""
-    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)

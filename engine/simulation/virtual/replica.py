@@ -58,7 +58,6 @@ class Replica:
     Args:
         overlap: schedule a step while the one before it runs, if it does not need that one's
             tokens.
-        takes_short_way: take the short cut that the module describes; False schedules every step.
     """
 
     def __init__(
@@ -68,14 +67,12 @@ class Replica:
         sink: FigureSink,
         *,
         overlap: bool = False,
-        takes_short_way: bool = True,
     ) -> None:
         self.now_ns = 0
         self.scheduler = scheduler
         self._model = model
         self._sink = sink
         self._overlap = overlap
-        self._takes_short_way = takes_short_way
         self._names = BlockNames(scheduler.kv.block_size)
         self._next_id = 0
         self._next_step = 0
@@ -166,8 +163,7 @@ class Replica:
             sink.add_finished(request, request.worst_itl_ns)
         ahead = self._ahead
         self._all_decode = (
-            self._takes_short_way
-            and num_sampled == num_running
+            num_sampled == num_running
             and (not self._overlap or (ahead is not None and not ahead.num_prefill_tokens))
             and (ahead is None or len(ahead.rows) == len(scheduler.running))
         )

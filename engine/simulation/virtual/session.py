@@ -30,8 +30,6 @@ from stepscope.engine.simulation.virtual.requests import (
 
 
 class SimulatedSetup(Struct, frozen=True, kw_only=True):
-    """The settings of a simulated engine."""
-
     model: StepTimeModel
     simulated: str  # the model of step times, in a few words
     model_name: str
@@ -52,9 +50,13 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
         return Scheduler(kv, self.knobs, self.limits)
 
     def info(self, seed: int) -> EngineInfo:
-        """Make the `EngineInfo` of an engine; its clocks are virtual."""
+        # Its id is equal only for runs with equal settings and seed.
+        parts = [
+            self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
+            self.block_size, self.overlap, self.work, seed,
+        ]  # fmt: skip
         return EngineInfo(
-            engine_id=self._engine_id(seed),
+            engine_id=f"simulated-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]}",
             name=self.device,
             software_version="simulated",
             simulated=self.simulated,
@@ -74,21 +76,13 @@ class SimulatedSetup(Struct, frozen=True, kw_only=True):
             slo_itl_ms=self.slo_itl_ms,
         )
 
-    def _engine_id(self, seed: int) -> str:
-        """Return an engine id that is equal only for runs with equal settings and seed."""
-        parts = [
-            self.simulated, self.model_name, self.knobs, self.limits, self.num_blocks,
-            self.block_size, self.overlap, self.work, seed,
-        ]  # fmt: skip
-        return f"simulated-{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:12]}"
-
 
 _SALT = b"simulated"  # constant, so that equal runs have equal recordings; nothing is secret
 _WHO = "the recording"  # the client's name for changes of knobs that are repeated
 
 
 class SimulatedSession:
-    """An engine that publishes its steps; has the same methods as `Replica`."""
+    """An engine that publishes its steps, with the methods that `Replica` describes."""
 
     def __init__(self, setup: SimulatedSetup, seed: int, sink: TelemetrySink) -> None:
         self._runner = SimulatedRunner(DrawnStepTimes(setup.model, seed), seed)
@@ -107,15 +101,12 @@ class SimulatedSession:
 
     @property
     def now_ns(self) -> int:
-        """Virtual time since the start."""
         return self._runner.clock() - START_NS
 
     def snapshot(self) -> Snapshot:
-        """Take a snapshot, with which a recording begins."""
         return self._core.snapshot()
 
     def submit(self, wanted: SimulatedRequest) -> None:
-        """Add a request at its arrival time; if a step runs then, the request is added after it."""
         self._wait_until(wanted.arrival_ns)
         token_ids = [0] * wanted.num_prompt_tokens
         submit = Submit(
@@ -128,7 +119,6 @@ class SimulatedSession:
         self._core.client_requests.add(call, submit, self._names.of(wanted))
 
     def set_knobs(self, knobs: Knobs, time_ns: int) -> None:
-        """Set the knobs from the next step on, which is scheduled after the step in flight ends."""
         self._wait_until(time_ns)
         before = self._core.scheduler.knobs.as_dict()
         changes = {name: value for name, value in knobs.as_dict().items() if value != before[name]}
@@ -136,7 +126,6 @@ class SimulatedSession:
             self._core.inbox.put(Call(SetKnobs(changes=changes, who=_WHO), self._client))
 
     def run_until(self, time_ns: int) -> None:
-        """Run every step that begins before `time_ns`."""
         while self.now_ns < time_ns and self._step():
             pass
 
@@ -160,8 +149,6 @@ class SimulatedSession:
 
 
 class TimedKnobs(NamedTuple):
-    """Knobs to set at a given time."""
-
     time_ns: int
     knobs: Knobs
 

@@ -32,7 +32,7 @@ def write_checkpoint(folder: Path, family: str, changes: dict[str, object]) -> N
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from stepscope.engine.models.demo import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
+    from stepscope.engine.models.made_checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
 
     settings: dict[str, object] = {
         "vocab_size": VOCAB_SIZE,

@@ -1,19 +1,27 @@
-"""The demo checkpoint: made once on this machine from a fixed seed, then loaded like any other.
+"""Checkpoints that are made on this machine, once: the demo model, and `random:NAME`.
 
-Qwen3 architecture, 20 M parameters, one token a byte. It is untrained; with it, scheduling, KV
-cache and kernels do real work on a laptop without a download.
+The demo model has Qwen3's architecture, 20 M parameters, one token a byte, and weights from a fixed
+seed. It is untrained; with it, scheduling, KV cache and kernels do real work on a laptop without a
+download.
+
+A `random:NAME` has a well-known shape and no weight file. A folder with config, tokenizer and the
+marker file `RANDOM` takes the place of the checkpoint; `RandomWeights` takes the place of its
+weights. Such a model is as fast as a real one of its shape, but its output is noise.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from stepscope.engine.models.cache import cached_folder
 from stepscope.engine.models.cache.cached_folder import Check
+from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.simulation.model_shape import KNOWN_MODELS
 from stepscope.engine.text.tokenizer import BYTE_OF_SYMBOL
 
 # Part of the folder's name; change it with the shape, the seed or the tokenizer.
-VERSION = "demo-v1"
+DEMO_VERSION = "demo-v1"
 SEED = 20_26
 MAX_MODEL_LEN = 8192
 SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
@@ -29,18 +37,17 @@ CHAT_TEMPLATE = (
 )
 
 
-def ensure(progress: Callable[[str, float], None], check: Check) -> Path:
+def ensure_demo(progress: Callable[[str, float], None], check: Check) -> Path:
     """Return the demo checkpoint's folder; write it first if needed. May raise ConfigError."""
 
     def make(folder: Path) -> None:
         progress("making the demo checkpoint, once", 0.0)
-        write(folder)
+        _write_demo(folder)
 
-    return cached_folder.ensure(VERSION, "the demo checkpoint", make, check)
+    return cached_folder.ensure(DEMO_VERSION, "the demo checkpoint", make, check)
 
 
-def write(folder: Path) -> None:
-    """Write the demo checkpoint to `folder`: the same weights every time."""
+def _write_demo(folder: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -117,3 +124,62 @@ def byte_tokenizer() -> Any:
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )
+
+
+RANDOM_PREFIX = "random:"
+RANDOM = "random_weights.json"
+RANDOM_VERSION = "v1"  # part of the folder's name; change it with the settings or the marker
+
+_COMMON = {"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False}
+_QWEN3: dict[str, Any] = {
+    **_COMMON,
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000,
+}
+_LLAMA: dict[str, Any] = {
+    **_COMMON,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "mlp_bias": False,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    name: {**(_LLAMA if name.startswith("llama") else _QWEN3), **KNOWN_MODELS[name]}
+    for name in ("qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "qwen3-tiny", "llama-tiny")
+}
+
+
+def ensure_random(model: str, check: Check) -> Path:
+    """Return the folder of `random:NAME`; write it first if needed. May raise ConfigError."""
+    name = model.removeprefix(RANDOM_PREFIX)
+    if name not in SHAPES:
+        raise ConfigError(
+            "no_model", f"no random model is called {name!r}; there are: {', '.join(SHAPES)}"
+        )
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        config = {**SHAPES[name], "torch_dtype": "bfloat16"}
+        (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        byte_tokenizer().save_pretrained(folder)
+        (folder / RANDOM).write_text(json.dumps({"seed": SEED}), encoding="utf-8")
+
+    return cached_folder.ensure(
+        f"random-{name}-{RANDOM_VERSION}", f"the settings of {model}", make, check
+    )
+
+
+def is_random(folder: Path) -> bool:
+    return (folder / RANDOM).is_file()
