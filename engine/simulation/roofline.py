@@ -45,12 +45,26 @@ GPUS = {  # and the data sheet or white paper
 }
 
 
-def gpu_named(name: str) -> GpuRates:
-    """Find a GPU by its name in `GPUS`; case, spaces, dashes and underscores do not matter.
+# What a driver, a cloud or a scheduler's label adds to a GPU's name; rates are of the SXM variant.
+_ADDED = re.compile(r"nvidia|amd|geforce|instinct|tesla|gpu|hbm\d?e?|oam|vf|sxm\d?|(\d+)gi?b")
 
-    Raises ConfigError: there is no such GPU.
+
+def gpu_named(name: str) -> GpuRates:
+    """Find a GPU by its name in `GPUS`, or as its driver prints it: "NVIDIA H100 80GB HBM3".
+
+    Ignores case, spaces, dashes and underscores.
+
+    Raises:
+        ConfigError: there is no such GPU, or only one with other rates (PCIe, half the memory).
     """
-    gpu = GPUS.get(re.sub(r"[\s_-]", "", name).lower())
+    words = re.split(r"[\s_-]+", name.strip().lower())
+    added = [_ADDED.fullmatch(word) for word in words]
+    named = "".join(word for word, is_added in zip(words, added, strict=True) if not is_added)
+    gpu = GPUS.get("".join(words)) or GPUS.get(named)
+    sizes = [int(found[1]) for found in added if found is not None and found[1] is not None]
+    # A driver says GB for GiB, and rounds.
+    if gpu is not None and any(abs(size / gpu.memory_gib - 1) > 0.1 for size in sizes):
+        gpu = None
     if gpu is None:
         raise ConfigError(
             "unknown_gpu",

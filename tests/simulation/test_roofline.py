@@ -128,11 +128,31 @@ def test_hugging_face_model_names_are_recognised_by_prefix(
     assert found.mlp_bytes == mlp_bytes
 
 
-def test_gpus_are_found_by_several_spellings() -> None:
-    for spelling in ("RTX 4090", "rtx-4090", "rtx_4090"):
-        assert gpu_named(spelling) is GPUS["rtx4090"]
-    with pytest.raises(ConfigError, match=r"no GPU 'H100 PCIe' .*there are: h100, h200"):
-        gpu_named("H100 PCIe")
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("RTX 4090", "rtx4090"),
+        ("rtx-4090", "rtx4090"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("H100-SXM5-80GB", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("A100-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+    ],
+)
+def test_gpus_are_found_by_several_spellings_and_the_names_that_drivers_print(
+    printed: str, name: str
+) -> None:
+    assert gpu_named(printed) is GPUS[name]
+
+
+@pytest.mark.parametrize(
+    "other", ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"]
+)
+def test_a_gpu_with_other_rates_is_not_taken_for_one_that_is_known(other: str) -> None:
+    with pytest.raises(ConfigError, match=r"no GPU .*there are: h100, h200"):
+        gpu_named(other)
 
 
 def test_unknown_models_are_refused_with_the_known_names(tmp_path: Path) -> None:
