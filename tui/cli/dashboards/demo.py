@@ -20,13 +20,12 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards import demo_engine
 from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
-from stepscope.tui.cli.engines.engine import has_torch, missing_text
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import StopSignals, ending_on_signals
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.cli.shared.options import argument, command, flag, option, seconds_option
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.paths import output_path
+from stepscope.tui.cli.shared.process import StopSignals, ending_on_signals, has_torch, missing_text
 from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL, Act
 from stepscope.tui.session.tour.tour import Director, Tour
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage

@@ -6,19 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.tui.cli.engines.engine import has_torch
-from stepscope.tui.cli.shared.errors import expected
+from stepscope.tui.cli.shared.process import expected, has_torch
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings, load_actions
-from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal, only_ascii
+from stepscope.tui.settings.terminal import only_ascii
 from stepscope.tui.views.pages.start_page import StartChoice
 
 if TYPE_CHECKING:
     from stepscope.tui.session.start_finder import Finder
-
-
-def can_start() -> bool:
-    return no_terminal() is None and cannot_be_drawn_on(os.environ) is None
 
 
 def start() -> None:

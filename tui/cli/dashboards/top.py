@@ -1,6 +1,5 @@
 """`stepscope top`: shows the dashboard of one engine, or of several side by side."""
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from stepscope.tui.session import live_source
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings
-from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal, piped_input
+from stepscope.tui.settings.terminal import can_be_drawn_on, piped_input
 
 _SERVERS_S = 1.0  # how long to wait for servers on this machine to answer
 _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all be read
@@ -64,8 +63,7 @@ def top(
     named = named_engines(endpoints or ())
     settings = resolve(DashboardSettings, "dashboard", flags)
     browsers = browsers_of(web, readonly=settings.readonly)
-    is_drawn = no_terminal() is None and cannot_be_drawn_on(os.environ) is None
-    waits = wait and (is_drawn or browsers is not None)
+    waits = wait and (can_be_drawn_on() or browsers is not None)
     chosen = wait_for_any(lambda: engines_to_show(named), waits)
     if browsers is not None:
         browsers.serve(endpoints or (), {**flags, "past": past})

@@ -9,10 +9,10 @@ import msgspec
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.tui.cli.engines.engine import engine_packages, model_on_text, prepare_process
 from stepscope.tui.cli.shared.options import command, option
-from stepscope.tui.cli.shared.output import Progress, say
+from stepscope.tui.cli.shared.output import Progress, model_on_text, say
 from stepscope.tui.cli.shared.paths import output_path
+from stepscope.tui.cli.shared.process import engine_packages, prepare_process
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import three_digits

@@ -24,9 +24,9 @@ from stepscope.recordings.history.lives import Life
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.options import EngineName, command, option
 from stepscope.tui.cli.shared.output import Progress, ms, say
+from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text

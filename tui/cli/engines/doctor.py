@@ -1,4 +1,7 @@
-"""`stepscope doctor`: prints what is installed, what would be used, and what is missing."""
+"""`stepscope doctor` prints what is installed, used and missing, `config` every setting.
+
+The output of `config` is itself a valid config file.
+"""
 
 import importlib
 import os
@@ -9,9 +12,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import msgspec
 import platformdirs
+import tomlkit
 
 from stepscope.engine.adapters.sglang.knobs import LIVE
 from stepscope.engine.adapters.sglang.shapes import TRIED_RELEASE
@@ -20,11 +25,14 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
 from stepscope.engine.transport.local_engines import starting_pid
-from stepscope.tui.cli.engines.engine import has_torch
-from stepscope.tui.cli.shared.options import command
+from stepscope.tui.cli.shared.connect import called_text
+from stepscope.tui.cli.shared.options import argument, command
 from stepscope.tui.cli.shared.output import say
+from stepscope.tui.cli.shared.process import has_torch
+from stepscope.tui.settings import settings
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.settings import config_path, load_settings
+from stepscope.tui.settings.key_names import written
+from stepscope.tui.settings.setting_values import base_and_meta, settled
 
 # What the package itself and each extra is for. Our own metadata tells the packages of each.
 _EXTRAS: Mapping[str | None, str] = {
@@ -98,9 +106,8 @@ def _attached() -> Iterator[_Row]:
         if (release := _release(package)) is None:
             continue
         is_sglang = package == "sglang"
-        name, group = "vllm", "vllm.general_plugins"
-        if is_sglang:
-            name, group = "sglang", "sglang.srt.plugins"
+        name = "sglang" if is_sglang else "vllm"
+        group = "sglang.srt.plugins" if is_sglang else "vllm.general_plugins"
         knobs = LIVE if is_sglang else versions.live_knobs(release)
         if not knobs:
             first = ".".join(map(str, versions.FIRST_RELEASE))
@@ -170,14 +177,19 @@ def _files() -> Iterator[_Row]:
         if wanted and not folder.is_relative_to(wanted):
             text = f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)"
             yield "note", "sockets", text
-        names = "; ".join(_state(each) for each in find_local()) or "none runs on this machine"
-        yield "ok", "engines", names
+        found = []
+        for each in find_local():
+            pid = starting_pid(each)
+            found.append(
+                called_text(each) + ("" if pid is None else f" (pid {pid}, still starting)")
+            )
+        yield "ok", "engines", "; ".join(found) or "none runs on this machine"
     except (ConfigError, OSError) as error:
         yield "bad", "sockets", str(error)
     try:
-        load_settings()
-        state = "read" if config_path().exists() else "none, all defaults"
-        yield "ok", "config file", f"{config_path()} ({state})"
+        settings.load_settings()
+        state = "read" if settings.config_path().exists() else "none, all defaults"
+        yield "ok", "config file", f"{settings.config_path()} ({state})"
     except WrongUsage as error:
         yield "bad", "config file", str(error)
     cache = platformdirs.user_cache_path("stepscope")
@@ -189,8 +201,76 @@ def _files() -> Iterator[_Row]:
         yield "bad", "cache", f"{parent} cannot be written; set XDG_CACHE_HOME"
 
 
-def _state(endpoint: Endpoint) -> str:
-    from stepscope.tui.cli.shared.connect import called_text  # loads sockets; may be missing
+# The settings
 
-    text, pid = called_text(endpoint), starting_pid(endpoint)
-    return text if pid is None else f"{text} (pid {pid}, still starting)"
+_SECRET = frozenset({"api_key"})
+_COMMENT_COLUMN = 44
+
+
+@command("stepscope config", "stepscope config dashboard")
+def config(
+    section: str | None = argument("SECTION", "show only this section (default: all)"),
+) -> None:
+    """Show the settings, and where each of them comes from."""
+    path = settings.config_path()
+    names = [*settings.SECTIONS, settings.KEYS, settings.ALERTS]
+    if section is not None and section not in names:
+        raise WrongUsage(f"there is no section {section!r}; there are: {', '.join(names)}")
+    unknown = settings.unknown_variables()
+    say(
+        f"# {path}" + ("" if path.exists() else " (there is none yet)"),
+        *(f"# {each} is set, but no setting has this name" for each in unknown),
+    )
+    for name in settings.SECTIONS:
+        if section in (None, name):
+            say("", f"[{name}]", *_section(name))
+    if section in (None, settings.KEYS):
+        say("", f"[{settings.KEYS}]", *_keys())
+    if section in (None, settings.ALERTS):
+        say(*_alerts())
+
+
+def _section(section: settings.Section) -> Iterator[str]:
+    kind = settings.SECTIONS[section]
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name, (value, origin) in settled(kind, section, {}).items():
+        about = origin or "default"
+        if value is None:
+            text = base_and_meta(fields[name])[1].description or ""
+            described = re.search(r"\((default: [^)]*)\)", text)
+            yield _line(f"# {name}", described[1] if described and not origin else about)
+        elif name in _SECRET:
+            yield _line(f"# {name}", f"{about}, {'not shown' if value else 'not set'}")
+        else:
+            yield _line(f"{name} = {_toml(value)}", about)
+
+
+def _keys() -> Iterator[str]:
+    lines = settings.load_settings()[settings.KEYS]
+    for action in settings.load_actions():
+        keys = [written(key) for key in action.keys]
+        value = keys[0] if len(keys) == 1 else keys
+        origin = settings.config_path().name if action.id in lines else "default"
+        yield _line(f"{action.id} = {_toml(value)}", origin)
+
+
+def _alerts() -> Iterator[str]:
+    rules, name = settings.load_alerts(), f"[[{settings.ALERTS}]]"
+    if not rules:
+        yield from ("", _line(f"# {name}", 'none; like when = "itl_p99 > 50ms for 30s"'))
+    for rule in rules:
+        origin = settings.config_path().name
+        yield from ("", name, _line(f"when = {_toml(rule.text)}", origin))
+
+
+def _line(text: str, comment: str) -> str:
+    return f"{text:<{_COMMENT_COLUMN}} # {comment}"
+
+
+def _toml(value: Any) -> str:
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, dict):
+        table = tomlkit.inline_table()
+        table.update(plain)
+        return table.as_string()
+    return str(tomlkit.item(plain).as_string())

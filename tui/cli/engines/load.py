@@ -22,13 +22,11 @@ from stepscope.engine.workload.load import LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name, value_text
-from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import StopSignals
-from stepscope.tui.cli.shared.levels import chosen_levels, note_own
+from stepscope.tui.cli.shared.levels import level_of_engine
 from stepscope.tui.cli.shared.options import (
     AsJson,
     EngineName,
@@ -38,6 +36,7 @@ from stepscope.tui.cli.shared.options import (
     seconds_option,
 )  # fmt: skip
 from stepscope.tui.cli.shared.output import Progress, note, say, write_json
+from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
@@ -79,13 +78,11 @@ def load(
     wrong = [flag_of(name) for name in flags if name not in _WITH_TRACE]
     if trace is not None and wrong:
         raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
-    levels = chosen_levels({})
     spec = resolve(WorkloadSpec, "load", flags)
     rows = read_trace(trace, limit) if trace is not None else None
     with connect(choose(endpoint, "stepscope load {}")) as client:
         info = client.info()
-        note_own(levels, levels_said(info))
-        slo = slo_of(levels, levels_said(info))
+        slo = level_of_engine({}, info)
         announced = []
         if reset_prefix_cache:
             done = client.ask(ResetPrefixCache(who=who()))

@@ -26,17 +26,16 @@ from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.arrivals import in_words
-from stepscope.tui.cli.engines.engine import (
+from stepscope.tui.cli.shared.connect import choose
+from stepscope.tui.cli.shared.options import EngineName, Like, argument, command, option
+from stepscope.tui.cli.shared.output import Progress, model_on_text, note, say
+from stepscope.tui.cli.shared.process import (
     end_process,
     engine_packages,
     log_warnings,
-    model_on_text,
     prepare_process,
     when_parent_ends,
 )
-from stepscope.tui.cli.shared.connect import choose
-from stepscope.tui.cli.shared.options import EngineName, Like, argument, command, option
-from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 from stepscope.tui.settings.settings import environment_name, load_alerts

@@ -21,10 +21,10 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
-from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, note_own
 from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option, seconds_option
 from stepscope.tui.cli.shared.output import say, write_json_line
+from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.settings import cli_errors
 
 TICK_S = 0.25

@@ -13,12 +13,11 @@ from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.output import MissingPackage
-from stepscope.tui.cli.engines.engine import model_on_text
 from stepscope.tui.cli.lab.arms import ArmRun, run_arm
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS, Experiment, LabFinding
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import argument, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, say, text_table
+from stepscope.tui.cli.shared.output import Progress, model_on_text, say, text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 # The largest prompts must fit into one step.

@@ -14,7 +14,6 @@ from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import LIVE_S, recorded
-from stepscope.tui.cli.recordings.profiled import print_profile
 from stepscope.tui.cli.shared.connect import is_recorded
 from stepscope.tui.cli.shared.levels import advice_lines, level_of, limits_document, limits_text
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, flag, option
@@ -79,6 +78,8 @@ def explain(
     usage = "stepscope explain {}" + " --queue" * shows_queue
     with recorded(target, seconds, flags, usage) as (file, recording):
         if profile is not None:
+            from stepscope.tui.cli.recordings.beside import print_profile  # loads more
+
             print_profile(file, recording, profile, limit, as_json)
             return
         if shows_queue:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.compare.side.advice import Run, advice
 from stepscope.recordings.file import service_levels
 from stepscope.recordings.file.reader import Recording
@@ -29,6 +30,13 @@ def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
     chosen = own_levels(settings)
     said = service_levels.levels_said(recording.info, recording.metadata)
+    note_own(chosen, said)
+    return service_levels.slo_of(chosen, said)
+
+
+def level_of_engine(flags: Mapping[str, Any], info: EngineInfo) -> SLO:
+    """Return the service levels by which to judge an engine, and say if they are not its own."""
+    chosen, said = chosen_levels(flags), service_levels.levels_said(info)
     note_own(chosen, said)
     return service_levels.slo_of(chosen, said)
 

@@ -16,7 +16,6 @@ from msgspec.structs import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
 from stepscope.recordings.samples import SHOWS
-from stepscope.tui.settings.cli_errors import WRONG_USAGE
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
 
@@ -138,24 +137,6 @@ def _fields(section: str) -> list[FieldInfo]:
 def command(*examples: str, **rest: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Return a decorator that makes a function a `CliCommand`, which says what `rest` may be."""
     return lambda body: CliCommand(body, examples, **rest)
-
-
-def command_group(name: str, help: str, *members: CliCommand) -> typer.Typer:
-    """Return a command that has others; its name alone prints its help."""
-    group = typer.Typer(
-        name=name, help=help, add_completion=False, rich_markup_mode=None,
-        context_settings={"max_content_width": 100},
-    )  # fmt: skip
-    group.callback(invoke_without_command=True)(_help_alone)
-    for each in members:
-        each.add_to(group)
-    return group
-
-
-def _help_alone(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(WRONG_USAGE)
 
 
 def as_options(values: Mapping[str, Any]) -> list[str]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed
 from stepscope.tui.settings.terminal import cannot_be_drawn_on
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
+    from rich.status import Status
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def write_json(document: object) -> None:
         sys.stdout.buffer.write(encoded + b"\n")
 
 
-# Tables
+# Tables and texts
 
 
 def text_table(
@@ -86,6 +87,13 @@ def session_text(
     part = "" if last_s is None else f", last {last_s:g} s"
     steps = "unknown steps" if num_steps is None else fmt.plural(round(num_steps), "step")
     return f"{name}{part}: {steps}" + ("" if seconds is None else f" in {seconds:,.1f} s")
+
+
+def model_on_text(info: EngineInfo, *more: str) -> str:
+    """Return the model, its dtype, the device, who computes attention, and more."""
+    by = f"attention by {info.attention_backend}" if info.attention_backend else None
+    parts = (info.dtype, info.device, info.implementation, by, *more)
+    return f"{info.model} ({', '.join(filter(None, parts))})"
 
 
 def ms(ns: float | None) -> str:
@@ -134,7 +142,7 @@ class Progress:
     def __init__(self) -> None:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._is_terminal = is_terminal and cannot_be_drawn_on(os.environ) is None
-        self._bar: RichProgress | None = None
+        self._status: Status | None = None
         self._last: tuple[str, float] = "", float("-inf")  # the last line: of what, and when
 
     def __enter__(self) -> "Progress":
@@ -147,7 +155,8 @@ class Progress:
         """Show progress; `share` is 0 to 1, or None if the length of the work is unknown."""
         shown = detail or ("" if share is None else f"{share:.0%}")
         if self._is_terminal:
-            self._draw(what, share, shown)
+            in_all = "" if share is None or not detail else f" ({share:.0%})"
+            self._draw(f"{what}: {shown}{in_all}" if shown else what)
             return
         is_new, now_s = what != self._last[0], time.monotonic()
         if sys.stderr is not None and (is_new or now_s - self._last[1] >= _LINE_INTERVAL_S):
@@ -156,30 +165,16 @@ class Progress:
             print(f"{what}: {shown}" if shown else what, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
-    def _draw(self, what: str, share: float | None, shown: str) -> None:
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as RichProgress
+    def _draw(self, line: str) -> None:
+        from rich.console import Console  # takes long to import
+        from rich.text import Text
 
-            self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[shown]}", markup=False),
-                console=Console(stderr=True, force_terminal=True),  # whatever FORCE_COLOR says
-                transient=True,
-            )
-            self._bar.add_task("", total=None, shown="")
-            self._bar.start()
-        total = None if share is None else 1.0
-        self._bar.update(
-            self._bar.task_ids[0],
-            description=what,
-            total=total,
-            completed=share or 0.0,
-            shown=shown,
-        )
+        if self._status is None:
+            console = Console(stderr=True, force_terminal=True)  # whatever FORCE_COLOR says
+            self._status = console.status("", spinner="line")
+            self._status.start()
+        self._status.update(Text(line))

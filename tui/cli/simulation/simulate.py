@@ -15,13 +15,13 @@ import msgspec
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
+from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession, run_requests
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, slo_of
-from stepscope.recordings.simulation.figures import RunFigures
+from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.simulation.writing import RecordingSink
-from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.knob_words import variants_of
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
@@ -35,6 +35,7 @@ from stepscope.tui.cli.shared.output import (
     writing_output,
 )
 from stepscope.tui.cli.shared.paths import find_recording, output_path, sample_named
+from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,
     MIX,
@@ -44,7 +45,6 @@ from stepscope.tui.cli.simulation.runs import (
     intervals,
     is_recording_name,
     open_work,
-    run_once,
 )
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, resolve
@@ -160,12 +160,13 @@ def simulate(
             knobs = setup.knobs.changed(changes, setup.limits) if changes else setup.knobs
             case = msgspec.structs.replace(setup, knobs=knobs)
             for seed in seeds:
-                times = DrawnStepTimes(case.model, seed)
+                times, sums = DrawnStepTimes(case.model, seed), RunSums(level)
+                replica = Replica(case.scheduler(), times, sums, overlap=case.overlap)
                 on_request = watch(f"simulating {name}" if name else f"simulating, seed {seed}")
-                run = run_once(case, times, work.requests(seed), level, on_request)
+                run_requests(replica, work.requests(seed), on_request=on_request)
                 if stop:
                     break
-                found.setdefault(name, []).append(run)
+                found.setdefault(name, []).append(sums.result())
                 num_extrapolated += times.num_extrapolated
         if path is not None and not stop:
             with RecordingSink(path, levels_of(level)) as sink:

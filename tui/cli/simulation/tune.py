@@ -1,8 +1,14 @@
-"""`stepscope tune`: names the bottleneck, and finds the knobs that keep the service levels best."""
+"""`stepscope tune`: names the bottleneck, and finds the knobs that keep the service levels best.
 
-from collections.abc import Iterator
+With `--hold` it holds an ITL level by changing the token budget of a running engine.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stepscope.engine.protocol.wire import KnobValue
+from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.diagnosis import NUM_RUNS as NUM_TRIALS
 from stepscope.recordings.simulation.diagnosis import Diagnosis, Trial, diagnose
@@ -16,17 +22,27 @@ from stepscope.recordings.simulation.tuning import (
     changes_text,
 )
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
 from stepscope.tui.cli.recordings.measured import recorded, side_of
-from stepscope.tui.cli.shared.connect import is_recorded
-from stepscope.tui.cli.shared.errors import StopSignals
-from stepscope.tui.cli.shared.levels import level_of
+from stepscope.tui.cli.shared.connect import choose, connect, is_recorded
+from stepscope.tui.cli.shared.levels import level_of, level_of_engine
 from stepscope.tui.cli.shared.options import Target, command, flag, seconds_option
-from stepscope.tui.cli.shared.output import Progress, plain, say, text_table, told, write_json
-from stepscope.tui.cli.simulation.autopilot import hold
+from stepscope.tui.cli.shared.output import (
+    Progress,
+    plain,
+    say,
+    text_table,
+    told,
+    write_json,
+    write_json_line,
+)
+from stepscope.tui.cli.shared.process import StopSignals
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import said
+from stepscope.tui.views.format import plural
 
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
@@ -278,3 +294,65 @@ def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
 
 def _case(each: Trial | Candidate) -> dict[str, Any]:
     return told(each, "kept_share") | told(each.forecast, "share_extrapolated", "figures")
+
+
+# The autopilot
+
+_TICK_S = 0.2
+
+
+def hold(
+    target: str | None,
+    flags: Mapping[str, Any],
+    seconds: float | None,
+    *,
+    is_shadow: bool,
+    as_json: bool,
+) -> int:
+    """Run the autopilot until a signal, then restore the knobs; exit code 1 if it ended itself."""
+    chosen = choose(target, "stepscope tune {} --hold")
+    with connect(chosen) as client:
+        itl_ms = level_of_engine(flags, client.info()).itl_ms
+    if not as_json:
+        what = "says what it would do, changes nothing" if is_shadow else "moves the budget"
+        say(
+            f"{chosen.name}: holds 95 % of the gaps between tokens within {itl_ms:g} ms; "
+            f"{what}; Ctrl-C ends it"
+        )
+    num_moves, begun_s = 0, time.monotonic()
+    with StopSignals() as stop:
+        pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
+        given_back: Mapping[str, KnobValue] = {}
+        try:
+            for _ in stop.ticks(_TICK_S, seconds):
+                if (moved := pilot.tick(time.monotonic())) is not None:
+                    num_moves += 1
+                    _print_move(chosen.name, moved, as_json)
+                if pilot.ended is not None:
+                    break
+        finally:
+            given_back = pilot.close()
+    elapsed_s, late = time.monotonic() - begun_s, pilot.late_share
+    if as_json:
+        fields = {"late_share": late, "given_back": given_back, "seconds": elapsed_s}
+        write_json_line(engine=chosen.name, kind="end", why=pilot.ended, **fields)
+    else:
+        kept = "no gap between tokens was seen" if late is None else f"{late:.1%} of the gaps late"
+        say(
+            *([] if pilot.ended is None else [f"ended: {pilot.ended}"]),
+            *(f"given back: {name}={typed_text(value)}" for name, value in given_back.items()),
+            f"{plural(num_moves, 'move')} in {elapsed_s:.0f} s; {kept}",
+        )
+    return DONE if pilot.ended is None else FAILED
+
+
+def _print_move(engine: str, moved: Moved, as_json: bool) -> None:
+    before, (changes, reason), step = moved
+    if as_json:
+        fields = {"old": before, "new": changes, "reason": reason, "step": step}
+        write_json_line(engine=engine, kind="move", **fields)
+        return
+    when = "would set" if step is None else f"step {step:,}:"
+    for name, value in changes.items():
+        old = typed_text(before[name])
+        say(f"{time.strftime('%H:%M:%S')} {when} {name} {old} -> {value} ({reason})")
