@@ -55,9 +55,10 @@ def web_app(command: str, key: str) -> "web.Application":
         host = urlsplit(f"//{request.host}").hostname or ""
         if not key and not Address(host, 0).is_loopback:
             raise web.HTTPForbidden(text=f"{host} is no name of this machine's loopback")
-        cookie = request.cookies.get(_COOKIE, "").encode()
+        cookie = request.cookies.get(_COOKIE, "")
         password = _password(request.headers.get("Authorization", ""))
-        if key and not (_is_same(cookie, known) or _is_same(password, key)):
+        pairs = ((cookie.encode(), known.encode()), (password, key.encode()))
+        if key and not any(hmac.compare_digest(*pair) for pair in pairs):
             raise web.HTTPUnauthorized(text="this dashboard asks for its key", headers=_ASK)
         response = await handler(request)
         if not response.prepared:
@@ -75,10 +76,6 @@ def web_app(command: str, key: str) -> "web.Application":
     app.router.add_get("/ws", server.handle_websocket)
     app.router.add_static("/static", server.statics_path)
     return app
-
-
-def _is_same(given: bytes, secret: str) -> bool:
-    return hmac.compare_digest(given, secret.encode())
 
 
 def _password(authorization: str) -> bytes:

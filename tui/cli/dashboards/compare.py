@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.recordings.compare.bootstrap import CONFIDENCE, RatioInterval
+from stepscope.recordings.compare.bootstrap import CONFIDENCE
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.comparison import compare as compare_sides
@@ -20,6 +20,7 @@ from stepscope.recordings.samples import SHOWS
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.cli.recordings.measured import read_side
+from stepscope.tui.cli.shared.arguments import find_recording, picture_path, picture_size
 from stepscope.tui.cli.shared.levels import (
     advice_lines,
     judged_as,
@@ -30,7 +31,7 @@ from stepscope.tui.cli.shared.levels import (
 )  # fmt: skip
 from stepscope.tui.cli.shared.options import AsJson, argument, command, flag, option
 from stepscope.tui.cli.shared.output import note, plain, say, text_table, told, write_json
-from stepscope.tui.cli.shared.paths import find_recording, picture_path, picture_size
+from stepscope.tui.cli.shared.process import running
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
@@ -97,14 +98,16 @@ def compare(
         if as_json:
             write_json(document(found, sides))
         else:
-            say(*_lines(found, sides))
+            both = list(zip("AB", sides, strict=True))
+            limits = [f"{'limited by':<14} {letter}: {limits_text(side)}" for letter, side in both]
+            advised = [f"{letter}  {line}" for letter, side in both for line in advice_lines(side)]
+            say(*_summary(found), *limits, *advised, *_figures(found))
         return
     with Recording(find_recording(a)) as recording:
         note(recording.message)
         source = ReplaySource(recording, new_history(settings), playing=False)
         shown = origins[0]._replace(is_shown=True), origins[1]._replace(is_shown=b is None)
-        source.start()
-        try:
+        with running(source):
             if output is None:
                 need_terminal("'--table', '--json' and '-o' work without one")
                 from stepscope.tui.app.run import run_dashboard
@@ -120,8 +123,6 @@ def compare(
                 ascii=bool(settings.ascii), compared=(*shown, _ALIGN),
             )  # fmt: skip
             say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")
-        finally:
-            source.stop()
 
 
 def _compared_as(
@@ -149,15 +150,14 @@ def _compared_as(
 
 def file_origins(a: str, b: str | None, mark: str | None, slo: SLO) -> tuple[Origin, Origin]:
     """Return where to read two recordings, or the parts of one before and after a mark."""
-    first, *other = (
-        Origin(Path(file).name.removesuffix(".mcap"), slo, path=find_recording(file))
-        for file in (a, b)
-        if file is not None
-    )
-    if other:
-        return first, other[0]
+
+    def origin(file: str) -> Origin:
+        return Origin(Path(file).name.removesuffix(".mcap"), slo, path=find_recording(file))
+
+    if b is not None:
+        return origin(a), origin(b)
     with Recording(find_recording(a)) as recording:
-        return split_origins(first, *split_at(recording, mark or ""))
+        return split_origins(origin(a), *split_at(recording, mark or ""))
 
 
 def split_at(recording: Recording, mark: str) -> Split:
@@ -194,13 +194,6 @@ _OF_RUN = (
 )
 
 
-def _lines(found: Comparison, sides: tuple[Side, Side]) -> list[str]:
-    both = list(zip("AB", sides, strict=True))
-    limits = [f"{'limited by':<14} {letter}: {limits_text(side)}" for letter, side in both]
-    advised = [f"{letter}  {line}" for letter, side in both for line in advice_lines(side)]
-    return [*_summary(found), *limits, *advised, *_figures(found)]
-
-
 def _summary(found: Comparison) -> list[str]:
     names = found.names
     lines = [
@@ -232,14 +225,11 @@ def _summary(found: Comparison) -> list[str]:
 def _figures(found: Comparison) -> list[str]:
     rows = [
         [
-            figure.label + (" ms" if figure.unit == "ms" else ""),
-            words.value(figure, figure.a),
-            words.value(figure, figure.b),
-            words.ratio(figure),
-            words.between(figure),
-            words.verdict(figure),
+            each.label + (" ms" if each.unit == "ms" else ""),
+            *(words.value(each, value) for value in (each.a, each.b)),
+            *(said(each) for said in (words.ratio, words.between, words.verdict)),
         ]
-        for figure in found.figures
+        for each in found.figures
     ]
     return ["", *text_table(["", "A", "B", "B/A", f"{CONFIDENCE:.0%} sure", ""], rows, "<>>>><")]
 
@@ -253,7 +243,9 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
     figures = {
         figure.key: {
             **told(figure, "a", "b", "ratio", "better", "verdict", "num_a", "num_b"),
-            "interval": _ends(figure.interval),
+            "interval": None
+            if figure.interval is None
+            else [figure.interval.low or None, _finite(figure.interval.high)],
         }
         for figure in found.figures
     }
@@ -273,10 +265,6 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
             ],
         },
     }
-
-
-def _ends(of: RatioInterval | None) -> list[float | None] | None:
-    return None if of is None else [of.low or None, _finite(of.high)]
 
 
 def _finite(value: float) -> float | None:

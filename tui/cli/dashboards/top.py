@@ -14,6 +14,7 @@ from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, r
 from stepscope.tui.cli.shared.connect import PAST_S, choose, connect, wait_for_any
 from stepscope.tui.cli.shared.options import Wait, argument, command, option
 from stepscope.tui.cli.shared.output import note
+from stepscope.tui.cli.shared.process import running
 from stepscope.tui.session import live_source
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -71,7 +72,25 @@ def top(
     need_terminal("'stepscope record' and 'stepscope snapshot' work without one")
     if len(chosen) == 1 and isinstance(chosen[0], Endpoint):
         connect(chosen[0]).close()  # of several, the row of each says that it is starting
-    show_engines(chosen, settings, partial(_addresses, named) if named else find_local, past)
+    past *= min(1.0, _WITH_WHOLE_PAST / len(chosen))
+    known, find = set(chosen), partial(_addresses, named) if named else find_local
+
+    def received(
+        found: Sequence[live_source.Address], *limits: int
+    ) -> list[live_source.LiveSource]:
+        histories = (new_history(settings, *limits) for _ in found)
+        return [live_source.receive(*each, past) for each in zip(found, histories, strict=True)]
+
+    def newcomers() -> list[live_source.LiveSource]:
+        try:
+            found = [each for each in find() if each not in known]
+        except (ConfigError, OSError):  # such as: the folder of the sockets is no longer ours
+            return []
+        known.update(found)
+        return received(found, FLEET_STEPS)
+
+    limits = (FLEET_STEPS, shared_bytes(len(chosen))) if len(chosen) > 1 else ()
+    _show(received(chosen, *limits), newcomers, settings)
 
 
 def _show_log(settings: DashboardSettings) -> None:
@@ -81,16 +100,17 @@ def _show_log(settings: DashboardSettings) -> None:
     pipe = LogPipe(piped_input(), partial(new_history, settings, FLEET_STEPS))
     need_terminal("'stepscope stats' and 'screenshot' read a log without one")
     note("waiting for a line with figures; Ctrl-C ends")
-    sources = pipe.begin()
-    _run(Fleet(sources, newcomers=pipe.newcomers), sources[0], settings)
+    _show(pipe.begin(), pipe.newcomers, settings)
 
 
-def _run(fleet: Fleet, first: live_source.LiveSource, settings: DashboardSettings) -> None:
-    fleet.start()
-    try:
-        run_live(first, settings, fleet=fleet)
-    finally:
-        fleet.stop()
+def _show(
+    sources: Sequence[live_source.LiveSource],
+    newcomers: Callable[[], Sequence[live_source.LiveSource]],
+    settings: DashboardSettings,
+) -> None:
+    fleet = Fleet(sources, newcomers=newcomers)
+    with running(fleet):
+        run_live(sources[0], settings, fleet=fleet)
 
 
 def named_engines(named: Sequence[str]) -> list[str]:
@@ -115,37 +135,3 @@ def engines_to_show(named: Sequence[str]) -> list[live_source.Address]:
 
 def _addresses(names: Sequence[str]) -> list[live_source.Address]:
     return list(dict.fromkeys(each for name in names for each in live_source.addresses(name)))
-
-
-def show_engines(
-    endpoints: Sequence[live_source.Address],
-    settings: DashboardSettings,
-    find: Callable[[], Sequence[live_source.Address]],
-    past_s: float,
-) -> None:
-    """Show the dashboard of these engines until the operator leaves it.
-
-    Args:
-        find: returns the addresses of all engines to show; those that come later are added.
-        past_s: seconds of earlier steps to load of each engine; of many engines, less is loaded.
-    """
-    known = set(endpoints)
-    past_s *= min(1.0, _WITH_WHOLE_PAST / len(endpoints))
-    limits = (FLEET_STEPS, shared_bytes(len(endpoints))) if len(endpoints) > 1 else ()
-
-    def received(
-        found: Sequence[live_source.Address], *limits: int
-    ) -> list[live_source.LiveSource]:
-        histories = (new_history(settings, *limits) for _ in found)
-        return [live_source.receive(*each, past_s) for each in zip(found, histories, strict=True)]
-
-    def newcomers() -> list[live_source.LiveSource]:
-        try:
-            found = [each for each in find() if each not in known]
-        except (ConfigError, OSError):  # such as: the folder of the sockets is no longer ours
-            return []
-        known.update(found)
-        return received(found, FLEET_STEPS)
-
-    sources = received(endpoints, *limits)
-    _run(Fleet(sources, newcomers=newcomers), sources[0], settings)

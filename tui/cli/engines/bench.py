@@ -9,9 +9,9 @@ import msgspec
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.tui.cli.shared.arguments import output_path
 from stepscope.tui.cli.shared.options import command, option
 from stepscope.tui.cli.shared.output import Progress, model_on_text, say
-from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.cli.shared.process import engine_packages, prepare_process
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -75,12 +75,25 @@ def bench(
                 for line in _announcement(spec, info, num):
                     print(line, file=sys.stderr, flush=True)
 
+            def measured(so_far: "ThroughputProgress") -> None:
+                rate = so_far.num_output_tokens / so_far.seconds if so_far.seconds else 0.0
+                finished = f"{so_far.num_finished:,}/{so_far.num_requests:,} finished"
+                tokens = f"{so_far.num_output_tokens:,} tokens, {rate:,.0f} tokens/s"
+                what = "warming up" if so_far.is_warmup else "measuring"
+                progress(what, so_far.share, f"{finished}, {tokens}")
+
             result, info = engine.run_throughput(
-                config, knobs, spec, loading=progress, ready=ready,
-                progress=lambda so_far: progress(*_shown(so_far)),
-            )  # fmt: skip
+                config, knobs, spec, loading=progress, ready=ready, progress=measured
+            )
     if file is not None:
-        file.write_bytes(_document(spec, config, knobs, info, result))
+        from stepscope.engine.execution.machine.environment import num_threads
+
+        document = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": engine.describe_machine(), "num_threads": num_threads(config),
+            "engine": info, "config": config, "knobs": knobs, "work": spec, "result": result,
+        }  # fmt: skip
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     say(*_table(result))
     if result.num_failed:
         message, _ = max(result.failures.items(), key=lambda item: item[1])
@@ -106,15 +119,6 @@ def _announcement(spec: "ThroughputSpec", info: "EngineInfo", num_requests: int)
             f"scaled down for a CPU: the first {num_requests} of {YARDSTICK_REQUESTS} requests, "
             f"{share:.0%} of the tokens; the full yardstick: --num-requests {YARDSTICK_REQUESTS}"
         )
-
-
-def _shown(so_far: "ThroughputProgress") -> tuple[str, float, str]:
-    rate = so_far.num_output_tokens / so_far.seconds if so_far.seconds else 0.0
-    detail = (
-        f"{so_far.num_finished:,}/{so_far.num_requests:,} finished, "
-        f"{so_far.num_output_tokens:,} tokens, {rate:,.0f} tokens/s"
-    )
-    return ("warming up" if so_far.is_warmup else "measuring", so_far.share, detail)
 
 
 def _table(result: "ThroughputResult") -> Iterator[str]:
@@ -144,24 +148,6 @@ def _table(result: "ThroughputResult") -> Iterator[str]:
     )
     if result.steps is None:
         yield "telemetry off: no data about the steps"
-
-
-def _document(
-    spec: "ThroughputSpec",
-    config: EngineConfig,
-    knobs: Knobs,
-    info: "EngineInfo",
-    result: "ThroughputResult",
-) -> bytes:
-    from stepscope.engine.bench.throughput import describe_machine
-    from stepscope.engine.execution.machine.environment import num_threads
-
-    document = {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(), "num_threads": num_threads(config), "engine": info,
-        "config": config, "knobs": knobs, "work": spec, "result": result,
-    }  # fmt: skip
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
 def _lengths(option: str, text: str) -> tuple[int, int]:

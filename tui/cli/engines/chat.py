@@ -20,13 +20,12 @@ from stepscope.engine.protocol.replies import Error, Output, Submitted
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.lives import Life
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import EngineName, command, option
 from stepscope.tui.cli.shared.output import Progress, ms, say
-from stepscope.tui.cli.shared.process import StopSignals
+from stepscope.tui.cli.shared.process import StopSignals, running
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text
@@ -61,8 +60,7 @@ def chat(
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     with _engine(endpoint, model) as chosen:
         source = Subscriber(chosen, History())
-        source.start()
-        try:
+        with running(source):
             with connect(chosen) as client:
                 name = client.info().model
             _wait(lambda: source.status == "live")  # so that no step of the first answer is missed
@@ -70,8 +68,6 @@ def chat(
                 say(smollm2.NOTICE)
             say(f"{name} on {chosen.name}: Ctrl-C stops an answer, Ctrl-D leaves")
             _Conversation(chosen, source, sampling).run()
-        finally:
-            source.stop()
 
 
 def _wait(is_there: Callable[[], bool]) -> bool:
@@ -173,17 +169,11 @@ class _Conversation:
         columns = shutil.get_terminal_size().columns
         elsewhere = "" if view.handed_to is None else f"; {view.handed_to} made the further tokens"
         room = columns - 2 if sys.stdout.isatty() else 200
-        return figures_line(life, room - len(elsewhere)) + elsewhere
-
-
-def figures_line(life: Life, room: int) -> str:
-    """Return an answer's TTFT, ITL and slowest token, and why it was late, in `room` characters."""
-    first, *later = life.waits
-    parts = [f"TTFT {ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
-    slowest = first
-    if later:
-        parts.append(f"ITL {ms(median(late.gap_ns for late in later))}")
-        slowest = max(later, key=lambda late: late.gap_ns)
-        parts.append(f"slowest token {slowest.token_idx + 1} after {ms(slowest.gap_ns)}")
-    text = "  ".join(parts) + ": "
-    return text + late_text.of_wait(slowest, room - len(text))
+        first, *later = life.waits
+        text = f"TTFT {ms(first.gap_ns)}" if first.token_idx == 0 else "TTFT unknown"
+        slowest = max(later, key=lambda late: late.gap_ns, default=first)
+        if later:
+            text += f"  ITL {ms(median(late.gap_ns for late in later))}"
+            text += f"  slowest token {slowest.token_idx + 1} after {ms(slowest.gap_ns)}"
+        room -= len(text) + len(elsewhere) + 2
+        return f"{text}: {late_text.of_wait(slowest, room)}{elsewhere}"

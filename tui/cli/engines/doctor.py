@@ -75,7 +75,11 @@ def _rows() -> Iterator[_Row]:
         packages = [each["package"] for each in required if each and each["extra"] == extra]
         yield _packages(extra, what_for, packages)
     yield from _attached()
-    yield "ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {_cpu_features()}"
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text("utf-8", errors="replace").lower().splitlines() if info.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "features"))), "").split()
+    features = ", ".join(name for name in _CPU_FEATURES if name in flags) or "features unknown"
+    yield "ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {features}"
     if has_torch():
         yield from _compute()
     yield from _files()
@@ -120,13 +124,6 @@ def _attached() -> Iterator[_Row]:
             yield "ok", name, f"{package} {release}: {seen}"
             continue
         yield "note", name, f"{package} {release} {text}"
-
-
-def _cpu_features() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text("utf-8", errors="replace").lower().splitlines() if info.exists() else []
-    flags = next((line for line in lines if line.startswith(("flags", "features"))), "").split()
-    return ", ".join(name for name in _CPU_FEATURES if name in flags) or "features unknown"
 
 
 def _compute() -> Iterator[_Row]:
@@ -180,9 +177,7 @@ def _files() -> Iterator[_Row]:
         found = []
         for each in find_local():
             pid = starting_pid(each)
-            found.append(
-                called_text(each) + ("" if pid is None else f" (pid {pid}, still starting)")
-            )
+            found.append(called_text(each) + (f" (pid {pid}, still starting)" if pid else ""))
         yield "ok", "engines", "; ".join(found) or "none runs on this machine"
     except (ConfigError, OSError) as error:
         yield "bad", "sockets", str(error)

@@ -112,7 +112,10 @@ def load(
                 if seconds is not None:
                     shares.append(report.duration_s / seconds)
                 share = min(1.0, max(shares)) if shares else None
-                progress("sending", share, _so_far(report, number))
+                sent = f"{report.num_sent:,}" if number is None else f"{report.num_sent:,}/{number}"
+                refused = f", {report.num_errors} refused" if report.num_errors else ""
+                counts = f"{report.num_finished:,} finished, {report.num_open} under way{refused}"
+                progress("sending", share, f"{sent} sent, {counts}")
 
             generator = LoadGenerator(
                 client,
@@ -147,13 +150,6 @@ def load(
         raise Interrupted(f"interrupted; {num_given_up} unfinished requests were aborted")
     if report.num_errors:
         raise CommandFailed(f"the engine refused {report.num_errors} requests")
-
-
-def _so_far(report: LoadReport, number: int | None) -> str:
-    sent = f"{report.num_sent:,}" if number is None else f"{report.num_sent:,}/{number}"
-    refused = f", {report.num_errors} refused" if report.num_errors else ""
-    counts = f"{sent} sent, {report.num_finished:,} finished, {report.num_open} under way"
-    return f"{counts}{refused}"
 
 
 def _summary(report: LoadReport, info: EngineInfo, figures: Figures) -> Iterator[str]:

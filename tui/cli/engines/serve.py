@@ -59,9 +59,8 @@ def serve_http_for(
         when_parent_ends(parent_gone.set)
         _run(settings, Endpoint.parse(endpoint), socket.socket(fileno=inherited), parent_gone)
         return
-    check_private(parse_address(settings.bind), settings.api_key)
     where = choose(endpoint, "stepscope serve --http-for {}")
-    listener, text = _open_listener(settings.bind)
+    listener, text = _open_listener(settings)
     say(*announcement(text, settings))
     if where.name not in {each.name for each in find_local()} and where.is_ipc:
         say(f"no engine runs at {where.control} yet; the server will use it once it starts")
@@ -69,11 +68,21 @@ def serve_http_for(
         _run(settings, where, listener, None)
 
 
-def _open_listener(bind: str) -> tuple[socket.socket, str]:
+def _open_listener(settings: HttpSettings) -> tuple[socket.socket, str]:
+    """Bind the listening socket; the HTTP server of a killed engine may have it for a while."""
+    address = parse_address(settings.bind)
+    check_private(address, settings.api_key)
     with engine_packages(needs_torch=False):
         from stepscope.engine.http.server.server import bound_address, listen
-    listener = listen(parse_address(bind))
-    return listener, bound_address(listener).text
+    began_s = time.monotonic()
+    while True:
+        try:
+            listener = listen(address)
+            return listener, bound_address(listener).text
+        except ConfigError:
+            if time.monotonic() - began_s > _LEAVING_S:
+                raise
+        time.sleep(_POLL_S)
 
 
 def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
@@ -127,8 +136,7 @@ class HttpProcess:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        check_private(parse_address(settings.bind), settings.api_key)
-        self._listener, self.address = _listener_of(settings.bind)
+        self._listener, self.address = _open_listener(settings)
 
     def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
         """Start the child; a decode engine takes no prompts, which go to the prefill engine."""
@@ -181,18 +189,6 @@ class HttpProcess:
         exit_code = self._process.wait()
         how = f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with {exit_code}"
         return f"the HTTP server (pid {self._process.pid}) ended {how}"
-
-
-def _listener_of(bind: str) -> tuple[socket.socket, str]:
-    """Bind the listening socket; a server of a killed engine may have it for a while."""
-    began_s = time.monotonic()
-    while True:
-        try:
-            return _open_listener(bind)
-        except ConfigError:
-            if time.monotonic() - began_s > _LEAVING_S:
-                raise
-        time.sleep(_POLL_S)
 
 
 _TELLS_ALL = "--with-tokens: everyone who watches or records it gets prompts and outputs"

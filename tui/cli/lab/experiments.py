@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.recordings.session.knee import knee_of, newest_columns
 from stepscope.recordings.session.steps import StepTable
-from stepscope.tui.cli.lab.arms import Arm, ArmChange, ArmRun, Work
+from stepscope.tui.cli.lab.arms import Arm, ArmRun, Work
 
 Values = Sequence[float]
 Columns = Mapping[str, Values]
@@ -52,7 +52,6 @@ class Experiment(NamedTuple):
     differ: str  # what the arms differ in, such as "budget": heading of the table's first column
     arms: tuple[Arm, ...]
     columns: tuple[ArmFigure, ...]
-    # Gets the runs of all arms in their order, and the values of each column by its name.
     judge: Callable[[Sequence[ArmRun], Columns], LabFinding]
 
     def finding(self, runs: Sequence[ArmRun]) -> LabFinding:
@@ -73,10 +72,7 @@ class Experiment(NamedTuple):
 def _works(
     name: str, num: int, at: tuple[float, float], prompt: int, output: int, seed: int, grow: int = 0
 ) -> tuple[Work, ...]:
-    """Requests alike: the first one arrives `at[0]` seconds after the arm begins.
-
-    `at`: seconds until the first, and from one to the next.
-    """
+    """Requests alike; `at`: seconds until the first, and from one to the next."""
     return tuple(
         Work(f"{name}-{n}", at[0] + at[1] * n, prompt + grow * n, output, seed=seed + n)
         for n in range(num)
@@ -282,7 +278,7 @@ EXPERIMENTS = (
             Arm("whole", _budget(8192), _ONE),
             Arm("prefix hit", {}, _ONE, is_warm=True),
             *(Arm(f"chunk {size}", _budget(size), _ONE) for size in (1, 7, 64)),
-            Arm("budget changed", _budget(1), _ONE, changes=(ArmChange(0.3, _budget(64)),)),
+            Arm("budget changed", _budget(1), _ONE, changes=((0.3, _budget(64)),)),
             Arm("preempted", {**_budget(2048), "reserve": "none"}, _CROWDED),
         ),
         (
@@ -323,7 +319,7 @@ EXPERIMENTS = (
             _ITL_P99,
             _each(
                 "tokens/s in steps with a chunk",
-                lambda run: run.tokens_per_s(lambda step: step.num_prefill_tokens > 0),
+                ArmRun.tokens_per_s_beside_prefill,
                 is_drawn=True,
             ),
         ),

@@ -22,8 +22,8 @@ from stepscope.recordings.importing.client_match import (
 from stepscope.recordings.importing.imported import client_result
 from stepscope.recordings.importing.source import ForeignSession
 from stepscope.recordings.state.session import request_name
+from stepscope.tui.cli.shared.arguments import find_recording
 from stepscope.tui.cli.shared.output import in_ms, ms, note, say, text_table, told, write_json
-from stepscope.tui.cli.shared.paths import find_recording
 
 _RANKS = (50, 95, 99)
 _NUM_WORST = 5

@@ -14,6 +14,7 @@ from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import LIVE_S, recorded
+from stepscope.tui.cli.shared.arguments import request_number
 from stepscope.tui.cli.shared.connect import is_recorded
 from stepscope.tui.cli.shared.levels import advice_lines, level_of, limits_document, limits_text
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, flag, option
@@ -29,7 +30,6 @@ from stepscope.tui.cli.shared.output import (
     told,
     write_json,
 )
-from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import DURATIONS
 from stepscope.tui.views import format as fmt

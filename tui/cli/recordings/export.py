@@ -15,6 +15,7 @@ from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.session import model_text
+from stepscope.tui.cli.shared.arguments import find_recording, output_path, picture_path, step_range
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import (
     FirstStep,
@@ -25,7 +26,6 @@ from stepscope.tui.cli.shared.options import (
     option,
 )
 from stepscope.tui.cli.shared.output import Progress, note, say
-from stepscope.tui.cli.shared.paths import find_recording, output_path, picture_path, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size, span
 

@@ -25,6 +25,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.output import Progress, note, session_text
+from stepscope.tui.cli.shared.process import running
 from stepscope.tui.session.live_source import LiveSource
 from stepscope.tui.settings.cli_errors import TOO_LITTLE_DATA, CommandFailed
 
@@ -177,16 +178,12 @@ def scraped(address: MetricsAddress, seconds: float, levels: Levels) -> History:
 def _waiting(source: LiveSource, what: str, seconds: float | None) -> Generator[float, None, None]:
     """Run a source; yield how long it runs, again and again, and show that it takes a while."""
     start_s = time.monotonic()
-    source.start()
-    try:
-        with Progress() as progress:
-            while True:
-                yield (waited_s := time.monotonic() - start_s)
-                if waited_s > _PROMPT_S:
-                    progress(what, None if seconds is None else min(1.0, waited_s / seconds))
-                time.sleep(0.02)
-    finally:
-        source.stop()
+    with running(source), Progress() as progress:
+        while True:
+            yield (waited_s := time.monotonic() - start_s)
+            if waited_s > _PROMPT_S:
+                progress(what, None if seconds is None else min(1.0, waited_s / seconds))
+            time.sleep(0.02)
 
 
 def _first_of(history: History, seconds: float) -> int | None:

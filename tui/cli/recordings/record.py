@@ -31,11 +31,11 @@ from stepscope.recordings.incidents.keeper import (
 )
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.arguments import output_path
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules
 from stepscope.tui.cli.shared.options import EngineName, Wait, command, option, seconds_option
 from stepscope.tui.cli.shared.output import Progress, note, say
-from stepscope.tui.cli.shared.paths import output_path
 from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage

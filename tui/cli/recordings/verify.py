@@ -12,9 +12,9 @@ from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.service_levels import levels_text
+from stepscope.tui.cli.shared.arguments import find_recording, output_path
 from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, told, write_json
-from stepscope.tui.cli.shared.paths import find_recording, output_path
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.views.format import file_size, plural
 

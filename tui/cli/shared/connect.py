@@ -25,8 +25,8 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.keys import check_public, read_credentials
 from stepscope.engine.transport.local_engines import called
 from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
+from stepscope.tui.cli.shared.arguments import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.output import Progress
-from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.process import expected
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 
@@ -68,6 +68,21 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return FAILED, "the name of a file is not valid UTF-8: rename the file"
     return None
+
+
+class _Source(Protocol):
+    def start(self) -> object: ...
+    def stop(self) -> object: ...
+
+
+@contextmanager
+def running(source: _Source) -> Iterator[None]:
+    """A context in which what has a thread of its own runs: a source, or several."""
+    source.start()
+    try:
+        yield
+    finally:
+        source.stop()
 
 
 class StopSignals:

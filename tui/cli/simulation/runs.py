@@ -32,8 +32,8 @@ from stepscope.recordings.simulation.basis import fit_recording
 from stepscope.recordings.simulation.figures import RANKS, RunFigures, flat
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
+from stepscope.tui.cli.shared.arguments import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.options import command
-from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.process import end_process, prepare_process, when_parent_ends
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, said

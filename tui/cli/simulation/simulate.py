@@ -22,7 +22,12 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, slo_of
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.simulation.writing import RecordingSink
-from stepscope.tui.cli.shared.knob_words import variants_of
+from stepscope.tui.cli.shared.arguments import (
+    find_recording,
+    output_path,
+    sample_named,
+    variants_of,
+)
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
 from stepscope.tui.cli.shared.output import (
@@ -34,7 +39,6 @@ from stepscope.tui.cli.shared.output import (
     write_json,
     writing_output,
 )
-from stepscope.tui.cli.shared.paths import find_recording, output_path, sample_named
 from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.cli.simulation.runs import (
     DEFAULT_MODEL,

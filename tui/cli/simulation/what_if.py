@@ -13,11 +13,10 @@ from stepscope.recordings.simulation.what_if import NUM_RUNS, ForecastStopped, P
 from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.knob_words import variants_of
+from stepscope.tui.cli.shared.arguments import find_recording, output_path, variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
 from stepscope.tui.cli.shared.output import Progress, note, plain, say, text_table, told, write_json
-from stepscope.tui.cli.shared.paths import find_recording, output_path
 from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import said
