@@ -119,9 +119,6 @@ def explain(
     )
 
 
-# Text output
-
-
 def _summary(found: Explanation, origins: Mapping[str, str]) -> list[str]:
     of = _of(found)
     lines = [_measured(f"gaps between tokens{of}", origins["slo_itl_ms"], found.itl)]
@@ -162,7 +159,7 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
 
 
 def _served(found: Explanation) -> list[str]:
-    """Lines with the engine's clock beside the front end's, if one tells; and on one's prompt."""
+    """Lines on the prompt of one request; of all, the engine's clock beside the front end's."""
     if (view := found.view) is not None:
         size = found.info.block_size
         prompt = late_text.misses_texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
@@ -173,10 +170,11 @@ def _served(found: Explanation) -> list[str]:
         return [*prompt, api]
     if not (clocks := _clocks(found)):
         return []
-    cells = [
-        [name, f"{spread.num_samples:,}", *(_at(spread, rank) for rank in RANKS)]
-        for name, spread in clocks.items()
-    ]
+    cells = []
+    for name, spread in clocks.items():
+        known = (spread.at(rank) for rank in RANKS)
+        shown = ("—" if ns is None else fmt.milliseconds(ns / 1e6) for ns in known)
+        cells.append([name, f"{spread.num_samples:,}", *shown])
     return ["", *text_table(["ms", "number", *RANKS.values()], cells)]
 
 
@@ -185,11 +183,6 @@ def _clocks(found: Explanation) -> dict[str, LatencySpread]:
     fronts = found.fronts.of()
     both = {KINDS[kind]: found.waits[kind] for kind in _BOTH_CLOCKS if fronts}
     return {name: waits.spread() for name, waits in (both | fronts).items()}
-
-
-def _at(spread: LatencySpread, rank: int) -> str:
-    ns = spread.at(rank)
-    return "—" if ns is None else fmt.milliseconds(ns / 1e6)
 
 
 def _shares(found: Explanation) -> list[str]:
@@ -231,15 +224,11 @@ def _tables(found: Explanation, limit: int) -> list[str]:
         return ["", f"no token{_of(found)}{came} was late"]
     gaps = [each for each in found.late if each.token_idx > 0]
     firsts = [each for each in found.late if each.token_idx == 0]
-    return [
-        *_table(found, "late gaps between tokens (ITL)", gaps, limit),
-        *_table(found, "late first tokens (TTFT)", firsts, limit),
-    ]
+    of_gaps = _table(found, "late gaps between tokens (ITL)", gaps, limit) if gaps else []
+    return of_gaps + (_table(found, "late first tokens (TTFT)", firsts, limit) if firsts else [])
 
 
 def _table(found: Explanation, title: str, late: list[Late], limit: int) -> list[str]:
-    if not late:
-        return []
     alike: dict[tuple[int, int, str], list[Late]] = {}
     for each in late:
         alike.setdefault((-each.gap_ns, each.step, each.explanation), []).append(each)
@@ -261,10 +250,16 @@ def _table(found: Explanation, title: str, late: list[Late], limit: int) -> list
     return ["", f"{title}, the longest first", *text_table(heading, rows, "><<><"), *more]
 
 
-# JSON output
-
-
 def _document(file: str, found: Explanation) -> dict[str, Any]:
+    view, prompt = found.view, None
+    if view is not None and (misses := view.misses) is not None:
+        wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
+        prompt = {
+            "num_tokens": view.num_prompt_tokens,
+            **late_text.parts_of(view, misses),
+            **{name: getattr(misses, name) for name in misses.__struct_fields__[2:]},
+            "evicted_wall_ns": wall_ns,
+        }
     return {
         "recording": file,
         "engine": found.info.name,
@@ -274,7 +269,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             name: {RANKS[rank]: in_ms(ns) for rank, ns in spread.at_ns.items()}
             for name, spread in _clocks(found).items()
         },
-        "prompt": _prompt_document(found),
+        "prompt": prompt,
         "requests": plain(found.affected),
         "causes": plain(found.shares),
         "late": [
@@ -289,13 +284,3 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             for each in found.late
         ],
     }
-
-
-def _prompt_document(found: Explanation) -> dict[str, Any] | None:
-    view = found.view
-    if view is None or (misses := view.misses) is None:
-        return None
-    others = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
-    wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
-    parts = late_text.parts_of(view, misses)
-    return {"num_tokens": view.num_prompt_tokens, **parts, **others, "evicted_wall_ns": wall_ns}

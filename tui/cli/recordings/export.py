@@ -61,7 +61,12 @@ def export_file(
     ),
 ) -> None:
     """Convert a recording to the format of another program."""
-    chosen = target or _format_by_ending(output)
+    chosen = target or _ENDINGS.get(Path(output).suffix.lower())
+    if chosen is None:
+        raise WrongUsage(
+            f"--output: {output!r} does not tell the format: let it end in {', '.join(_ENDINGS)}, "
+            f"or give --format {'|'.join(FORMATS)}"
+        )
     if table != TABLES[0] and chosen not in TABLE_FORMATS:
         raise WrongUsage(f"--table: {chosen} has no tables; {' and '.join(TABLE_FORMATS)} have")
     if with_tokens and chosen != "jsonl":
@@ -81,16 +86,6 @@ def export_file(
         note(recording.message)
     say(f"{path}: {done.num_written:,} {done.unit}, {file_size(path.stat().st_size)}")
     say(*done.notes)
-
-
-def _format_by_ending(output: str) -> Format:
-    ending = Path(output).suffix.lower()
-    if ending in _ENDINGS:
-        return _ENDINGS[ending]
-    raise WrongUsage(
-        f"--output: {output!r} does not tell the format: let it end in {', '.join(_ENDINGS)}, or "
-        f"give --format {'|'.join(FORMATS)}"
-    )
 
 
 # Figures
@@ -141,10 +136,9 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
     info = recording.info
     wall_s = (info.wall_ns + series.start_ns - info.monotonic_ns) / 1e9
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
-    # Only the knobs that differ from their defaults.
-    defaults = {spec.name: spec.default for spec in info.knobs}
-    set_ = {name: value for name, value in series.knobs.items() if defaults.get(name) != value}
     steps = f"steps {series.first_step:,} to {series.last_step:,}"
     about = f"{model_text(info)} on {info.name}, {steps}, {span(series.duration_ns / 1e9)} from"
-    knobs = " ".join(f"{name}={typed_text(value)}" for name, value in set_.items())
-    return [f"{about} {begun}", *([knobs] if knobs else [])]
+    usual = {spec.name: spec.default for spec in info.knobs}
+    changed = (item for item in series.knobs.items() if usual.get(item[0]) != item[1])
+    knobs = " ".join(f"{name}={typed_text(value)}" for name, value in changed)
+    return list(filter(None, (f"{about} {begun}", knobs)))
