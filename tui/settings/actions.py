@@ -128,12 +128,8 @@ def _footer_keys(abilities: Abilities, action: Action) -> str:
     return f"{first} {second}" if first in "[{(<" else f"{first}/{second}"
 
 
-class KeyMapError(ValueError):
-    """A line of `[keys]` is not valid; the message names the line and says what is valid."""
-
-
 def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
-    """Return the action table with the keys of `[keys]`; KeyMapError names the wrong line."""
+    """Return the action table with the keys of `[keys]`; KeyNameError names the wrong line."""
     actions = with_keys({name: _keys(name, value) for name, value in lines.items()})
     owners: dict[str, Action] = {}
     for action in actions:
@@ -141,7 +137,7 @@ def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
             other = owners.setdefault(key, action)
             if other is not action:
                 mine, its = (action, other) if action.id in lines else (other, action)
-                raise KeyMapError(
+                raise KeyNameError(
                     f"[keys] {mine.id} = {lines[mine.id]!r}: {shown(key)} is the key of {its.id} "
                     f"({its.label}); give {its.id} another one, or take one of f2 to f24"
                 )
@@ -152,7 +148,7 @@ def _keys(name: str, value: object) -> tuple[str, ...]:
     if name not in BY_ID:
         close = " or ".join(repr(each) for each in difflib.get_close_matches(name, BY_ID, 3))
         hint = f" (did you mean {close}?)" if close else ""
-        raise KeyMapError(
+        raise KeyNameError(
             f"unknown key {name!r} in [keys]{hint}; 'STEPSCOPE_CONFIG=none stepscope config keys' "
             "lists all there are"
         )
@@ -160,9 +156,9 @@ def _keys(name: str, value: object) -> tuple[str, ...]:
     keys: list[str] = []
     for text in texts:
         if not isinstance(text, str):
-            raise KeyMapError(f'[keys] {name} = {value!r}: write "p", or ["p", "f5"]')
+            raise KeyNameError(f'[keys] {name} = {value!r}: write "p", or ["p", "f5"]')
         try:
             keys.append(parse(text))
         except KeyNameError as error:
-            raise KeyMapError(f"[keys] {name} = {value!r}: {error}") from error
+            raise KeyNameError(f"[keys] {name} = {value!r}: {error}") from error
     return tuple(dict.fromkeys(keys))

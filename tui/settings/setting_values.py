@@ -86,7 +86,7 @@ def settled(
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, ResolvedSetting]:
     """Return the value of every field of a section, by name; arguments and errors as `resolve`."""
-    from_file = load_settings()[section]
+    from_file, usual = load_settings()[section], kind()
     found: dict[str, ResolvedSetting] = {}
     for field in msgspec.structs.fields(kind):
         name = field.name
@@ -100,16 +100,10 @@ def settled(
         elif defaults and name in defaults:
             value, origin = defaults[name], "the default"
         else:
-            found[name] = ResolvedSetting(_default(field), "")
+            found[name] = ResolvedSetting(getattr(usual, name), "")
             continue
         found[name] = ResolvedSetting(_converted(field, value, origin), origin)
     return found
-
-
-def _default(field: FieldInfo) -> Any:
-    if field.default is not msgspec.NODEFAULT:
-        return field.default
-    return None if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:

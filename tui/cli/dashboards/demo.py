@@ -4,7 +4,6 @@ The demo has its own engine and workload, and acts in its first minute.
 """
 
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,6 +33,7 @@ from stepscope.tui.cli.shared.options import argument, command, flag, option, se
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.process import (
     StopSignals,
+    awaited,
     ending_on_signals,
     has_torch,
     missing_text,
@@ -214,13 +214,13 @@ def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals
 
     The workload starts afterwards, so that its first request is seen.
     """
-    deadline_s = time.monotonic() + _JOIN_S
-    while source.status != "live":
+
+    def is_live() -> bool:
         engine.check()
-        if time.monotonic() > deadline_s:
-            raise CommandFailed(f"no telemetry from the engine: {source.error}")
-        if stop.wait(0.02):
-            return
+        return source.status == "live" or bool(stop)
+
+    if not awaited(is_live, _JOIN_S):
+        raise CommandFailed(f"no telemetry from the engine: {source.error}")
 
 
 def news_of(engine: EngineProcess, more: Callable[[], str | None]) -> Callable[[], str | None]:

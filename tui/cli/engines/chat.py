@@ -8,8 +8,7 @@ import re
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
@@ -25,7 +24,7 @@ from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import EngineName, command, option
 from stepscope.tui.cli.shared.output import Progress, ms, say
-from stepscope.tui.cli.shared.process import StopSignals, running
+from stepscope.tui.cli.shared.process import StopSignals, awaited, running
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text
@@ -63,19 +62,12 @@ def chat(
         with running(source):
             with connect(chosen) as client:
                 name = client.info().model
-            _wait(lambda: source.status == "live")  # so that no step of the first answer is missed
+            # So that no step of the first answer is missed.
+            awaited(lambda: source.status == "live", _TELEMETRY_S)
             if name == smollm2.NAME:
                 say(smollm2.NOTICE)
             say(f"{name} on {chosen.name}: Ctrl-C stops an answer, Ctrl-D leaves")
             _Conversation(chosen, source, sampling).run()
-
-
-def _wait(is_there: Callable[[], bool]) -> bool:
-    """Wait some seconds for telemetry; return whether it came."""
-    deadline_s = time.monotonic() + _TELEMETRY_S
-    while not (found := is_there()) and time.monotonic() < deadline_s:
-        time.sleep(_LOOK_S)
-    return found
 
 
 @contextmanager
@@ -160,7 +152,7 @@ class _Conversation:
             view = history.state.requests.get(request_id)
             return view is not None and view.finish_reason is not None
 
-        if not _wait(has_ended):
+        if not awaited(has_ended, _TELEMETRY_S):
             return "TTFT and ITL are unknown: its records did not come"
         view = history.state.requests[request_id]
         life = history.lives.life(view)

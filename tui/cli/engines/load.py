@@ -14,7 +14,6 @@ from stepscope.engine.workload.arrivals import (
     Corpus,
     PromptWriter,
     describe,
-    fit,
     from_trace,
     synthetic,
 )
@@ -96,10 +95,7 @@ def load(
         else:
             arrivals = from_trace(rows, writer, longest, time_scale or 1.0, spec.seed)
             number = len(rows)
-            fits = [fit(row.num_prompt_tokens, row.num_output_tokens, longest) for row in rows]
-            num_cut = sum(each[2] for each in fits)
-            cut = f"; {num_cut} are cut to max_model_len={longest}" if num_cut else ""
-            announced.append(f"to {info.name}: {number} requests of a trace{cut}")
+            announced.append(f"to {info.name}: {number} requests of a trace")
         for line in announced:
             note(line, "") if as_json else say(line)
         interrupted = StopSignals(signal.SIGINT)

@@ -28,6 +28,7 @@ from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.simulation.basis import step_records
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import side_of
+from stepscope.tui.cli.shared.process import awaited
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 LEVELS = SLO(ttft_ms=1500.0, itl_ms=150.0)
@@ -201,11 +202,7 @@ def _send(
 
 
 def _wait_for(source: Subscriber, step: int) -> None:
-    deadline_s = time.monotonic() + _START_S
-    while source.history.info is None or (source.history.last_step or 0) < step:
-        if time.monotonic() > deadline_s:
-            is_silent = source.history.info is None
-            raise CommandFailed(
-                "the engine publishes nothing" if is_silent else "steps were not received"
-            )
-        time.sleep(0.01)
+    history = source.history
+    if not awaited(lambda: history.info is not None and (history.last_step or 0) >= step, _START_S):
+        is_silent = history.info is None
+        raise CommandFailed("the engine publishes nothing" if is_silent else "steps are missing")

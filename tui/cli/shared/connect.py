@@ -202,8 +202,18 @@ def check_any(endpoints: Sequence[Address]) -> None:
     """Raise CommandFailed (of one engine its own error) unless one of them answers or starts."""
     answers: SimpleQueue[tuple[str, Exception | None]] = SimpleQueue()
 
-    def ask(endpoint: Address) -> None:
-        answers.put((endpoint.name, _failure(endpoint)))
+    def ask(address: Address) -> None:
+        failure: Exception | None = None
+        try:
+            if isinstance(address, MetricsAddress):
+                check_metrics(address)
+            elif isinstance(address, Endpoint):
+                hello(address).close()
+        except EngineStarting:  # good enough: its row, or the command, says so
+            pass
+        except Exception as error:  # noqa: BLE001 - on any error, an answer is still needed
+            failure = error
+        answers.put((address.name, failure))
 
     for endpoint in endpoints:
         Thread(target=ask, args=(endpoint,), name="hello", daemon=True).start()
@@ -218,19 +228,6 @@ def check_any(endpoints: Sequence[Address]) -> None:
     said = sorted(f"{name}: {(expected(each) or (0, repr(each)))[1]}" for name, each in errors)
     kind = NotThere if any(_may_come(each) for _, each in errors) else CommandFailed
     raise kind(f"none of {len(errors)} engines answers; {'; '.join(said)}")
-
-
-def _failure(address: Address) -> Exception | None:
-    """Return why nothing answers at an address; None if an engine answers or is starting."""
-    try:
-        if isinstance(address, MetricsAddress):
-            check_metrics(address)
-        elif isinstance(address, Endpoint):
-            hello(address).close()
-    except Exception as error:  # noqa: BLE001 - on any error, the caller still needs an answer
-        # That it is starting is good enough: its row, or the command, says so.
-        return None if isinstance(error, EngineStarting) else error
-    return None
 
 
 def _may_come(error: Exception) -> bool:

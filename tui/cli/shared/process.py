@@ -85,6 +85,14 @@ def running(source: _Source) -> Iterator[None]:
         source.stop()
 
 
+def awaited(is_there: Callable[[], bool], seconds: float) -> bool:
+    """Wait until `is_there` says so, at most so long; return whether it did."""
+    deadline_s = time.monotonic() + seconds
+    while not (found := is_there()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return found
+
+
 class StopSignals:
     """A context in which the first signal is only noted; a second signal has its default effect."""
 

@@ -41,7 +41,6 @@ from stepscope.tui.cli.shared.output import (
 )
 from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.cli.simulation.runs import (
-    DEFAULT_MODEL,
     MIX,
     EngineOptions,
     Interval,
@@ -199,10 +198,6 @@ def simulate(
         )
     else:
         say(f"{setup.simulated}: {work.text}", *figure_lines(found[""], level))
-        if source is None:
-            default = f", model {DEFAULT_MODEL} (--model)" if gpu and model is None else ""
-            mix = f"a mix of {work.num_requests:,} requests (--num-requests, --rate; or a trace"
-            say(f"chosen     {mix} or a recording){default}")
         if num_extrapolated:
             say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
         if written:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.diagnosis import NUM_RUNS as NUM_TRIALS
@@ -322,7 +321,6 @@ def hold(
     num_moves, begun_s = 0, time.monotonic()
     with StopSignals() as stop:
         pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
-        given_back: Mapping[str, KnobValue] = {}
         try:
             for _ in stop.ticks(_TICK_S, seconds):
                 if (moved := pilot.tick(time.monotonic())) is not None:
