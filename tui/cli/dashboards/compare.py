@@ -53,15 +53,10 @@ def compare(
     a: str = argument("A", f"a recording, or a shipped sample ({', '.join(SHOWS)})", default=...),
     b: str | None = argument("B", "a recording or sample to compare with A"),
     mark: str | None = option(
-        "MARK",
-        "instead of B: compare A before and after a mark or knob change (back to the "
-        "change before it, on to the next), or all of A before and after a step",
+        "MARK", "instead of B: A before and after a mark, a knob change or a step"
     ),
     client: str | None = option(
-        "FILE",
-        "instead of B: say what a load generator's requests waited for before, in and after the "
-        "engine that A is of (results of vllm bench serve, sglang, guidellm, aiperf, "
-        "inference-perf)",
+        "FILE", "instead of B: what the requests of a load generator's result waited for"
     ),
     as_table: bool = flag("print a table, even on a terminal", "--table"),
     as_json: AsJson = False,

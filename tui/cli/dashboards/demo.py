@@ -113,9 +113,7 @@ def demo(
     record: Path | None = option("FILE", "record the session (MCAP)"),
     with_tokens: bool = flag("show and record prompts and outputs too", "--with-tokens"),
     gpu: str | None = option(
-        "GPU",
-        "simulate a GPU (h100, a100, ...) with --model on it, llama-3.1-8b if not given",
-        "--simulate",
+        "GPU", "simulate a GPU (h100, ...) with --model, else with llama-3.1-8b", "--simulate"
     ),
     speed: float = option(
         "NUMBER", "with --simulate: 10 is ten times as fast", default=1.0, min=0.01, max=1000

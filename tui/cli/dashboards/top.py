@@ -5,14 +5,13 @@ from functools import partial
 from typing import Any
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress
-from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of
 from stepscope.tui.cli.dashboards.dashboard import need_terminal, new_history, run_live
 from stepscope.tui.cli.shared.connect import PAST_S, choose, connect, wait_for_any
-from stepscope.tui.cli.shared.options import Wait, argument, command, option
+from stepscope.tui.cli.shared.options import Past, Wait, argument, command
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.cli.shared.process import running
 from stepscope.tui.session import live_source
@@ -38,19 +37,12 @@ _WITH_WHOLE_PAST = 4  # engines; more of them load less past each: it must all b
 def top(
     endpoints: list[str] | None = argument(
         "ENDPOINT",
-        "names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT of a "
-        "server with /metrics, a JSON file that lists servers, - for a log from a pipe (vLLM, "
-        "SGLang, TensorRT-LLM); several are shown side by side "
+        "names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT with /metrics, a "
+        "JSON list of servers, - for a log from a pipe; several are shown side by side "
         "(default: [fleet] engines of the config file, else those of this machine)",
     ),
     *,
-    past: float = option(
-        "SECONDS",
-        "begin with this much of the engine's past, as far as it keeps it; 0 for none",
-        default=PAST_S,
-        min=0,
-        max=MAX_PAST_S,
-    ),
+    past: Past = PAST_S,
     wait: Wait = True,
     web: str | None = WEB,
     flags: dict[str, Any],

@@ -44,9 +44,7 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 def chat(
     endpoint: EngineName = None,
     model: str | None = option(
-        "TEXT",
-        "start an engine with this model, as in 'stepscope serve' (default: talk to the "
-        "one that runs, or start one with smollm2)",
+        "TEXT", "start an engine with this model (default: talk to one that runs, else smollm2)"
     ),
     temperature: float = option("NUMBER", "0 is greedy", default=0.7),
     max_tokens: int = option("INT", "tokens of an answer", default=512),

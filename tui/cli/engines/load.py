@@ -63,8 +63,7 @@ def load(
     ),
     seconds: float | None = seconds_option("send for this long, then wait for the rest"),
     reset_prefix_cache: bool = flag(
-        "first empty the engine's prefix cache, so that the same requests are the same work again",
-        "--reset-prefix-cache",
+        "first empty the prefix cache, so that requests are the same work", "--reset-prefix-cache"
     ),
     as_json: AsJson = False,
     *,

@@ -111,9 +111,7 @@ def watch(
     endpoint: EngineName = None,
     *,
     when: list[str] | None = option(
-        "RULE",
-        "FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
-        "[[alerts]] of the config file)",
+        "RULE", "FIGURE COMPARISON VALUE [for TIME]; may be repeated (default: [[alerts]])"
     ),
     once: bool = flag("print the state of each rule once, as soon as it is known", "--once"),
     seconds: float | None = seconds_option("how long (default: until Ctrl-C)"),

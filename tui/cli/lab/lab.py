@@ -38,11 +38,7 @@ def lab(
     runs_all: bool = flag("run all of them", "--all"),
     model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
     folder: str = option(
-        "FOLDER",
-        "keep the recordings, a report (Markdown) and a picture of each claim",
-        "--output",
-        "-o",
-        default="",
+        "FOLDER", "keep recordings, report and pictures here", "--output", "-o", default=""
     ),
 ) -> None:
     """Try what the literature claims on this machine.

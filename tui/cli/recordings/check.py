@@ -100,9 +100,7 @@ def check(
     most: list[str] | None = option("FIGURE=VALUE", "fail above it; may be repeated", "--max"),
     least: list[str] | None = option("FIGURE=VALUE", "fail below it; may be repeated", "--min"),
     baseline: str | None = option(
-        "FILE",
-        "fail where a figure is worse than in this recording, and 'stepscope compare' "
-        "says that it is significant",
+        "FILE", "fail where a figure is worse than in this recording, beyond chance"
     ),
     max_regression: str | None = option(
         "PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"

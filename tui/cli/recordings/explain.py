@@ -56,8 +56,7 @@ def explain(
     seconds: LastSeconds = None,
     request: str | None = option("ID", "only this request, such as r12"),
     profile: str | None = option(
-        "FILE",
-        "instead: what ran on the device in each step, by a trace of torch's profiler from vLLM",
+        "FILE", "instead: what ran in each step, by a trace of torch's profiler from vLLM"
     ),
     limit: int = option(
         "INT", "number of rows of each table, the longest waits first; 0 for all", default=20, min=0

@@ -46,10 +46,7 @@ _ENDINGS: dict[str, Format] = {
 def export_file(
     file: RecordingFile,
     target: Format | None = option(
-        "FORMAT",
-        "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
-        ".pftrace, .parquet, .csv or .jsonl)",
-        "--format",
+        "FORMAT", "perfetto, parquet, csv, jsonl or mooncake (default: by its ending)", "--format"
     ),
     *,
     output: str = option("FILE", "the file to write", "--output", "-o", default=...),

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.file.service_levels import Levels
@@ -34,7 +33,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.arguments import output_path
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules
-from stepscope.tui.cli.shared.options import EngineName, Wait, command, option, seconds_option
+from stepscope.tui.cli.shared.options import EngineName, Past, Wait, command, option, seconds_option
 from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.cli.shared.process import StopSignals, running
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
@@ -64,17 +63,9 @@ def record(
     *,
     output: str | None = option("FILE", "the file to write (MCAP)", "--output", "-o"),
     seconds: float | None = seconds_option("how long to record (default: until Ctrl-C)"),
-    past: float = option(
-        "SECONDS",
-        "begin with this much of the engine's past, as far as it keeps it",
-        default=0.0,
-        min=0,
-        max=MAX_PAST_S,
-    ),
+    past: Past = 0.0,
     rotate: str | None = option(
-        "SIZE,AGE",
-        "begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
-        "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
+        "SIZE,AGE", "begin a new file at this size or age (1GB, 1h or 1GB,1h), and after a restart"
     ),
     keep: str | None = option(
         "SIZE,AGE",
@@ -82,23 +73,17 @@ def record(
         "100GB; with --incidents a size: the last 5 stay",
     ),
     incidents: str | None = option(
-        "DIR",
-        "hold the newest steps in memory, and write a file into DIR only when a rule "
-        "fires; without prompts and outputs",
+        "DIR", "write a file into DIR only when a rule fires; without prompts and outputs"
     ),
     when: list[str] | None = option(
-        "RULE",
-        "with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
-        "(default: [[alerts]] of the config file, else a built-in set)",
+        "RULE", "with --incidents: a rule as of 'watch' (default: [[alerts]], else a built-in set)"
     ),
     before: str = option(
         "TIME", "with --incidents: time to keep before the rule fires", default="30s"
     ),
     after: str = option("TIME", "with --incidents: time to keep after it ends", default="10s"),
     on_incident: str | None = option(
-        "COMMAND",
-        "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
-        "standard input",
+        "COMMAND", "with --incidents: run COMMAND PATH for each file, a JSON summary on its stdin"
     ),
     wait: Wait = True,
     flags: dict[str, Any],

@@ -15,6 +15,7 @@ import typer
 from msgspec.structs import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
+from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.recordings.samples import SHOWS
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
@@ -180,8 +181,10 @@ _LIKE = """begin with another engine's defaults: vllm, sglang, mini-sglang or te
 of a version (vllm@0.20) and a class of GPU (vllm/b200)"""
 _TARGET = f"a recording, {_SAMPLES} or an engine (default: the only local engine)"
 _LAST = "only the last seconds (default: the whole recording, or a minute of an engine)"
+_PAST = "begin with this much of the engine's past, as far as it keeps it"
 EngineName = Annotated[str | None, _argument("ENDPOINT", _ENGINE)]
 Like = Annotated[str | None, _option("ENGINE", _LIKE)]
+Past = Annotated[float, _option("SECONDS", _PAST, min=0, max=MAX_PAST_S)]
 Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
 RecordingFile = Annotated[str, _argument("FILE", f"a recording, or {_SAMPLES}")]
 FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from", min=0)]

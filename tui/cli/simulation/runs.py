@@ -41,7 +41,7 @@ from stepscope.tui.settings.settings import DashboardSettings
 
 MIX = "mix"
 DEFAULT_MODEL = "llama-3.1-8b"
-_LONGEST = 131_072
+LONGEST = 131_072
 _KINDS = ("ttft", "itl", "e2e")
 
 
@@ -133,21 +133,6 @@ def choose_step_times(engine: EngineOptions) -> ChosenStepTimes:
     return ChosenStepTimes(points, f"measured points of {path.name}", name)
 
 
-def open_work(
-    source: str,
-    engine: EngineOptions,
-    spec: WorkloadSpec,
-    flags: Mapping[str, Any],
-    time_scale: float,
-    limit: int | None,
-) -> tuple[SimulatedSource, SimulatedSetup]:
-    chosen = choose_step_times(engine)
-    num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
-    longest = engine.max_model_len or min(_LONGEST, num_slots or _LONGEST)
-    work = open_source(source, spec, longest, time_scale, limit)
-    return work, setup_of(engine, chosen, convert_flags(Knobs, flags), work.text, work.recorded)
-
-
 def setup_of(
     engine: EngineOptions,
     chosen: ChosenStepTimes,
@@ -167,7 +152,7 @@ def setup_of(
         num_blocks = chosen.num_kv_tokens // block_size
     if num_blocks is None:
         raise WrongUsage("give --num-blocks: these step times do not say how large the KV cache is")
-    longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else _LONGEST)
+    longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else LONGEST)
     longest = min(longest, num_blocks * block_size)
     overlap = engine.overlap
     if overlap is None:

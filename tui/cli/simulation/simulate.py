@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
@@ -41,13 +42,16 @@ from stepscope.tui.cli.shared.output import (
 )
 from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.cli.simulation.runs import (
+    LONGEST,
     MIX,
     EngineOptions,
     Interval,
+    choose_step_times,
     figure_lines,
     intervals,
     is_recording_name,
-    open_work,
+    open_source,
+    setup_of,
 )
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, resolve
@@ -75,19 +79,18 @@ _SHOWN = {
     defaults=_DEFAULTS,
 )
 def simulate(
-    source: str | None = argument(
+    source: str = argument(
         "TRACE|FILE|mix",
         "a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the load of the "
-        "options below; with --steps a workload (.json, or - for stdin)  [default: mix]",
+        "options below; with --steps a workload (.json, or - for stdin)",
+        default=MIX,
     ),
     gpu: str | None = option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
     model: str | None = option(
         "NAME|PATH", "the model on it: a known name, or a config.json  [default: llama-3.1-8b]"
     ),
     step_time: str | None = option(
-        "FILE",
-        "instead of --gpu: how long steps take, from a recording, or points that were measured "
-        "(CSV); a recording has its own",
+        "FILE", "instead of --gpu: step times of a recording, or points that were measured (CSV)"
     ),
     tensor_parallel: int = option("INT", "GPUs that share the model", min=1, default=1),
     like: Like = None,
@@ -108,8 +111,7 @@ def simulate(
         "of a workload that counts in steps: who would be in each, one JSON line a step", "--steps"
     ),
     sweep: list[str] | None = option(
-        "KNOB=FIRST..LAST|KNOB=VALUE,...",
-        "a table of these values of a knob; given again, of each with each",
+        "KNOB=FIRST..LAST|KNOB=VALUE,...", "a table of these values; again: of each with each"
     ),
     limit: int | None = option("INT", "take only so many requests from the start", min=1),
     output: str | None = option("FILE", "write the first run as a recording", "--output", "-o"),
@@ -139,19 +141,23 @@ def simulate(
             )
         print_steps(source, engine, flags)
         return
-    if source is not None and (source == _STDIN or source.endswith(".json")):
+    if source == _STDIN or source.endswith(".json"):
         raise WrongUsage(f"{source} counts in steps: --steps prints who would be in each")
     if output is not None and cases:
         raise WrongUsage("--output: a recording is of one engine; leave out --sweep")
-    if source is not None and gpu is None and step_time is None and is_recording_name(source):
-        engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
     level = slo_of(chosen_levels(flags), {})
-    if source is not None and is_recording_name(source):
+    if is_recording_name(source):
+        if gpu is None and step_time is None:
+            engine = engine._replace(step_time=source)  # as fast as the recorded engine
         with Recording(find_recording(source)) as recording:
             level = level_of(flags, recording)
     path = None if output is None else output_path(output)
-    work, setup = open_work(source or MIX, engine, spec, flags, time_scale, limit)
+    chosen = choose_step_times(engine)
+    num_slots = (num_blocks or 0) * (block_size or 16) or chosen.num_kv_tokens
+    longest = max_model_len or min(LONGEST, num_slots or LONGEST)
+    work = open_source(source, spec, longest, time_scale, limit)
+    setup = setup_of(engine, chosen, convert_flags(Knobs, flags), work.text, work.recorded)
     seeds = range(spec.seed, spec.seed + runs)
     found: dict[str, list[RunFigures]] = {}
     num_extrapolated = 0
@@ -238,13 +244,12 @@ def _text(value: Interval) -> str:
     return value.text(",.0f" if is_whole else ",.1f")
 
 
-def print_steps(file: str | None, engine: EngineOptions, flags: Mapping[str, Any]) -> None:
+def print_steps(file: str, engine: EngineOptions, flags: Mapping[str, Any]) -> None:
     """Run the scheduler alone on a workload that counts in steps; print a JSON line a step."""
-    if file is None:
-        raise WrongUsage("--steps: name a workload that counts in steps (.json, or - for stdin)")
     if Path(file).suffix != ".json" and (file == MIX or sample_named(file) is not None):
         raise WrongUsage(
-            f"--steps: {file} counts in seconds, not in steps: -o FILE.mcap writes its steps"
+            f"--steps: name a workload that counts in steps (.json, or - for stdin); {file} counts "
+            "in seconds, not in steps: -o FILE.mcap writes its steps"
         )
     settings = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
     given = {name: value for name, value in settings.items() if value is not None}

@@ -62,14 +62,11 @@ def tune(
     target: Target = None,
     *,
     seconds: float | None = seconds_option(
-        "of an engine: how much of its past to take, as far as it keeps it "
-        "(default: 60; with --hold until Ctrl-C)",
+        "of an engine: how much of its past (default: 60; with --hold until Ctrl-C)"
     ),
     bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
     holds: bool = flag(
-        "of an engine: keep 95 % of the gaps between tokens within the ITL level, by moving its "
-        "token budget, until Ctrl-C",
-        "--hold",
+        "of an engine: keep 95 % of the gaps between tokens within the ITL level", "--hold"
     ),
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
     as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
@@ -120,7 +117,7 @@ def tune(
         else:
             say(fit, *_diagnosis_lines(diagnosis, level))
         return DONE
-    verdict = _verdict(found, basis, level, _limit(seen))
+    verdict = _verdict(found, basis, level, seen)
     if as_json:
         document = _document(found, level, verdict)
         write_json({**document, "diagnosis": _diagnosis_document(diagnosis, level)})
@@ -155,12 +152,18 @@ def _report(found: Tuned, level: SLO) -> Iterator[str]:
     )
 
 
-def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
+def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, seen: Seen) -> str:
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"
     if best.keeps:
         return f"best: stepscope set {changes_text(best.changes)}"
+    # What limited most of the recorded steps; pauses of the operator are left out.
+    most = max((limit for limit in LIMITS if limit != "paused"), key=seen.shares.__getitem__)
+    steps = f"{seen.shares[most]:.0%} of the recorded steps"
+    limit = f"{LIMIT_SPECS[most].words} limited {steps}"
+    if most == "work":
+        limit = f"no setting limited {steps}, only the speed of the machine"
     load, share = found.load_per_s, found.load_share
     why = f"{_late(best, level)} at {load:,.3g} requests/s; {share * load:,.3g} requests/s "
     why += f"({share:.0%} of the load) would do"
@@ -171,15 +174,6 @@ def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
     knobs = changes_text(best.changes) if best.changes else "the recorded knobs, which are the best"
     kept = f"only {best.kept_share:.0%} of the requests keep them with {knobs}"
     return f"cannot be kept, because {why}; {limit} ({kept}; {KEPT_SHARE:.0%} must)"
-
-
-def _limit(seen: Seen) -> str:
-    """Return what limited most of the recorded steps; pauses of the operator are left out."""
-    most = max((limit for limit in LIMITS if limit != "paused"), key=seen.shares.__getitem__)
-    share = f"{seen.shares[most]:.0%} of the recorded steps"
-    if most == "work":
-        return f"no setting limited {share}, only the speed of the machine"
-    return f"{LIMIT_SPECS[most].words} limited {share}"
 
 
 def _late(each: Candidate, level: SLO) -> str:
@@ -213,23 +207,19 @@ def _diagnosis_lines(found: Diagnosis, level: SLO) -> Iterator[str]:
     yield f"as it was, simulated: {kept}, {_figures(found.again)}"
     yield ""
     for each in found.findings:
-        mark = "?" if each.is_likely else "-"
-        if each.trial is not None:
-            mark = "!" if each.trial.helps else "-"
-        yield f"{mark} {each.suspect.name}{each.evidence}"
-        if each.trial is not None:
-            yield f"    what if {each.trial.remedy.text}: {_outcome(each.trial)}"
+        if (trial := each.trial) is None:
+            yield f"{'?' if each.is_likely else '-'} {each.suspect.name}{each.evidence}"
+            continue
+        yield f"{'!' if trial.helps else '-'} {each.suspect.name}{each.evidence}"
+        unlike = trial.forecast.share_extrapolated
+        guess = f"; a guess, {unlike:.0%} of the steps are unlike recorded ones"
+        yield (
+            f"    what if {trial.remedy.text}: {trial.kept_share:.0%} keep the levels, better in "
+            f"{trial.num_better} of {NUM_TRIALS} runs ({_figures(trial.forecast)})"
+            f"{guess if unlike > MAX_UNLIKE else ''}"
+        )
     yield ""
     yield from _bottlenecks(found)
-
-
-def _outcome(trial: Trial) -> str:
-    unlike = trial.forecast.share_extrapolated
-    guess = f"; a guess, {unlike:.0%} of the steps are unlike recorded ones"
-    return (
-        f"{trial.kept_share:.0%} keep the levels, better in {trial.num_better} of {NUM_TRIALS} "
-        f"runs ({_figures(trial.forecast)}){guess if unlike > MAX_UNLIKE else ''}"
-    )
 
 
 def _figures(found: Forecast) -> str:

@@ -40,15 +40,10 @@ _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs
 def what_if(
     file: RecordingFile,
     words: list[str] | None = argument(
-        "KNOB=VALUE,...",
-        "the knobs of one change; commas try several values of a knob, FIRST..LAST a range, evenly "
-        "in ratio",
+        "KNOB=VALUE,...", "knobs to change; commas try several values, FIRST..LAST a range"
     ),
     output: str | None = option(
-        "FILE",
-        "of one variant: a simulated session as a recording (.mcap), and nothing else",
-        "--output",
-        "-o",
+        "FILE", "of one variant: write a simulated session (.mcap)", "--output", "-o"
     ),
     as_json: AsJson = False,
     *,
@@ -119,18 +114,6 @@ def report(found: WhatIf, basis: WhatIfBasis, level: SLO) -> Iterator[str]:
     yield ""
     yield f"recorded: of the {basis.work.figures.num_requests:,} requests that finished"
     yield f"goodput: requests a second that keep {said(level)}"
-    yield from _notes(found, basis)
-
-
-def _table(found: WhatIf, cell: Callable[[Predicted | None], str]) -> list[str]:
-    rows = [["recorded", *(_number(found.recorded.get(name)) for name in _SHOWN)]]
-    for case in (found.again, *found.variants):
-        text = "simulated" if case is found.again else case.text
-        rows.append([text, *(cell(case.figures.get(name)) for name in _SHOWN)])
-    return text_table(["", *_SHOWN.values()], rows)
-
-
-def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
     work = basis.work
     if found.drift > _DISTURBED:
         yield (
@@ -157,6 +140,14 @@ def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
             f"note: of {work.num_hits} prefix hits {work.num_unknown_hits} are of unknown origin: "
             + ("simulated as if they shared one prefix" if is_all else "simulated as misses")
         )
+
+
+def _table(found: WhatIf, cell: Callable[[Predicted | None], str]) -> list[str]:
+    rows = [["recorded", *(_number(found.recorded.get(name)) for name in _SHOWN)]]
+    for case in (found.again, *found.variants):
+        text = "simulated" if case is found.again else case.text
+        rows.append([text, *(cell(case.figures.get(name)) for name in _SHOWN)])
+    return text_table(["", *_SHOWN.values()], rows)
 
 
 def _cell(predicted: Predicted | None) -> str:
