@@ -17,7 +17,6 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import SHOWS
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.shared.arguments import find_recording, picture_path, picture_size
@@ -86,7 +85,16 @@ def compare(
         raise WrongUsage(f"nothing to compare {a} with: give {what}")
     settings = resolve(DashboardSettings, "dashboard", flags)
     settings = _compared_as(settings, flags, [a] if b is None else [a, b])
-    origins = file_origins(a, b, mark, slo_of(own_levels(settings)))
+    slo = slo_of(own_levels(settings))
+
+    def origin(file: str) -> Origin:
+        return Origin(Path(file).name.removesuffix(".mcap"), slo, path=find_recording(file))
+
+    if b is not None:
+        origins = origin(a), origin(b)
+    else:
+        with Recording(find_recording(a)) as recording:
+            origins = split_origins(origin(a), *split_at(recording, mark or ""))
     if output is None and (as_table or as_json or no_terminal() is not None):
         sides = read_side(origins[0].feed()), read_side(origins[1].feed())
         found = compare_sides(*sides)
@@ -141,18 +149,6 @@ def _compared_as(
                 f"those of {first[0]} (--slo-ttft and --slo-itl set others)"
             )
     return settings if first is None else msgspec.structs.replace(settings, **first[1])
-
-
-def file_origins(a: str, b: str | None, mark: str | None, slo: SLO) -> tuple[Origin, Origin]:
-    """Return where to read two recordings, or the parts of one before and after a mark."""
-
-    def origin(file: str) -> Origin:
-        return Origin(Path(file).name.removesuffix(".mcap"), slo, path=find_recording(file))
-
-    if b is not None:
-        return origin(a), origin(b)
-    with Recording(find_recording(a)) as recording:
-        return split_origins(origin(a), *split_at(recording, mark or ""))
 
 
 def split_at(recording: Recording, mark: str) -> Split:

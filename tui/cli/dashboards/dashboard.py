@@ -52,18 +52,12 @@ def new_history(
 
 def recording_settings(recording: Recording, flags: Mapping[str, Any]) -> DashboardSettings:
     """Return how to show a recording: by its service levels, and by time if it is about time."""
-    axis = {"axis": "time"} if _is_about_time(recording) else None
+    shipped, incident = samples.shipped(), incident_in(recording.metadata)
+    about_time = recording.path in [shipped.get(name) for name in samples.ABOUT_TIME]
+    for each in () if incident is None else incident.rules:
+        about_time |= each.rule.lower().startswith(("itl", "ttft", "step_"))
+    axis = {"axis": "time"} if about_time else None
     return judged_as(resolve(DashboardSettings, "dashboard", flags, axis), flags, recording)
-
-
-def _is_about_time(recording: Recording) -> bool:
-    """Whether a recording was made to show how long something takes."""
-    shipped = samples.shipped()
-    if recording.path in [shipped.get(name) for name in samples.ABOUT_TIME]:
-        return True
-    incident = incident_in(recording.metadata)
-    fired = () if incident is None else incident.rules
-    return any(each.rule.lower().startswith(("itl", "ttft", "step_")) for each in fired)
 
 
 def need_terminal(otherwise: str) -> None:

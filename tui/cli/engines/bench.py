@@ -20,7 +20,6 @@ from stepscope.tui.views.format import three_digits
 if TYPE_CHECKING:
     from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult
     from stepscope.engine.bench.step_meter import Percentiles
-    from stepscope.engine.bench.throughput import ThroughputSpec
     from stepscope.engine.protocol.wire import EngineInfo
 
 
@@ -72,8 +71,13 @@ def bench(
 
             def ready(info: "EngineInfo", num: int) -> None:
                 progress.close()
-                for line in _announcement(spec, info, num):
-                    print(line, file=sys.stderr, flush=True)
+                num_prompt, num_output = engine.num_tokens(spec, num)
+                tokens = f"{num_prompt:,} prompt and {num_output:,} output tokens"
+                said = f"{model_on_text(info)}: {num:,} requests, {tokens}; Ctrl-C ends it"
+                if num_requests is None and num < (most := engine.YARDSTICK_REQUESTS):
+                    said += f"\nscaled down for a CPU: the first {num} of {most} requests; "
+                    said += f"the full yardstick: --num-requests {most}"
+                print(said, file=sys.stderr, flush=True)
 
             def measured(so_far: "ThroughputProgress") -> None:
                 rate = so_far.num_output_tokens / so_far.seconds if so_far.seconds else 0.0
@@ -102,22 +106,6 @@ def bench(
         raise Interrupted(
             f"interrupted with {result.num_finished} of {result.num_requests} requests finished: "
             "the figures cover what ran until then"
-        )
-
-
-def _announcement(spec: "ThroughputSpec", info: "EngineInfo", num_requests: int) -> Iterator[str]:
-    from stepscope.engine.bench.throughput import YARDSTICK_REQUESTS, num_tokens
-
-    num_prompt, num_output = num_tokens(spec, num_requests)
-    yield (
-        f"{model_on_text(info)}: {num_requests:,} requests, "
-        f"{num_prompt:,} prompt and {num_output:,} output tokens; Ctrl-C ends it"
-    )
-    if spec.num_requests is None and num_requests < YARDSTICK_REQUESTS:
-        share = (num_prompt + num_output) / sum(num_tokens(spec, YARDSTICK_REQUESTS))
-        yield (
-            f"scaled down for a CPU: the first {num_requests} of {YARDSTICK_REQUESTS} requests, "
-            f"{share:.0%} of the tokens; the full yardstick: --num-requests {YARDSTICK_REQUESTS}"
         )
 
 

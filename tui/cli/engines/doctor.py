@@ -9,7 +9,7 @@ import platform
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -73,7 +73,16 @@ def _rows() -> Iterator[_Row]:
     required = [_REQUIREMENT.match(each) for each in requires("stepscope") or ()]
     for extra, what_for in _EXTRAS.items():
         packages = [each["package"] for each in required if each and each["extra"] == extra]
-        yield _packages(extra, what_for, packages)
+        name = "stepscope" if extra is None else f"[{extra}]"
+        found = [f"{each} {release}" for each in packages if (release := _release(each))]
+        missing = [each for each in packages if not _release(each)]
+        if not missing:
+            yield "ok", name, f"{what_for}: {', '.join(found)}"
+            continue
+        lacks = f"{', '.join(missing)} not installed" if found else "not installed"
+        wanted = name if extra is None else f"'stepscope{name}'"
+        text = f"{what_for}: {lacks}; pip install {wanted}"
+        yield "bad" if extra in (None, "engine") else "note", name, text
     yield from _attached()
     info = Path("/proc/cpuinfo")
     lines = info.read_text("utf-8", errors="replace").lower().splitlines() if info.exists() else []
@@ -83,19 +92,6 @@ def _rows() -> Iterator[_Row]:
     if has_torch():
         yield from _compute()
     yield from _files()
-
-
-def _packages(extra: str | None, what_for: str, packages: Sequence[str]) -> _Row:
-    name = "stepscope" if extra is None else f"[{extra}]"
-    wanted = name if extra is None else f"'stepscope{name}'"
-    releases = {package: _release(package) for package in packages}
-    found = [f"{package} {release}" for package, release in releases.items() if release]
-    missing = [package for package, release in releases.items() if not release]
-    if not missing:
-        return "ok", name, f"{what_for}: {', '.join(found)}"
-    lacks = f"{', '.join(missing)} not installed" if found else "not installed"
-    text = f"{what_for}: {lacks}; pip install {wanted}"
-    return "bad" if extra in (None, "engine") else "note", name, text
 
 
 def _release(package: str) -> str | None:
@@ -222,7 +218,11 @@ def config(
     if section in (None, settings.KEYS):
         say("", f"[{settings.KEYS}]", *_keys())
     if section in (None, settings.ALERTS):
-        say(*_alerts())
+        rules, heading = settings.load_alerts(), f"[[{settings.ALERTS}]]"
+        if not rules:
+            say("", _line(f"# {heading}", 'none; like when = "itl_p99 > 50ms for 30s"'))
+        for rule in rules:
+            say("", heading, _line(f"when = {_toml(rule.text)}", path.name))
 
 
 def _section(section: settings.Section) -> Iterator[str]:
@@ -247,15 +247,6 @@ def _keys() -> Iterator[str]:
         value = keys[0] if len(keys) == 1 else keys
         origin = settings.config_path().name if action.id in lines else "default"
         yield _line(f"{action.id} = {_toml(value)}", origin)
-
-
-def _alerts() -> Iterator[str]:
-    rules, name = settings.load_alerts(), f"[[{settings.ALERTS}]]"
-    if not rules:
-        yield from ("", _line(f"# {name}", 'none; like when = "itl_p99 > 50ms for 30s"'))
-    for rule in rules:
-        origin = settings.config_path().name
-        yield from ("", name, _line(f"when = {_toml(rule.text)}", origin))
 
 
 def _line(text: str, comment: str) -> str:

@@ -146,10 +146,6 @@ def _shared(seed: int) -> tuple[Work, ...]:
     return (Work("prompt", 0.0, 1024, 4, seed=seed, num_shared=512),)
 
 
-def _budgets(work: tuple[Work, ...], *budgets: int) -> tuple[Arm, ...]:
-    return tuple(Arm(f"{each}", _budget(each), work) for each in budgets)
-
-
 def _whole_or_chunked(work: tuple[Work, ...]) -> tuple[Arm, ...]:
     return (Arm("whole", _WHOLE, work), Arm("chunks of 256", _budget(256), work))
 
@@ -313,7 +309,7 @@ EXPERIMENTS = (
         "TTFT falls and p99 ITL rises with the budget, with a knee where compute becomes the bound",
         _SARATHI,
         "budget",
-        _budgets(_KNEE, 32, 64, 128, 256, 512, 1024),
+        tuple(Arm(f"{size}", _budget(size), _KNEE) for size in (32, 64, 128, 256, 512, 1024)),
         (
             _ttft("documents", "document"),
             _ITL_P99,

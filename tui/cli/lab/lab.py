@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stepscope.engine.execution.machine.environment import num_threads
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.wire import EngineInfo, KnobValue
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.tui.cli.lab.arms import ArmRun, run_arm
@@ -76,7 +76,9 @@ def lab(
             if folder:
                 draw(experiment, finding, target / f"{experiment.name}.svg")
         if folder:
-            (target / "report.md").write_text(markdown(found, _machine(engine.info)), "utf-8")
+            machine = f"{platform.machine()}, {num_threads(EngineConfig())} cores"
+            on = f"Measured on {datetime.now(UTC).date()}: {model_on_text(engine.info)}; {machine}."
+            (target / "report.md").write_text(markdown(found, on), "utf-8")
             say(f"{target}: report.md, a picture of each claim, and the recordings")
         else:
             say("the recordings are gone; -o FOLDER keeps them")
@@ -108,12 +110,6 @@ def _pair(model: str, progress: Progress) -> Iterator[Sequence[Endpoint]]:
 
 def _options(model: str) -> Mapping[str, KnobValue]:
     return {**_OPTIONS, "model": model, **(_DEMO_OPTIONS if model == "demo" else {})}
-
-
-def _machine(info: EngineInfo) -> str:
-    day = datetime.now(UTC).date()
-    cores = f"{platform.machine()}, {num_threads(EngineConfig())} cores"
-    return f"Measured on {day}: {model_on_text(info)}; {cores}."
 
 
 # The report

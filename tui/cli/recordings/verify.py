@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -59,25 +58,29 @@ def verify_file(
     with Progress() as progress:
         report = verify(path, lambda share: progress(f"verifying {path.name}", share))
     if as_json:
-        write_json(_document(report))
+        write_json(
+            {
+                "file": str(report.path),
+                "ok": report.is_good,
+                **told(
+                    report,
+                    *(
+                        "is_being_written",
+                        "num_bytes",
+                        "num_chunks",
+                        "num_messages",
+                        "num_lost_messages",
+                    ),
+                    *("num_steps", "first_step", "last_step", "with_tokens"),
+                ),
+                "service_levels": report.levels,
+                "left_out_by_repair": [msgspec.structs.asdict(loss) for loss in report.losses],
+                "checks": [{"ok": check.is_good, **told(check)} for check in report.checks],
+            }
+        )
     else:
         say(*_lines(report))
     return DONE if report.is_good else FAILED
-
-
-def _document(report: VerifyReport) -> dict[str, Any]:
-    return {
-        "file": str(report.path),
-        "ok": report.is_good,
-        **told(
-            report,
-            *("is_being_written", "num_bytes", "num_chunks", "num_messages", "num_lost_messages"),
-            *("num_steps", "first_step", "last_step", "with_tokens"),
-        ),
-        "service_levels": report.levels,
-        "left_out_by_repair": [msgspec.structs.asdict(loss) for loss in report.losses],
-        "checks": [{"ok": check.is_good, **told(check)} for check in report.checks],
-    }
 
 
 def _lines(report: VerifyReport) -> Iterator[str]:

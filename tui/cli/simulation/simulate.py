@@ -5,7 +5,7 @@ A case is a set of knobs.
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -187,8 +187,12 @@ def simulate(
             written = f"{path} ({sink.writer.num_steps:,} steps, {size})"
     if not found:
         raise Interrupted("interrupted before a run was done")
-    if cases:
-        _print_cases(found, as_json)
+    of_cases = {name: intervals(of) for name, of in found.items()} if cases else {}
+    if cases and as_json:
+        write_json(plain(of_cases))
+    elif cases:
+        rows = [[name, *(_text(of[key]) for key in _SHOWN)] for name, of in of_cases.items()]
+        say(*text_table(["with", *_SHOWN.values()], rows))
     elif as_json:
         write_json(
             {
@@ -228,15 +232,6 @@ def _shown(
         return bool(stop)
 
     return on_request
-
-
-def _print_cases(found: Mapping[str, Sequence[RunFigures]], as_json: bool) -> None:
-    figures = {name: intervals(runs) for name, runs in found.items()}
-    if as_json:
-        write_json(plain(figures))
-        return
-    rows = [[name, *(_text(of[key]) for key in _SHOWN)] for name, of in figures.items()]
-    say(*text_table(["with", *_SHOWN.values()], rows))
 
 
 def _text(value: Interval) -> str:

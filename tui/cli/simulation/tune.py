@@ -119,8 +119,19 @@ def tune(
         return DONE
     verdict = _verdict(found, basis, level, seen)
     if as_json:
-        document = _document(found, level, verdict)
-        write_json({**document, "diagnosis": _diagnosis_document(diagnosis, level)})
+        candidates = [told(each, "changes", "keeps") | _case(each) for each in found.candidates]
+        kept_load = found.load_share * found.load_per_s if found.at_load.keeps else None
+        write_json(
+            {
+                "levels": level._asdict(),
+                "best": candidates[0] if found.candidates[0].keeps else None,
+                "verdict": verdict,
+                "load_per_s": found.load_per_s,
+                "load_that_keeps_per_s": kept_load,
+                "candidates": candidates,
+                "diagnosis": _diagnosis_document(diagnosis, level),
+            }
+        )
     else:
         say(fit, *_bottlenecks(diagnosis), "", *_report(found, level), "", verdict)
     return DONE if found.candidates[0].keeps else FAILED
@@ -182,20 +193,6 @@ def _late(each: Candidate, level: SLO) -> str:
     if itl / level.itl_ms > ttft / level.ttft_ms:
         return f"p95 ITL is {itl:,.4g} of {level.itl_ms:,g} ms"
     return f"p95 TTFT is {ttft:,.4g} of {level.ttft_ms:,g} ms"
-
-
-def _document(found: Tuned, level: SLO, verdict: str) -> dict[str, Any]:
-    candidates = [told(each, "changes", "keeps") | _case(each) for each in found.candidates]
-    return {
-        "levels": level._asdict(),
-        "best": candidates[0] if found.candidates[0].keeps else None,
-        "verdict": verdict,
-        "load_per_s": found.load_per_s,
-        "load_that_keeps_per_s": found.load_share * found.load_per_s
-        if found.at_load.keeps
-        else None,
-        "candidates": candidates,
-    }
 
 
 # The bottleneck
