@@ -43,6 +43,7 @@ def milliseconds(option: str, text: str) -> float:
 
 # Durations: on the command line they may have a unit, so their options are named without `_ms`.
 DURATIONS: Mapping[str, str] = {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"}
+_FLAGS = {**DURATIONS, "bind": "--http"}
 
 _S = TypeVar("_S", bound=Struct)
 KINDS: dict[object, tuple[str, str]] = {
@@ -158,7 +159,7 @@ def _expected(field: FieldInfo) -> str:
 
 
 def flag_of(name: str) -> str:
-    return DURATIONS.get(name) or "--" + name.replace("_", "-")
+    return _FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 EXAMPLE = "ttft=500 itl=50"

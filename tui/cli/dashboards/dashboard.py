@@ -96,7 +96,14 @@ def run_live(
 
 def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) -> dict[str, Any]:
     """Return the arguments of `run_dashboard` that come from the settings and the config file."""
-    path = config_path()
+    path, log = config_path(), None
+    if settings.log is not None:
+        log = Path(settings.log).expanduser()
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.open("ab").close()
+        except OSError as error:
+            raise WrongUsage(f"--log: {log} cannot be written: {error.strerror}") from error
     is_kept = settings.keep and not settings.readonly and path != Path(os.devnull)
     kept = (*_DRAWN, *(LEVEL_NAMES if keeps_levels else ()))
     began = {name: getattr(settings, name) for name in kept}
@@ -104,20 +111,9 @@ def dashboard_options(settings: DashboardSettings, keeps_levels: bool = True) ->
         **{name: getattr(settings, name) for name in ("readonly", *_DRAWN)},
         "actions": load_actions(),
         "preferences": Preferences(path if is_kept else None, began),
-        "log_file": None if settings.log is None else _writable(Path(settings.log).expanduser()),
+        "log_file": log,
     }
 
-
-def _writable(path: Path) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError as error:
-        raise WrongUsage(f"--log: {path} cannot be written: {error.strerror}") from error
-    return path
-
-
-# A recording
 
 _FILE_EVENTS_S = 5.0  # to search the file for events; of a very long file, only those found so far
 # Without the screens of two runs and of several engines, which need more than one recording.

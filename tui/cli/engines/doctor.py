@@ -216,7 +216,12 @@ def config(
         if section in (None, name):
             say("", f"[{name}]", *_section(name))
     if section in (None, settings.KEYS):
-        say("", f"[{settings.KEYS}]", *_keys())
+        say("", f"[{settings.KEYS}]")
+        changed = settings.load_settings()[settings.KEYS]
+        for action in settings.load_actions():
+            keys = [written(key) for key in action.keys]
+            origin = path.name if action.id in changed else "default"
+            say(_line(f"{action.id} = {_toml(keys[0] if len(keys) == 1 else keys)}", origin))
     if section in (None, settings.ALERTS):
         rules, heading = settings.load_alerts(), f"[[{settings.ALERTS}]]"
         if not rules:
@@ -238,15 +243,6 @@ def _section(section: settings.Section) -> Iterator[str]:
             yield _line(f"# {name}", f"{about}, {'not shown' if value else 'not set'}")
         else:
             yield _line(f"{name} = {_toml(value)}", about)
-
-
-def _keys() -> Iterator[str]:
-    lines = settings.load_settings()[settings.KEYS]
-    for action in settings.load_actions():
-        keys = [written(key) for key in action.keys]
-        value = keys[0] if len(keys) == 1 else keys
-        origin = settings.config_path().name if action.id in lines else "default"
-        yield _line(f"{action.id} = {_toml(value)}", origin)
 
 
 def _line(text: str, comment: str) -> str:

@@ -43,7 +43,7 @@ from stepscope.tui.settings.settings import environment_name, load_alerts
 _DEFAULTS = {"bind": "127.0.0.1:8000"}
 
 
-@command(takes_key=True, sections=("http",), defaults=_DEFAULTS, names={"bind": "--http"})
+@command(takes_key=True, sections=("http",), defaults=_DEFAULTS)
 def serve_http_for(
     endpoint: EngineName = None,
     inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,
@@ -201,7 +201,6 @@ _TELLS_ALL = "--with-tokens: everyone who watches or records it gets prompts and
     "stepscope serve --like vllm",
     takes_key=True,
     sections=("serve", "knobs", "http"),
-    names={"bind": "--http"},
 )
 def serve(
     served: str | None = argument("MODEL", "the same as --model"),

@@ -130,6 +130,10 @@ def print_profile(name: str, recording: Recording, file: str, limit: int, as_jso
     groups = [(kind, list(filter(of, match.steps))) for kind, of in _KINDS_OF_STEPS.items()]
     cells = [_means(kind, steps) for kind, steps in [*groups, *shown] if steps]
     heading = ["mean ms of a step", "steps", "step", "requests", *torch_trace.KERNEL_KINDS]
+    total_ns, kernels = sum(trace.kernels.values()) or 1, []
+    for (kind, kernel), ns in trace.kernels.most_common(_NUM_KERNELS):
+        short = kernel if len(kernel) <= _NAME_WIDTH else f"{kernel[: _NAME_WIDTH - 1]}…"
+        kernels.append([kind, f"{ns / 1e6:,.1f}", f"{ns / total_ns:.1%}", short])
     found, first, last = len(match.steps), match.steps[0].step, match.steps[-1].step
     clock = "" if match.clock_ns is None else f"; wall clocks {ms(match.clock_ns)} apart"
     say(
@@ -139,7 +143,7 @@ def print_profile(name: str, recording: Recording, file: str, limit: int, as_jso
         "",
         *text_table([*heading, "host", "took"], cells),
         "",
-        *text_table(["most time in", "ms", "of all", ""], list(_kernels(trace)), "<>><"),
+        *text_table(["most time in", "ms", "of all", ""], kernels, "<>><"),
         "",
         f"host: {idle} ran of the step: scheduling, launching, waiting",
     )
@@ -155,13 +159,6 @@ def _means(kind: str, steps: Sequence[torch_trace.KernelTimes]) -> list[str]:
              for each in steps]  # fmt: skip
     means = (fmean(column) for column in zip(*times, strict=True))
     return [kind, f"{len(steps):,}", *of_one, *(f"{ns / 1e6:,.2f}" for ns in means)]
-
-
-def _kernels(trace: torch_trace.TorchTrace) -> Iterator[list[str]]:
-    total_ns = sum(trace.kernels.values()) or 1
-    for (kind, name), ns in trace.kernels.most_common(_NUM_KERNELS):
-        short = name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 1]}…"
-        yield [kind, f"{ns / 1e6:,.1f}", f"{ns / total_ns:.1%}", short]
 
 
 def _profile_document(

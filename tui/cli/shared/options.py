@@ -28,7 +28,6 @@ class CliCommand:
         sections: config sections, or parts of them; their settings become options, and those that
             were given arrive as the keyword argument `flags`.
         defaults: defaults of the command that differ from those of the fields.
-        names: other names of options, by field.
         takes_key: whether to add the options about keys, because it connects to engines.
     """
 
@@ -39,13 +38,12 @@ class CliCommand:
         name: str | None = None,
         sections: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
-        names: Mapping[str, str] | None = None,
         takes_key: bool = False,
         **rest: Any,
     ) -> None:
         self.body = body
         self._fields = [field for section in sections for field in _fields(section)]
-        self._defaults, self._names = defaults or {}, names or {}
+        self._defaults = defaults or {}
         self._key_fields = _fields("key") if takes_key else []
         epilog = "\n  ".join(["\b\nExample:", *examples]) if examples else None
         self._rest = {"name": name, "epilog": epilog, **rest}
@@ -88,8 +86,11 @@ class CliCommand:
     def _of_field(self, field: FieldInfo) -> inspect.Parameter:
         """The option of a setting. Its value stays text: `resolve` checks it."""
         base, meta = base_and_meta(field)
-        flag = self._names.get(field.name, flag_of(field.name))
-        is_bool, default = base is bool, self._defaults.get(field.name, field.default)
+        flag, is_bool, default = (
+            flag_of(field.name),
+            base is bool,
+            self._defaults.get(field.name, field.default),
+        )
         metavar = "|".join(get_args(base)) if get_origin(base) is Literal else KINDS[base][0]
         help = meta.description or ""
         if field.name in DURATIONS:

@@ -23,10 +23,10 @@ from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views.format import three_digits
 
 _SHOWN = {
-    "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "TTFT p99 ms", "itl_p50_ms": "ITL p50 ms",
-    "itl_p99_ms": "ITL p99 ms", "e2e_p50_ms": "E2E p50 ms", "e2e_p99_ms": "E2E p99 ms",
-    "goodput_per_s": "goodput /s",
-}  # fmt: skip
+    f"{kind}_{rank}_ms": f"{kind.upper()} {rank} ms"
+    for kind in ("ttft", "itl", "e2e")
+    for rank in ("p50", "p99")
+} | {"goodput_per_s": "goodput /s"}
 _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs/simulate.md)
 
 
