@@ -117,7 +117,6 @@ def top(
 
 
 def _show_log(settings: DashboardSettings) -> None:
-    """Show what a server's log tells, as its lines come through standard input."""
     from stepscope.recordings.importing.log_source import LogPipe
 
     pipe = LogPipe(piped_input(), partial(new_history, settings, FLEET_STEPS))

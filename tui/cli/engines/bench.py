@@ -139,7 +139,6 @@ def _table(result: "ThroughputResult") -> Iterator[str]:
 
 
 def _lengths(option: str, text: str) -> tuple[int, int]:
-    """Parse a range of token counts: 'LOW:HIGH', or one number for both."""
     low, _, high = text.partition(":")
     if low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low):
         return int(low), int(high or low)

@@ -97,7 +97,6 @@ class ArmRun:
             return list(step_records(recording))
 
     def add_to(self, table: StepTable) -> None:
-        """Insert the rows of every step of the run at the beginning of a table."""
         with Recording(self.path) as recording:
             for _, index in list(indexes(recording))[::-1]:
                 table.prepend(IndexRows(index).steps())
@@ -125,7 +124,6 @@ class ArmRun:
         return sum(row.phase != Phase.DECODE for row in own)
 
     def tokens_per_s_beside_prefill(self) -> float:
-        """Tokens a second of the steps with a prefill chunk."""
         steps = [each for each in self.steps if each.num_prefill_tokens]
         num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
         spent_ns = sum(each.tokens_ns - each.schedule_start_ns for each in steps)
@@ -173,7 +171,6 @@ def run_arm(
 def _send(
     client: ControlClient, arm: Arm, progress: Callable[[float], None]
 ) -> Mapping[str, list[int]]:
-    """Send the requests and changes of an arm; return the output tokens by request."""
     waiting = sorted(arm.work, key=lambda each: each.at_s)
     changes = list(arm.changes)
     sent: dict[int, Work] = {}

@@ -61,7 +61,6 @@ class Experiment(NamedTuple):
         return found._replace(why="" if found.holds else found.why, rows=tuple(rows))
 
     def table(self, finding: LabFinding) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return the table of arms as text: (heading, rows)."""
         rows = [
             (name, *(format(v, c.form) for v, c in zip(values, self.columns, strict=True)))
             for name, *values in finding.rows

@@ -175,7 +175,6 @@ class RecordedEngine:
         source.start()
 
     def look(self, now_s: float) -> None:
-        """Update `is_over` and `problem`."""
         source, recorder = self.source, self.recorder
         self.is_joined = self.is_joined or source.status == "live" or source.error is not None
         if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:

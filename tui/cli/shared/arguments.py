@@ -52,7 +52,6 @@ def find_recording(file: str, *, foreign: bool = True) -> Path:
 
 @cache
 def _as_recording(path: Path, mtime_ns: int) -> Path:
-    """Return the path of a recording; of a log or result of another tool, of a temporary one."""
     from stepscope.recordings.importing.imported import imported  # loads a lot
 
     found, told = imported(path) or (path, None)
@@ -61,7 +60,6 @@ def _as_recording(path: Path, mtime_ns: int) -> Path:
 
 
 def sample_named(name: str) -> Path | None:
-    """Return the path of the shipped sample with that name; None if there is none."""
     return samples.shipped().get(name.removesuffix(".mcap"))
 
 

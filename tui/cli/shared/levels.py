@@ -111,12 +111,10 @@ def _shares_of_time(side: Run) -> dict[Limit, float]:
 
 
 def advice_lines(side: Run) -> list[str]:
-    """Return a line for each change of knobs that the steps of a session suggest."""
     return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]
 
 
 def limits_document(side: Run) -> dict[str, Any]:
-    """Return the shares of the limits, and the advice, for JSON."""
     figures = side.figures()
     return {
         "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},

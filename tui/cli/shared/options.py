@@ -86,11 +86,8 @@ class CliCommand:
     def _of_field(self, field: FieldInfo) -> inspect.Parameter:
         """The option of a setting. Its value stays text: `resolve` checks it."""
         base, meta = base_and_meta(field)
-        flag, is_bool, default = (
-            flag_of(field.name),
-            base is bool,
-            self._defaults.get(field.name, field.default),
-        )
+        flag, is_bool = flag_of(field.name), base is bool
+        default = self._defaults.get(field.name, field.default)
         metavar = "|".join(get_args(base)) if get_origin(base) is Literal else KINDS[base][0]
         help = meta.description or ""
         if field.name in DURATIONS:

@@ -90,7 +90,6 @@ def session_text(
 
 
 def model_on_text(info: EngineInfo, *more: str) -> str:
-    """Return the model, its dtype, the device, who computes attention, and more."""
     by = f"attention by {info.attention_backend}" if info.attention_backend else None
     parts = (info.dtype, info.device, info.implementation, by, *more)
     return f"{info.model} ({', '.join(filter(None, parts))})"
