@@ -62,12 +62,8 @@ def resolve(
 ) -> _S:
     """Build the Struct of a config section, such as `DashboardSettings`, from all its sources.
 
-    A command-line option comes first, then environment, config file, `defaults`, and the default of
-    the field.
-
-    `defaults`: defaults of the command, in place of those of the fields.
-
-    Raises WrongUsage: a value does not fit its field; the message says where the value came from.
+    An option comes first, then environment, config file, `defaults` (of the command), and the
+    default of the field. WrongUsage: a value does not fit; the message says where it came from.
     """
     chosen = settled(kind, section, flags, defaults)
     return kind(**{name: each.value for name, each in chosen.items() if each.origin})

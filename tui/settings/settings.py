@@ -172,7 +172,6 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def from_environment(section: Section, key: str) -> str | None:
-    """Return the value that an environment variable gives a setting; None if it is not set."""
     return os.environ.get(environment_name(section, key))
 
 

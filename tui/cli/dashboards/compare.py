@@ -67,9 +67,8 @@ def compare(
     """Say which of two runs is better, in what, and why.
 
     On a terminal it opens the dashboard, elsewhere it prints. A ratio is B against A. A difference
-    counts only if it is unlikely to be chance, and if the load was the same.
-
-    The service levels in the recordings apply, A's if both have them, unless an option sets others.
+    counts only if it is unlikely to be chance, and if the load was the same. The service levels in
+    the recordings apply, A's if both have them, unless an option sets others.
     """
     if as_table + as_json + (output is not None) > 1:
         raise WrongUsage("--table, --json and --output: give one of them")

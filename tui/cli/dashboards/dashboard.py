@@ -186,7 +186,6 @@ def _check_step(recording: Recording, at: int) -> None:
 @command(
     "stepscope screenshot session.mcap --at 1200 -o stall.svg",
     "stepscope screenshot freeze --page latency --size 160x48 -o late.svg",
-    "stepscope screenshot freeze --axis step -o steps.svg",
     sections=("picture",),
     defaults={"ascii": False, "axis": "as 'stepscope replay' opens"},
 )
@@ -209,9 +208,8 @@ def screenshot_file(
 ) -> None:
     """Draw the dashboard at a step of a recording.
 
-    No terminal is needed. SVG keeps its text selectable. An existing file is replaced. Options
-    override [dashboard] in the config file. Service levels come from the options, else from the
-    recording, else from the config file.
+    No terminal is needed. An existing file is replaced. Service levels come from the options, else
+    from the recording, else from the config file.
     """
     path = picture_path(output, ".svg", ".txt")
     request_id = None if request is None else request_number(request)

@@ -96,7 +96,6 @@ SERVICE_LEVELS = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 @command(
     "stepscope demo",
     "stepscope demo --model smollm2",
-    "stepscope demo --rate 0.5",
     "stepscope demo --simulate h100 --model llama-3.1-8b --speed 10",
     "stepscope demo --headless --record out.mcap",
     "stepscope demo --web 8080",
@@ -125,9 +124,8 @@ def demo(
     """Start a real engine and watch it at work, or simulate one.
 
     The engine runs with a budget of 64 tokens, at most 16 running requests and, for the demo model,
-    a 60 MB KV cache. At first 2 requests are under way, soon 12, or fewer with --rate; one long
-    prompt stalls them once. With --simulate it is another demo: 10 requests a second at a budget of
-    2,048 tokens, with service levels of 500 ms (TTFT) and 50 ms (ITL).
+    a 60 MB KV cache. At first 2 requests are under way, soon 12; one long prompt stalls them once.
+    With --simulate it is another demo: 10 requests a second at a budget of 2,048 tokens.
     """
     if gpu is None and speed != 1.0:
         raise WrongUsage("--speed goes with --simulate")
@@ -208,10 +206,7 @@ def demo(
 
 
 def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
-    """Wait until the source receives telemetry. A signal ends the wait.
-
-    The workload starts afterwards, so that its first request is seen.
-    """
+    """Wait for telemetry, so that the first request will be seen; a signal ends the wait."""
 
     def is_live() -> bool:
         engine.check()
@@ -322,25 +317,11 @@ def engine_arguments(
 
 # Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
 _TOUR_LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
-_TOUR_KNOBS: Mapping[str, KnobValue] = {"max_num_batched_tokens": SMALL, "max_num_seqs": 16}
-_TOUR_ENGINE: Mapping[str, KnobValue] = {
-    "model": "demo",
-    "http": "",
-    "kv_memory": "64MB",
-    **_TOUR_KNOBS,
-}
-# The same engine simulated: step times of a sample that ran this model, and blocks as in 64 MB.
-_TOUR_SIMULATED: Mapping[str, KnobValue] = {
-    "step_time": "chunked",
-    "num_blocks": 682,
-    **_TOUR_KNOBS,
-}
 
 
 @command(
     "stepscope tour",
     "stepscope tour 4",
-    "stepscope tour --simulate",
     sections=("dashboard",),
     defaults=_TOUR_LEVELS,
 )
@@ -366,8 +347,12 @@ def tour(
     need_terminal("the tour runs only in a terminal")
     if simulate is None:
         simulate = not has_torch()
-    options, runs = (_TOUR_SIMULATED, "simulated-engine") if simulate else (_TOUR_ENGINE, "serve")
-    options = {**options, **own_levels(settings)}
+    options: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": "64MB"}
+    if simulate:  # step times of a sample that ran the demo model, and blocks as in 64 MB of it
+        options = {"step_time": "chunked", "num_blocks": 682}
+    knobs = {"max_num_batched_tokens": SMALL, "max_num_seqs": 16}
+    options = {**options, **knobs, **own_levels(settings)}
+    runs = "simulated-engine" if simulate else "serve"
     with (
         ending_on_signals(),
         Progress() as progress,

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,20 +63,20 @@ def finder() -> "Finder":
 
 def check(choice: StartChoice) -> str | None:
     """Say in one line, within two seconds, why a choice cannot be opened; None if it can."""
-    return _error_of(choice, partial(_try, choice))
 
+    def open_it() -> None:
+        if choice.kind == "engines":
+            from stepscope.tui.cli.dashboards.top import engines_to_show
+            from stepscope.tui.cli.shared.connect import check_any
 
-def _try(choice: StartChoice) -> None:
-    if choice.kind == "engines":
-        from stepscope.tui.cli.dashboards.top import engines_to_show
-        from stepscope.tui.cli.shared.connect import check_any
+            check_any(engines_to_show(choice.names))
+        elif choice.kind == "file":
+            from stepscope.recordings.file.reader import Recording
+            from stepscope.tui.cli.shared.arguments import find_recording
 
-        check_any(engines_to_show(choice.names))
-    elif choice.kind == "file":
-        from stepscope.recordings.file.reader import Recording
-        from stepscope.tui.cli.shared.arguments import find_recording
+            Recording(find_recording(choice.names[0])).close()
 
-        Recording(find_recording(choice.names[0])).close()
+    return _error_of(choice, open_it)
 
 
 def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:

@@ -57,7 +57,6 @@ WEB = option(
 
 @command(
     "stepscope top",
-    "stepscope top tcp://127.0.0.1:5555 --readonly --past 300",
     "stepscope top engine-0 engine-1 tcp://127.0.0.1:5555",
     "stepscope top http://127.0.0.1:8000",
     "stepscope top --web 8080",
@@ -163,10 +162,7 @@ def _addresses(names: Sequence[str]) -> list[live_source.Address]:
 
 
 def web_app(command: str, key: str) -> "web.Application":
-    """Return the application.
-
-    `key`: what browsers must know; empty: only those on this machine may come.
-    """
+    """Return the application. Browsers must know the `key`; without one, be on this machine."""
     from aiohttp import web
     from textual_serve.server import Server
 
@@ -218,10 +214,7 @@ class Browsers(NamedTuple):
     steers: bool
 
     def serve(self, engines: Sequence[str], flags: Mapping[str, Any]) -> None:
-        """Show `stepscope top ENGINES`, with these options by field name, until Ctrl-C.
-
-        What runs for browsers ends then, too.
-        """
+        """Show `stepscope top ENGINES`, with these options by field name, until Ctrl-C."""
         from aiohttp.web import run_app
 
         host, port = self.address
@@ -245,13 +238,9 @@ class Browsers(NamedTuple):
 
 
 def browsers_of(web: str | None, *, readonly: bool = True) -> Browsers | None:
-    """Return what `--web` asks for; None without it.
+    """Return what `--web` asks for; None without it. With an operator's key, browsers may steer.
 
-    Only where the owner gave an operator's key, browsers may steer, unless `readonly`.
-
-    Raises:
-        CommandFailed: textual-serve is not installed.
-        WrongUsage: strangers could watch, or other users of this machine could steer the engine.
+    Raises WrongUsage: strangers could watch, or other users of this machine could steer the engine.
     """
     if web is None:
         return None

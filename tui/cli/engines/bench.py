@@ -30,7 +30,6 @@ _DRAWN = ": a range to draw from evenly, or one number"
     "stepscope bench",
     "stepscope bench --num-requests 256 -o out.json",
     "stepscope bench --model smollm2 --num-requests 32",
-    "stepscope bench --num-requests 32 --input-len 512 --output-len 64",
     sections=("serve", "knobs"),
 )
 def bench(
@@ -47,11 +46,10 @@ def bench(
 ) -> None:
     """Measure an engine on this machine.
 
-    It runs a fixed set of requests through an engine, as fast as it can. The engine is that of
-    'stepscope serve', in this process. All requests are there at once, their token ids are random,
-    and no end token ends them. The defaults are a common yardstick: 256 requests, prompts and
-    outputs of 100 to 1024 tokens, seed 0; on a CPU only the first 32 of them. --seed draws lengths
-    and token ids too.
+    It runs requests through the engine of 'stepscope serve', in this process, as fast as it can:
+    all are there at once, of random token ids, and no end token ends them. The defaults are a
+    common yardstick: 256 requests, prompts and outputs of 100 to 1024 tokens, seed 0; on a CPU only
+    the first 32 of them.
     """
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)

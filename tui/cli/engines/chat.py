@@ -38,7 +38,6 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 @command(
     "stepscope chat",
     "stepscope chat engine-0 --temperature 0",
-    "stepscope chat --model FILE.gguf",
     takes_key=True,
 )
 def chat(

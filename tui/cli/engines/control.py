@@ -148,9 +148,8 @@ def snapshot(
 
     if target is not None and is_server:
         history = scraped(MetricsAddress.parse(target), _METRICS_S, chosen_levels({}))
-        told = history.snapshot()
-        assert told is not None, "it has a step"
-        taken = told
+        taken = history.snapshot()
+        assert taken is not None, "it has a step"
     else:
         chosen = choose(target, "stepscope snapshot {}")
         with connect(chosen) as client:

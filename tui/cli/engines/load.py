@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +82,20 @@ def load(
     with connect(choose(endpoint, "stepscope load {}")) as client:
         info = client.info()
         slo = level_of_engine({}, info)
-        announced = []
+        tell = partial(note, begin="") if as_json else say
         if reset_prefix_cache:
             done = client.ask(ResetPrefixCache(who=who()))
             detail = done.detail if isinstance(done, Ack) else done
-            announced.append(f"the prefix cache is reset: {detail}")
+            tell(f"the prefix cache is reset: {detail}")
         writer = PromptWriter(Corpus.english(), info.chars_per_token or _CHARS_PER_TOKEN)
         longest = info.max_model_len
         if rows is None:
             arrivals, number = synthetic(spec, writer, longest), spec.num_requests
-            announced.append(f"to {info.name}: {describe(spec)}; Ctrl-C ends it")
+            tell(f"to {info.name}: {describe(spec)}; Ctrl-C ends it")
         else:
             arrivals = from_trace(rows, writer, longest, time_scale or 1.0, spec.seed)
             number = len(rows)
-            announced.append(f"to {info.name}: {number} requests of a trace")
-        for line in announced:
-            note(line, "") if as_json else say(line)
+            tell(f"to {info.name}: {number} requests of a trace")
         interrupted = StopSignals(signal.SIGINT)
         with Progress() as progress:
 

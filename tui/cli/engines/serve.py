@@ -86,7 +86,6 @@ def _open_listener(settings: HttpSettings) -> tuple[socket.socket, str]:
 
 
 def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
-    """Return lines for the operator: where the API is, and how to try it."""
     if not takes_prompts:
         return [f"metrics on http://{address}/metrics; prompts go to the prefill engine"]
     key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""
@@ -145,7 +144,6 @@ class HttpProcess:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the child process by SIGTERM; kill it if it does not end in time."""
         with self._lock:
             self._stopping.set()
             process = self._process

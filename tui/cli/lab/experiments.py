@@ -12,8 +12,7 @@ from stepscope.recordings.session.knee import knee_of, newest_columns
 from stepscope.recordings.session.steps import StepTable
 from stepscope.tui.cli.lab.arms import Arm, ArmRun, Work
 
-Values = Sequence[float]
-Columns = Mapping[str, Values]
+Columns = Mapping[str, Sequence[float]]
 _SARATHI = "Sarathi-Serve (Agrawal et al., OSDI 2024)"
 _WHOLE = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
 
@@ -106,7 +105,7 @@ _ITL_MAX = _figure("longest ITL, ms", "itl_max", is_drawn=True)
 _OUTPUT = _figure("output tokens/s", "out_tokens_per_s", is_drawn=True)
 
 
-def _num_equal(runs: Sequence[ArmRun]) -> Values:
+def _num_equal(runs: Sequence[ArmRun]) -> Sequence[float]:
     """How many of the first arm's tokens each arm gave, until the first other one."""
     whole = runs[0].outputs["one"]
     pairs = [list(zip(run.outputs["one"], whole, strict=False)) for run in runs]

@@ -30,7 +30,6 @@ _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32
 @command(
     "stepscope lab",
     "stepscope lab freeze",
-    "stepscope lab prefix freeze --model smollm2",
     "stepscope lab --all -o lab/",
 )
 def lab(
@@ -127,7 +126,6 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
 
 
 def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
-    """Return a Markdown report: a table of all claims, then the measurements of each experiment."""
     text = ["# What the lab measured\n", f"{machine}\n"]
     text += ["| claim | source | measured | verdict |", "|---|---|---|---|"]
     for experiment, finding in found:

@@ -6,6 +6,7 @@ allowed.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -80,9 +81,8 @@ class CheckRow(NamedTuple):
     name: str  # of the figure
     asked: str
     measured: str
-    outcome: Literal[
-        "ok", "unsure", "failed", "unknown"
-    ]  # unsure: worse, but perhaps by chance; unknown: the session has no value
+    # unsure: worse, but perhaps by chance; unknown: the session has no value
+    outcome: Literal["ok", "unsure", "failed", "unknown"]
     detail: str = ""
     is_bound: bool = True  # else a comparison with the baseline
 
@@ -214,11 +214,7 @@ def _bound(option: str, text: str) -> FigureBound:
 
 
 def _share(text: str) -> float:
-    number = text.removesuffix("%")
-    try:
-        value = float(number) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
+    match = re.fullmatch(r"(\d*\.?\d+)(%?)", text)
+    if match is None:
         raise cli_errors.WrongUsage(f"--max-regression: expected a share like 10%, got {text!r}")
-    return value
+    return float(match[1]) / (100 if match[2] else 1)

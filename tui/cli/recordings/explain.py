@@ -35,7 +35,6 @@ from stepscope.tui.settings.setting_values import DURATIONS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 
-_LEAST_S = 5.0  # of a session for `tune`
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 
 
@@ -105,7 +104,6 @@ def explain(
         return
     span_s = None if side is None else side.figures()["seconds"]
     of = f"; {model_text(found.info)} on {found.info.name}"
-    is_long = span_s is not None and span_s >= _LEAST_S
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,
         *_summary(found, origins),
@@ -114,7 +112,7 @@ def explain(
         *_shares(found),
         *_graphs(found),
         *_tables(found, limit),
-        *(["", f"'stepscope tune {file}' names the bottleneck"] if is_long and found.late else []),
+        *(["", f"'stepscope tune {file}' names the bottleneck"] if side and found.late else []),
     )
 
 

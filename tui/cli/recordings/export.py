@@ -109,8 +109,7 @@ def plot_file(
     """Draw a figure of a recording for a report.
 
     Budget, step times, latencies, queue and KV cache over time. Each column of pixels shows the
-    worst that happened in it, so no stall is averaged away; knob changes and marks are lines with
-    labels. Needs 'stepscope[export]'. An existing file is replaced.
+    worst that happened in it, so no stall is averaged away. An existing file is replaced.
     """
     steps = step_range(first, last)
     path = picture_path(output, ".svg", ".png", ".pdf")

@@ -30,10 +30,7 @@ from stepscope.tui.views import format as fmt
 def print_ledger(
     name: str, recording: Recording, last_s: float | None, is_cut: bool, limit: int, as_json: bool
 ) -> None:
-    """Print the waits and preemptions of a recording, or of its last seconds.
-
-    `is_cut`: it holds nothing else than those.
-    """
+    """Print waits and preemptions of the last seconds; `is_cut`: the recording has only those."""
     begin = Position(0, 0)
     if last_s is not None and not is_cut:
         begin = recording.find_time(recording.end_ns - round(last_s * 1e9))

@@ -67,13 +67,10 @@ def measure(
     *,
     for_comparison: bool = False,
 ) -> MeasuredSession:
-    """Measure a recording, or the last seconds of a recording or of a running engine.
+    """Measure a recording, an engine (None: the only one here) or a page of metrics.
 
-    Args:
-        target: a recording or sample, else an engine or an address with /metrics; None: the only
-            engine on this machine.
-        seconds: None: the whole recording, or the last minute of an engine.
-        for_comparison: whether to read what a comparison needs, a `Side`: all messages.
+    `seconds`: how much of its end; None: a whole recording, or a minute of an engine.
+    `for_comparison`: whether to read what a comparison needs, a `Side`: all messages.
     """
     if target is not None and is_metrics_url(target):
         address = MetricsAddress.parse(target)
@@ -195,7 +192,6 @@ def _first_of(history: History, seconds: float) -> int | None:
 
 
 def _of_history(history: History, name: str, seconds: float | None = None) -> MeasuredSession:
-    """The figures of the last seconds of a history; None: of all of it."""
     first = None if seconds is None else _first_of(history, seconds)
     side = read_side(HistoryFeed(history, name, history.slo, StepRange(first)))
     return MeasuredSession(name, history.slo, history.windows.figures(None, seconds), side, seconds)

@@ -243,9 +243,6 @@ def watch_recordings(
         sessions[0].problem = Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
 
 
-# Incidents
-
-
 def _seconds(option: str, text: str) -> float:
     seconds = milliseconds(option, text) / 1e3
     if seconds < 1:

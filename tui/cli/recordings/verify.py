@@ -20,7 +20,6 @@ from stepscope.tui.views.format import file_size, plural
 
 @command(
     "stepscope verify session.mcap",
-    "stepscope verify f.mcap --json",
     "stepscope verify session.mcap.part --repair",
     "stepscope verify session.mcap --strip-tokens -o shared.mcap",
 )
@@ -43,9 +42,8 @@ def verify_file(
     replayed, and every count and reference is checked against them. Ends with 1 when anything is
     wrong. A file that is still being written is not an error.
 
-    --repair only reads the old file; the new one has a new index. It says what was kept and what
-    was lost, and leaves a file alone that is still being written (exit code 1): its recorder
-    completes it.
+    --repair only reads the old file, and says what was kept and what was lost. A file that is still
+    being written it leaves to its recorder (exit code 1).
     """
     if repair or strip_tokens:
         if as_json:

@@ -124,9 +124,7 @@ def called_text(endpoint: Endpoint) -> str:
 def wait_for_any(find: Callable[[], Sequence[Address]], waits: bool) -> Sequence[Address]:
     """Return what `find` returns, once at least one of the engines answers or is starting.
 
-    Args:
-        find: called before each look, because ranks that have come have addresses of their own.
-        waits: whether to wait, and to say so; if not, what `check_any` raises is raised.
+    `find` is called before each look, because ranks that have come have addresses of their own.
     """
     since, said = time.strftime("%H:%M:%S"), ""
     parent = os.getppid()
@@ -134,12 +132,11 @@ def wait_for_any(find: Callable[[], Sequence[Address]], waits: bool) -> Sequence
         found = find()
         try:
             check_any(found)
+            return found
         except (EngineUnreachable, CommandFailed) as error:
             if not waits or not _may_come(error):
                 raise
             why = str(error)
-        else:
-            return found
         if in_browser() and os.getppid() != parent:  # its server is gone
             raise typer.Exit(DONE)
         if why != said and sys.stderr is not None:
@@ -237,7 +234,6 @@ def _may_come(error: Exception) -> bool:
 
 
 def check_metrics(address: MetricsAddress) -> None:
-    """Raise CommandFailed unless the address serves metrics that we can read."""
     from stepscope.engine.adapters.metrics import fetch
 
     try:

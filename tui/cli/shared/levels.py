@@ -28,23 +28,20 @@ def chosen_levels(flags: Mapping[str, Any]) -> service_levels.Levels:
 def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
     """Return the service levels by which to judge a recording, and say if they are not its own."""
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
-    chosen = own_levels(settings)
     said = service_levels.levels_said(recording.info, recording.metadata)
-    note_own(chosen, said)
-    return service_levels.slo_of(chosen, said)
+    return note_own(own_levels(settings), said)
 
 
 def level_of_engine(flags: Mapping[str, Any], info: EngineInfo) -> SLO:
     """Return the service levels by which to judge an engine, and say if they are not its own."""
-    chosen, said = chosen_levels(flags), service_levels.levels_said(info)
-    note_own(chosen, said)
-    return service_levels.slo_of(chosen, said)
+    return note_own(chosen_levels(flags), service_levels.levels_said(info))
 
 
-def note_own(chosen: service_levels.Levels, said: service_levels.Levels) -> None:
-    """Say on stderr if the viewer's choice overrides what the engine or the recording says."""
+def note_own(chosen: service_levels.Levels, said: service_levels.Levels) -> SLO:
+    """Return the levels to judge by; say on stderr if the viewer's override what was said."""
     if text := service_levels.own_text(chosen, said):
         note(f"{service_levels.levels_text(chosen)}, {text}", "service levels: ")
+    return service_levels.slo_of(chosen, said)
 
 
 def own_levels(settings: DashboardSettings) -> service_levels.Levels:

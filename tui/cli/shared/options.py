@@ -53,8 +53,6 @@ class CliCommand:
         for name, each in given.signature.parameters.items():
             if isinstance(each.default, OptionInfo | ArgumentInfo):
                 given.arguments.setdefault(name, each.default.default)
-            elif name == "flags":
-                given.arguments.setdefault(name, {})
         return self.body(*given.args, **given.kwargs)
 
     def add_to(self, app: typer.Typer) -> typer.Typer:
@@ -155,10 +153,7 @@ def argument(metavar: str, help: str, *, default: Any = None, **rest: Any) -> An
 
 
 def option(metavar: str, help: str, *names: str, default: Any = None, **rest: Any) -> Any:
-    """Return an option with a value, for a parameter's default; `...` if it must be given.
-
-    `rest` is what typer takes besides, such as `min` and `max`.
-    """
+    """Return an option with a value; `rest` is what typer takes besides, such as `min`, `max`."""
     return typer.Option(default, *names, metavar=metavar, help=help, **rest)
 
 

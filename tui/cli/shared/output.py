@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -105,10 +105,7 @@ def in_ms(ns: float | None) -> float | None:
 
 
 def told(each: Any, *names: str) -> dict[str, Any]:
-    """Return these attributes (without names: all fields) for JSON; times in ns become ms.
-
-    Named tuples in them become objects, too.
-    """
+    """Return attributes (default: all fields) for JSON: ns become ms, named tuples objects."""
     found = {}
     for name in names or type(each).__match_args__:
         value, is_ns = getattr(each, name), name == "ns" or name.endswith("_ns")
@@ -132,10 +129,10 @@ def clock_ms(wall_ns: int | None) -> str:
 
 # Progress
 
-_LINE_INTERVAL_S = 5.0
+_DRAW_INTERVAL_S, _LINE_INTERVAL_S = 0.1, 5.0
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Shows the progress of long work: in one line of a terminal, else a line now and then."""
 
     def __init__(self) -> None:
@@ -144,22 +141,21 @@ class Progress:
         self._status: Status | None = None
         self._last: tuple[str, float] = "", float("-inf")  # the last line: of what, and when
 
-    def __enter__(self) -> "Progress":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __call__(self, what: str, share: float | None, detail: str = "") -> None:
         """Show progress; `share` is 0 to 1, or None if the length of the work is unknown."""
         shown = detail or ("" if share is None else f"{share:.0%}")
+        is_new, now_s = what != self._last[0], time.monotonic()
+        interval_s = _DRAW_INTERVAL_S if self._is_terminal else _LINE_INTERVAL_S
+        if sys.stderr is None or not (is_new or now_s - self._last[1] >= interval_s):
+            return
+        self._last = what, now_s
         if self._is_terminal:
             in_all = "" if share is None or not detail else f" ({share:.0%})"
             self._draw(f"{what}: {shown}{in_all}" if shown else what)
-            return
-        is_new, now_s = what != self._last[0], time.monotonic()
-        if sys.stderr is not None and (is_new or now_s - self._last[1] >= _LINE_INTERVAL_S):
-            self._last = what, now_s
+        else:
             shown = detail if is_new else shown
             print(f"{what}: {shown}" if shown else what, file=sys.stderr, flush=True)
 

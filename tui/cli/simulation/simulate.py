@@ -4,7 +4,6 @@ A case is a set of knobs.
 """
 
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -59,7 +58,6 @@ from stepscope.tui.views.format import file_size
 
 _DEFAULTS = {"rate": 8.0, "num_requests": 300}
 _STDIN = "-"
-_TICK_S = 0.1
 _SHOWN = {
     "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "p99", "itl_p50_ms": "ITL p50 ms",
     "itl_p99_ms": "p99", "e2e_p50_ms": "E2E p50 ms", "e2e_p99_ms": "p99",
@@ -69,9 +67,7 @@ _SHOWN = {
 
 @command(
     "stepscope simulate --gpu h100",
-    "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
     "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
-    "stepscope simulate trace.csv --gpu h100 --sweep batching=static,chunked",
     "stepscope simulate session.mcap -o again.mcap",
     "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
     "stepscope simulate workload.json --steps | head",
@@ -124,9 +120,8 @@ def simulate(
     The scheduler and the KV cache are the engine's own; only time is a model. A recording that is
     written opens everywhere (replay, compare, explain, plot) and is marked as simulated.
 
-    --steps dry-runs the scheduler on a workload that counts in steps, without step times: a JSON
-    object with num_blocks, requests (arrival_step, prompt_len, output_len each) and any knob by its
-    name. Options override it, but its budget changes in mid-run still happen.
+    --steps dry-runs the scheduler on a workload that counts in steps: a JSON object with
+    num_blocks, requests (arrival_step, prompt_len, output_len each) and any knob by its name.
     """
     engine = EngineOptions(
         gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len,
@@ -221,14 +216,10 @@ def _shown(
     progress: Progress, stop: StopSignals, num_requests: int, what: str
 ) -> Callable[[int], bool]:
     """Return a function for each request: it shows progress, and returns True after a signal."""
-    next_s = 0.0
 
     def on_request(number: int) -> bool:
-        nonlocal next_s
-        if (now_s := time.monotonic()) >= next_s:
-            next_s = now_s + _TICK_S
-            detail = f"{number:,} of {num_requests:,} requests"
-            progress(what, number / max(1, num_requests), detail)
+        detail = f"{number:,} of {num_requests:,} requests"
+        progress(what, number / max(1, num_requests), detail)
         return bool(stop)
 
     return on_request

@@ -74,15 +74,13 @@ def tune(
 ) -> int:
     """Find the knobs that keep the service levels best.
 
-    Names the bottleneck first: the steps show which settings may hold the engine back, and the
-    recorded requests are simulated with each limit lifted. Then sets of knobs are simulated, as in
-    'stepscope what-if'. Nothing is changed. Says why, and which load would do, if no knobs keep the
-    levels (exit code 1).
+    Names the bottleneck first: the recorded requests are simulated with each limit lifted. Then
+    sets of knobs are simulated, as in 'stepscope what-if'. Nothing is changed. Says why, and which
+    load would do, if no knobs keep the levels (exit code 1).
 
-    --hold is an autopilot: it predicts step times with a model fitted on the engine's own steps,
-    and also limits the running requests if the budget alone is not enough. Every move is in the
-    engine's audit with its reason. The old values of the knobs are restored when it ends, dies or
-    loses the telemetry. It ends when somebody else sets one of its knobs.
+    --hold is an autopilot: it predicts step times from the engine's own steps. Every move is in the
+    audit with its reason. The knobs are restored when it ends, dies or loses the telemetry. It ends
+    when somebody else sets one of them.
     """
     if holds:
         if bottleneck or (target is not None and is_recorded(target)):
