@@ -319,12 +319,7 @@ def engine_arguments(
 _TOUR_LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
 
 
-@command(
-    "stepscope tour",
-    "stepscope tour 4",
-    sections=("dashboard",),
-    defaults=_TOUR_LEVELS,
-)
+@command("stepscope tour", "stepscope tour 4", sections=("dashboard",), defaults=_TOUR_LEVELS)
 def tour(
     chapter: int = argument(
         "CHAPTER",

@@ -35,11 +35,7 @@ _TELEMETRY_S = 3.0  # how long the records of an answer may take to arrive
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
-@command(
-    "stepscope chat",
-    "stepscope chat engine-0 --temperature 0",
-    takes_key=True,
-)
+@command("stepscope chat", "stepscope chat engine-0 --temperature 0", takes_key=True)
 def chat(
     endpoint: EngineName = None,
     model: str | None = option(

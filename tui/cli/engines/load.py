@@ -15,6 +15,7 @@ from stepscope.engine.workload.arrivals import (
     Corpus,
     PromptWriter,
     describe,
+    fit,
     from_trace,
     synthetic,
 )
@@ -95,7 +96,10 @@ def load(
         else:
             arrivals = from_trace(rows, writer, longest, time_scale or 1.0, spec.seed)
             number = len(rows)
-            tell(f"to {info.name}: {number} requests of a trace")
+            fits = (fit(row.num_prompt_tokens, row.num_output_tokens, longest) for row in rows)
+            num_cut = sum(is_cut for *_, is_cut in fits)
+            cut = f"; {num_cut} are cut to max_model_len={longest}" if num_cut else ""
+            tell(f"to {info.name}: {number} requests of a trace{cut}")
         interrupted = StopSignals(signal.SIGINT)
         with Progress() as progress:
 

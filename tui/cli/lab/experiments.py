@@ -312,9 +312,7 @@ EXPERIMENTS = (
             _ttft("documents", "document"),
             _ITL_P99,
             _each(
-                "tokens/s in steps with a chunk",
-                ArmRun.tokens_per_s_beside_prefill,
-                is_drawn=True,
+                "tokens/s in steps with a chunk", ArmRun.tokens_per_s_beside_prefill, is_drawn=True
             ),
         ),
         judge_knee,

@@ -27,11 +27,7 @@ _OPTIONS: Mapping[str, KnobValue] = {"max_num_batched_tokens": 8192, "max_num_se
 _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32"}
 
 
-@command(
-    "stepscope lab",
-    "stepscope lab freeze",
-    "stepscope lab --all -o lab/",
-)
+@command("stepscope lab", "stepscope lab freeze", "stepscope lab --all -o lab/")
 def lab(
     names: list[str] | None = argument("NAME...", "the experiments (default: list them)"),
     runs_all: bool = flag("run all of them", "--all"),

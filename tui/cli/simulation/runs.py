@@ -18,11 +18,7 @@ from stepscope.engine.simulation.measured import MeasuredModel, read_points
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.step_time import StepTimeModel
-from stepscope.engine.simulation.virtual.requests import (
-    SimulatedRequest,
-    of_mix,
-    of_trace,
-)
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix, of_trace
 from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import describe
