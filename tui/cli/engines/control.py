@@ -142,10 +142,12 @@ def snapshot(
     if is_file:
         raise WrongUsage(f"{target} is a recording: give --audit, or 'stepscope stats {target}'")
     # `--help` needs none of these.
+    from stepscope.recordings.history.history import History
     from stepscope.recordings.history.verdict import verdict_at
     from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds, scraped
     from stepscope.tui.cli.shared.levels import chosen_levels
 
+    history: History | None = None
     if target is not None and is_server:
         history = scraped(MetricsAddress.parse(target), _METRICS_S, chosen_levels({}))
         taken = history.snapshot()
@@ -154,20 +156,15 @@ def snapshot(
         chosen = choose(target, "stepscope snapshot {}")
         with connect(chosen) as client:
             taken = client.snapshot()
-        if not taken.info.publishes:
-            _print(taken, None, None, as_json)
-            return
-        history = last_seconds(chosen, LIVE_S, chosen_levels({}))
-        with connect(chosen) as client:  # again: the verdict and the figures are of one moment
-            taken = client.snapshot()
-    state = SessionState.from_snapshot(taken)
-    verdict = verdict_at(history, state, None, history.windows.latency())
-    _print(taken, verdict.text, history.windows.figures(None, LIVE_S), as_json)
-
-
-def _print(
-    taken: Snapshot, verdict: str | None, figures: dict[str, float | None] | None, as_json: bool
-) -> None:
+        if taken.info.publishes:
+            history = last_seconds(chosen, LIVE_S, chosen_levels({}))
+            with connect(chosen) as client:  # again: verdict and figures are of one moment
+                taken = client.snapshot()
+    verdict = figures = None
+    if history is not None:
+        state = SessionState.from_snapshot(taken)
+        verdict = verdict_at(history, state, None, history.windows.latency()).text
+        figures = history.windows.figures(None, LIVE_S)
     if as_json:
         write_json({**msgspec.to_builtins(taken), "verdict": verdict, "figures": figures})
         return
