@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import platformdirs
-import tomlkit
 
 from stepscope.engine.adapters.sglang.knobs import LIVE
 from stepscope.engine.adapters.sglang.shapes import TRIED_RELEASE
@@ -25,7 +24,6 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
 from stepscope.engine.transport.local_engines import starting_pid
-from stepscope.tui.cli.shared.connect import called_text
 from stepscope.tui.cli.shared.options import argument, command
 from stepscope.tui.cli.shared.output import say
 from stepscope.tui.cli.shared.process import has_torch
@@ -172,6 +170,8 @@ def _files() -> Iterator[_Row]:
             yield "note", "sockets", text
         found = []
         for each in find_local():
+            from stepscope.tui.cli.shared.connect import called_text  # its packages may be missing
+
             pid = starting_pid(each)
             found.append(called_text(each) + (f" (pid {pid}, still starting)" if pid else ""))
         yield "ok", "engines", "; ".join(found) or "none runs on this machine"
@@ -250,6 +250,8 @@ def _line(text: str, comment: str) -> str:
 
 
 def _toml(value: Any) -> str:
+    import tomlkit  # may be missing, which `doctor` would tell
+
     plain = msgspec.to_builtins(value)
     if isinstance(plain, dict):
         table = tomlkit.inline_table()
