@@ -24,7 +24,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text
-from stepscope.tui.cli.dashboards.demo_engine import WORKLOAD, workload_of, workload_text
+from stepscope.tui.cli.dashboards.demo import WORKLOAD, workload_of, workload_text
 from stepscope.tui.settings.cli_errors import WrongUsage
 from tests.support.waiting import wait_for
 

@@ -19,7 +19,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder
 from stepscope.tui.cli.engines import serve as serve_command
 from stepscope.tui.cli.shared.connect import choose
-from stepscope.tui.cli.shared.errors import expected
+from stepscope.tui.cli.shared.process import expected
 from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 from tests.support.engines.simulated_run import simulated_info
 from tests.support.waiting import wait_for

@@ -222,7 +222,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "name", ["typer", "stepscope.tui.cli.shared.errors", "stepscope.tui.cli.recordings.explain"]
+    "name", ["typer", "stepscope.tui.cli.shared.process", "stepscope.tui.cli.recordings.explain"]
 )
 def test_ctrl_c_is_quiet_even_while_modules_are_imported(name: str) -> None:
     """Even while the command's modules are imported, which takes the first tenth of a second."""

@@ -27,7 +27,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import Verdict, verdict_of
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.dashboards.demo_engine import (
+from stepscope.tui.cli.dashboards.demo import (
     KNOBS,
     SERVICE_LEVELS,
     STALL_S,

@@ -2,7 +2,7 @@
 
 May import: tui.cli.dashboards, tui.cli.shared, tui.settings, tui.views.
 Any function of a command may raise the errors of `tui.settings.cli_errors` and those that
-`shared/errors.py` knows: they end it with one line.
+`shared/process.py` knows: they end it with one line.
 A command is a module in the package of its kind, such as `engines` or `recordings`, with its
 options beside its body; `command_line.py` names it.
 """

@@ -16,28 +16,29 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from stepscope.tui.cli.shared.errors import report
 from stepscope.tui.cli.shared.options import CliCommand
+from stepscope.tui.cli.shared.process import report
 from stepscope.tui.settings.cli_errors import DONE, WRONG_USAGE
+from stepscope.tui.settings.terminal import can_be_drawn_on
 
 # Of each command: its name, its module below `stepscope.tui.cli` (and function, if it is not named
 # alike), and the first line of its help.
 _LIST = """
 Watch and steer
 top  dashboards.top  Watch and steer running engines.
-set  engines.set:set_knobs  Change knobs of a running engine; print the step of effect.
-snapshot  engines.snapshot  Show what an engine or a /metrics page says now.
+set  engines.control:set_knobs  Change knobs of a running engine; print the step of effect.
+snapshot  engines.control:snapshot  Show what an engine or a /metrics page says now.
 watch  engines.watch  Watch an engine by rules: a line when one fires or ends.
 record  recordings.record  Record every step of an engine to a file, without a screen.
 
 Look back
-replay  dashboards.replay  Show a recording in the dashboard.
+replay  dashboards.dashboard:replay  Show a recording in the dashboard.
 compare  dashboards.compare  Say which of two runs is better, in what, and why.
 explain  recordings.explain  Say which tokens came late, and why; also who waits, or what ran.
 stats  recordings.check:stats  Print all figures of a recording, an engine or /metrics.
 check  recordings.check  Check that a session keeps its bounds, for CI.
 export  recordings.export:export_file  Convert a recording to the format of another program.
-screenshot  dashboards.replay:screenshot_file  Draw the dashboard at a step of a recording.
+screenshot  dashboards.dashboard:screenshot_file  Draw the dashboard at a step of a recording.
 plot  recordings.export:plot_file  Draw a figure of a recording for a report.
 
 Predict
@@ -60,21 +61,18 @@ Care
 verify  recordings.verify:verify_file  Check a recording from its bytes to its KV accounting.
 doctor  engines.doctor  Show what is installed, what will be used and what is missing.
 keys  engines.keys:commands  Make, list and revoke the keys that engines let in.
-config  dashboards.config  Show the settings, and where each of them comes from.
+config  engines.doctor:config  Show the settings, and where each of them comes from.
 """
 
 
-def _groups() -> Iterator[tuple[str, Mapping[str, tuple[str, str]]]]:
-    for title, *lines in (block.splitlines() for block in _LIST.strip().split("\n\n")):
-        rows = (line.split("  ") for line in lines)
-        yield title, {name: (place, summary) for name, place, summary in rows}
-
-
-GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = dict(_groups())
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    title: {name: (place, line) for name, place, line in (row.split("  ") for row in rows)}
+    for title, *rows in (block.splitlines() for block in _LIST.strip().split("\n\n"))
+}
 # Run by other commands, in processes of their own.
 _INTERNAL = {
     "http": "engines.serve:serve_http_for",
-    "simulated-engine": "simulation.simulated_engine:run",
+    "simulated-engine": "simulation.runs:simulated_engine",
 }
 _PLACES = {name: place for group in GROUPS.values() for name, (place, _) in group.items()}
 _NAME_WIDTH = 12
@@ -123,29 +121,23 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"stepscope {version('stepscope')}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
     show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
+        bool, typer.Option("--version", help="Show the version and exit.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        from stepscope.tui.cli.dashboards import start as command
+    if show_version:
+        from importlib.metadata import version
 
-        if command.can_start():
-            command.start()
+        print(f"stepscope {version('stepscope')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        if can_be_drawn_on():
+            from stepscope.tui.cli.dashboards.start import start
+
+            start()
             raise typer.Exit(DONE)
         print(context.get_help())
         raise typer.Exit(WRONG_USAGE)

@@ -5,37 +5,34 @@ A line of the `[keys]` section of the config file gives an action other keys: `p
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from stepscope.tui.settings.action_table import PAGES, TABLE, WHERE, Action, Need, Place
 from stepscope.tui.settings.key_names import KeyNameError, parse, shown, spelled
 
 
-def named(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """Replace each `{id}` in the help of actions by the first key of the action with that id."""
-    keys = {action.id: action.key for action in actions}
+def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
+    """Return the table with other keys; `{id}` in a help becomes the first key of that action."""
+    actions = [
+        replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in TABLE
+    ]
+    first = {action.id: action.key for action in actions}
 
-    def filled(text: str, action: Action) -> str:
-        return (spelled(text) if action.ascii_only else text).format_map(keys)
+    def filled(text: str) -> str:
+        return (spelled(text) if ascii_only else text).format_map(first)
 
     return tuple(
         replace(
-            action,
-            help=filled(action.help, action),
-            elsewhere=tuple((where, filled(text, action)) for where, text in action.elsewhere),
+            each,
+            help=filled(each.help),
+            elsewhere=tuple((where, filled(text)) for where, text in each.elsewhere),
         )
-        for action in actions
+        for each in actions
     )
 
 
-def with_keys(keys: Mapping[str, tuple[str, ...]], ascii_only: bool = False) -> tuple[Action, ...]:
-    return named(
-        [replace(each, keys=keys.get(each.id, each.keys), ascii_only=ascii_only) for each in TABLE]
-    )
-
-
-ACTIONS = named(TABLE)  # with the default keys
+ACTIONS = with_keys({})
 BY_ID = {action.id: action for action in ACTIONS}
 
 # Pairs of actions that share one entry in the footer.
@@ -69,9 +66,7 @@ class Abilities:
         return self.action(action_id).key
 
     def allows(self, action: Action) -> bool:
-        if action.changes_engine and self.readonly:
-            return False
-        return action.needs <= self.has
+        return action.needs <= self.has and not (action.changes_engine and self.readonly)
 
     def why_not(self, action: Action) -> str:
         """Return a line that says why an action is not allowed in this dashboard."""
@@ -128,12 +123,8 @@ def _footer_keys(abilities: Abilities, action: Action) -> str:
     return f"{first} {second}" if first in "[{(<" else f"{first}/{second}"
 
 
-class KeyMapError(ValueError):
-    """A line of `[keys]` is not valid; the message names the line and says what is valid."""
-
-
 def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
-    """Return the action table with the keys of `[keys]`; KeyMapError names the wrong line."""
+    """Return the action table with the keys of `[keys]`; KeyNameError names the wrong line."""
     actions = with_keys({name: _keys(name, value) for name, value in lines.items()})
     owners: dict[str, Action] = {}
     for action in actions:
@@ -141,7 +132,7 @@ def remapped(lines: Mapping[str, object]) -> tuple[Action, ...]:
             other = owners.setdefault(key, action)
             if other is not action:
                 mine, its = (action, other) if action.id in lines else (other, action)
-                raise KeyMapError(
+                raise KeyNameError(
                     f"[keys] {mine.id} = {lines[mine.id]!r}: {shown(key)} is the key of {its.id} "
                     f"({its.label}); give {its.id} another one, or take one of f2 to f24"
                 )
@@ -152,7 +143,7 @@ def _keys(name: str, value: object) -> tuple[str, ...]:
     if name not in BY_ID:
         close = " or ".join(repr(each) for each in difflib.get_close_matches(name, BY_ID, 3))
         hint = f" (did you mean {close}?)" if close else ""
-        raise KeyMapError(
+        raise KeyNameError(
             f"unknown key {name!r} in [keys]{hint}; 'STEPSCOPE_CONFIG=none stepscope config keys' "
             "lists all there are"
         )
@@ -160,9 +151,9 @@ def _keys(name: str, value: object) -> tuple[str, ...]:
     keys: list[str] = []
     for text in texts:
         if not isinstance(text, str):
-            raise KeyMapError(f'[keys] {name} = {value!r}: write "p", or ["p", "f5"]')
+            raise KeyNameError(f'[keys] {name} = {value!r}: write "p", or ["p", "f5"]')
         try:
             keys.append(parse(text))
         except KeyNameError as error:
-            raise KeyMapError(f"[keys] {name} = {value!r}: {error}") from error
+            raise KeyNameError(f"[keys] {name} = {value!r}: {error}") from error
     return tuple(dict.fromkeys(keys))

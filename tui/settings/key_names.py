@@ -34,7 +34,7 @@ _SAME_IN_A_TERMINAL = {
 }
 _ARROWS = {"left": "←", "right": "→", "up": "↑", "down": "↓"}
 _SHOWN = {"pageup": "PgUp", "pagedown": "PgDn", "escape": "Esc"}
-_LOWER = frozenset({"space", "tab", "backspace", "delete", "insert"})
+_SHOWN |= {name: name for name in ("space", "tab", "backspace", "delete", "insert")}
 
 
 class KeyNameError(ValueError):
@@ -118,12 +118,8 @@ def shown(key: str, ascii_only: bool = False) -> str:
     mark = "".join(signs[each] for each in modifiers)
     if name in _ARROWS:
         return mark + (name.capitalize() if ascii_only else _ARROWS[name])
-    if name in _SHOWN:
-        return mark + _SHOWN[name]
-    if name in _LOWER:
-        return mark + name
     if name in NAMED:
-        return mark + name.capitalize()
+        return mark + _SHOWN.get(name, name.capitalize())
     return mark + (_character(name) or name)
 
 

@@ -43,6 +43,7 @@ def milliseconds(option: str, text: str) -> float:
 
 # Durations: on the command line they may have a unit, so their options are named without `_ms`.
 DURATIONS: Mapping[str, str] = {"slo_ttft_ms": "--slo-ttft", "slo_itl_ms": "--slo-itl"}
+_FLAGS = {**DURATIONS, "bind": "--http"}
 
 _S = TypeVar("_S", bound=Struct)
 KINDS: dict[object, tuple[str, str]] = {
@@ -61,12 +62,8 @@ def resolve(
 ) -> _S:
     """Build the Struct of a config section, such as `DashboardSettings`, from all its sources.
 
-    A command-line option comes first, then environment, config file, `defaults`, and the default of
-    the field.
-
-    `defaults`: defaults of the command, in place of those of the fields.
-
-    Raises WrongUsage: a value does not fit its field; the message says where the value came from.
+    An option comes first, then environment, config file, `defaults` (of the command), and the
+    default of the field. WrongUsage: a value does not fit; the message says where it came from.
     """
     chosen = settled(kind, section, flags, defaults)
     return kind(**{name: each.value for name, each in chosen.items() if each.origin})
@@ -86,7 +83,7 @@ def settled(
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, ResolvedSetting]:
     """Return the value of every field of a section, by name; arguments and errors as `resolve`."""
-    from_file = load_settings()[section]
+    from_file, usual = load_settings()[section], kind()
     found: dict[str, ResolvedSetting] = {}
     for field in msgspec.structs.fields(kind):
         name = field.name
@@ -100,16 +97,10 @@ def settled(
         elif defaults and name in defaults:
             value, origin = defaults[name], "the default"
         else:
-            found[name] = ResolvedSetting(_default(field), "")
+            found[name] = ResolvedSetting(getattr(usual, name), "")
             continue
         found[name] = ResolvedSetting(_converted(field, value, origin), origin)
     return found
-
-
-def _default(field: FieldInfo) -> Any:
-    if field.default is not msgspec.NODEFAULT:
-        return field.default
-    return None if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 def convert_flags(kind: type[Struct], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +155,7 @@ def _expected(field: FieldInfo) -> str:
 
 
 def flag_of(name: str) -> str:
-    return DURATIONS.get(name) or "--" + name.replace("_", "-")
+    return _FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 EXAMPLE = "ttft=500 itl=50"

@@ -172,7 +172,6 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def from_environment(section: Section, key: str) -> str | None:
-    """Return the value that an environment variable gives a setting; None if it is not set."""
     return os.environ.get(environment_name(section, key))
 
 
@@ -192,11 +191,12 @@ def environment_name(section: Section, key: str) -> str:
 
 
 def _actions(path: Path, lines: Mapping[str, object]) -> "tuple[Action, ...]":
-    from stepscope.tui.settings.actions import KeyMapError, remapped  # most commands need no keys
+    from stepscope.tui.settings.actions import remapped  # most commands need no keys
+    from stepscope.tui.settings.key_names import KeyNameError
 
     try:
         return remapped(lines)
-    except KeyMapError as error:
+    except KeyNameError as error:
         raise WrongUsage(f"{path}: {error}") from error
 
 

@@ -47,6 +47,11 @@ def piped_input() -> IO[str]:
     return stream
 
 
+def can_be_drawn_on() -> bool:
+    """Whether this process has a terminal that can show the dashboard."""
+    return no_terminal() is None and cannot_be_drawn_on(os.environ) is None
+
+
 def cannot_be_drawn_on(environment: Mapping[str, str]) -> str | None:
     """Say why this terminal cannot show the dashboard, and what to do; None if it can."""
     name = environment.get("TERM", "")

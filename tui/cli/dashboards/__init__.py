@@ -4,8 +4,7 @@ May import: engine.adapters.metrics, engine.http, engine.models.cache, engine.pr
   engine.protocol.settings, engine.transport, engine.workload, recordings.compare,
   recordings.compare.side, recordings.figures, recordings.file, recordings.fleets,
   recordings.history, recordings.importing, recordings.live, recordings.replay,
-  recordings.samples, recordings.state, recordings.state.series, tui.app, tui.cli.engines,
-  tui.cli.recordings, tui.cli.shared, tui.screens, tui.session, tui.session.tour, tui.settings,
-  tui.views, tui.views.frame, tui.views.pages.
-One module for each command.
+  recordings.samples, tui.app, tui.cli.recordings, tui.cli.shared, tui.screens, tui.session,
+  tui.session.tour, tui.settings, tui.views, tui.views.frame, tui.views.pages.
+Commands that share their imports and their output share a module.
 """

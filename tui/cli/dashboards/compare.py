@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stepscope.recordings.compare.bootstrap import CONFIDENCE, RatioInterval
+from stepscope.recordings.compare.bootstrap import CONFIDENCE
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.comparison import compare as compare_sides
@@ -17,9 +17,9 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import SHOWS
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.cli.recordings.measured import read_side
+from stepscope.tui.cli.shared.arguments import find_recording, picture_path, picture_size
 from stepscope.tui.cli.shared.levels import (
     advice_lines,
     judged_as,
@@ -30,7 +30,7 @@ from stepscope.tui.cli.shared.levels import (
 )  # fmt: skip
 from stepscope.tui.cli.shared.options import AsJson, argument, command, flag, option
 from stepscope.tui.cli.shared.output import note, plain, say, text_table, told, write_json
-from stepscope.tui.cli.shared.paths import find_recording, picture_path, picture_size
+from stepscope.tui.cli.shared.process import running
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
@@ -52,15 +52,10 @@ def compare(
     a: str = argument("A", f"a recording, or a shipped sample ({', '.join(SHOWS)})", default=...),
     b: str | None = argument("B", "a recording or sample to compare with A"),
     mark: str | None = option(
-        "MARK",
-        "instead of B: compare A before and after a mark or knob change (back to the "
-        "change before it, on to the next), or all of A before and after a step",
+        "MARK", "instead of B: A before and after a mark, a knob change or a step"
     ),
     client: str | None = option(
-        "FILE",
-        "instead of B: say what a load generator's requests waited for before, in and after the "
-        "engine that A is of (results of vllm bench serve, sglang, guidellm, aiperf, "
-        "inference-perf)",
+        "FILE", "instead of B: what the requests of a load generator's result waited for"
     ),
     as_table: bool = flag("print a table, even on a terminal", "--table"),
     as_json: AsJson = False,
@@ -72,16 +67,15 @@ def compare(
     """Say which of two runs is better, in what, and why.
 
     On a terminal it opens the dashboard, elsewhere it prints. A ratio is B against A. A difference
-    counts only if it is unlikely to be chance, and if the load was the same.
-
-    The service levels in the recordings apply, A's if both have them, unless an option sets others.
+    counts only if it is unlikely to be chance, and if the load was the same. The service levels in
+    the recordings apply, A's if both have them, unless an option sets others.
     """
     if as_table + as_json + (output is not None) > 1:
         raise WrongUsage("--table, --json and --output: give one of them")
     if client is not None:
         if b is not None or mark is not None or output is not None:
             raise WrongUsage("--client: leave out B, --mark and --output")
-        from stepscope.tui.cli.dashboards.client_report import print_split  # loads more
+        from stepscope.tui.cli.recordings.beside import print_split  # loads more
 
         print_split(a, client, as_json)
         return
@@ -90,21 +84,32 @@ def compare(
         raise WrongUsage(f"nothing to compare {a} with: give {what}")
     settings = resolve(DashboardSettings, "dashboard", flags)
     settings = _compared_as(settings, flags, [a] if b is None else [a, b])
-    origins = file_origins(a, b, mark, slo_of(own_levels(settings)))
+    slo = slo_of(own_levels(settings))
+
+    def origin(file: str) -> Origin:
+        return Origin(Path(file).name.removesuffix(".mcap"), slo, path=find_recording(file))
+
+    if b is not None:
+        origins = origin(a), origin(b)
+    else:
+        with Recording(find_recording(a)) as recording:
+            origins = split_origins(origin(a), *split_at(recording, mark or ""))
     if output is None and (as_table or as_json or no_terminal() is not None):
         sides = read_side(origins[0].feed()), read_side(origins[1].feed())
         found = compare_sides(*sides)
         if as_json:
             write_json(document(found, sides))
         else:
-            say(*_lines(found, sides))
+            both = list(zip("AB", sides, strict=True))
+            limits = [f"{'limited by':<14} {letter}: {limits_text(side)}" for letter, side in both]
+            advised = [f"{letter}  {line}" for letter, side in both for line in advice_lines(side)]
+            say(*_summary(found), *limits, *advised, *_figures(found))
         return
     with Recording(find_recording(a)) as recording:
         note(recording.message)
         source = ReplaySource(recording, new_history(settings), playing=False)
         shown = origins[0]._replace(is_shown=True), origins[1]._replace(is_shown=b is None)
-        source.start()
-        try:
+        with running(source):
             if output is None:
                 need_terminal("'--table', '--json' and '-o' work without one")
                 from stepscope.tui.app.run import run_dashboard
@@ -120,8 +125,6 @@ def compare(
                 ascii=bool(settings.ascii), compared=(*shown, _ALIGN),
             )  # fmt: skip
             say(f"{path}: {a} and {b or 'itself, before and after'}, {size}")
-        finally:
-            source.stop()
 
 
 def _compared_as(
@@ -145,19 +148,6 @@ def _compared_as(
                 f"those of {first[0]} (--slo-ttft and --slo-itl set others)"
             )
     return settings if first is None else msgspec.structs.replace(settings, **first[1])
-
-
-def file_origins(a: str, b: str | None, mark: str | None, slo: SLO) -> tuple[Origin, Origin]:
-    """Return where to read two recordings, or the parts of one before and after a mark."""
-    first, *other = (
-        Origin(Path(file).name.removesuffix(".mcap"), slo, path=find_recording(file))
-        for file in (a, b)
-        if file is not None
-    )
-    if other:
-        return first, other[0]
-    with Recording(find_recording(a)) as recording:
-        return split_origins(first, *split_at(recording, mark or ""))
 
 
 def split_at(recording: Recording, mark: str) -> Split:
@@ -194,13 +184,6 @@ _OF_RUN = (
 )
 
 
-def _lines(found: Comparison, sides: tuple[Side, Side]) -> list[str]:
-    both = list(zip("AB", sides, strict=True))
-    limits = [f"{'limited by':<14} {letter}: {limits_text(side)}" for letter, side in both]
-    advised = [f"{letter}  {line}" for letter, side in both for line in advice_lines(side)]
-    return [*_summary(found), *limits, *advised, *_figures(found)]
-
-
 def _summary(found: Comparison) -> list[str]:
     names = found.names
     lines = [
@@ -232,14 +215,11 @@ def _summary(found: Comparison) -> list[str]:
 def _figures(found: Comparison) -> list[str]:
     rows = [
         [
-            figure.label + (" ms" if figure.unit == "ms" else ""),
-            words.value(figure, figure.a),
-            words.value(figure, figure.b),
-            words.ratio(figure),
-            words.between(figure),
-            words.verdict(figure),
+            each.label + (" ms" if each.unit == "ms" else ""),
+            *(words.value(each, value) for value in (each.a, each.b)),
+            *(said(each) for said in (words.ratio, words.between, words.verdict)),
         ]
-        for figure in found.figures
+        for each in found.figures
     ]
     return ["", *text_table(["", "A", "B", "B/A", f"{CONFIDENCE:.0%} sure", ""], rows, "<>>>><")]
 
@@ -253,7 +233,9 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
     figures = {
         figure.key: {
             **told(figure, "a", "b", "ratio", "better", "verdict", "num_a", "num_b"),
-            "interval": _ends(figure.interval),
+            "interval": None
+            if figure.interval is None
+            else [figure.interval.low or None, _finite(figure.interval.high)],
         }
         for figure in found.figures
     }
@@ -273,10 +255,6 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
             ],
         },
     }
-
-
-def _ends(of: RatioInterval | None) -> list[float | None] | None:
-    return None if of is None else [of.low or None, _finite(of.high)]
 
 
 def _finite(value: float) -> float | None:

@@ -2,23 +2,17 @@
 
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.tui.cli.engines.engine import has_torch
-from stepscope.tui.cli.shared.errors import expected
+from stepscope.tui.cli.shared.process import expected, has_torch
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings, FleetSettings, load_actions
-from stepscope.tui.settings.terminal import cannot_be_drawn_on, no_terminal, only_ascii
+from stepscope.tui.settings.terminal import only_ascii
 from stepscope.tui.views.pages.start_page import StartChoice
 
 if TYPE_CHECKING:
     from stepscope.tui.session.start_finder import Finder
-
-
-def can_start() -> bool:
-    return no_terminal() is None and cannot_be_drawn_on(os.environ) is None
 
 
 def start() -> None:
@@ -69,32 +63,32 @@ def finder() -> "Finder":
 
 def check(choice: StartChoice) -> str | None:
     """Say in one line, within two seconds, why a choice cannot be opened; None if it can."""
-    return _error_of(choice, partial(_try, choice))
 
+    def open_it() -> None:
+        if choice.kind == "engines":
+            from stepscope.tui.cli.dashboards.top import engines_to_show
+            from stepscope.tui.cli.shared.connect import check_any
 
-def _try(choice: StartChoice) -> None:
-    if choice.kind == "engines":
-        from stepscope.tui.cli.dashboards.top import engines_to_show
-        from stepscope.tui.cli.shared.connect import check_any
+            check_any(engines_to_show(choice.names))
+        elif choice.kind == "file":
+            from stepscope.recordings.file.reader import Recording
+            from stepscope.tui.cli.shared.arguments import find_recording
 
-        check_any(engines_to_show(choice.names))
-    elif choice.kind == "file":
-        from stepscope.recordings.file.reader import Recording
-        from stepscope.tui.cli.shared.paths import find_recording
+            Recording(find_recording(choice.names[0])).close()
 
-        Recording(find_recording(choice.names[0])).close()
+    return _error_of(choice, open_it)
 
 
 def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
     """Run the chosen session until the operator leaves it. Returns why it failed, if it did."""
+    from stepscope.tui.cli.dashboards import dashboard
     from stepscope.tui.cli.dashboards import demo as demo_command
-    from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command
 
     gpu = None if has_torch() else "h100"
     sessions = {
         "engines": lambda: top_command.top(choice.names, wait=False, flags=flags),
-        "file": lambda: replay_command.replay(choice.names[0], flags=flags),
+        "file": lambda: dashboard.replay(choice.names[0], flags=flags),
         "tour": lambda: demo_command.tour(flags=flags),
         "demo": lambda: demo_command.demo(gpu=gpu, flags=flags),
     }

@@ -9,10 +9,10 @@ import msgspec
 
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.tui.cli.engines.engine import engine_packages, model_on_text, prepare_process
+from stepscope.tui.cli.shared.arguments import output_path
 from stepscope.tui.cli.shared.options import command, option
-from stepscope.tui.cli.shared.output import Progress, say
-from stepscope.tui.cli.shared.paths import output_path
+from stepscope.tui.cli.shared.output import Progress, model_on_text, say
+from stepscope.tui.cli.shared.process import engine_packages, prepare_process
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import three_digits
@@ -20,7 +20,6 @@ from stepscope.tui.views.format import three_digits
 if TYPE_CHECKING:
     from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult
     from stepscope.engine.bench.step_meter import Percentiles
-    from stepscope.engine.bench.throughput import ThroughputSpec
     from stepscope.engine.protocol.wire import EngineInfo
 
 
@@ -31,7 +30,6 @@ _DRAWN = ": a range to draw from evenly, or one number"
     "stepscope bench",
     "stepscope bench --num-requests 256 -o out.json",
     "stepscope bench --model smollm2 --num-requests 32",
-    "stepscope bench --num-requests 32 --input-len 512 --output-len 64",
     sections=("serve", "knobs"),
 )
 def bench(
@@ -48,11 +46,10 @@ def bench(
 ) -> None:
     """Measure an engine on this machine.
 
-    It runs a fixed set of requests through an engine, as fast as it can. The engine is that of
-    'stepscope serve', in this process. All requests are there at once, their token ids are random,
-    and no end token ends them. The defaults are a common yardstick: 256 requests, prompts and
-    outputs of 100 to 1024 tokens, seed 0; on a CPU only the first 32 of them. --seed draws lengths
-    and token ids too.
+    It runs requests through the engine of 'stepscope serve', in this process, as fast as it can:
+    all are there at once, of random token ids, and no end token ends them. The defaults are a
+    common yardstick: 256 requests, prompts and outputs of 100 to 1024 tokens, seed 0; on a CPU only
+    the first 32 of them.
     """
     config = resolve(EngineConfig, "serve", flags)
     knobs = resolve(Knobs, "knobs", flags)
@@ -72,15 +69,33 @@ def bench(
 
             def ready(info: "EngineInfo", num: int) -> None:
                 progress.close()
-                for line in _announcement(spec, info, num):
-                    print(line, file=sys.stderr, flush=True)
+                num_prompt, num_output = engine.num_tokens(spec, num)
+                tokens = f"{num_prompt:,} prompt and {num_output:,} output tokens"
+                said = f"{model_on_text(info)}: {num:,} requests, {tokens}; Ctrl-C ends it"
+                if num_requests is None and num < (most := engine.YARDSTICK_REQUESTS):
+                    said += f"\nscaled down for a CPU: the first {num} of {most} requests; "
+                    said += f"the full yardstick: --num-requests {most}"
+                print(said, file=sys.stderr, flush=True)
+
+            def measured(so_far: "ThroughputProgress") -> None:
+                rate = so_far.num_output_tokens / so_far.seconds if so_far.seconds else 0.0
+                finished = f"{so_far.num_finished:,}/{so_far.num_requests:,} finished"
+                tokens = f"{so_far.num_output_tokens:,} tokens, {rate:,.0f} tokens/s"
+                what = "warming up" if so_far.is_warmup else "measuring"
+                progress(what, so_far.share, f"{finished}, {tokens}")
 
             result, info = engine.run_throughput(
-                config, knobs, spec, loading=progress, ready=ready,
-                progress=lambda so_far: progress(*_shown(so_far)),
-            )  # fmt: skip
+                config, knobs, spec, loading=progress, ready=ready, progress=measured
+            )
     if file is not None:
-        file.write_bytes(_document(spec, config, knobs, info, result))
+        from stepscope.engine.execution.machine.environment import num_threads
+
+        document = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": engine.describe_machine(), "num_threads": num_threads(config),
+            "engine": info, "config": config, "knobs": knobs, "work": spec, "result": result,
+        }  # fmt: skip
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     say(*_table(result))
     if result.num_failed:
         message, _ = max(result.failures.items(), key=lambda item: item[1])
@@ -90,31 +105,6 @@ def bench(
             f"interrupted with {result.num_finished} of {result.num_requests} requests finished: "
             "the figures cover what ran until then"
         )
-
-
-def _announcement(spec: "ThroughputSpec", info: "EngineInfo", num_requests: int) -> Iterator[str]:
-    from stepscope.engine.bench.throughput import YARDSTICK_REQUESTS, num_tokens
-
-    num_prompt, num_output = num_tokens(spec, num_requests)
-    yield (
-        f"{model_on_text(info)}: {num_requests:,} requests, "
-        f"{num_prompt:,} prompt and {num_output:,} output tokens; Ctrl-C ends it"
-    )
-    if spec.num_requests is None and num_requests < YARDSTICK_REQUESTS:
-        share = (num_prompt + num_output) / sum(num_tokens(spec, YARDSTICK_REQUESTS))
-        yield (
-            f"scaled down for a CPU: the first {num_requests} of {YARDSTICK_REQUESTS} requests, "
-            f"{share:.0%} of the tokens; the full yardstick: --num-requests {YARDSTICK_REQUESTS}"
-        )
-
-
-def _shown(so_far: "ThroughputProgress") -> tuple[str, float, str]:
-    rate = so_far.num_output_tokens / so_far.seconds if so_far.seconds else 0.0
-    detail = (
-        f"{so_far.num_finished:,}/{so_far.num_requests:,} finished, "
-        f"{so_far.num_output_tokens:,} tokens, {rate:,.0f} tokens/s"
-    )
-    return ("warming up" if so_far.is_warmup else "measuring", so_far.share, detail)
 
 
 def _table(result: "ThroughputResult") -> Iterator[str]:
@@ -146,26 +136,7 @@ def _table(result: "ThroughputResult") -> Iterator[str]:
         yield "telemetry off: no data about the steps"
 
 
-def _document(
-    spec: "ThroughputSpec",
-    config: EngineConfig,
-    knobs: Knobs,
-    info: "EngineInfo",
-    result: "ThroughputResult",
-) -> bytes:
-    from stepscope.engine.bench.throughput import describe_machine
-    from stepscope.engine.execution.machine.environment import num_threads
-
-    document = {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(), "num_threads": num_threads(config), "engine": info,
-        "config": config, "knobs": knobs, "work": spec, "result": result,
-    }  # fmt: skip
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-
-
 def _lengths(option: str, text: str) -> tuple[int, int]:
-    """Parse a range of token counts: 'LOW:HIGH', or one number for both."""
     low, _, high = text.partition(":")
     if low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low):
         return int(low), int(high or low)

@@ -8,8 +8,7 @@ import re
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
@@ -20,13 +19,12 @@ from stepscope.engine.protocol.replies import Error, Output, Submitted
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.lives import Life
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.engine_process import EngineProcess
-from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.options import EngineName, command, option
 from stepscope.tui.cli.shared.output import Progress, ms, say
+from stepscope.tui.cli.shared.process import StopSignals, awaited, running
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text
@@ -37,18 +35,11 @@ _TELEMETRY_S = 3.0  # how long the records of an answer may take to arrive
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
-@command(
-    "stepscope chat",
-    "stepscope chat engine-0 --temperature 0",
-    "stepscope chat --model FILE.gguf",
-    takes_key=True,
-)
+@command("stepscope chat", "stepscope chat engine-0 --temperature 0", takes_key=True)
 def chat(
     endpoint: EngineName = None,
     model: str | None = option(
-        "TEXT",
-        "start an engine with this model, as in 'stepscope serve' (default: talk to the "
-        "one that runs, or start one with smollm2)",
+        "TEXT", "start an engine with this model (default: talk to one that runs, else smollm2)"
     ),
     temperature: float = option("NUMBER", "0 is greedy", default=0.7),
     max_tokens: int = option("INT", "tokens of an answer", default=512),
@@ -61,25 +52,15 @@ def chat(
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     with _engine(endpoint, model) as chosen:
         source = Subscriber(chosen, History())
-        source.start()
-        try:
+        with running(source):
             with connect(chosen) as client:
                 name = client.info().model
-            _wait(lambda: source.status == "live")  # so that no step of the first answer is missed
+            # So that no step of the first answer is missed.
+            awaited(lambda: source.status == "live", _TELEMETRY_S)
             if name == smollm2.NAME:
                 say(smollm2.NOTICE)
             say(f"{name} on {chosen.name}: Ctrl-C stops an answer, Ctrl-D leaves")
             _Conversation(chosen, source, sampling).run()
-        finally:
-            source.stop()
-
-
-def _wait(is_there: Callable[[], bool]) -> bool:
-    """Wait some seconds for telemetry; return whether it came."""
-    deadline_s = time.monotonic() + _TELEMETRY_S
-    while not (found := is_there()) and time.monotonic() < deadline_s:
-        time.sleep(_LOOK_S)
-    return found
 
 
 @contextmanager
@@ -164,7 +145,7 @@ class _Conversation:
             view = history.state.requests.get(request_id)
             return view is not None and view.finish_reason is not None
 
-        if not _wait(has_ended):
+        if not awaited(has_ended, _TELEMETRY_S):
             return "TTFT and ITL are unknown: its records did not come"
         view = history.state.requests[request_id]
         life = history.lives.life(view)
@@ -173,17 +154,11 @@ class _Conversation:
         columns = shutil.get_terminal_size().columns
         elsewhere = "" if view.handed_to is None else f"; {view.handed_to} made the further tokens"
         room = columns - 2 if sys.stdout.isatty() else 200
-        return figures_line(life, room - len(elsewhere)) + elsewhere
-
-
-def figures_line(life: Life, room: int) -> str:
-    """Return an answer's TTFT, ITL and slowest token, and why it was late, in `room` characters."""
-    first, *later = life.waits
-    parts = [f"TTFT {ms(first.gap_ns)}"] if first.token_idx == 0 else ["TTFT unknown"]
-    slowest = first
-    if later:
-        parts.append(f"ITL {ms(median(late.gap_ns for late in later))}")
-        slowest = max(later, key=lambda late: late.gap_ns)
-        parts.append(f"slowest token {slowest.token_idx + 1} after {ms(slowest.gap_ns)}")
-    text = "  ".join(parts) + ": "
-    return text + late_text.of_wait(slowest, room - len(text))
+        first, *later = life.waits
+        text = f"TTFT {ms(first.gap_ns)}" if first.token_idx == 0 else "TTFT unknown"
+        slowest = max(later, key=lambda late: late.gap_ns, default=first)
+        if later:
+            text += f"  ITL {ms(median(late.gap_ns for late in later))}"
+            text += f"  slowest token {slowest.token_idx + 1} after {ms(slowest.gap_ns)}"
+        room -= len(text) + len(elsewhere) + 2
+        return f"{text}: {late_text.of_wait(slowest, room)}{elsewhere}"

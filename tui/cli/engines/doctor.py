@@ -1,4 +1,7 @@
-"""`stepscope doctor`: prints what is installed, what would be used, and what is missing."""
+"""`stepscope doctor` prints what is installed, used and missing, `config` every setting.
+
+The output of `config` is itself a valid config file.
+"""
 
 import importlib
 import os
@@ -6,11 +9,12 @@ import platform
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import msgspec
 import platformdirs
 
 from stepscope.engine.adapters.sglang.knobs import LIVE
@@ -20,11 +24,13 @@ from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
 from stepscope.engine.transport.local_engines import starting_pid
-from stepscope.tui.cli.engines.engine import has_torch
-from stepscope.tui.cli.shared.options import command
+from stepscope.tui.cli.shared.options import argument, command
 from stepscope.tui.cli.shared.output import say
+from stepscope.tui.cli.shared.process import has_torch
+from stepscope.tui.settings import settings
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.settings import config_path, load_settings
+from stepscope.tui.settings.key_names import written
+from stepscope.tui.settings.setting_values import base_and_meta, settled
 
 # What the package itself and each extra is for. Our own metadata tells the packages of each.
 _EXTRAS: Mapping[str | None, str] = {
@@ -65,25 +71,25 @@ def _rows() -> Iterator[_Row]:
     required = [_REQUIREMENT.match(each) for each in requires("stepscope") or ()]
     for extra, what_for in _EXTRAS.items():
         packages = [each["package"] for each in required if each and each["extra"] == extra]
-        yield _packages(extra, what_for, packages)
+        name = "stepscope" if extra is None else f"[{extra}]"
+        found = [f"{each} {release}" for each in packages if (release := _release(each))]
+        missing = [each for each in packages if not _release(each)]
+        if not missing:
+            yield "ok", name, f"{what_for}: {', '.join(found)}"
+            continue
+        lacks = f"{', '.join(missing)} not installed" if found else "not installed"
+        wanted = name if extra is None else f"'stepscope{name}'"
+        text = f"{what_for}: {lacks}; pip install {wanted}"
+        yield "bad" if extra in (None, "engine") else "note", name, text
     yield from _attached()
-    yield "ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {_cpu_features()}"
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text("utf-8", errors="replace").lower().splitlines() if info.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "features"))), "").split()
+    features = ", ".join(name for name in _CPU_FEATURES if name in flags) or "features unknown"
+    yield "ok", "cpu", f"{os.cpu_count()} cores, {platform.machine()}, {features}"
     if has_torch():
         yield from _compute()
     yield from _files()
-
-
-def _packages(extra: str | None, what_for: str, packages: Sequence[str]) -> _Row:
-    name = "stepscope" if extra is None else f"[{extra}]"
-    wanted = name if extra is None else f"'stepscope{name}'"
-    releases = {package: _release(package) for package in packages}
-    found = [f"{package} {release}" for package, release in releases.items() if release]
-    missing = [package for package, release in releases.items() if not release]
-    if not missing:
-        return "ok", name, f"{what_for}: {', '.join(found)}"
-    lacks = f"{', '.join(missing)} not installed" if found else "not installed"
-    text = f"{what_for}: {lacks}; pip install {wanted}"
-    return "bad" if extra in (None, "engine") else "note", name, text
 
 
 def _release(package: str) -> str | None:
@@ -98,9 +104,8 @@ def _attached() -> Iterator[_Row]:
         if (release := _release(package)) is None:
             continue
         is_sglang = package == "sglang"
-        name, group = "vllm", "vllm.general_plugins"
-        if is_sglang:
-            name, group = "sglang", "sglang.srt.plugins"
+        name = "sglang" if is_sglang else "vllm"
+        group = "sglang.srt.plugins" if is_sglang else "vllm.general_plugins"
         knobs = LIVE if is_sglang else versions.live_knobs(release)
         if not knobs:
             first = ".".join(map(str, versions.FIRST_RELEASE))
@@ -113,13 +118,6 @@ def _attached() -> Iterator[_Row]:
             yield "ok", name, f"{package} {release}: {seen}"
             continue
         yield "note", name, f"{package} {release} {text}"
-
-
-def _cpu_features() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text("utf-8", errors="replace").lower().splitlines() if info.exists() else []
-    flags = next((line for line in lines if line.startswith(("flags", "features"))), "").split()
-    return ", ".join(name for name in _CPU_FEATURES if name in flags) or "features unknown"
 
 
 def _compute() -> Iterator[_Row]:
@@ -170,14 +168,19 @@ def _files() -> Iterator[_Row]:
         if wanted and not folder.is_relative_to(wanted):
             text = f"XDG_RUNTIME_DIR={wanted} is not used: it must be yours alone (mode 0700)"
             yield "note", "sockets", text
-        names = "; ".join(_state(each) for each in find_local()) or "none runs on this machine"
-        yield "ok", "engines", names
+        found = []
+        for each in find_local():
+            from stepscope.tui.cli.shared.connect import called_text  # its packages may be missing
+
+            pid = starting_pid(each)
+            found.append(called_text(each) + (f" (pid {pid}, still starting)" if pid else ""))
+        yield "ok", "engines", "; ".join(found) or "none runs on this machine"
     except (ConfigError, OSError) as error:
         yield "bad", "sockets", str(error)
     try:
-        load_settings()
-        state = "read" if config_path().exists() else "none, all defaults"
-        yield "ok", "config file", f"{config_path()} ({state})"
+        settings.load_settings()
+        state = "read" if settings.config_path().exists() else "none, all defaults"
+        yield "ok", "config file", f"{settings.config_path()} ({state})"
     except WrongUsage as error:
         yield "bad", "config file", str(error)
     cache = platformdirs.user_cache_path("stepscope")
@@ -189,8 +192,69 @@ def _files() -> Iterator[_Row]:
         yield "bad", "cache", f"{parent} cannot be written; set XDG_CACHE_HOME"
 
 
-def _state(endpoint: Endpoint) -> str:
-    from stepscope.tui.cli.shared.connect import called_text  # loads sockets; may be missing
+# The settings
 
-    text, pid = called_text(endpoint), starting_pid(endpoint)
-    return text if pid is None else f"{text} (pid {pid}, still starting)"
+_SECRET = frozenset({"api_key"})
+_COMMENT_COLUMN = 44
+
+
+@command("stepscope config", "stepscope config dashboard")
+def config(
+    section: str | None = argument("SECTION", "show only this section (default: all)"),
+) -> None:
+    """Show the settings, and where each of them comes from."""
+    path = settings.config_path()
+    names = [*settings.SECTIONS, settings.KEYS, settings.ALERTS]
+    if section is not None and section not in names:
+        raise WrongUsage(f"there is no section {section!r}; there are: {', '.join(names)}")
+    unknown = settings.unknown_variables()
+    say(
+        f"# {path}" + ("" if path.exists() else " (there is none yet)"),
+        *(f"# {each} is set, but no setting has this name" for each in unknown),
+    )
+    for name in settings.SECTIONS:
+        if section in (None, name):
+            say("", f"[{name}]", *_section(name))
+    if section in (None, settings.KEYS):
+        say("", f"[{settings.KEYS}]")
+        changed = settings.load_settings()[settings.KEYS]
+        for action in settings.load_actions():
+            keys = [written(key) for key in action.keys]
+            origin = path.name if action.id in changed else "default"
+            say(_line(f"{action.id} = {_toml(keys[0] if len(keys) == 1 else keys)}", origin))
+    if section in (None, settings.ALERTS):
+        rules, heading = settings.load_alerts(), f"[[{settings.ALERTS}]]"
+        if not rules:
+            say("", _line(f"# {heading}", 'none; like when = "itl_p99 > 50ms for 30s"'))
+        for rule in rules:
+            say("", heading, _line(f"when = {_toml(rule.text)}", path.name))
+
+
+def _section(section: settings.Section) -> Iterator[str]:
+    kind = settings.SECTIONS[section]
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name, (value, origin) in settled(kind, section, {}).items():
+        about = origin or "default"
+        if value is None:
+            text = base_and_meta(fields[name])[1].description or ""
+            described = re.search(r"\((default: [^)]*)\)", text)
+            yield _line(f"# {name}", described[1] if described and not origin else about)
+        elif name in _SECRET:
+            yield _line(f"# {name}", f"{about}, {'not shown' if value else 'not set'}")
+        else:
+            yield _line(f"{name} = {_toml(value)}", about)
+
+
+def _line(text: str, comment: str) -> str:
+    return f"{text:<{_COMMENT_COLUMN}} # {comment}"
+
+
+def _toml(value: Any) -> str:
+    import tomlkit  # may be missing, which `doctor` would tell
+
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, dict):
+        table = tomlkit.inline_table()
+        table.update(plain)
+        return table.as_string()
+    return str(tomlkit.item(plain).as_string())

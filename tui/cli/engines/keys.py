@@ -3,12 +3,14 @@
 import shlex
 from pathlib import Path
 
+import typer
+
 from stepscope.engine.protocol.commands import LOCAL
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder, Role
-from stepscope.tui.cli.shared.options import AsJson, argument, command, command_group, option
+from stepscope.tui.cli.shared.options import AsJson, argument, command, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
-from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.cli_errors import WRONG_USAGE, WrongUsage
 
 _FOLDER = option(
     "DIR",
@@ -88,6 +90,19 @@ def revoke(name: str = _NAME, folder: Path | None = _FOLDER) -> None:
     )
 
 
-commands = command_group(
-    "keys", "Make, list and revoke the keys that engines let in.", new, list_keys, revoke
+commands = typer.Typer(
+    name="keys",
+    help="Make, list and revoke the keys that engines let in.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
 )
+for _each in (new, list_keys, revoke):
+    _each.add_to(commands)
+
+
+@commands.callback(invoke_without_command=True)
+def _help_alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(WRONG_USAGE)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,11 @@ from stepscope.engine.workload.load import LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name, value_text
-from stepscope.recordings.file.service_levels import levels_said, slo_of
 from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.series.distribution import Distribution
 from stepscope.recordings.state.series.latency import SLO, LatencyKind
 from stepscope.tui.cli.shared.connect import choose, connect
-from stepscope.tui.cli.shared.errors import StopSignals
-from stepscope.tui.cli.shared.levels import chosen_levels, note_own
+from stepscope.tui.cli.shared.levels import level_of_engine
 from stepscope.tui.cli.shared.options import (
     AsJson,
     EngineName,
@@ -37,6 +36,7 @@ from stepscope.tui.cli.shared.options import (
     seconds_option,
 )  # fmt: skip
 from stepscope.tui.cli.shared.output import Progress, note, say, write_json
+from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
@@ -64,8 +64,7 @@ def load(
     ),
     seconds: float | None = seconds_option("send for this long, then wait for the rest"),
     reset_prefix_cache: bool = flag(
-        "first empty the engine's prefix cache, so that the same requests are the same work again",
-        "--reset-prefix-cache",
+        "first empty the prefix cache, so that requests are the same work", "--reset-prefix-cache"
     ),
     as_json: AsJson = False,
     *,
@@ -78,32 +77,28 @@ def load(
     wrong = [flag_of(name) for name in flags if name not in _WITH_TRACE]
     if trace is not None and wrong:
         raise WrongUsage(f"{wrong[0]} describes a synthetic mix: leave it out with --trace")
-    levels = chosen_levels({})
     spec = resolve(WorkloadSpec, "load", flags)
     rows = read_trace(trace, limit) if trace is not None else None
     with connect(choose(endpoint, "stepscope load {}")) as client:
         info = client.info()
-        note_own(levels, levels_said(info))
-        slo = slo_of(levels, levels_said(info))
-        announced = []
+        slo = level_of_engine({}, info)
+        tell = partial(note, begin="") if as_json else say
         if reset_prefix_cache:
             done = client.ask(ResetPrefixCache(who=who()))
             detail = done.detail if isinstance(done, Ack) else done
-            announced.append(f"the prefix cache is reset: {detail}")
+            tell(f"the prefix cache is reset: {detail}")
         writer = PromptWriter(info.chars_per_token or _CHARS_PER_TOKEN)
         longest = info.max_model_len
         if rows is None:
             arrivals, number = synthetic(spec, writer, longest), spec.num_requests
-            announced.append(f"to {info.name}: {describe(spec)}; Ctrl-C ends it")
+            tell(f"to {info.name}: {describe(spec)}; Ctrl-C ends it")
         else:
             arrivals = from_trace(rows, writer, longest, time_scale or 1.0, spec.seed)
             number = len(rows)
-            fits = [fit(row.num_prompt_tokens, row.num_output_tokens, longest) for row in rows]
-            num_cut = sum(each[2] for each in fits)
+            fits = (fit(row.num_prompt_tokens, row.num_output_tokens, longest) for row in rows)
+            num_cut = sum(is_cut for *_, is_cut in fits)
             cut = f"; {num_cut} are cut to max_model_len={longest}" if num_cut else ""
-            announced.append(f"to {info.name}: {number} requests of a trace{cut}")
-        for line in announced:
-            note(line, "") if as_json else say(line)
+            tell(f"to {info.name}: {number} requests of a trace{cut}")
         interrupted = StopSignals(signal.SIGINT)
         with Progress() as progress:
 
@@ -114,7 +109,10 @@ def load(
                 if seconds is not None:
                     shares.append(report.duration_s / seconds)
                 share = min(1.0, max(shares)) if shares else None
-                progress("sending", share, _so_far(report, number))
+                sent = f"{report.num_sent:,}" if number is None else f"{report.num_sent:,}/{number}"
+                refused = f", {report.num_errors} refused" if report.num_errors else ""
+                counts = f"{report.num_finished:,} finished, {report.num_open} under way{refused}"
+                progress("sending", share, f"{sent} sent, {counts}")
 
             generator = LoadGenerator(
                 client,
@@ -149,13 +147,6 @@ def load(
         raise Interrupted(f"interrupted; {num_given_up} unfinished requests were aborted")
     if report.num_errors:
         raise CommandFailed(f"the engine refused {report.num_errors} requests")
-
-
-def _so_far(report: LoadReport, number: int | None) -> str:
-    sent = f"{report.num_sent:,}" if number is None else f"{report.num_sent:,}/{number}"
-    refused = f", {report.num_errors} refused" if report.num_errors else ""
-    counts = f"{sent} sent, {report.num_finished:,} finished, {report.num_open} under way"
-    return f"{counts}{refused}"
 
 
 def _summary(report: LoadReport, info: EngineInfo, figures: Figures) -> Iterator[str]:

@@ -26,17 +26,16 @@ from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.arrivals import in_words
-from stepscope.tui.cli.engines.engine import (
+from stepscope.tui.cli.shared.connect import choose
+from stepscope.tui.cli.shared.options import EngineName, Like, argument, command, option
+from stepscope.tui.cli.shared.output import Progress, model_on_text, note, say
+from stepscope.tui.cli.shared.process import (
     end_process,
     engine_packages,
     log_warnings,
-    model_on_text,
     prepare_process,
     when_parent_ends,
 )
-from stepscope.tui.cli.shared.connect import choose
-from stepscope.tui.cli.shared.options import EngineName, Like, argument, command, option
-from stepscope.tui.cli.shared.output import Progress, note, say
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 from stepscope.tui.settings.settings import environment_name, load_alerts
@@ -44,7 +43,7 @@ from stepscope.tui.settings.settings import environment_name, load_alerts
 _DEFAULTS = {"bind": "127.0.0.1:8000"}
 
 
-@command(takes_key=True, sections=("http",), defaults=_DEFAULTS, names={"bind": "--http"})
+@command(takes_key=True, sections=("http",), defaults=_DEFAULTS)
 def serve_http_for(
     endpoint: EngineName = None,
     inherited: Annotated[int | None, typer.Option("--inherited-socket", hidden=True)] = None,
@@ -60,9 +59,8 @@ def serve_http_for(
         when_parent_ends(parent_gone.set)
         _run(settings, Endpoint.parse(endpoint), socket.socket(fileno=inherited), parent_gone)
         return
-    check_private(parse_address(settings.bind), settings.api_key)
     where = choose(endpoint, "stepscope serve --http-for {}")
-    listener, text = _open_listener(settings.bind)
+    listener, text = _open_listener(settings)
     say(*announcement(text, settings))
     if where.name not in {each.name for each in find_local()} and where.is_ipc:
         say(f"no engine runs at {where.control} yet; the server will use it once it starts")
@@ -70,15 +68,24 @@ def serve_http_for(
         _run(settings, where, listener, None)
 
 
-def _open_listener(bind: str) -> tuple[socket.socket, str]:
+def _open_listener(settings: HttpSettings) -> tuple[socket.socket, str]:
+    """Bind the listening socket; the HTTP server of a killed engine may have it for a while."""
+    address = parse_address(settings.bind)
+    check_private(address, settings.api_key)
     with engine_packages(needs_torch=False):
         from stepscope.engine.http.server.server import bound_address, listen
-    listener = listen(parse_address(bind))
-    return listener, bound_address(listener).text
+    began_s = time.monotonic()
+    while True:
+        try:
+            listener = listen(address)
+            return listener, bound_address(listener).text
+        except ConfigError:
+            if time.monotonic() - began_s > _LEAVING_S:
+                raise
+        time.sleep(_POLL_S)
 
 
 def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
-    """Return lines for the operator: where the API is, and how to try it."""
     if not takes_prompts:
         return [f"metrics on http://{address}/metrics; prompts go to the prefill engine"]
     key = ' -H "Authorization: Bearer $STEPSCOPE_HTTP_API_KEY"' if settings.api_key else ""
@@ -128,8 +135,7 @@ class HttpProcess:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        check_private(parse_address(settings.bind), settings.api_key)
-        self._listener, self.address = _listener_of(settings.bind)
+        self._listener, self.address = _open_listener(settings)
 
     def start(self, endpoint: str, *, takes_prompts: bool = True) -> None:
         """Start the child; a decode engine takes no prompts, which go to the prefill engine."""
@@ -138,7 +144,6 @@ class HttpProcess:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the child process by SIGTERM; kill it if it does not end in time."""
         with self._lock:
             self._stopping.set()
             process = self._process
@@ -184,18 +189,6 @@ class HttpProcess:
         return f"the HTTP server (pid {self._process.pid}) ended {how}"
 
 
-def _listener_of(bind: str) -> tuple[socket.socket, str]:
-    """Bind the listening socket; a server of a killed engine may have it for a while."""
-    began_s = time.monotonic()
-    while True:
-        try:
-            return _open_listener(bind)
-        except ConfigError:
-            if time.monotonic() - began_s > _LEAVING_S:
-                raise
-        time.sleep(_POLL_S)
-
-
 _TELLS_ALL = "--with-tokens: everyone who watches or records it gets prompts and outputs"
 
 
@@ -206,7 +199,6 @@ _TELLS_ALL = "--with-tokens: everyone who watches or records it gets prompts and
     "stepscope serve --like vllm",
     takes_key=True,
     sections=("serve", "knobs", "http"),
-    names={"bind": "--http"},
 )
 def serve(
     served: str | None = argument("MODEL", "the same as --model"),

@@ -21,10 +21,10 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_of
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
-from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules, note_own
 from stepscope.tui.cli.shared.options import EngineName, Wait, command, flag, option, seconds_option
 from stepscope.tui.cli.shared.output import say, write_json_line
+from stepscope.tui.cli.shared.process import StopSignals, running
 from stepscope.tui.settings import cli_errors
 
 TICK_S = 0.25
@@ -70,14 +70,13 @@ def judged_rules(endpoint: Endpoint, rules: Sequence[Rule]) -> Iterator[list[Col
             judge.apply(meter.measure(), time.monotonic())
 
     thread = threading.Thread(target=look, name="rules", daemon=True)
-    source.start()
-    thread.start()
-    try:
-        yield [_RuleGauges(source.name, judge.watches)]
-    finally:
-        is_over.set()
-        thread.join()
-        source.stop()
+    with running(source):
+        thread.start()
+        try:
+            yield [_RuleGauges(source.name, judge.watches)]
+        finally:
+            is_over.set()
+            thread.join()
 
 
 @contextmanager
@@ -112,9 +111,7 @@ def watch(
     endpoint: EngineName = None,
     *,
     when: list[str] | None = option(
-        "RULE",
-        "FIGURE COMPARISON VALUE [for TIME]; may be given several times (default: "
-        "[[alerts]] of the config file)",
+        "RULE", "FIGURE COMPARISON VALUE [for TIME]; may be repeated (default: [[alerts]])"
     ),
     once: bool = flag("print the state of each rule once, as soon as it is known", "--once"),
     seconds: float | None = seconds_option("how long (default: until Ctrl-C)"),
@@ -147,32 +144,22 @@ def watch(
     with StopSignals() as stop, ExitStack() as served:
         if served_at is not None:
             served.enter_context(serve_alert_metrics(served_at, source.name, judge.watches))
-        served.callback(source.stop)
-        source.start()
+        served.enter_context(running(source))
         for elapsed_s in stop.ticks(TICK_S, seconds):
             changes = judge.apply(meter.measure(), time.monotonic())
             has_fired = has_fired or any(change.is_firing for change in changes)
-            if once and _is_decided(judge, elapsed_s):
+            states = {each.state for each in judge.watches}
+            is_unknown = "unknown" in states
+            if once and "pending" not in states and not (is_unknown and elapsed_s <= _UNKNOWN_S):
                 for each in judge.watches:
                     out(each.rule, each.state, each.value, each.rule.said(each.value))
-                return _verdict(judge)
+                if "firing" in states:
+                    return cli_errors.FAILED
+                return cli_errors.TOO_LITTLE_DATA if is_unknown else cli_errors.DONE
             for change in () if once else changes:
                 state = "firing" if change.is_firing else "ok"
                 out(change.rule, state, change.value, change.text)
     return cli_errors.FAILED if has_fired else cli_errors.DONE
-
-
-def _is_decided(judge: Judge, elapsed_s: float) -> bool:
-    """Whether the states of all rules can be printed. One may be unknown, after `_UNKNOWN_S`."""
-    states = [each.state for each in judge.watches]
-    return "pending" not in states and ("unknown" not in states or elapsed_s > _UNKNOWN_S)
-
-
-def _verdict(judge: Judge) -> int:
-    states = [each.state for each in judge.watches]
-    if "firing" in states:
-        return cli_errors.FAILED
-    return cli_errors.TOO_LITTLE_DATA if "unknown" in states else cli_errors.DONE
 
 
 def _print(

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ from stepscope.engine.protocol.commands import ResetPrefixCache, Submit
 from stepscope.engine.protocol.replies import Error, Output
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import BatchRow, KnobValue, Phase, StepRecord
+from stepscope.engine.protocol.wire import KnobValue, Phase, StepRecord
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
@@ -28,6 +28,7 @@ from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.simulation.basis import step_records
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.recordings.measured import side_of
+from stepscope.tui.cli.shared.process import awaited
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 LEVELS = SLO(ttft_ms=1500.0, itl_ms=150.0)
@@ -62,20 +63,13 @@ class Work(NamedTuple):
         )
 
 
-class ArmChange(NamedTuple):
-    """A change of knobs, `at_s` seconds after an arm begins."""
-
-    at_s: float
-    knobs: Mapping[str, KnobValue]
-
-
 class Arm(NamedTuple):
     """One run of the engine, with these knobs (that differ from `_BASE`) and requests."""
 
     name: str
     knobs: Mapping[str, KnobValue]
     work: tuple[Work, ...]
-    changes: tuple[ArmChange, ...] = ()
+    changes: tuple[tuple[float, Mapping[str, KnobValue]], ...] = ()  # after how many seconds
     is_warm: bool = False  # the prefix cache keeps its blocks from the previous arm
     is_apart: bool = False  # on a prefill and a decode engine, with half of the cores each
 
@@ -103,7 +97,6 @@ class ArmRun:
             return list(step_records(recording))
 
     def add_to(self, table: StepTable) -> None:
-        """Insert the rows of every step of the run at the beginning of a table."""
         with Recording(self.path) as recording:
             for _, index in list(indexes(recording))[::-1]:
                 table.prepend(IndexRows(index).steps())
@@ -123,22 +116,18 @@ class ArmRun:
         known = sorted(each.ttft_ns for each in runs if each.ttft_ns is not None)
         return known[len(known) // 2] / 1e6 if known else float("nan")
 
-    def rows_of(self, name: str) -> Iterator[tuple[StepRecord, BatchRow]]:
-        """Yield each step that computed a request, with the request's row in the batch."""
-        [request] = self.requests(name)
-        for step in self.steps:
-            for row in step.batch or ():
-                if row.request_id == request.request_id:
-                    yield step, row
-
     def num_prefill_steps(self, name: str) -> int:
         """Number of steps that computed a part of this request's prompt."""
-        return sum(row.phase != Phase.DECODE for _, row in self.rows_of(name))
+        [request] = self.requests(name)
+        rows = (row for step in self.steps for row in step.batch or ())
+        own = [row for row in rows if row.request_id == request.request_id]
+        return sum(row.phase != Phase.DECODE for row in own)
 
-    def tokens_per_s(self, wanted: Callable[[StepRecord], bool]) -> float:
-        steps = [each for each in self.steps if wanted(each)]
+    def tokens_per_s_beside_prefill(self) -> float:
+        steps = [each for each in self.steps if each.num_prefill_tokens]
         num_tokens = sum(each.num_prefill_tokens + each.num_decode_tokens for each in steps)
-        return num_tokens / max(1e-9, sum(map(seconds, steps)))
+        spent_ns = sum(each.tokens_ns - each.schedule_start_ns for each in steps)
+        return num_tokens / max(1e-9, spent_ns / 1e9)
 
     @property
     def tokens_out_per_s(self) -> float:
@@ -153,10 +142,6 @@ class ArmRun:
             return "no token was late"
         (_, cause), ns = max(self.side.cause_ns.items(), key=lambda item: item[1])
         return f"late tokens waited most for: {cause} ({ns / 1e9:.1f} s)"
-
-
-def seconds(step: StepRecord) -> float:
-    return (step.tokens_ns - step.schedule_start_ns) / 1e9
 
 
 def run_arm(
@@ -186,7 +171,6 @@ def run_arm(
 def _send(
     client: ControlClient, arm: Arm, progress: Callable[[float], None]
 ) -> Mapping[str, list[int]]:
-    """Send the requests and changes of an arm; return the output tokens by request."""
     waiting = sorted(arm.work, key=lambda each: each.at_s)
     changes = list(arm.changes)
     sent: dict[int, Work] = {}
@@ -200,8 +184,8 @@ def _send(
         while waiting and now_s >= waiting[0].at_s:
             work = waiting.pop(0)
             sent[client.send(work.submit())] = work
-        while changes and now_s >= changes[0].at_s:
-            client.set_knobs(changes.pop(0).knobs, _WHO)
+        while changes and now_s >= changes[0][0]:
+            client.set_knobs(changes.pop(0)[1], _WHO)
         number, reply = client.receive(0.005) or (None, None)
         if number not in sent:
             continue
@@ -215,11 +199,7 @@ def _send(
 
 
 def _wait_for(source: Subscriber, step: int) -> None:
-    deadline_s = time.monotonic() + _START_S
-    while source.history.info is None or (source.history.last_step or 0) < step:
-        if time.monotonic() > deadline_s:
-            is_silent = source.history.info is None
-            raise CommandFailed(
-                "the engine publishes nothing" if is_silent else "steps were not received"
-            )
-        time.sleep(0.01)
+    history = source.history
+    if not awaited(lambda: history.info is not None and (history.last_step or 0) >= step, _START_S):
+        is_silent = history.info is None
+        raise CommandFailed("the engine publishes nothing" if is_silent else "steps are missing")

@@ -10,10 +10,9 @@ from typing import NamedTuple, get_args
 from stepscope.engine.protocol.settings.knobs import Batching
 from stepscope.recordings.session.knee import knee_of, newest_columns
 from stepscope.recordings.session.steps import StepTable
-from stepscope.tui.cli.lab.arms import Arm, ArmChange, ArmRun, Work
+from stepscope.tui.cli.lab.arms import Arm, ArmRun, Work
 
-Values = Sequence[float]
-Columns = Mapping[str, Values]
+Columns = Mapping[str, Sequence[float]]
 _SARATHI = "Sarathi-Serve (Agrawal et al., OSDI 2024)"
 _WHOLE = {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
 
@@ -52,7 +51,6 @@ class Experiment(NamedTuple):
     differ: str  # what the arms differ in, such as "budget": heading of the table's first column
     arms: tuple[Arm, ...]
     columns: tuple[ArmFigure, ...]
-    # Gets the runs of all arms in their order, and the values of each column by its name.
     judge: Callable[[Sequence[ArmRun], Columns], LabFinding]
 
     def finding(self, runs: Sequence[ArmRun]) -> LabFinding:
@@ -62,7 +60,6 @@ class Experiment(NamedTuple):
         return found._replace(why="" if found.holds else found.why, rows=tuple(rows))
 
     def table(self, finding: LabFinding) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return the table of arms as text: (heading, rows)."""
         rows = [
             (name, *(format(v, c.form) for v, c in zip(values, self.columns, strict=True)))
             for name, *values in finding.rows
@@ -73,10 +70,7 @@ class Experiment(NamedTuple):
 def _works(
     name: str, num: int, at: tuple[float, float], prompt: int, output: int, seed: int, grow: int = 0
 ) -> tuple[Work, ...]:
-    """Requests alike: the first one arrives `at[0]` seconds after the arm begins.
-
-    `at`: seconds until the first, and from one to the next.
-    """
+    """Requests alike; `at`: seconds until the first, and from one to the next."""
     return tuple(
         Work(f"{name}-{n}", at[0] + at[1] * n, prompt + grow * n, output, seed=seed + n)
         for n in range(num)
@@ -111,7 +105,7 @@ _ITL_MAX = _figure("longest ITL, ms", "itl_max", is_drawn=True)
 _OUTPUT = _figure("output tokens/s", "out_tokens_per_s", is_drawn=True)
 
 
-def _num_equal(runs: Sequence[ArmRun]) -> Values:
+def _num_equal(runs: Sequence[ArmRun]) -> Sequence[float]:
     """How many of the first arm's tokens each arm gave, until the first other one."""
     whole = runs[0].outputs["one"]
     pairs = [list(zip(run.outputs["one"], whole, strict=False)) for run in runs]
@@ -148,10 +142,6 @@ _APART = (
 
 def _shared(seed: int) -> tuple[Work, ...]:
     return (Work("prompt", 0.0, 1024, 4, seed=seed, num_shared=512),)
-
-
-def _budgets(work: tuple[Work, ...], *budgets: int) -> tuple[Arm, ...]:
-    return tuple(Arm(f"{each}", _budget(each), work) for each in budgets)
 
 
 def _whole_or_chunked(work: tuple[Work, ...]) -> tuple[Arm, ...]:
@@ -282,7 +272,7 @@ EXPERIMENTS = (
             Arm("whole", _budget(8192), _ONE),
             Arm("prefix hit", {}, _ONE, is_warm=True),
             *(Arm(f"chunk {size}", _budget(size), _ONE) for size in (1, 7, 64)),
-            Arm("budget changed", _budget(1), _ONE, changes=(ArmChange(0.3, _budget(64)),)),
+            Arm("budget changed", _budget(1), _ONE, changes=((0.3, _budget(64)),)),
             Arm("preempted", {**_budget(2048), "reserve": "none"}, _CROWDED),
         ),
         (
@@ -317,14 +307,12 @@ EXPERIMENTS = (
         "TTFT falls and p99 ITL rises with the budget, with a knee where compute becomes the bound",
         _SARATHI,
         "budget",
-        _budgets(_KNEE, 32, 64, 128, 256, 512, 1024),
+        tuple(Arm(f"{size}", _budget(size), _KNEE) for size in (32, 64, 128, 256, 512, 1024)),
         (
             _ttft("documents", "document"),
             _ITL_P99,
             _each(
-                "tokens/s in steps with a chunk",
-                lambda run: run.tokens_per_s(lambda step: step.num_prefill_tokens > 0),
-                is_drawn=True,
+                "tokens/s in steps with a chunk", ArmRun.tokens_per_s_beside_prefill, is_drawn=True
             ),
         ),
         judge_knee,

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from stepscope.engine.execution.machine.environment import num_threads
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.wire import EngineInfo, KnobValue
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.output import MissingPackage
-from stepscope.tui.cli.engines.engine import model_on_text
 from stepscope.tui.cli.lab.arms import ArmRun, run_arm
 from stepscope.tui.cli.lab.experiments import EXPERIMENTS, Experiment, LabFinding
 from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import argument, command, flag, option
-from stepscope.tui.cli.shared.output import Progress, say, text_table
+from stepscope.tui.cli.shared.output import Progress, model_on_text, say, text_table
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 # The largest prompts must fit into one step.
@@ -28,22 +27,13 @@ _OPTIONS: Mapping[str, KnobValue] = {"max_num_batched_tokens": 8192, "max_num_se
 _DEMO_OPTIONS: Mapping[str, KnobValue] = {"kv_memory": "64MB", "dtype": "float32"}
 
 
-@command(
-    "stepscope lab",
-    "stepscope lab freeze",
-    "stepscope lab prefix freeze --model smollm2",
-    "stepscope lab --all -o lab/",
-)
+@command("stepscope lab", "stepscope lab freeze", "stepscope lab --all -o lab/")
 def lab(
     names: list[str] | None = argument("NAME...", "the experiments (default: list them)"),
     runs_all: bool = flag("run all of them", "--all"),
     model: str = option("TEXT", "the model, as in 'stepscope serve'", default="demo"),
     folder: str = option(
-        "FOLDER",
-        "keep the recordings, a report (Markdown) and a picture of each claim",
-        "--output",
-        "-o",
-        default="",
+        "FOLDER", "keep recordings, report and pictures here", "--output", "-o", default=""
     ),
 ) -> None:
     """Try what the literature claims on this machine.
@@ -81,7 +71,9 @@ def lab(
             if folder:
                 draw(experiment, finding, target / f"{experiment.name}.svg")
         if folder:
-            (target / "report.md").write_text(markdown(found, _machine(engine.info)), "utf-8")
+            machine = f"{platform.machine()}, {num_threads(EngineConfig())} cores"
+            on = f"Measured on {datetime.now(UTC).date()}: {model_on_text(engine.info)}; {machine}."
+            (target / "report.md").write_text(markdown(found, on), "utf-8")
             say(f"{target}: report.md, a picture of each claim, and the recordings")
         else:
             say("the recordings are gone; -o FOLDER keeps them")
@@ -115,12 +107,6 @@ def _options(model: str) -> Mapping[str, KnobValue]:
     return {**_OPTIONS, "model": model, **(_DEMO_OPTIONS if model == "demo" else {})}
 
 
-def _machine(info: EngineInfo) -> str:
-    day = datetime.now(UTC).date()
-    cores = f"{platform.machine()}, {num_threads(EngineConfig())} cores"
-    return f"Measured on {day}: {model_on_text(info)}; {cores}."
-
-
 # The report
 
 
@@ -136,7 +122,6 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
 
 
 def markdown(found: Sequence[tuple[Experiment, LabFinding]], machine: str) -> str:
-    """Return a Markdown report: a table of all claims, then the measurements of each experiment."""
     text = ["# What the lab measured\n", f"{machine}\n"]
     text += ["| claim | source | measured | verdict |", "|---|---|---|---|"]
     for experiment, finding in found:

@@ -6,6 +6,7 @@ allowed.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ from stepscope.recordings.figures.table import (
     value_text,
 )  # fmt: skip
 from stepscope.recordings.file.service_levels import levels_of, levels_text
-from stepscope.tui.cli.recordings.measured import MeasuredSession, measure
+from stepscope.tui.cli.recordings.measured import measure
 from stepscope.tui.cli.shared.levels import advice_lines, limits_document
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
@@ -74,18 +75,14 @@ def stats(
     )
 
 
-# Bounds
-
-
 class CheckRow(NamedTuple):
     """The result for one bound, or for one figure compared with the baseline; values as text."""
 
     name: str  # of the figure
     asked: str
     measured: str
-    outcome: Literal[
-        "ok", "unsure", "failed", "unknown"
-    ]  # unsure: worse, but perhaps by chance; unknown: the session has no value
+    # unsure: worse, but perhaps by chance; unknown: the session has no value
+    outcome: Literal["ok", "unsure", "failed", "unknown"]
     detail: str = ""
     is_bound: bool = True  # else a comparison with the baseline
 
@@ -103,9 +100,7 @@ def check(
     most: list[str] | None = option("FIGURE=VALUE", "fail above it; may be repeated", "--max"),
     least: list[str] | None = option("FIGURE=VALUE", "fail below it; may be repeated", "--min"),
     baseline: str | None = option(
-        "FILE",
-        "fail where a figure is worse than in this recording, and 'stepscope compare' "
-        "says that it is significant",
+        "FILE", "fail where a figure is worse than in this recording, beyond chance"
     ),
     max_regression: str | None = option(
         "PERCENT", "with --baseline: how much worse is still accepted (default: 10%)"
@@ -135,21 +130,21 @@ def check(
         assert isinstance(old.run, Side)
         assert isinstance(found.run, Side)
         checks += regression_checks(compare(old.run, found.run), allowed)
-    code = exit_code(checks)
+    outcomes = {each.outcome for each in checks}
+    code = cli_errors.TOO_LITTLE_DATA if "unknown" in outcomes else cli_errors.DONE
+    if "failed" in outcomes:
+        code = cli_errors.FAILED
     if as_json:
         rows = [each._asdict() for each in checks]
         write_json({**found.document(), "checks": rows, "exit_code": code})
     else:
-        say(*_lines(found, checks))
+        listed = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
+        cells = [[of.outcome, of.name, of.measured, of.asked, of.detail] for of in listed]
+        heading = ["", "figure", "is", "asked", ""]
+        say(found.text, *(text_table(heading, cells, "<<>><") if cells else []))
+        if num_alike := len(checks) - len(listed):
+            say(f"{num_alike} {'other ' * bool(cells)}figures are no worse than in the baseline")
     return code
-
-
-def exit_code(checks: Sequence[CheckRow]) -> int:
-    """Return the exit code for these rows: 1 if any failed, else 3 if any is unknown, else 0."""
-    outcomes = {each.outcome for each in checks}
-    if "failed" in outcomes:
-        return cli_errors.FAILED
-    return cli_errors.TOO_LITTLE_DATA if "unknown" in outcomes or not checks else cli_errors.DONE
 
 
 def bound_checks(
@@ -159,16 +154,13 @@ def bound_checks(
     found = []
     for bound, sign in [*((each, "<=") for each in most), *((each, ">=") for each in least)]:
         figure, value = bound.figure, figures[bound.figure.name]
-        row = CheckRow(
-            figure.name,
-            f"{sign} {value_text(figure, bound.value)}",
-            value_text(figure, value),
-            "unknown" if value is None else "failed",
-            "the session has no sample of it" if value is None else "",
-        )
-        if value is not None and (value <= bound.value if sign == "<=" else value >= bound.value):
-            row = row._replace(outcome="ok")
-        found.append(row)
+        asked, measured = f"{sign} {value_text(figure, bound.value)}", value_text(figure, value)
+        if value is None:
+            why = "the session has no sample of it"
+            found.append(CheckRow(figure.name, asked, measured, "unknown", why))
+            continue
+        keeps = value <= bound.value if sign == "<=" else value >= bound.value
+        found.append(CheckRow(figure.name, asked, measured, "ok" if keeps else "failed"))
     return found
 
 
@@ -211,15 +203,6 @@ def regression(figure: ComparedFigure) -> float:
     return change / a if a else math.copysign(math.inf, change)
 
 
-def _lines(found: MeasuredSession, checks: Sequence[CheckRow]) -> list[str]:
-    listed = [each for each in checks if each.is_bound or each.outcome != "ok" or each.detail]
-    rows = [[each.outcome, each.name, each.measured, each.asked, each.detail] for each in listed]
-    num_alike = len(checks) - len(listed)
-    table = text_table(["", "figure", "is", "asked", ""], rows, "<<>><") if rows else []
-    alike = f"{num_alike} {'other ' * bool(rows)}figures are no worse than in the baseline"
-    return [found.text, *table, *([alike] if num_alike else [])]
-
-
 def _bound(option: str, text: str) -> FigureBound:
     try:
         bound = parse_bound(text)
@@ -231,11 +214,7 @@ def _bound(option: str, text: str) -> FigureBound:
 
 
 def _share(text: str) -> float:
-    number = text.removesuffix("%")
-    try:
-        value = float(number) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
+    match = re.fullmatch(r"(\d*\.?\d+)(%?)", text)
+    if match is None:
         raise cli_errors.WrongUsage(f"--max-regression: expected a share like 10%, got {text!r}")
-    return value
+    return float(match[1]) / (100 if match[2] else 1)

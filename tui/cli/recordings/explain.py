@@ -14,7 +14,7 @@ from stepscope.recordings.state.series.latency import LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import LIVE_S, recorded
-from stepscope.tui.cli.recordings.profiled import print_profile
+from stepscope.tui.cli.shared.arguments import request_number
 from stepscope.tui.cli.shared.connect import is_recorded
 from stepscope.tui.cli.shared.levels import advice_lines, level_of, limits_document, limits_text
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, flag, option
@@ -30,13 +30,11 @@ from stepscope.tui.cli.shared.output import (
     told,
     write_json,
 )
-from stepscope.tui.cli.shared.paths import request_number
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import DURATIONS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 
-_LEAST_S = 5.0  # of a session for `tune`
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 
 
@@ -57,8 +55,7 @@ def explain(
     seconds: LastSeconds = None,
     request: str | None = option("ID", "only this request, such as r12"),
     profile: str | None = option(
-        "FILE",
-        "instead: what ran on the device in each step, by a trace of torch's profiler from vLLM",
+        "FILE", "instead: what ran in each step, by a trace of torch's profiler from vLLM"
     ),
     limit: int = option(
         "INT", "number of rows of each table, the longest waits first; 0 for all", default=20, min=0
@@ -79,6 +76,8 @@ def explain(
     usage = "stepscope explain {}" + " --queue" * shows_queue
     with recorded(target, seconds, flags, usage) as (file, recording):
         if profile is not None:
+            from stepscope.tui.cli.recordings.beside import print_profile  # loads more
+
             print_profile(file, recording, profile, limit, as_json)
             return
         if shows_queue:
@@ -105,7 +104,6 @@ def explain(
         return
     span_s = None if side is None else side.figures()["seconds"]
     of = f"; {model_text(found.info)} on {found.info.name}"
-    is_long = span_s is not None and span_s >= _LEAST_S
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,
         *_summary(found, origins),
@@ -114,11 +112,8 @@ def explain(
         *_shares(found),
         *_graphs(found),
         *_tables(found, limit),
-        *(["", f"'stepscope tune {file}' names the bottleneck"] if is_long and found.late else []),
+        *(["", f"'stepscope tune {file}' names the bottleneck"] if side and found.late else []),
     )
-
-
-# Text output
 
 
 def _summary(found: Explanation, origins: Mapping[str, str]) -> list[str]:
@@ -161,7 +156,7 @@ def _measured(what: str, origin: str, bound: Bound) -> str:
 
 
 def _served(found: Explanation) -> list[str]:
-    """Lines with the engine's clock beside the front end's, if one tells; and on one's prompt."""
+    """Lines on the prompt of one request; of all, the engine's clock beside the front end's."""
     if (view := found.view) is not None:
         size = found.info.block_size
         prompt = late_text.misses_texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
@@ -172,10 +167,11 @@ def _served(found: Explanation) -> list[str]:
         return [*prompt, api]
     if not (clocks := _clocks(found)):
         return []
-    cells = [
-        [name, f"{spread.num_samples:,}", *(_at(spread, rank) for rank in RANKS)]
-        for name, spread in clocks.items()
-    ]
+    cells = []
+    for name, spread in clocks.items():
+        known = (spread.at(rank) for rank in RANKS)
+        shown = ("—" if ns is None else fmt.milliseconds(ns / 1e6) for ns in known)
+        cells.append([name, f"{spread.num_samples:,}", *shown])
     return ["", *text_table(["ms", "number", *RANKS.values()], cells)]
 
 
@@ -184,11 +180,6 @@ def _clocks(found: Explanation) -> dict[str, LatencySpread]:
     fronts = found.fronts.of()
     both = {KINDS[kind]: found.waits[kind] for kind in _BOTH_CLOCKS if fronts}
     return {name: waits.spread() for name, waits in (both | fronts).items()}
-
-
-def _at(spread: LatencySpread, rank: int) -> str:
-    ns = spread.at(rank)
-    return "—" if ns is None else fmt.milliseconds(ns / 1e6)
 
 
 def _shares(found: Explanation) -> list[str]:
@@ -230,15 +221,11 @@ def _tables(found: Explanation, limit: int) -> list[str]:
         return ["", f"no token{_of(found)}{came} was late"]
     gaps = [each for each in found.late if each.token_idx > 0]
     firsts = [each for each in found.late if each.token_idx == 0]
-    return [
-        *_table(found, "late gaps between tokens (ITL)", gaps, limit),
-        *_table(found, "late first tokens (TTFT)", firsts, limit),
-    ]
+    of_gaps = _table(found, "late gaps between tokens (ITL)", gaps, limit) if gaps else []
+    return of_gaps + (_table(found, "late first tokens (TTFT)", firsts, limit) if firsts else [])
 
 
 def _table(found: Explanation, title: str, late: list[Late], limit: int) -> list[str]:
-    if not late:
-        return []
     alike: dict[tuple[int, int, str], list[Late]] = {}
     for each in late:
         alike.setdefault((-each.gap_ns, each.step, each.explanation), []).append(each)
@@ -260,10 +247,16 @@ def _table(found: Explanation, title: str, late: list[Late], limit: int) -> list
     return ["", f"{title}, the longest first", *text_table(heading, rows, "><<><"), *more]
 
 
-# JSON output
-
-
 def _document(file: str, found: Explanation) -> dict[str, Any]:
+    view, prompt = found.view, None
+    if view is not None and (misses := view.misses) is not None:
+        wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
+        prompt = {
+            "num_tokens": view.num_prompt_tokens,
+            **late_text.parts_of(view, misses),
+            **{name: getattr(misses, name) for name in misses.__struct_fields__[2:]},
+            "evicted_wall_ns": wall_ns,
+        }
     return {
         "recording": file,
         "engine": found.info.name,
@@ -273,7 +266,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             name: {RANKS[rank]: in_ms(ns) for rank, ns in spread.at_ns.items()}
             for name, spread in _clocks(found).items()
         },
-        "prompt": _prompt_document(found),
+        "prompt": prompt,
         "requests": plain(found.affected),
         "causes": plain(found.shares),
         "late": [
@@ -288,13 +281,3 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             for each in found.late
         ],
     }
-
-
-def _prompt_document(found: Explanation) -> dict[str, Any] | None:
-    view = found.view
-    if view is None or (misses := view.misses) is None:
-        return None
-    others = {name: getattr(misses, name) for name in misses.__struct_fields__[2:]}
-    wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
-    parts = late_text.parts_of(view, misses)
-    return {"num_tokens": view.num_prompt_tokens, **parts, **others, "evicted_wall_ns": wall_ns}

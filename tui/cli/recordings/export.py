@@ -15,6 +15,7 @@ from stepscope.recordings.plot.figure import figure, num_columns
 from stepscope.recordings.plot.series import PlotSeries, read_series
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.session import model_text
+from stepscope.tui.cli.shared.arguments import find_recording, output_path, picture_path, step_range
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import (
     FirstStep,
@@ -25,7 +26,6 @@ from stepscope.tui.cli.shared.options import (
     option,
 )
 from stepscope.tui.cli.shared.output import Progress, note, say
-from stepscope.tui.cli.shared.paths import find_recording, output_path, picture_path, step_range
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.format import file_size, span
 
@@ -46,10 +46,7 @@ _ENDINGS: dict[str, Format] = {
 def export_file(
     file: RecordingFile,
     target: Format | None = option(
-        "FORMAT",
-        "perfetto, parquet, csv, jsonl or mooncake (default: by the file's ending: "
-        ".pftrace, .parquet, .csv or .jsonl)",
-        "--format",
+        "FORMAT", "perfetto, parquet, csv, jsonl or mooncake (default: by its ending)", "--format"
     ),
     *,
     output: str = option("FILE", "the file to write", "--output", "-o", default=...),
@@ -61,7 +58,12 @@ def export_file(
     ),
 ) -> None:
     """Convert a recording to the format of another program."""
-    chosen = target or _format_by_ending(output)
+    chosen = target or _ENDINGS.get(Path(output).suffix.lower())
+    if chosen is None:
+        raise WrongUsage(
+            f"--output: {output!r} does not tell the format: let it end in {', '.join(_ENDINGS)}, "
+            f"or give --format {'|'.join(FORMATS)}"
+        )
     if table != TABLES[0] and chosen not in TABLE_FORMATS:
         raise WrongUsage(f"--table: {chosen} has no tables; {' and '.join(TABLE_FORMATS)} have")
     if with_tokens and chosen != "jsonl":
@@ -81,16 +83,6 @@ def export_file(
         note(recording.message)
     say(f"{path}: {done.num_written:,} {done.unit}, {file_size(path.stat().st_size)}")
     say(*done.notes)
-
-
-def _format_by_ending(output: str) -> Format:
-    ending = Path(output).suffix.lower()
-    if ending in _ENDINGS:
-        return _ENDINGS[ending]
-    raise WrongUsage(
-        f"--output: {output!r} does not tell the format: let it end in {', '.join(_ENDINGS)}, or "
-        f"give --format {'|'.join(FORMATS)}"
-    )
 
 
 # Figures
@@ -117,8 +109,7 @@ def plot_file(
     """Draw a figure of a recording for a report.
 
     Budget, step times, latencies, queue and KV cache over time. Each column of pixels shows the
-    worst that happened in it, so no stall is averaged away; knob changes and marks are lines with
-    labels. Needs 'stepscope[export]'. An existing file is replaced.
+    worst that happened in it, so no stall is averaged away. An existing file is replaced.
     """
     steps = step_range(first, last)
     path = picture_path(output, ".svg", ".png", ".pdf")
@@ -141,10 +132,9 @@ def _details(recording: Recording, series: PlotSeries) -> list[str]:
     info = recording.info
     wall_s = (info.wall_ns + series.start_ns - info.monotonic_ns) / 1e9
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
-    # Only the knobs that differ from their defaults.
-    defaults = {spec.name: spec.default for spec in info.knobs}
-    set_ = {name: value for name, value in series.knobs.items() if defaults.get(name) != value}
     steps = f"steps {series.first_step:,} to {series.last_step:,}"
     about = f"{model_text(info)} on {info.name}, {steps}, {span(series.duration_ns / 1e9)} from"
-    knobs = " ".join(f"{name}={typed_text(value)}" for name, value in set_.items())
-    return [f"{about} {begun}", *([knobs] if knobs else [])]
+    usual = {spec.name: spec.default for spec in info.knobs}
+    changed = (item for item in series.knobs.items() if usual.get(item[0]) != item[1])
+    knobs = " ".join(f"{name}={typed_text(value)}" for name, value in changed)
+    return list(filter(None, (f"{about} {begun}", knobs)))

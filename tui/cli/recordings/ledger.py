@@ -30,10 +30,7 @@ from stepscope.tui.views import format as fmt
 def print_ledger(
     name: str, recording: Recording, last_s: float | None, is_cut: bool, limit: int, as_json: bool
 ) -> None:
-    """Print the waits and preemptions of a recording, or of its last seconds.
-
-    `is_cut`: it holds nothing else than those.
-    """
+    """Print waits and preemptions of the last seconds; `is_cut`: the recording has only those."""
     begin = Position(0, 0)
     if last_s is not None and not is_cut:
         begin = recording.find_time(recording.end_ns - round(last_s * 1e9))
@@ -59,9 +56,6 @@ def print_ledger(
         say(session_text(name, found.explainer.num_steps, span_s, last_s), *_lines(found, limit))
 
 
-# Text output
-
-
 def _lines(found: Ledger, limit: int) -> list[str]:
     tax = found.tax()
     lines = [f"preemptions: {'none' if found.publishes_requests else 'unknown'}"]
@@ -85,18 +79,19 @@ def _lines(found: Ledger, limit: int) -> list[str]:
 
 
 def _waits(found: Ledger, title: str, waits: Sequence[QueueWait], limit: int) -> list[str]:
-    rows = [
-        [
+    rows = []
+    for wait in waits[: limit or None]:
+        spent = sorted(((ns, why) for why, ns in wait.reasons.items()), key=lambda item: -item[0])
+        row = [
             request_name(wait.request_id) + (" (preempted)" if wait.was_preempted else ""),
             clock_ms(_wall_ns(found, wait.since_ns)),
             ms(wait.waited_ns(found.state.time_ns)),
             f"{wait.num_prompt_tokens:,}",
             "—" if wait.step is None else f"{wait.step:,}",
             f"{wait.num_behind:,}",
-            _reasons(wait),
+            ", ".join(f"{reason_text(why)} {ms(ns)}" for ns, why in spent if ns >= 50_000) or "—",
         ]
-        for wait in waits[: limit or None]
-    ]
+        rows.append(row)
     heading = ["request", "since", "waited", "prompt", "until step", "behind it", "for"]
     return ["", title, *text_table(heading, rows, "<<>>>><"), *_more(waits, rows)] if rows else []
 
@@ -123,12 +118,6 @@ def _preemptions(found: Ledger, limit: int) -> list[str]:
     return ["", title, *text_table(heading, rows, "><<<>>>>"), *_more(found.preemptions, rows)]
 
 
-def _reasons(wait: QueueWait) -> str:
-    """Return a text with the reasons why a request waited and the time of each, longest first."""
-    spent = sorted(wait.reasons.items(), key=lambda item: -item[1])
-    return ", ".join(f"{reason_text(why)} {ms(ns)}" for why, ns in spent if ns >= 50_000) or "—"
-
-
 def _beneficiary(preemption: Preemption) -> str:
     if preemption.beneficiary is None:
         return f"— ({preemption.reason})" if preemption.reason else "—"
@@ -149,9 +138,6 @@ def _wall_ns(found: Ledger, time_ns: int | None) -> int | None:
     info = found.state.info
     assert info is not None, "it has steps"
     return None if time_ns is None else info.wall_ns + time_ns - info.monotonic_ns
-
-
-# JSON output
 
 
 def _document(name: str, found: Ledger) -> dict[str, Any]:

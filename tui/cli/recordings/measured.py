@@ -25,6 +25,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.output import Progress, note, session_text
+from stepscope.tui.cli.shared.process import running
 from stepscope.tui.session.live_source import LiveSource
 from stepscope.tui.settings.cli_errors import TOO_LITTLE_DATA, CommandFailed
 
@@ -66,13 +67,10 @@ def measure(
     *,
     for_comparison: bool = False,
 ) -> MeasuredSession:
-    """Measure a recording, or the last seconds of a recording or of a running engine.
+    """Measure a recording, an engine (None: the only one here) or a page of metrics.
 
-    Args:
-        target: a recording or sample, else an engine or an address with /metrics; None: the only
-            engine on this machine.
-        seconds: None: the whole recording, or the last minute of an engine.
-        for_comparison: whether to read what a comparison needs, a `Side`: all messages.
+    `seconds`: how much of its end; None: a whole recording, or a minute of an engine.
+    `for_comparison`: whether to read what a comparison needs, a `Side`: all messages.
     """
     if target is not None and is_metrics_url(target):
         address = MetricsAddress.parse(target)
@@ -177,16 +175,12 @@ def scraped(address: MetricsAddress, seconds: float, levels: Levels) -> History:
 def _waiting(source: LiveSource, what: str, seconds: float | None) -> Generator[float, None, None]:
     """Run a source; yield how long it runs, again and again, and show that it takes a while."""
     start_s = time.monotonic()
-    source.start()
-    try:
-        with Progress() as progress:
-            while True:
-                yield (waited_s := time.monotonic() - start_s)
-                if waited_s > _PROMPT_S:
-                    progress(what, None if seconds is None else min(1.0, waited_s / seconds))
-                time.sleep(0.02)
-    finally:
-        source.stop()
+    with running(source), Progress() as progress:
+        while True:
+            yield (waited_s := time.monotonic() - start_s)
+            if waited_s > _PROMPT_S:
+                progress(what, None if seconds is None else min(1.0, waited_s / seconds))
+            time.sleep(0.02)
 
 
 def _first_of(history: History, seconds: float) -> int | None:
@@ -198,7 +192,6 @@ def _first_of(history: History, seconds: float) -> int | None:
 
 
 def _of_history(history: History, name: str, seconds: float | None = None) -> MeasuredSession:
-    """The figures of the last seconds of a history; None: of all of it."""
     first = None if seconds is None else _first_of(history, seconds)
     side = read_side(HistoryFeed(history, name, history.slo, StepRange(first)))
     return MeasuredSession(name, history.slo, history.windows.figures(None, seconds), side, seconds)

@@ -4,15 +4,14 @@ import json
 import math
 import shlex
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.file.service_levels import Levels
@@ -31,12 +30,12 @@ from stepscope.recordings.incidents.keeper import (
 )
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.tui.cli.shared.arguments import output_path
 from stepscope.tui.cli.shared.connect import choose, connect, wait_for_any
-from stepscope.tui.cli.shared.errors import StopSignals
 from stepscope.tui.cli.shared.levels import chosen_levels, chosen_rules
-from stepscope.tui.cli.shared.options import EngineName, Wait, command, option, seconds_option
+from stepscope.tui.cli.shared.options import EngineName, Past, Wait, command, option, seconds_option
 from stepscope.tui.cli.shared.output import Progress, note, say
-from stepscope.tui.cli.shared.paths import output_path
+from stepscope.tui.cli.shared.process import StopSignals, running
 from stepscope.tui.session.live_source import Address, LiveSource, addresses, receive
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import milliseconds
@@ -64,17 +63,9 @@ def record(
     *,
     output: str | None = option("FILE", "the file to write (MCAP)", "--output", "-o"),
     seconds: float | None = seconds_option("how long to record (default: until Ctrl-C)"),
-    past: float = option(
-        "SECONDS",
-        "begin with this much of the engine's past, as far as it keeps it",
-        default=0.0,
-        min=0,
-        max=MAX_PAST_S,
-    ),
+    past: Past = 0.0,
     rotate: str | None = option(
-        "SIZE,AGE",
-        "begin a new file at this size, age or both (1GB, 1h or 1GB,1h), and when the "
-        "engine restarts; files are named FILE-TIME-NUMBER.mcap, and each opens alone",
+        "SIZE,AGE", "begin a new file at this size or age (1GB, 1h or 1GB,1h), and after a restart"
     ),
     keep: str | None = option(
         "SIZE,AGE",
@@ -82,23 +73,17 @@ def record(
         "100GB; with --incidents a size: the last 5 stay",
     ),
     incidents: str | None = option(
-        "DIR",
-        "hold the newest steps in memory, and write a file into DIR only when a rule "
-        "fires; without prompts and outputs",
+        "DIR", "write a file into DIR only when a rule fires; without prompts and outputs"
     ),
     when: list[str] | None = option(
-        "RULE",
-        "with --incidents: FIGURE COMPARISON VALUE [for TIME]; may be given several times "
-        "(default: [[alerts]] of the config file, else a built-in set)",
+        "RULE", "with --incidents: a rule as of 'watch' (default: [[alerts]], else a built-in set)"
     ),
     before: str = option(
         "TIME", "with --incidents: time to keep before the rule fires", default="30s"
     ),
     after: str = option("TIME", "with --incidents: time to keep after it ends", default="10s"),
     on_incident: str | None = option(
-        "COMMAND",
-        "with --incidents: run COMMAND PATH for each file, with a summary as JSON on its "
-        "standard input",
+        "COMMAND", "with --incidents: run COMMAND PATH for each file, a JSON summary on its stdin"
     ),
     wait: Wait = True,
     flags: dict[str, Any],
@@ -123,7 +108,17 @@ def record(
         history = History(chosen_levels(flags), _MAX_STEPS, _MAX_BYTES)
         engine = Subscriber(chosen, history, past_s=past_s)
         keeper = IncidentKeeper(engine, rules, folder, past_s, after_s)
-        _keep_incidents(engine, keeper, folder.path, _Reporter(on_incident), seconds)
+        reporter = _Reporter(on_incident)
+        with StopSignals() as stop, Progress() as progress, reporter.pool, running(engine):
+            for _ in stop.ticks(_LOOK_S, seconds):
+                reporter.report(keeper.look())
+                state = "an incident goes on" if keeper.is_open else "no incident now"
+                progress(f"watching {engine.name}", None, f"{state}, {reporter.text}")
+            reporter.report(keeper.close())
+        left_out = f", {keeper.num_left_out} more not written" if keeper.num_left_out else ""
+        say(f"{reporter.text} in {folder.path}{left_out}")
+        if reporter.error is not None:
+            raise CommandFailed(reporter.error)
         return
     if output is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
@@ -137,14 +132,17 @@ def record(
         raise WrongUsage(f"--rotate: expected {MIN_ROTATE_S:g} s or more, got {rotate}")
     output_path(output)  # its folder is there, before a wait
     engines = _engines(endpoint, wait)
-    outputs = [output_path(each, is_new=limits is None) for each in _files(output, len(engines))]
+    files, path = [output], Path(output)
+    if len(engines) > 1:  # data-parallel ranks: run.dp0.mcap, run.dp1.mcap and so on
+        files = [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in range(len(engines))]
+    outputs = [output_path(each, is_new=limits is None) for each in files]
     sources = [_source(each, past) for each in engines]
     # Catch signals before a file exists, so that none can leave it unfinished.
     with StopSignals() as stop, Progress() as progress:
         sessions: list[RecordedEngine] = []
         try:
-            for source, path in zip(sources, outputs, strict=True):
-                target = path if limits is None else FileSeries(path, limits, kept)
+            for source, file in zip(sources, outputs, strict=True):
+                target = file if limits is None else FileSeries(file, limits, kept)
                 sessions.append(RecordedEngine(source, target, levels))
             watch_recordings(sessions, stop, seconds, progress)
         finally:
@@ -163,13 +161,6 @@ def _engines(endpoint: str | None, waits: bool) -> Sequence[Address]:
     return wait_for_any(lambda: addresses(endpoint), waits)
 
 
-def _files(file: str, num_engines: int) -> list[str]:
-    """Return the file names: `run.mcap`, or for ranks `run.dp0.mcap`, `run.dp1.mcap` and so on."""
-    path = Path(file)
-    ranks = range(num_engines) if num_engines > 1 else ()
-    return [str(path.with_suffix(f".dp{i}{path.suffix}")) for i in ranks] or [file]
-
-
 class RecordedEngine:
     """One engine and its recorder. A series of files waits for the next engine."""
 
@@ -184,7 +175,6 @@ class RecordedEngine:
         source.start()
 
     def look(self, now_s: float) -> None:
-        """Update `is_over` and `problem`."""
         source, recorder = self.source, self.recorder
         self.is_joined = self.is_joined or source.status == "live" or source.error is not None
         if source.status in ("live", "stale") or recorder.num_steps > self._num_steps:
@@ -253,33 +243,6 @@ def watch_recordings(
         sessions[0].problem = Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
 
 
-# Incidents
-
-
-def _keep_incidents(
-    source: Subscriber,
-    keeper: IncidentKeeper,
-    folder: Path,
-    reporter: "_Reporter",
-    seconds: float | None,
-) -> None:
-    with StopSignals() as stop, Progress() as progress:
-        source.start()
-        try:
-            for _ in stop.ticks(_LOOK_S, seconds):
-                reporter.report(keeper.look())
-                state = "an incident goes on" if keeper.is_open else "no incident now"
-                progress(f"watching {source.name}", None, f"{state}, {reporter.text}")
-            reporter.report(keeper.close())
-        finally:
-            source.stop()
-            reporter.close()
-    left_out = f", {keeper.num_left_out} more not written" if keeper.num_left_out else ""
-    say(f"{reporter.text} in {folder}{left_out}")
-    if reporter.error is not None:
-        raise CommandFailed(reporter.error)
-
-
 def _seconds(option: str, text: str) -> float:
     seconds = milliseconds(option, text) / 1e3
     if seconds < 1:
@@ -295,13 +258,13 @@ def _series_limits(option: str, text: str | None) -> SeriesLimits | None:
 
 
 class _Reporter:
-    """Prints a line for each incident kept, and starts the operator's command for it."""
+    """Prints a line for each incident kept, and runs the operator's command for it on a thread."""
 
     def __init__(self, command: str | None) -> None:
+        self.pool = ThreadPoolExecutor()
         self.error: str | None = None
         self._command = None if command is None else shlex.split(command)
         self._num_kept = 0
-        self._running: list[threading.Thread] = []
 
     @property
     def text(self) -> str:
@@ -318,15 +281,7 @@ class _Reporter:
         self._num_kept += path is not None
         if self._command is not None:
             document = {"path": path, "error": kept.error, **msgspec.to_builtins(incident)}
-            call = [*self._command, path or ""], json.dumps(document)
-            thread = threading.Thread(target=_run, args=call)
-            thread.start()
-            self._running = [each for each in self._running if each.is_alive()] + [thread]
-
-    def close(self) -> None:
-        """Wait until the operator's commands have ended."""
-        for each in self._running:
-            each.join()
+            self.pool.submit(_run, [*self._command, path or ""], json.dumps(document))
 
 
 def _run(command: Sequence[str], text: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -12,16 +11,15 @@ from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.service_levels import levels_text
+from stepscope.tui.cli.shared.arguments import find_recording, output_path
 from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, told, write_json
-from stepscope.tui.cli.shared.paths import find_recording, output_path
 from stepscope.tui.settings.cli_errors import DONE, FAILED, WrongUsage
 from stepscope.tui.views.format import file_size, plural
 
 
 @command(
     "stepscope verify session.mcap",
-    "stepscope verify f.mcap --json",
     "stepscope verify session.mcap.part --repair",
     "stepscope verify session.mcap --strip-tokens -o shared.mcap",
 )
@@ -44,9 +42,8 @@ def verify_file(
     replayed, and every count and reference is checked against them. Ends with 1 when anything is
     wrong. A file that is still being written is not an error.
 
-    --repair only reads the old file; the new one has a new index. It says what was kept and what
-    was lost, and leaves a file alone that is still being written (exit code 1): its recorder
-    completes it.
+    --repair only reads the old file, and says what was kept and what was lost. A file that is still
+    being written it leaves to its recorder (exit code 1).
     """
     if repair or strip_tokens:
         if as_json:
@@ -59,25 +56,29 @@ def verify_file(
     with Progress() as progress:
         report = verify(path, lambda share: progress(f"verifying {path.name}", share))
     if as_json:
-        write_json(_document(report))
+        write_json(
+            {
+                "file": str(report.path),
+                "ok": report.is_good,
+                **told(
+                    report,
+                    *(
+                        "is_being_written",
+                        "num_bytes",
+                        "num_chunks",
+                        "num_messages",
+                        "num_lost_messages",
+                    ),
+                    *("num_steps", "first_step", "last_step", "with_tokens"),
+                ),
+                "service_levels": report.levels,
+                "left_out_by_repair": [msgspec.structs.asdict(loss) for loss in report.losses],
+                "checks": [{"ok": check.is_good, **told(check)} for check in report.checks],
+            }
+        )
     else:
         say(*_lines(report))
     return DONE if report.is_good else FAILED
-
-
-def _document(report: VerifyReport) -> dict[str, Any]:
-    return {
-        "file": str(report.path),
-        "ok": report.is_good,
-        **told(
-            report,
-            *("is_being_written", "num_bytes", "num_chunks", "num_messages", "num_lost_messages"),
-            *("num_steps", "first_step", "last_step", "with_tokens"),
-        ),
-        "service_levels": report.levels,
-        "left_out_by_repair": [msgspec.structs.asdict(loss) for loss in report.losses],
-        "checks": [{"ok": check.is_good, **told(check)} for check in report.checks],
-    }
 
 
 def _lines(report: VerifyReport) -> Iterator[str]:

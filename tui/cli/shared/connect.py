@@ -25,9 +25,9 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.keys import check_public, read_credentials
 from stepscope.engine.transport.local_engines import called
 from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
-from stepscope.tui.cli.shared.errors import expected
+from stepscope.tui.cli.shared.arguments import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.output import Progress
-from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
+from stepscope.tui.cli.shared.process import expected
 from stepscope.tui.session.live_source import Address
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed, WrongUsage
 from stepscope.tui.settings.setting_values import resolve
@@ -124,9 +124,7 @@ def called_text(endpoint: Endpoint) -> str:
 def wait_for_any(find: Callable[[], Sequence[Address]], waits: bool) -> Sequence[Address]:
     """Return what `find` returns, once at least one of the engines answers or is starting.
 
-    Args:
-        find: called before each look, because ranks that have come have addresses of their own.
-        waits: whether to wait, and to say so; if not, what `check_any` raises is raised.
+    `find` is called before each look, because ranks that have come have addresses of their own.
     """
     since, said = time.strftime("%H:%M:%S"), ""
     parent = os.getppid()
@@ -134,12 +132,11 @@ def wait_for_any(find: Callable[[], Sequence[Address]], waits: bool) -> Sequence
         found = find()
         try:
             check_any(found)
+            return found
         except (EngineUnreachable, CommandFailed) as error:
             if not waits or not _may_come(error):
                 raise
             why = str(error)
-        else:
-            return found
         if in_browser() and os.getppid() != parent:  # its server is gone
             raise typer.Exit(DONE)
         if why != said and sys.stderr is not None:
@@ -202,8 +199,18 @@ def check_any(endpoints: Sequence[Address]) -> None:
     """Raise CommandFailed (of one engine its own error) unless one of them answers or starts."""
     answers: SimpleQueue[tuple[str, Exception | None]] = SimpleQueue()
 
-    def ask(endpoint: Address) -> None:
-        answers.put((endpoint.name, _failure(endpoint)))
+    def ask(address: Address) -> None:
+        failure: Exception | None = None
+        try:
+            if isinstance(address, MetricsAddress):
+                check_metrics(address)
+            elif isinstance(address, Endpoint):
+                hello(address).close()
+        except EngineStarting:  # good enough: its row, or the command, says so
+            pass
+        except Exception as error:  # noqa: BLE001 - on any error, an answer is still needed
+            failure = error
+        answers.put((address.name, failure))
 
     for endpoint in endpoints:
         Thread(target=ask, args=(endpoint,), name="hello", daemon=True).start()
@@ -220,19 +227,6 @@ def check_any(endpoints: Sequence[Address]) -> None:
     raise kind(f"none of {len(errors)} engines answers; {'; '.join(said)}")
 
 
-def _failure(address: Address) -> Exception | None:
-    """Return why nothing answers at an address; None if an engine answers or is starting."""
-    try:
-        if isinstance(address, MetricsAddress):
-            check_metrics(address)
-        elif isinstance(address, Endpoint):
-            hello(address).close()
-    except Exception as error:  # noqa: BLE001 - on any error, the caller still needs an answer
-        # That it is starting is good enough: its row, or the command, says so.
-        return None if isinstance(error, EngineStarting) else error
-    return None
-
-
 def _may_come(error: Exception) -> bool:
     """Whether an engine may answer later where this error was raised now."""
     is_there = isinstance(error, KeyRefused | NoEngine)
@@ -240,7 +234,6 @@ def _may_come(error: Exception) -> bool:
 
 
 def check_metrics(address: MetricsAddress) -> None:
-    """Raise CommandFailed unless the address serves metrics that we can read."""
     from stepscope.engine.adapters.metrics import fetch
 
     try:

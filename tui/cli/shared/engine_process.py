@@ -85,7 +85,6 @@ class EngineProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The engine's exit code; None while it runs."""
         return self._process.poll()
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.compare.side.advice import Run, advice
 from stepscope.recordings.file import service_levels
 from stepscope.recordings.file.reader import Recording
@@ -27,16 +28,20 @@ def chosen_levels(flags: Mapping[str, Any]) -> service_levels.Levels:
 def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
     """Return the service levels by which to judge a recording, and say if they are not its own."""
     settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
-    chosen = own_levels(settings)
     said = service_levels.levels_said(recording.info, recording.metadata)
-    note_own(chosen, said)
-    return service_levels.slo_of(chosen, said)
+    return note_own(own_levels(settings), said)
 
 
-def note_own(chosen: service_levels.Levels, said: service_levels.Levels) -> None:
-    """Say on stderr if the viewer's choice overrides what the engine or the recording says."""
+def level_of_engine(flags: Mapping[str, Any], info: EngineInfo) -> SLO:
+    """Return the service levels by which to judge an engine, and say if they are not its own."""
+    return note_own(chosen_levels(flags), service_levels.levels_said(info))
+
+
+def note_own(chosen: service_levels.Levels, said: service_levels.Levels) -> SLO:
+    """Return the levels to judge by; say on stderr if the viewer's override what was said."""
     if text := service_levels.own_text(chosen, said):
         note(f"{service_levels.levels_text(chosen)}, {text}", "service levels: ")
+    return service_levels.slo_of(chosen, said)
 
 
 def own_levels(settings: DashboardSettings) -> service_levels.Levels:
@@ -103,12 +108,10 @@ def _shares_of_time(side: Run) -> dict[Limit, float]:
 
 
 def advice_lines(side: Run) -> list[str]:
-    """Return a line for each change of knobs that the steps of a session suggest."""
     return [f"advice: {each.text} ({each.evidence})" for each in advice(side)]
 
 
 def limits_document(side: Run) -> dict[str, Any]:
-    """Return the shares of the limits, and the advice, for JSON."""
     figures = side.figures()
     return {
         "limits": {limit: figures[f"limit_{limit}"] for limit in LIMITS},

@@ -15,8 +15,8 @@ import typer
 from msgspec.structs import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
+from stepscope.engine.protocol.commands import MAX_PAST_S
 from stepscope.recordings.samples import SHOWS
-from stepscope.tui.settings.cli_errors import WRONG_USAGE
 from stepscope.tui.settings.setting_values import DURATIONS, KINDS, base_and_meta, flag_of
 from stepscope.tui.settings.settings import SECTIONS, Section
 
@@ -28,7 +28,6 @@ class CliCommand:
         sections: config sections, or parts of them; their settings become options, and those that
             were given arrive as the keyword argument `flags`.
         defaults: defaults of the command that differ from those of the fields.
-        names: other names of options, by field.
         takes_key: whether to add the options about keys, because it connects to engines.
     """
 
@@ -39,13 +38,12 @@ class CliCommand:
         name: str | None = None,
         sections: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
-        names: Mapping[str, str] | None = None,
         takes_key: bool = False,
         **rest: Any,
     ) -> None:
         self.body = body
         self._fields = [field for section in sections for field in _fields(section)]
-        self._defaults, self._names = defaults or {}, names or {}
+        self._defaults = defaults or {}
         self._key_fields = _fields("key") if takes_key else []
         epilog = "\n  ".join(["\b\nExample:", *examples]) if examples else None
         self._rest = {"name": name, "epilog": epilog, **rest}
@@ -55,8 +53,6 @@ class CliCommand:
         for name, each in given.signature.parameters.items():
             if isinstance(each.default, OptionInfo | ArgumentInfo):
                 given.arguments.setdefault(name, each.default.default)
-            elif name == "flags":
-                given.arguments.setdefault(name, {})
         return self.body(*given.args, **given.kwargs)
 
     def add_to(self, app: typer.Typer) -> typer.Typer:
@@ -88,8 +84,8 @@ class CliCommand:
     def _of_field(self, field: FieldInfo) -> inspect.Parameter:
         """The option of a setting. Its value stays text: `resolve` checks it."""
         base, meta = base_and_meta(field)
-        flag = self._names.get(field.name, flag_of(field.name))
-        is_bool, default = base is bool, self._defaults.get(field.name, field.default)
+        flag, is_bool = flag_of(field.name), base is bool
+        default = self._defaults.get(field.name, field.default)
         metavar = "|".join(get_args(base)) if get_origin(base) is Literal else KINDS[base][0]
         help = meta.description or ""
         if field.name in DURATIONS:
@@ -140,24 +136,6 @@ def command(*examples: str, **rest: Any) -> Callable[[Callable[..., Any]], CliCo
     return lambda body: CliCommand(body, examples, **rest)
 
 
-def command_group(name: str, help: str, *members: CliCommand) -> typer.Typer:
-    """Return a command that has others; its name alone prints its help."""
-    group = typer.Typer(
-        name=name, help=help, add_completion=False, rich_markup_mode=None,
-        context_settings={"max_content_width": 100},
-    )  # fmt: skip
-    group.callback(invoke_without_command=True)(_help_alone)
-    for each in members:
-        each.add_to(group)
-    return group
-
-
-def _help_alone(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(WRONG_USAGE)
-
-
 def as_options(values: Mapping[str, Any]) -> list[str]:
     """Return options for another process of ours, from their values by field name."""
     found: list[str] = []
@@ -175,10 +153,7 @@ def argument(metavar: str, help: str, *, default: Any = None, **rest: Any) -> An
 
 
 def option(metavar: str, help: str, *names: str, default: Any = None, **rest: Any) -> Any:
-    """Return an option with a value, for a parameter's default; `...` if it must be given.
-
-    `rest` is what typer takes besides, such as `min` and `max`.
-    """
+    """Return an option with a value; `rest` is what typer takes besides, such as `min`, `max`."""
     return typer.Option(default, *names, metavar=metavar, help=help, **rest)
 
 
@@ -199,8 +174,10 @@ _LIKE = """begin with another engine's defaults: vllm, sglang, mini-sglang or te
 and of a class of GPU (vllm/b200)"""
 _TARGET = f"a recording, {_SAMPLES} or an engine (default: the only local engine)"
 _LAST = "only the last seconds (default: the whole recording, or a minute of an engine)"
+_PAST = "begin with this much of the engine's past, as far as it keeps it"
 EngineName = Annotated[str | None, _argument("ENDPOINT", _ENGINE)]
 Like = Annotated[str | None, _option("ENGINE", _LIKE)]
+Past = Annotated[float, _option("SECONDS", _PAST, min=0, max=MAX_PAST_S)]
 Wait = Annotated[bool, _flag("wait for an engine that is not there yet", "--wait/--no-wait")]
 RecordingFile = Annotated[str, _argument("FILE", f"a recording, or {_SAMPLES}")]
 FirstStep = Annotated[int | None, _option("STEP", "the first step to take", "--from", min=0)]

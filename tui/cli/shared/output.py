@@ -5,17 +5,18 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.tui.settings.cli_errors import DONE, CommandFailed
 from stepscope.tui.settings.terminal import cannot_be_drawn_on
 from stepscope.tui.views import format as fmt
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
+    from rich.status import Status
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def write_json(document: object) -> None:
         sys.stdout.buffer.write(encoded + b"\n")
 
 
-# Tables
+# Tables and texts
 
 
 def text_table(
@@ -88,6 +89,12 @@ def session_text(
     return f"{name}{part}: {steps}" + ("" if seconds is None else f" in {seconds:,.1f} s")
 
 
+def model_on_text(info: EngineInfo, *more: str) -> str:
+    by = f"attention by {info.attention_backend}" if info.attention_backend else None
+    parts = (info.dtype, info.device, info.implementation, by, *more)
+    return f"{info.model} ({', '.join(filter(None, parts))})"
+
+
 def ms(ns: float | None) -> str:
     """Return 1,234.5 ms; a dash if it is unknown."""
     return "—" if ns is None else f"{ns / 1e6:,.1f} ms"
@@ -98,10 +105,7 @@ def in_ms(ns: float | None) -> float | None:
 
 
 def told(each: Any, *names: str) -> dict[str, Any]:
-    """Return these attributes (without names: all fields) for JSON; times in ns become ms.
-
-    Named tuples in them become objects, too.
-    """
+    """Return attributes (default: all fields) for JSON: ns become ms, named tuples objects."""
     found = {}
     for name in names or type(each).__match_args__:
         value, is_ns = getattr(each, name), name == "ns" or name.endswith("_ns")
@@ -125,20 +129,17 @@ def clock_ms(wall_ns: int | None) -> str:
 
 # Progress
 
-_LINE_INTERVAL_S = 5.0
+_DRAW_INTERVAL_S, _LINE_INTERVAL_S = 0.1, 5.0
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Shows the progress of long work: in one line of a terminal, else a line now and then."""
 
     def __init__(self) -> None:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._is_terminal = is_terminal and cannot_be_drawn_on(os.environ) is None
-        self._bar: RichProgress | None = None
+        self._status: Status | None = None
         self._last: tuple[str, float] = "", float("-inf")  # the last line: of what, and when
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -146,40 +147,29 @@ class Progress:
     def __call__(self, what: str, share: float | None, detail: str = "") -> None:
         """Show progress; `share` is 0 to 1, or None if the length of the work is unknown."""
         shown = detail or ("" if share is None else f"{share:.0%}")
-        if self._is_terminal:
-            self._draw(what, share, shown)
-            return
         is_new, now_s = what != self._last[0], time.monotonic()
-        if sys.stderr is not None and (is_new or now_s - self._last[1] >= _LINE_INTERVAL_S):
-            self._last = what, now_s
+        interval_s = _DRAW_INTERVAL_S if self._is_terminal else _LINE_INTERVAL_S
+        if sys.stderr is None or not (is_new or now_s - self._last[1] >= interval_s):
+            return
+        self._last = what, now_s
+        if self._is_terminal:
+            in_all = "" if share is None or not detail else f" ({share:.0%})"
+            self._draw(f"{what}: {shown}{in_all}" if shown else what)
+        else:
             shown = detail if is_new else shown
             print(f"{what}: {shown}" if shown else what, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
-    def _draw(self, what: str, share: float | None, shown: str) -> None:
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as RichProgress
+    def _draw(self, line: str) -> None:
+        from rich.console import Console  # takes long to import
+        from rich.text import Text
 
-            self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[shown]}", markup=False),
-                console=Console(stderr=True, force_terminal=True),  # whatever FORCE_COLOR says
-                transient=True,
-            )
-            self._bar.add_task("", total=None, shown="")
-            self._bar.start()
-        total = None if share is None else 1.0
-        self._bar.update(
-            self._bar.task_ids[0],
-            description=what,
-            total=total,
-            completed=share or 0.0,
-            shown=shown,
-        )
+        if self._status is None:
+            console = Console(stderr=True, force_terminal=True)  # whatever FORCE_COLOR says
+            self._status = console.status("", spinner="line")
+            self._status.start()
+        self._status.update(Text(line))

@@ -1,4 +1,4 @@
-"""What `stepscope simulate` simulates: the requests, step times, the engine; its runs and figures.
+"""What `stepscope simulate` simulates: the requests, step times, the engine; figures of its runs.
 
 A figure of several runs is an `Interval`: the median over the seeds, the lowest and the highest.
 """
@@ -6,8 +6,9 @@ A figure of several runs is an `Interval`: the median over the seeds, the lowest
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
 from msgspec import structs
 
 from stepscope.engine.protocol.settings.knobs import Knobs, Limits
@@ -17,28 +18,26 @@ from stepscope.engine.simulation.measured import MeasuredModel, read_points
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.step_time import StepTimeModel
-from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import (
-    DrawnStepTimes,
-    SimulatedRequest,
-    of_mix,
-    of_trace,
-)
-from stepscope.engine.simulation.virtual.session import SimulatedSetup, run_requests
+from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix, of_trace
+from stepscope.engine.simulation.virtual.session import SimulatedSetup
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import fit_recording
-from stepscope.recordings.simulation.figures import RANKS, RunFigures, RunSums, flat
+from stepscope.recordings.simulation.figures import RANKS, RunFigures, flat
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.paths import RECORDING_SUFFIXES, find_recording
+from stepscope.tui.cli.shared.arguments import RECORDING_SUFFIXES, find_recording
+from stepscope.tui.cli.shared.options import command
+from stepscope.tui.cli.shared.process import end_process, prepare_process, when_parent_ends
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, said
+from stepscope.tui.settings.settings import DashboardSettings
 
 MIX = "mix"
 DEFAULT_MODEL = "llama-3.1-8b"
-_LONGEST = 131_072
+LONGEST = 131_072
 _KINDS = ("ttft", "itl", "e2e")
 
 
@@ -106,15 +105,14 @@ def open_source(
     return SimulatedSource(source, len(requests), lambda seed: requests, work)
 
 
-def choose_step_times(
-    gpu: str | None, model: str | None, step_time: str | None, tensor_parallel: int
-) -> ChosenStepTimes:
+def choose_step_times(engine: EngineOptions) -> ChosenStepTimes:
+    gpu, model, step_time = engine.gpu, engine.model, engine.step_time
     if (gpu is None) == (step_time is None):
         raise WrongUsage("give either --gpu (such as h100) or --step-time (a file or a recording)")
     if gpu is not None:
         rates, shape = gpu_named(gpu), model_shape(model or DEFAULT_MODEL)
-        roofline = RooflineModel(rates, shape, tensor_parallel)
-        kv_tokens = num_kv_tokens(rates, shape, tensor_parallel)
+        roofline = RooflineModel(rates, shape, engine.tensor_parallel)
+        kv_tokens = num_kv_tokens(rates, shape, engine.tensor_parallel)
         text = f"{roofline.name}, by roofline"
         return ChosenStepTimes(roofline, text, shape.name, rates.name, kv_tokens)
     assert step_time is not None
@@ -129,21 +127,6 @@ def choose_step_times(
     path, name = Path(step_time), model or "unknown"
     points = MeasuredModel(read_points(path))
     return ChosenStepTimes(points, f"measured points of {path.name}", name)
-
-
-def open_work(
-    source: str,
-    engine: EngineOptions,
-    spec: WorkloadSpec,
-    flags: Mapping[str, Any],
-    time_scale: float,
-    limit: int | None,
-) -> tuple[SimulatedSource, SimulatedSetup]:
-    chosen = choose_step_times(engine.gpu, engine.model, engine.step_time, engine.tensor_parallel)
-    num_slots = (engine.num_blocks or 0) * (engine.block_size or 16) or chosen.num_kv_tokens
-    longest = engine.max_model_len or min(_LONGEST, num_slots or _LONGEST)
-    work = open_source(source, spec, longest, time_scale, limit)
-    return work, setup_of(engine, chosen, convert_flags(Knobs, flags), work.text, work.recorded)
 
 
 def setup_of(
@@ -165,7 +148,7 @@ def setup_of(
         num_blocks = chosen.num_kv_tokens // block_size
     if num_blocks is None:
         raise WrongUsage("give --num-blocks: these step times do not say how large the KV cache is")
-    longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else _LONGEST)
+    longest = engine.max_model_len or (recorded.limits.max_model_len if recorded else LONGEST)
     longest = min(longest, num_blocks * block_size)
     overlap = engine.overlap
     if overlap is None:
@@ -186,20 +169,6 @@ def setup_of(
         overlap=overlap,
         work=work,
     )
-
-
-def run_once(
-    setup: SimulatedSetup,
-    model: DrawnStepTimes,
-    requests: Iterable[SimulatedRequest],
-    level: SLO,
-    on_request: Callable[[int], bool],
-) -> RunFigures:
-    """Simulate one run and return its figures. The steps are not kept."""
-    figures = RunSums(level)
-    replica = Replica(setup.scheduler(), model, figures, overlap=setup.overlap)
-    run_requests(replica, requests, on_request=on_request)
-    return figures.result()
 
 
 # Figures
@@ -235,27 +204,55 @@ def intervals(runs: Sequence[RunFigures]) -> dict[str, Interval]:
 
 
 def figure_lines(runs: Sequence[RunFigures], level: SLO) -> Iterator[str]:
+    found, first = intervals(runs), runs[0]
+
     def text(name: str, form: str) -> str:
         return found[name].text(form)
 
-    found, first = intervals(runs), runs[0]
-    rows = [
-        (
-            "requests",
-            f"{first.num_requests:,} in {first.seconds:,.1f} s of virtual time "
-            f"({text('requests_per_s', '.2f')}/s), {text('num_steps', ',.0f')} steps",
-        ),
-        (
-            "tokens",
-            f"out {text('output_tokens_per_s', ',.0f')}/s, prefill "
-            f"{text('prefill_tokens_per_s', ',.0f')}/s, prefix hits {text('hit_share', '.1%')}",
-        ),
-        ("preempted", text("num_preemptions", ",.0f")),
-    ]
+    yield (
+        f"requests   {first.num_requests:,} in {first.seconds:,.1f} s of virtual time "
+        f"({text('requests_per_s', '.2f')}/s), {text('num_steps', ',.0f')} steps"
+    )
+    yield (
+        f"tokens     out {text('output_tokens_per_s', ',.0f')}/s, prefill "
+        f"{text('prefill_tokens_per_s', ',.0f')}/s, prefix hits {text('hit_share', '.1%')}"
+    )
+    yield f"preempted  {text('num_preemptions', ',.0f')}"
     for kind in _KINDS:
         ranks = [*(f"p{rank}" for rank in RANKS), "max"]
         cells = [f"{rank} {text(f'{kind}_{rank}_ms', ',.1f')} ms" for rank in ranks]
-        rows.append((kind.upper(), "  ".join(cells)))
-    rate = text("goodput_per_s", ".2f")
-    rows.append(("goodput", f"{rate} requests/s keep {said(level)} in every gap"))
-    return (f"{name:<10} {value}" for name, value in rows)
+        yield f"{kind.upper():<10} {'  '.join(cells)}"
+    yield f"goodput    {text('goodput_per_s', '.2f')} requests/s keep {said(level)} in every gap"
+
+
+# The engine of `demo --simulate` and `tour --simulate`, a process of its own
+
+_BLOCK_SIZE = 16
+_MAX_LEN = 32_768
+
+
+@command(sections=("knobs", "levels"), hidden=True)
+def simulated_engine(
+    endpoint: Annotated[str, typer.Option()],
+    gpu: Annotated[str | None, typer.Option()] = None,
+    step_time: Annotated[str | None, typer.Option()] = None,
+    model: Annotated[str | None, typer.Option()] = None,
+    num_blocks: Annotated[int | None, typer.Option()] = None,
+    speed: Annotated[float, typer.Option()] = 1.0,
+    exit_with_stdin: Annotated[bool, typer.Option("--exit-with-stdin")] = False,
+    *,
+    flags: dict[str, Any],
+) -> None:
+    """The engine of 'stepscope demo --simulate' and 'stepscope tour --simulate'."""
+    from stepscope.engine.process.simulated import serve_simulated  # no other command needs it
+
+    prepare_process()
+    levels = convert_flags(DashboardSettings, flags)
+    if exit_with_stdin:
+        when_parent_ends(end_process)
+    engine = EngineOptions(
+        gpu, model, step_time, num_blocks=num_blocks, block_size=_BLOCK_SIZE, max_model_len=_MAX_LEN
+    )
+    setup = setup_of(engine, choose_step_times(engine), convert_flags(Knobs, flags))
+    setup = structs.replace(setup, **levels)
+    serve_simulated(setup, Endpoint.parse(endpoint), speed, 0, lambda info: None)

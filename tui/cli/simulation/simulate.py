@@ -4,25 +4,30 @@ A case is a set of knobs.
 """
 
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
+from stepscope.engine.simulation.virtual.replica import Replica
 from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
 from stepscope.engine.simulation.virtual.session import SimulatedSession, run_requests
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, slo_of
-from stepscope.recordings.simulation.figures import RunFigures
+from stepscope.recordings.simulation.figures import RunFigures, RunSums
 from stepscope.recordings.simulation.writing import RecordingSink
-from stepscope.tui.cli.shared.errors import StopSignals
-from stepscope.tui.cli.shared.knob_words import variants_of
+from stepscope.tui.cli.shared.arguments import (
+    find_recording,
+    output_path,
+    sample_named,
+    variants_of,
+)
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of
 from stepscope.tui.cli.shared.options import AsJson, Like, argument, command, flag, option
 from stepscope.tui.cli.shared.output import (
@@ -34,17 +39,18 @@ from stepscope.tui.cli.shared.output import (
     write_json,
     writing_output,
 )
-from stepscope.tui.cli.shared.paths import find_recording, output_path, sample_named
+from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.cli.simulation.runs import (
-    DEFAULT_MODEL,
+    LONGEST,
     MIX,
     EngineOptions,
     Interval,
+    choose_step_times,
     figure_lines,
     intervals,
     is_recording_name,
-    open_work,
-    run_once,
+    open_source,
+    setup_of,
 )
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, resolve
@@ -52,7 +58,6 @@ from stepscope.tui.views.format import file_size
 
 _DEFAULTS = {"rate": 8.0, "num_requests": 300}
 _STDIN = "-"
-_TICK_S = 0.1
 _SHOWN = {
     "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "p99", "itl_p50_ms": "ITL p50 ms",
     "itl_p99_ms": "p99", "e2e_p50_ms": "E2E p50 ms", "e2e_p99_ms": "p99",
@@ -62,9 +67,7 @@ _SHOWN = {
 
 @command(
     "stepscope simulate --gpu h100",
-    "stepscope simulate mix --rate 8 --num-requests 500 --gpu h100",
     "stepscope simulate trace.csv --gpu h100 --model qwen3-8b --runs 5",
-    "stepscope simulate trace.csv --gpu h100 --sweep batching=static,chunked",
     "stepscope simulate session.mcap -o again.mcap",
     "stepscope simulate chunked --sweep max_num_seqs=8..64 --runs 5",
     "stepscope simulate workload.json --steps | head",
@@ -72,19 +75,18 @@ _SHOWN = {
     defaults=_DEFAULTS,
 )
 def simulate(
-    source: str | None = argument(
+    source: str = argument(
         "TRACE|FILE|mix",
         "a trace (Azure CSV, Mooncake JSONL), a recording or sample, or 'mix': the load of the "
-        "options below; with --steps a workload (.json, or - for stdin)  [default: mix]",
+        "options below; with --steps a workload (.json, or - for stdin)",
+        default=MIX,
     ),
     gpu: str | None = option("NAME", "the GPU: h100, h200, a100, l40s, b200, mi300x, ..."),
     model: str | None = option(
         "NAME|PATH", "the model on it: a known name, or a config.json  [default: llama-3.1-8b]"
     ),
     step_time: str | None = option(
-        "FILE",
-        "instead of --gpu: how long steps take, from a recording, or points that were measured "
-        "(CSV); a recording has its own",
+        "FILE", "instead of --gpu: step times of a recording, or points that were measured (CSV)"
     ),
     tensor_parallel: int = option("INT", "GPUs that share the model", min=1, default=1),
     like: Like = None,
@@ -105,8 +107,7 @@ def simulate(
         "of a workload that counts in steps: who would be in each, one JSON line a step", "--steps"
     ),
     sweep: list[str] | None = option(
-        "KNOB=FIRST..LAST|KNOB=VALUE,...",
-        "a table of these values of a knob; given again, of each with each",
+        "KNOB=FIRST..LAST|KNOB=VALUE,...", "a table of these values; again: of each with each"
     ),
     limit: int | None = option("INT", "take only so many requests from the start", min=1),
     output: str | None = option("FILE", "write the first run as a recording", "--output", "-o"),
@@ -119,9 +120,8 @@ def simulate(
     The scheduler and the KV cache are the engine's own; only time is a model. A recording that is
     written opens everywhere (replay, compare, explain, plot) and is marked as simulated.
 
-    --steps dry-runs the scheduler on a workload that counts in steps, without step times: a JSON
-    object with num_blocks, requests (arrival_step, prompt_len, output_len each) and any knob by its
-    name. Options override it, but its budget changes in mid-run still happen.
+    --steps dry-runs the scheduler on a workload that counts in steps: a JSON object with
+    num_blocks, requests (arrival_step, prompt_len, output_len each) and any knob by its name.
     """
     engine = EngineOptions(
         gpu, model, step_time, tensor_parallel, like, num_blocks, block_size, max_model_len,
@@ -136,19 +136,23 @@ def simulate(
             )
         print_steps(source, engine, flags)
         return
-    if source is not None and (source == _STDIN or source.endswith(".json")):
+    if source == _STDIN or source.endswith(".json"):
         raise WrongUsage(f"{source} counts in steps: --steps prints who would be in each")
     if output is not None and cases:
         raise WrongUsage("--output: a recording is of one engine; leave out --sweep")
-    if source is not None and gpu is None and step_time is None and is_recording_name(source):
-        engine = engine._replace(step_time=source)  # as fast as the recorded engine
     spec = resolve(WorkloadSpec, "load", flags, _DEFAULTS)
     level = slo_of(chosen_levels(flags), {})
-    if source is not None and is_recording_name(source):
+    if is_recording_name(source):
+        if gpu is None and step_time is None:
+            engine = engine._replace(step_time=source)  # as fast as the recorded engine
         with Recording(find_recording(source)) as recording:
             level = level_of(flags, recording)
     path = None if output is None else output_path(output)
-    work, setup = open_work(source or MIX, engine, spec, flags, time_scale, limit)
+    chosen = choose_step_times(engine)
+    num_slots = (num_blocks or 0) * (block_size or 16) or chosen.num_kv_tokens
+    longest = max_model_len or min(LONGEST, num_slots or LONGEST)
+    work = open_source(source, spec, longest, time_scale, limit)
+    setup = setup_of(engine, chosen, convert_flags(Knobs, flags), work.text, work.recorded)
     seeds = range(spec.seed, spec.seed + runs)
     found: dict[str, list[RunFigures]] = {}
     num_extrapolated = 0
@@ -160,12 +164,13 @@ def simulate(
             knobs = setup.knobs.changed(changes, setup.limits) if changes else setup.knobs
             case = msgspec.structs.replace(setup, knobs=knobs)
             for seed in seeds:
-                times = DrawnStepTimes(case.model, seed)
+                times, sums = DrawnStepTimes(case.model, seed), RunSums(level)
+                replica = Replica(case.scheduler(), times, sums, overlap=case.overlap)
                 on_request = watch(f"simulating {name}" if name else f"simulating, seed {seed}")
-                run = run_once(case, times, work.requests(seed), level, on_request)
+                run_requests(replica, work.requests(seed), on_request=on_request)
                 if stop:
                     break
-                found.setdefault(name, []).append(run)
+                found.setdefault(name, []).append(sums.result())
                 num_extrapolated += times.num_extrapolated
         if path is not None and not stop:
             with RecordingSink(path, levels_of(level)) as sink:
@@ -177,8 +182,12 @@ def simulate(
             written = f"{path} ({sink.writer.num_steps:,} steps, {size})"
     if not found:
         raise Interrupted("interrupted before a run was done")
-    if cases:
-        _print_cases(found, as_json)
+    of_cases = {name: intervals(of) for name, of in found.items()} if cases else {}
+    if cases and as_json:
+        write_json(plain(of_cases))
+    elif cases:
+        rows = [[name, *(_text(of[key]) for key in _SHOWN)] for name, of in of_cases.items()]
+        say(*text_table(["with", *_SHOWN.values()], rows))
     elif as_json:
         write_json(
             {
@@ -194,10 +203,6 @@ def simulate(
         )
     else:
         say(f"{setup.simulated}: {work.text}", *figure_lines(found[""], level))
-        if source is None:
-            default = f", model {DEFAULT_MODEL} (--model)" if gpu and model is None else ""
-            mix = f"a mix of {work.num_requests:,} requests (--num-requests, --rate; or a trace"
-            say(f"chosen     {mix} or a recording){default}")
         if num_extrapolated:
             say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
         if written:
@@ -211,26 +216,13 @@ def _shown(
     progress: Progress, stop: StopSignals, num_requests: int, what: str
 ) -> Callable[[int], bool]:
     """Return a function for each request: it shows progress, and returns True after a signal."""
-    next_s = 0.0
 
     def on_request(number: int) -> bool:
-        nonlocal next_s
-        if (now_s := time.monotonic()) >= next_s:
-            next_s = now_s + _TICK_S
-            detail = f"{number:,} of {num_requests:,} requests"
-            progress(what, number / max(1, num_requests), detail)
+        detail = f"{number:,} of {num_requests:,} requests"
+        progress(what, number / max(1, num_requests), detail)
         return bool(stop)
 
     return on_request
-
-
-def _print_cases(found: Mapping[str, Sequence[RunFigures]], as_json: bool) -> None:
-    figures = {name: intervals(runs) for name, runs in found.items()}
-    if as_json:
-        write_json(plain(figures))
-        return
-    rows = [[name, *(_text(of[key]) for key in _SHOWN)] for name, of in figures.items()]
-    say(*text_table(["with", *_SHOWN.values()], rows))
 
 
 def _text(value: Interval) -> str:
@@ -238,13 +230,12 @@ def _text(value: Interval) -> str:
     return value.text(",.0f" if is_whole else ",.1f")
 
 
-def print_steps(file: str | None, engine: EngineOptions, flags: Mapping[str, Any]) -> None:
+def print_steps(file: str, engine: EngineOptions, flags: Mapping[str, Any]) -> None:
     """Run the scheduler alone on a workload that counts in steps; print a JSON line a step."""
-    if file is None:
-        raise WrongUsage("--steps: name a workload that counts in steps (.json, or - for stdin)")
     if Path(file).suffix != ".json" and (file == MIX or sample_named(file) is not None):
         raise WrongUsage(
-            f"--steps: {file} counts in seconds, not in steps: -o FILE.mcap writes its steps"
+            f"--steps: name a workload that counts in steps (.json, or - for stdin); {file} counts "
+            "in seconds, not in steps: -o FILE.mcap writes its steps"
         )
     settings = {"num_blocks": engine.num_blocks, "block_size": engine.block_size}
     given = {name: value for name, value in settings.items() if value is not None}

@@ -1,8 +1,13 @@
-"""`stepscope tune`: names the bottleneck, and finds the knobs that keep the service levels best."""
+"""`stepscope tune`: names the bottleneck, and finds the knobs that keep the service levels best.
 
-from collections.abc import Iterator
+With `--hold` it holds an ITL level by changing the token budget of a running engine.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.diagnosis import NUM_RUNS as NUM_TRIALS
 from stepscope.recordings.simulation.diagnosis import Diagnosis, Trial, diagnose
@@ -16,17 +21,27 @@ from stepscope.recordings.simulation.tuning import (
     changes_text,
 )
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped
+from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
 from stepscope.tui.cli.recordings.measured import recorded, side_of
-from stepscope.tui.cli.shared.connect import is_recorded
-from stepscope.tui.cli.shared.errors import StopSignals
-from stepscope.tui.cli.shared.levels import level_of
+from stepscope.tui.cli.shared.connect import choose, connect, is_recorded
+from stepscope.tui.cli.shared.levels import level_of, level_of_engine
 from stepscope.tui.cli.shared.options import Target, command, flag, seconds_option
-from stepscope.tui.cli.shared.output import Progress, plain, say, text_table, told, write_json
-from stepscope.tui.cli.simulation.autopilot import hold
+from stepscope.tui.cli.shared.output import (
+    Progress,
+    plain,
+    say,
+    text_table,
+    told,
+    write_json,
+    write_json_line,
+)
+from stepscope.tui.cli.shared.process import StopSignals
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import said
+from stepscope.tui.views.format import plural
 
 _SHOWN = (
     ("TTFT p95 ms", "ttft_p95_ms"),
@@ -47,14 +62,11 @@ def tune(
     target: Target = None,
     *,
     seconds: float | None = seconds_option(
-        "of an engine: how much of its past to take, as far as it keeps it "
-        "(default: 60; with --hold until Ctrl-C)",
+        "of an engine: how much of its past (default: 60; with --hold until Ctrl-C)"
     ),
     bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
     holds: bool = flag(
-        "of an engine: keep 95 % of the gaps between tokens within the ITL level, by moving its "
-        "token budget, until Ctrl-C",
-        "--hold",
+        "of an engine: keep 95 % of the gaps between tokens within the ITL level", "--hold"
     ),
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
     as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
@@ -62,15 +74,13 @@ def tune(
 ) -> int:
     """Find the knobs that keep the service levels best.
 
-    Names the bottleneck first: the steps show which settings may hold the engine back, and the
-    recorded requests are simulated with each limit lifted. Then sets of knobs are simulated, as in
-    'stepscope what-if'. Nothing is changed. Says why, and which load would do, if no knobs keep the
-    levels (exit code 1).
+    Names the bottleneck first: the recorded requests are simulated with each limit lifted. Then
+    sets of knobs are simulated, as in 'stepscope what-if'. Nothing is changed. Says why, and which
+    load would do, if no knobs keep the levels (exit code 1).
 
-    --hold is an autopilot: it predicts step times with a model fitted on the engine's own steps,
-    and also limits the running requests if the budget alone is not enough. Every move is in the
-    engine's audit with its reason. The old values of the knobs are restored when it ends, dies or
-    loses the telemetry. It ends when somebody else sets one of its knobs.
+    --hold is an autopilot: it predicts step times from the engine's own steps. Every move is in the
+    audit with its reason. The knobs are restored when it ends, dies or loses the telemetry. It ends
+    when somebody else sets one of them.
     """
     if holds:
         if bottleneck or (target is not None and is_recorded(target)):
@@ -105,10 +115,21 @@ def tune(
         else:
             say(fit, *_diagnosis_lines(diagnosis, level))
         return DONE
-    verdict = _verdict(found, basis, level, _limit(seen))
+    verdict = _verdict(found, basis, level, seen)
     if as_json:
-        document = _document(found, level, verdict)
-        write_json({**document, "diagnosis": _diagnosis_document(diagnosis, level)})
+        candidates = [told(each, "changes", "keeps") | _case(each) for each in found.candidates]
+        kept_load = found.load_share * found.load_per_s if found.at_load.keeps else None
+        write_json(
+            {
+                "levels": level._asdict(),
+                "best": candidates[0] if found.candidates[0].keeps else None,
+                "verdict": verdict,
+                "load_per_s": found.load_per_s,
+                "load_that_keeps_per_s": kept_load,
+                "candidates": candidates,
+                "diagnosis": _diagnosis_document(diagnosis, level),
+            }
+        )
     else:
         say(fit, *_bottlenecks(diagnosis), "", *_report(found, level), "", verdict)
     return DONE if found.candidates[0].keeps else FAILED
@@ -140,12 +161,18 @@ def _report(found: Tuned, level: SLO) -> Iterator[str]:
     )
 
 
-def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
+def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, seen: Seen) -> str:
     best = found.candidates[0]
     if best.keeps and not best.changes:
         return "the recorded knobs keep the levels; none that was tried has a higher goodput"
     if best.keeps:
         return f"best: stepscope set {changes_text(best.changes)}"
+    # What limited most of the recorded steps; pauses of the operator are left out.
+    most = max((limit for limit in LIMITS if limit != "paused"), key=seen.shares.__getitem__)
+    steps = f"{seen.shares[most]:.0%} of the recorded steps"
+    limit = f"{LIMIT_SPECS[most].words} limited {steps}"
+    if most == "work":
+        limit = f"no setting limited {steps}, only the speed of the machine"
     load, share = found.load_per_s, found.load_share
     why = f"{_late(best, level)} at {load:,.3g} requests/s; {share * load:,.3g} requests/s "
     why += f"({share:.0%} of the load) would do"
@@ -158,35 +185,12 @@ def _verdict(found: Tuned, basis: WhatIfBasis, level: SLO, limit: str) -> str:
     return f"cannot be kept, because {why}; {limit} ({kept}; {KEPT_SHARE:.0%} must)"
 
 
-def _limit(seen: Seen) -> str:
-    """Return what limited most of the recorded steps; pauses of the operator are left out."""
-    most = max((limit for limit in LIMITS if limit != "paused"), key=seen.shares.__getitem__)
-    share = f"{seen.shares[most]:.0%} of the recorded steps"
-    if most == "work":
-        return f"no setting limited {share}, only the speed of the machine"
-    return f"{LIMIT_SPECS[most].words} limited {share}"
-
-
 def _late(each: Candidate, level: SLO) -> str:
     """Return a text with the p95 latency (TTFT or ITL) that misses its service level by more."""
     ttft, itl = (each.forecast.figures[f"{name}_p95_ms"].value for name in ("ttft", "itl"))
     if itl / level.itl_ms > ttft / level.ttft_ms:
         return f"p95 ITL is {itl:,.4g} of {level.itl_ms:,g} ms"
     return f"p95 TTFT is {ttft:,.4g} of {level.ttft_ms:,g} ms"
-
-
-def _document(found: Tuned, level: SLO, verdict: str) -> dict[str, Any]:
-    candidates = [told(each, "changes", "keeps") | _case(each) for each in found.candidates]
-    return {
-        "levels": level._asdict(),
-        "best": candidates[0] if found.candidates[0].keeps else None,
-        "verdict": verdict,
-        "load_per_s": found.load_per_s,
-        "load_that_keeps_per_s": found.load_share * found.load_per_s
-        if found.at_load.keeps
-        else None,
-        "candidates": candidates,
-    }
 
 
 # The bottleneck
@@ -198,23 +202,19 @@ def _diagnosis_lines(found: Diagnosis, level: SLO) -> Iterator[str]:
     yield f"as it was, simulated: {kept}, {_figures(found.again)}"
     yield ""
     for each in found.findings:
-        mark = "?" if each.is_likely else "-"
-        if each.trial is not None:
-            mark = "!" if each.trial.helps else "-"
-        yield f"{mark} {each.suspect.name}{each.evidence}"
-        if each.trial is not None:
-            yield f"    what if {each.trial.remedy.text}: {_outcome(each.trial)}"
+        if (trial := each.trial) is None:
+            yield f"{'?' if each.is_likely else '-'} {each.suspect.name}{each.evidence}"
+            continue
+        yield f"{'!' if trial.helps else '-'} {each.suspect.name}{each.evidence}"
+        unlike = trial.forecast.share_extrapolated
+        guess = f"; a guess, {unlike:.0%} of the steps are unlike recorded ones"
+        yield (
+            f"    what if {trial.remedy.text}: {trial.kept_share:.0%} keep the levels, better in "
+            f"{trial.num_better} of {NUM_TRIALS} runs ({_figures(trial.forecast)})"
+            f"{guess if unlike > MAX_UNLIKE else ''}"
+        )
     yield ""
     yield from _bottlenecks(found)
-
-
-def _outcome(trial: Trial) -> str:
-    unlike = trial.forecast.share_extrapolated
-    guess = f"; a guess, {unlike:.0%} of the steps are unlike recorded ones"
-    return (
-        f"{trial.kept_share:.0%} keep the levels, better in {trial.num_better} of {NUM_TRIALS} "
-        f"runs ({_figures(trial.forecast)}){guess if unlike > MAX_UNLIKE else ''}"
-    )
 
 
 def _figures(found: Forecast) -> str:
@@ -278,3 +278,64 @@ def _diagnosis_document(found: Diagnosis, level: SLO) -> dict[str, Any]:
 
 def _case(each: Trial | Candidate) -> dict[str, Any]:
     return told(each, "kept_share") | told(each.forecast, "share_extrapolated", "figures")
+
+
+# The autopilot
+
+_TICK_S = 0.2
+
+
+def hold(
+    target: str | None,
+    flags: Mapping[str, Any],
+    seconds: float | None,
+    *,
+    is_shadow: bool,
+    as_json: bool,
+) -> int:
+    """Run the autopilot until a signal, then restore the knobs; exit code 1 if it ended itself."""
+    chosen = choose(target, "stepscope tune {} --hold")
+    with connect(chosen) as client:
+        itl_ms = level_of_engine(flags, client.info()).itl_ms
+    if not as_json:
+        what = "says what it would do, changes nothing" if is_shadow else "moves the budget"
+        say(
+            f"{chosen.name}: holds 95 % of the gaps between tokens within {itl_ms:g} ms; "
+            f"{what}; Ctrl-C ends it"
+        )
+    num_moves, begun_s = 0, time.monotonic()
+    with StopSignals() as stop:
+        pilot = LivePilot(chosen, itl_ms, who(), is_shadow=is_shadow)
+        try:
+            for _ in stop.ticks(_TICK_S, seconds):
+                if (moved := pilot.tick(time.monotonic())) is not None:
+                    num_moves += 1
+                    _print_move(chosen.name, moved, as_json)
+                if pilot.ended is not None:
+                    break
+        finally:
+            given_back = pilot.close()
+    elapsed_s, late = time.monotonic() - begun_s, pilot.late_share
+    if as_json:
+        fields = {"late_share": late, "given_back": given_back, "seconds": elapsed_s}
+        write_json_line(engine=chosen.name, kind="end", why=pilot.ended, **fields)
+    else:
+        kept = "no gap between tokens was seen" if late is None else f"{late:.1%} of the gaps late"
+        say(
+            *([] if pilot.ended is None else [f"ended: {pilot.ended}"]),
+            *(f"given back: {name}={typed_text(value)}" for name, value in given_back.items()),
+            f"{plural(num_moves, 'move')} in {elapsed_s:.0f} s; {kept}",
+        )
+    return DONE if pilot.ended is None else FAILED
+
+
+def _print_move(engine: str, moved: Moved, as_json: bool) -> None:
+    before, (changes, reason), step = moved
+    if as_json:
+        fields = {"old": before, "new": changes, "reason": reason, "step": step}
+        write_json_line(engine=engine, kind="move", **fields)
+        return
+    when = "would set" if step is None else f"step {step:,}:"
+    for name, value in changes.items():
+        old = typed_text(before[name])
+        say(f"{time.strftime('%H:%M:%S')} {when} {name} {old} -> {value} ({reason})")

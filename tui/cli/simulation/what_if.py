@@ -13,21 +13,20 @@ from stepscope.recordings.simulation.what_if import NUM_RUNS, ForecastStopped, P
 from stepscope.recordings.simulation.what_if import what_if as forecasts
 from stepscope.recordings.simulation.writing import write_what_if
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.cli.shared.errors import StopSignals
-from stepscope.tui.cli.shared.knob_words import variants_of
+from stepscope.tui.cli.shared.arguments import find_recording, output_path, variants_of
 from stepscope.tui.cli.shared.levels import level_of
 from stepscope.tui.cli.shared.options import AsJson, RecordingFile, argument, command, option
 from stepscope.tui.cli.shared.output import Progress, note, plain, say, text_table, told, write_json
-from stepscope.tui.cli.shared.paths import find_recording, output_path
+from stepscope.tui.cli.shared.process import StopSignals
 from stepscope.tui.settings.cli_errors import Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views.format import three_digits
 
 _SHOWN = {
-    "ttft_p50_ms": "TTFT p50 ms", "ttft_p99_ms": "TTFT p99 ms", "itl_p50_ms": "ITL p50 ms",
-    "itl_p99_ms": "ITL p99 ms", "e2e_p50_ms": "E2E p50 ms", "e2e_p99_ms": "E2E p99 ms",
-    "goodput_per_s": "goodput /s",
-}  # fmt: skip
+    f"{kind}_{rank}_ms": f"{kind.upper()} {rank} ms"
+    for kind in ("ttft", "itl", "e2e")
+    for rank in ("p50", "p99")
+} | {"goodput_per_s": "goodput /s"}
 _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs/simulate.md)
 
 
@@ -41,15 +40,10 @@ _DISTURBED = 0.1  # with more drift than this, forecasts were far too slow (docs
 def what_if(
     file: RecordingFile,
     words: list[str] | None = argument(
-        "KNOB=VALUE,...",
-        "the knobs of one change; commas try several values of a knob, FIRST..LAST a range, evenly "
-        "in ratio",
+        "KNOB=VALUE,...", "knobs to change; commas try several values, FIRST..LAST a range"
     ),
     output: str | None = option(
-        "FILE",
-        "of one variant: a simulated session as a recording (.mcap), and nothing else",
-        "--output",
-        "-o",
+        "FILE", "of one variant: write a simulated session (.mcap)", "--output", "-o"
     ),
     as_json: AsJson = False,
     *,
@@ -120,18 +114,6 @@ def report(found: WhatIf, basis: WhatIfBasis, level: SLO) -> Iterator[str]:
     yield ""
     yield f"recorded: of the {basis.work.figures.num_requests:,} requests that finished"
     yield f"goodput: requests a second that keep {said(level)}"
-    yield from _notes(found, basis)
-
-
-def _table(found: WhatIf, cell: Callable[[Predicted | None], str]) -> list[str]:
-    rows = [["recorded", *(_number(found.recorded.get(name)) for name in _SHOWN)]]
-    for case in (found.again, *found.variants):
-        text = "simulated" if case is found.again else case.text
-        rows.append([text, *(cell(case.figures.get(name)) for name in _SHOWN)])
-    return text_table(["", *_SHOWN.values()], rows)
-
-
-def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
     work = basis.work
     if found.drift > _DISTURBED:
         yield (
@@ -158,6 +140,14 @@ def _notes(found: WhatIf, basis: WhatIfBasis) -> Iterator[str]:
             f"note: of {work.num_hits} prefix hits {work.num_unknown_hits} are of unknown origin: "
             + ("simulated as if they shared one prefix" if is_all else "simulated as misses")
         )
+
+
+def _table(found: WhatIf, cell: Callable[[Predicted | None], str]) -> list[str]:
+    rows = [["recorded", *(_number(found.recorded.get(name)) for name in _SHOWN)]]
+    for case in (found.again, *found.variants):
+        text = "simulated" if case is found.again else case.text
+        rows.append([text, *(cell(case.figures.get(name)) for name in _SHOWN)])
+    return text_table(["", *_SHOWN.values()], rows)
 
 
 def _cell(predicted: Predicted | None) -> str:

@@ -1,15 +1,25 @@
-"""Finds what the user names in a recording, and checks the file that is to be written."""
+"""What the user types: recordings to read, files to write, steps, sizes, knobs.
 
+Words `KNOB=VALUE` are one change together. Commas or a range in a value make variants of that knob,
+where a command takes variants.
+"""
+
+import itertools
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
+from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings import samples
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.setting_values import convert_flags
 
 RECORDING_SUFFIXES = (".mcap", PART_SUFFIX)
 
@@ -42,7 +52,6 @@ def find_recording(file: str, *, foreign: bool = True) -> Path:
 
 @cache
 def _as_recording(path: Path, mtime_ns: int) -> Path:
-    """Return the path of a recording; of a log or result of another tool, of a temporary one."""
     from stepscope.recordings.importing.imported import imported  # loads a lot
 
     found, told = imported(path) or (path, None)
@@ -51,7 +60,6 @@ def _as_recording(path: Path, mtime_ns: int) -> Path:
 
 
 def sample_named(name: str) -> Path | None:
-    """Return the path of the shipped sample with that name; None if there is none."""
     return samples.shipped().get(name.removesuffix(".mcap"))
 
 
@@ -107,3 +115,56 @@ def picture_size(text: str) -> tuple[int, int]:
         bounds = f"{MIN_WIDTH}x{MIN_HEIGHT} to {_MAX_COLUMNS}x{_MAX_ROWS}"
         raise WrongUsage(f"--size: expected {bounds}, got {text!r}")
     return num_columns, num_rows
+
+
+Variant: TypeAlias = tuple[str, dict[str, KnobValue]]
+"""A text for people, and the values of the knobs that differ."""
+
+_MAX_RANGE = 8
+_MAX_VARIANTS = 32
+
+
+def knob_texts(words: Sequence[str], example: str) -> dict[str, str]:
+    """Return knob -> what follows its `=`, with its commas. The names are not checked."""
+    texts: dict[str, str] = {}
+    for word in words:
+        name, equals, text = (part.strip() for part in word.partition("="))
+        name = name.replace("-", "_")
+        if not equals or not name or not text:
+            raise WrongUsage(f"expected KNOB=VALUE, got {word!r}; {example}")
+        if "=" in text:
+            raise WrongUsage(f"{word!r}: a space stands between knobs that change together")
+        if name in texts:
+            raise WrongUsage(f"{name} is given twice: {texts[name]!r} and {text!r}")
+        texts[name] = text
+    return texts
+
+
+def variants_of(words: Sequence[str]) -> list[Variant]:
+    """Return the changes to try: each value of each knob with each other."""
+    texts = knob_texts(words, "for example max_num_batched_tokens=256,512")
+    if unknown := [name for name in texts if name not in Knobs.__struct_fields__]:
+        raise WrongUsage(
+            f"{unknown[0]!r} is no knob; the knobs are {', '.join(Knobs.__struct_fields__)}"
+        )
+    found = []
+    for chosen in itertools.product(*map(_values, texts.values())):
+        flags = dict(zip(texts, chosen, strict=True))
+        said = " ".join(f"{name}={value}" for name, value in flags.items())
+        found.append((said, convert_flags(Knobs, flags)))
+    if len(found) > _MAX_VARIANTS:
+        raise WrongUsage(f"{len(found)} variants; at most {_MAX_VARIANTS} are tried")
+    return found if texts else []
+
+
+def _values(text: str) -> list[str]:
+    """Return values with commas between them, or of FIRST..LAST each doubling, at most eight."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return text.split(",")
+    if not (first.isdigit() and last.isdigit() and 0 < int(first) < int(last)):
+        raise WrongUsage(f"expected FIRST..LAST, two whole numbers, got {text!r}")
+    low, high = int(first), int(last)
+    num_points = max(2, min(_MAX_RANGE, (high // low).bit_length()))
+    values = {round(low * (high / low) ** (at / (num_points - 1))) for at in range(num_points)}
+    return [str(value) for value in sorted(values)]

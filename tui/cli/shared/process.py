@@ -1,16 +1,19 @@
-"""Prints one line about an error; ends on signals."""
+"""The process of a command: errors in one line, signals, its parent, the packages of an engine."""
 
 import errno
+import logging
 import math
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 
@@ -65,6 +68,29 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
         return FAILED, "the name of a file is not valid UTF-8: rename the file"
     return None
+
+
+class _Source(Protocol):
+    def start(self) -> object: ...
+    def stop(self) -> object: ...
+
+
+@contextmanager
+def running(source: _Source) -> Iterator[None]:
+    """A context in which what has a thread of its own runs: a source, or several."""
+    source.start()
+    try:
+        yield
+    finally:
+        source.stop()
+
+
+def awaited(is_there: Callable[[], bool], seconds: float) -> bool:
+    """Wait until `is_there` says so, at most so long; return whether it did."""
+    deadline_s = time.monotonic() + seconds
+    while not (found := is_there()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return found
 
 
 class StopSignals:
@@ -122,3 +148,66 @@ def ending_on_signals() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+# Engines in this process
+
+_GRACE_S = 5.0
+# What each package that an engine needs, but a dashboard does not, is installed with.
+_EXTRAS = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors"), "engine")
+_EXTRAS |= dict.fromkeys(("starlette", "uvicorn"), "http")
+
+
+def prepare_process() -> None:
+    """Log warnings to stderr; let signals end the process until the engine handles them."""
+    log_warnings()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+
+
+def log_warnings() -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+
+
+@contextmanager
+def engine_packages(*, needs_torch: bool = True) -> Iterator[None]:
+    """A context in which a missing package of an extra (torch at once) is CommandFailed."""
+    if needs_torch and not has_torch():
+        raise CommandFailed(missing_text("torch"))
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        raise CommandFailed(missing_text(missing)) from error
+
+
+def has_torch() -> bool:
+    """Whether torch is installed. It is not imported, which would take seconds."""
+    return find_spec("torch") is not None
+
+
+def missing_text(package: str) -> str:
+    extra = _EXTRAS[package]
+    return f"{package} is not installed, and an engine needs it: pip install 'stepscope[{extra}]'"
+
+
+def when_parent_ends(work: Callable[[], object]) -> None:
+    """Call `work` on a thread when standard input ends, that is when the parent process is gone."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            continue
+        work()
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def end_process() -> None:
+    """Stop this process as SIGTERM does, at the latest after some seconds."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_S)  # lets the current step finish
+    os._exit(1)

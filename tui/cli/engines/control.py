@@ -1,22 +1,112 @@
-"""`stepscope snapshot`: prints once what an engine is doing now, or who changed it."""
+"""`stepscope set` changes knobs of a running engine, `snapshot` prints its state and its audit."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import msgspec
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
+from stepscope.engine.client.client import CommandRefused, ControlClient
+from stepscope.engine.client.group import set_on_all
 from stepscope.engine.protocol.audit_fold import side_by_side
 from stepscope.engine.protocol.commands import GetAudit
-from stepscope.engine.protocol.replies import AuditPage
-from stepscope.engine.protocol.wire import Audited, EngineInfo, Snapshot
+from stepscope.engine.protocol.replies import Ack, AuditPage
+from stepscope.engine.protocol.wire import Audited, EngineInfo, KnobSpec, KnobValue, Snapshot
+from stepscope.engine.transport.endpoints import ranks_of
 from stepscope.recordings.state.audit_text import change_text, typed_text, who_text
 from stepscope.recordings.state.session import SessionState
+from stepscope.tui.cli.shared.arguments import find_recording, knob_texts
 from stepscope.tui.cli.shared.connect import choose, connect, is_recorded
 from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import say, write_json
-from stepscope.tui.cli.shared.paths import find_recording
+from stepscope.tui.session.control.who import who
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.views import format as fmt
+
+_TRIES = 5
+_EXAMPLE = "for example: stepscope set max_num_batched_tokens=512"
+
+
+@command(
+    "stepscope set max_num_batched_tokens=512 order=arrival",
+    "stepscope set engine-0 max_num_batched_tokens=512 --dry-run",
+    takes_key=True,
+)
+def set_knobs(
+    assignments: list[str] = argument(
+        "[ENDPOINT] KNOB=VALUE",
+        "one change of one or more knobs; put the engine first if there are several",
+        default=...,
+    ),
+    dry_run: bool = flag("only check whether the engine would accept it", "--dry-run"),
+) -> None:
+    """Change knobs of a running engine; print the step of effect."""
+    first, *rest = assignments
+    target = first if rest and ("=" not in first or "://" in first) else None
+    words = assignments if target is None else rest
+    texts = knob_texts(words, f"an engine comes first; {_EXAMPLE}")
+    for name, text in texts.items():
+        if "," in text:
+            raise WrongUsage(
+                f"{name}={text}: an engine holds one value at a time; 'stepscope what-if' tries "
+                "several on a recording"
+            )
+    ranks = [choose(None, "stepscope set {} KNOB=VALUE")] if target is None else ranks_of(target)
+    is_group = len(ranks) > 1
+    if dry_run and is_group:
+        names = ", ".join(rank.name for rank in ranks)
+        raise WrongUsage(f"--dry-run is for one engine; name one rank: {names}")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(rank)) for rank in ranks]
+        specs = {spec.name: spec for spec in clients[0].info().knobs}
+        changes = {name: _value(specs.get(name), text) for name, text in texts.items()}
+        found = (
+            zip(*set_on_all(clients, changes, who()), strict=True)
+            if is_group
+            else [_apply(clients[0], changes, dry_run)]
+        )
+    for rank, (before, ack) in zip(ranks, found, strict=True):
+        prefix, old = f"{rank.name}: " if is_group else "", before.knobs
+        for name, value in changes.items():
+            say(f"{prefix}{name}: {typed_text(old.get(name))} -> {typed_text(value)}")
+        if dry_run:
+            say(f"dry run: would hold from step {ack.effective_step:,}; nothing was changed")
+        elif all(old.get(name) == value for name, value in changes.items()):
+            say(f"{prefix}nothing to change: the knobs already have these values")
+        else:
+            say(f"{prefix}holds from step {ack.effective_step:,} (knobs version {ack.version})")
+
+
+def _apply(
+    client: ControlClient, changes: dict[str, KnobValue], dry_run: bool
+) -> tuple[Snapshot, Ack]:
+    """Change the knobs; return the state just before the change, and the engine's answer."""
+    for _ in range(_TRIES):
+        snapshot = client.snapshot()
+        # The expected version ties the change to the values just read, so "old -> new" is true.
+        version = snapshot.knobs_version
+        try:
+            ack = client.set_knobs(changes, who(), expected_version=version, dry_run=dry_run)
+        except CommandRefused as error:
+            if error.code != "conflict":
+                raise
+        else:
+            return snapshot, ack
+    raise CommandRefused("conflict", "someone else keeps changing the knobs; try again")
+
+
+def _value(spec: KnobSpec | None, text: str) -> KnobValue:
+    """Convert text to the type of the knob. What does not fit is kept: the engine refuses it."""
+    kind = spec.kind if spec is not None else "choice"
+    if kind == "bool":
+        return {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
+    try:
+        return int(text) if kind == "int" else float(text) if kind == "float" else text
+    except ValueError:
+        return text
+
+
+# The state
 
 _METRICS_S = 2.0  # how long to read a server's metrics: they tell what changed from one to the next
 
@@ -52,33 +142,29 @@ def snapshot(
     if is_file:
         raise WrongUsage(f"{target} is a recording: give --audit, or 'stepscope stats {target}'")
     # `--help` needs none of these.
+    from stepscope.recordings.history.history import History
     from stepscope.recordings.history.verdict import verdict_at
     from stepscope.tui.cli.recordings.measured import LIVE_S, last_seconds, scraped
     from stepscope.tui.cli.shared.levels import chosen_levels
 
+    history: History | None = None
     if target is not None and is_server:
         history = scraped(MetricsAddress.parse(target), _METRICS_S, chosen_levels({}))
-        told = history.snapshot()
-        assert told is not None, "it has a step"
-        taken = told
+        taken = history.snapshot()
+        assert taken is not None, "it has a step"
     else:
         chosen = choose(target, "stepscope snapshot {}")
         with connect(chosen) as client:
             taken = client.snapshot()
-        if not taken.info.publishes:
-            _print(taken, None, None, as_json)
-            return
-        history = last_seconds(chosen, LIVE_S, chosen_levels({}))
-        with connect(chosen) as client:  # again: the verdict and the figures are of one moment
-            taken = client.snapshot()
-    state = SessionState.from_snapshot(taken)
-    verdict = verdict_at(history, state, None, history.windows.latency())
-    _print(taken, verdict.text, history.windows.figures(None, LIVE_S), as_json)
-
-
-def _print(
-    taken: Snapshot, verdict: str | None, figures: dict[str, float | None] | None, as_json: bool
-) -> None:
+        if taken.info.publishes:
+            history = last_seconds(chosen, LIVE_S, chosen_levels({}))
+            with connect(chosen) as client:  # again: verdict and figures are of one moment
+                taken = client.snapshot()
+    verdict = figures = None
+    if history is not None:
+        state = SessionState.from_snapshot(taken)
+        verdict = verdict_at(history, state, None, history.windows.latency()).text
+        figures = history.windows.figures(None, LIVE_S)
     if as_json:
         write_json({**msgspec.to_builtins(taken), "verdict": verdict, "figures": figures})
         return
@@ -136,7 +222,13 @@ def audit(target: str | None, is_file: bool, as_json: bool) -> None:
         write_json([{**msgspec.structs.asdict(e), "wall_ns": _wall_ns(e, info)} for e in entries])
         return
     nothing = "no change is recorded in it" if is_file else "no changes yet"
-    say(*filter(None, (missing, "" if entries else nothing)), *_lines(entries, info))
+    say(*filter(None, (missing, "" if entries else nothing)))
+    for entry in side_by_side(entries):
+        step = "refused" if entry.code else f"step {entry.effective_step or 0:,}"
+        say(
+            f"{entry.number:>5}  {fmt.clock(_wall_ns(entry, info))}  {step:>14}  "
+            f"{who_text(entry):<20}  {change_text(entry)}"
+        )
 
 
 def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
@@ -166,15 +258,6 @@ def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
     num_missing = entries[0].number - 1 if entries else 0
     missing = f"the first {num_missing:,} entries are not in this file" if num_missing else ""
     return info, entries, missing
-
-
-def _lines(entries: list[Audited], info: EngineInfo) -> Iterator[str]:
-    for entry in side_by_side(entries):
-        step = "refused" if entry.code else f"step {entry.effective_step or 0:,}"
-        yield (
-            f"{entry.number:>5}  {fmt.clock(_wall_ns(entry, info))}  {step:>14}  "
-            f"{who_text(entry):<20}  {change_text(entry)}"
-        )
 
 
 def _wall_ns(entry: Audited, info: EngineInfo) -> int:
