@@ -20,8 +20,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from stepscope.engine.http.settings import Address
 from stepscope.engine.transport.keys import Credentials, KeyPair, write_credentials
 from stepscope.engine.transport.sockets import KEY_VARIABLE
-from stepscope.tui.cli.dashboards import top as browsers
-from stepscope.tui.cli.dashboards.top import web_app
+from stepscope.tui.cli.dashboards import browsers
+from stepscope.tui.cli.dashboards.browsers import web_app
 from tests.support.done import Done
 from tests.support.waiting import WAIT_S, until, wait_for
 

@@ -28,13 +28,13 @@ CLI = "tui.cli.__main__"
             "stepscope.engine.execution.loading stepscope.recordings.file.writing.writer",
         ),
         (  # before they draw a picture
-            "tui.cli.command_line tui.cli.dashboards.dashboard tui.cli.recordings.explain "
+            "tui.cli.command_line tui.cli.dashboards.replay tui.cli.recordings.explain "
             "tui.cli.recordings.export tui.cli.recordings.record tui.cli.recordings.verify",
             "textual torch matplotlib PIL numpy pyarrow perfetto",
             "",
         ),
         (
-            f"{CLI} tui.cli.engines.control",
+            f"{CLI} tui.cli.engines.set tui.cli.engines.snapshot",
             "",
             "torch transformers textual rich mcap",
         ),

@@ -26,19 +26,19 @@ from stepscope.tui.settings.terminal import can_be_drawn_on
 _LIST = """
 Watch and steer
 top  dashboards.top  Watch and steer running engines.
-set  engines.control:set_knobs  Change knobs of a running engine; print the step of effect.
-snapshot  engines.control:snapshot  Show what an engine or a /metrics page says now.
+set  engines.set:set_knobs  Change knobs of a running engine; print the step of effect.
+snapshot  engines.snapshot  Show what an engine or a /metrics page says now.
 watch  engines.watch  Watch an engine by rules: a line when one fires or ends.
 record  recordings.record  Record every step of an engine to a file, without a screen.
 
 Look back
-replay  dashboards.dashboard:replay  Show a recording in the dashboard.
+replay  dashboards.replay  Show a recording in the dashboard.
 compare  dashboards.compare  Say which of two runs is better, in what, and why.
 explain  recordings.explain  Say which tokens came late, and why; also who waits, or what ran.
 stats  recordings.check:stats  Print all figures of a recording, an engine or /metrics.
 check  recordings.check  Check that a session keeps its bounds, for CI.
 export  recordings.export:export_file  Convert a recording to the format of another program.
-screenshot  dashboards.dashboard:screenshot_file  Draw the dashboard at a step of a recording.
+screenshot  dashboards.replay:screenshot_file  Draw the dashboard at a step of a recording.
 plot  recordings.export:plot_file  Draw a figure of a recording for a report.
 
 Predict
@@ -61,7 +61,7 @@ Care
 verify  recordings.verify:verify_file  Check a recording from its bytes to its KV accounting.
 doctor  engines.doctor  Show what is installed, what will be used and what is missing.
 keys  engines.keys:commands  Make, list and revoke the keys that engines let in.
-config  engines.doctor:config  Show the settings, and where each of them comes from.
+config  engines.config  Show the settings, and where each of them comes from.
 """
 
 

@@ -6,5 +6,5 @@ May import: engine.adapters.metrics, engine.http, engine.models.cache, engine.pr
   recordings.history, recordings.importing, recordings.live, recordings.replay,
   recordings.samples, tui.app, tui.cli.recordings, tui.cli.shared, tui.screens, tui.session,
   tui.session.tour, tui.settings, tui.views, tui.views.frame, tui.views.pages.
-Commands that share their imports and their output share a module.
+One module for each command.
 """

@@ -81,14 +81,14 @@ def check(choice: StartChoice) -> str | None:
 
 def open_choice(choice: StartChoice, flags: Mapping[str, Any]) -> str | None:
     """Run the chosen session until the operator leaves it. Returns why it failed, if it did."""
-    from stepscope.tui.cli.dashboards import dashboard
     from stepscope.tui.cli.dashboards import demo as demo_command
+    from stepscope.tui.cli.dashboards import replay as replay_command
     from stepscope.tui.cli.dashboards import top as top_command
 
     gpu = None if has_torch() else "h100"
     sessions = {
         "engines": lambda: top_command.top(choice.names, wait=False, flags=flags),
-        "file": lambda: dashboard.replay(choice.names[0], flags=flags),
+        "file": lambda: replay_command.replay(choice.names[0], flags=flags),
         "tour": lambda: demo_command.tour(flags=flags),
         "demo": lambda: demo_command.demo(gpu=gpu, flags=flags),
     }

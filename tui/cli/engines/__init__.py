@@ -7,5 +7,5 @@ May import: engine.adapters.metrics, engine.adapters.sglang, engine.adapters.vll
   recordings.file, recordings.history, recordings.live, recordings.session, recordings.state,
   recordings.state.series, tui.cli.recordings, tui.cli.shared, tui.session.control,
   tui.settings, tui.views.
-Commands that share their imports and their output share a module.
+One module for each command.
 """

@@ -6,5 +6,5 @@ May import: engine.adapters.metrics, engine.transport, recordings, recordings.al
   recordings.file.writing, recordings.history, recordings.importing, recordings.incidents,
   recordings.live, recordings.plot, recordings.replay, recordings.session, recordings.state,
   recordings.state.series, tui.cli.shared, tui.session, tui.settings, tui.views.
-Commands that share their imports and their output share a module.
+One module for each command.
 """
