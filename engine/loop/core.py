@@ -15,9 +15,9 @@ import msgspec
 
 from stepscope.engine.loop import changes, dispatch
 from stepscope.engine.loop.audit import AuditTrail, ControlTally
+from stepscope.engine.loop.changes import KnobLease
 from stepscope.engine.loop.client_requests import ClientRequests, OtherEngine
 from stepscope.engine.loop.inbox import CommandTime, Denial, Departure, Inbox, Item, Refusal, Task
-from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.outlet import SnapshotQueue, TelemetryOutlet, TelemetrySink, request_view
 from stepscope.engine.loop.pipeline import PendingStep, Pipeline
 from stepscope.engine.protocol.commands import Change

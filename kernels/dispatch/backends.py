@@ -9,15 +9,15 @@ import torch
 
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.cpu.attention import CpuAttention
+from stepscope.kernels.flash_attention import load_flash_attn
 from stepscope.kernels.paged_attention import (
     AttentionBackend,
     AttentionOptions,
     LayerCache,
     PagedBatch,
 )
-from stepscope.kernels.plain.flash_attention import load_flash_attn
-from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
+from stepscope.kernels.torch_attention import TorchAttention
 from stepscope.kernels.triton.plan import Device
 
 

@@ -14,10 +14,10 @@ import torch
 
 from stepscope.kernels.dispatch import backends
 from stepscope.kernels.dispatch.backends import available_backends, choose
+from stepscope.kernels.flash_attention import FlashAttention, load_flash_attn
 from stepscope.kernels.paged_attention import AttentionOptions
-from stepscope.kernels.plain.flash_attention import FlashAttention, load_flash_attn
-from stepscope.kernels.plain.torch_attention import TorchAttention
 from stepscope.kernels.reference import ReferenceAttention
+from stepscope.kernels.torch_attention import TorchAttention
 from tests.compute.test_kernels import MIXED, make_case
 
 CPU = torch.device("cpu")

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.kernels import torch_attention
 from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.cpu.attention import CpuAttention
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, available_backends, choose
@@ -21,7 +22,6 @@ from stepscope.kernels.paged_attention import (
     LayerCache,
     PagedBatch,
 )
-from stepscope.kernels.plain import torch_attention
 from stepscope.kernels.reference import ReferenceAttention
 from tests.support.cpu_levels import EACH_LEVEL, USABLE, needs_level
 

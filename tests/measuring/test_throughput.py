@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.bench.measured_run import ThroughputProgress, measure
-from stepscope.engine.bench.step_meter import Percentiles
+from stepscope.engine.bench.measured_run import Percentiles, ThroughputProgress, measure
 from stepscope.engine.bench.throughput import (
     LengthRange,
     ThroughputSpec,

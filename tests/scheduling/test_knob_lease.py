@@ -2,8 +2,8 @@
 
 import pytest
 
+from stepscope.engine.loop.changes import KnobLease
 from stepscope.engine.loop.inbox import Call
-from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.protocol.commands import Asker, SetKnobs
 from stepscope.engine.protocol.replies import Ack, AnyReply, Error
 from stepscope.engine.protocol.settings.knobs import Limits

@@ -12,10 +12,9 @@ from stepscope.engine.adapters.attached.description import AttachedKnobs
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop.audit import AuditTrail, ChangeEffect, ControlTally
-from stepscope.engine.loop.changes import apply_knobs, end_lease_if_due
+from stepscope.engine.loop.changes import KnobLease, apply_knobs, end_lease_if_due
 from stepscope.engine.loop.dispatch import answering_errors
 from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Refusal
-from stepscope.engine.loop.knob_lease import KnobLease
 from stepscope.engine.loop.outlet import SnapshotQueue
 from stepscope.engine.protocol import commands, wire
 from stepscope.engine.protocol.commands import Asker, Submit

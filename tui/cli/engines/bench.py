@@ -18,8 +18,11 @@ from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import three_digits
 
 if TYPE_CHECKING:
-    from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult
-    from stepscope.engine.bench.step_meter import Percentiles
+    from stepscope.engine.bench.measured_run import (
+        Percentiles,
+        ThroughputProgress,
+        ThroughputResult,
+    )
     from stepscope.engine.protocol.wire import EngineInfo
 
 
