@@ -95,48 +95,30 @@ class PlannedBlocks:
         return KVCounts(used, cached, empty, now.evicted, now.queried_tokens, now.hit_tokens)
 
 
-class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
-    """A record that can still be changed. Has the fields of `StepRecord` and is encoded as one."""
+class StepDraft(wire.StepRecord, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # the record is frozen
+    """A record whose fields that are declared here can still be changed. Encoded as a record."""
 
-    topic = wire.StepRecord.topic
-
-    step: int
     schedule_start_ns: int
     schedule_end_ns: int
     launch_ns: int | None = None
     tokens_ns: int = -1  # set when the step ends
     device_ns: int | None = None
-    knobs_version: int
-    token_budget: int | None  # None: the step had none
-    max_num_seqs: int
     num_prefill_tokens: int
     num_decode_tokens: int
-    num_padded_tokens: int | None
-    batch: msgspec.Raw
+    batch: msgspec.Raw  # type: ignore[assignment]
     kv: wire.KVCounts | None = None
-    moves: list[wire.BlockMove] | msgspec.Raw = field(default_factory=list)
+    moves: list[wire.BlockMove] | msgspec.Raw = field(default_factory=list)  # type: ignore[assignment]
     num_running: int
     num_waiting: int
-    waiting_reasons: dict[str, int]
     events: list[wire.RequestEvent] = field(default_factory=list)
     num_dropped: int = 0
     token_ids: list[int | None] | None = None
     texts: list[str | None] | None = None
     hidden_ns: int | None = None
     num_wasted_tokens: int | None = None
-    token_limit: int | None = None
-    totals: wire.Totals | None = None
     drafts: list[wire.DraftRow] | None = None
     cuda_graph: str | None = None
     num_graph_padding: int | None = None
-    held: list[wire.HeldRow] | None = None
-    held_prefills: bool = False
-    front: list[wire.FrontEnd] | None = None
-    kv_groups: list[wire.GroupCounts] | None = None
-    move_groups: bytes | None = None
-    kv_transfers: wire.KVTransfers | None = None
-    hold_ups: list[wire.HoldUp] | None = None
-    ranks: list[wire.RankTimes] | None = None
 
     @classmethod
     def open(

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from stepscope.engine.http.errors import invalid, not_supported
-from stepscope.engine.http.openai.generation import TextPiece
 from stepscope.engine.http.openai.requests import (
     MAX_CHOICES,
     ChatRequest,
@@ -37,6 +36,13 @@ class Head(NamedTuple):
     created: int  # seconds since 1970
     model: str
     system_fingerprint: str | None
+
+
+class TextPiece(NamedTuple):
+    """New output of one choice of a request."""
+
+    choice: int
+    output: Output
 
 
 class Writer:

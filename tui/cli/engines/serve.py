@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
+from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
@@ -72,9 +72,9 @@ def serve_http_for(
 
 def _open_listener(bind: str) -> tuple[socket.socket, str]:
     with engine_packages(needs_torch=False):
-        from stepscope.engine.http.server.server import bound_address, listen
+        from stepscope.engine.http.server.server import listen
     listener = listen(parse_address(bind))
-    return listener, bound_address(listener).text
+    return listener, Address(*listener.getsockname()[:2]).text
 
 
 def announcement(address: str, settings: HttpSettings, *, takes_prompts: bool = True) -> list[str]:
@@ -107,9 +107,7 @@ def _run(
             say(f"serving {info.model} of {info.name}")
 
     with judged_rules(endpoint, load_alerts()) as gauges:
-        serve_http(
-            settings, endpoint, listener, parent_gone=parent_gone, found=found, collectors=gauges
-        )
+        serve_http(settings, endpoint, listener, parent_gone, found, gauges)
 
 
 _PAUSE_S = 0.5  # before a child that ended is started again
