@@ -129,7 +129,7 @@ class TelemetryOutlet:
             draft.events = step.events + self._scheduler.drain_events()
         draft.num_dropped = sink.num_dropped
         if self._is_pause_on:
-            self._set_pauses(self.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns))
+            self._set_pauses(self.pauses.after(draft))
         sink.publish(draft)
 
     def publish_status(
@@ -139,25 +139,24 @@ class TelemetryOutlet:
         scheduler = self._scheduler
         # Read once: the workload may end meanwhile.
         workload = None if self._workload is None else self._workload.spec
-        self._set_pauses(self.pauses.after_status(now_ns, is_paused=state == "paused"))
         self.has_unpublished = False
-        self.publish(
-            wire.EngineStatus(
-                time_ns=now_ns,
-                state=state,
-                step=last_step,
-                num_running=len(scheduler.running),
-                num_waiting=len(scheduler.waiting),
-                kv=scheduler.kv.counts(),
-                moves=scheduler.kv.drain_moves(),
-                events=scheduler.drain_events(),
-                num_dropped=self.num_dropped,
-                workload=None if workload is None else describe(workload),
-                control=self._control_tally.counts(),
-                workload_spec=None if workload is None else fields_of(workload),
-                leased=leased,
-            )
+        status = wire.EngineStatus(
+            time_ns=now_ns,
+            state=state,
+            step=last_step,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv=scheduler.kv.counts(),
+            moves=scheduler.kv.drain_moves(),
+            events=scheduler.drain_events(),
+            num_dropped=self.num_dropped,
+            workload=None if workload is None else describe(workload),
+            control=self._control_tally.counts(),
+            workload_spec=None if workload is None else fields_of(workload),
+            leased=leased,
         )
+        self._set_pauses(self.pauses.after(status))
+        self.publish(status)
 
     def _set_pauses(self, trail: PauseTrail) -> None:
         self.pauses = trail

@@ -72,13 +72,11 @@ class PlannedBlocks:
     def counted_with(self, now: KVCounts) -> KVCounts:
         """Return `now`, with the lookups, hits and evictions from scheduling this step added."""
         own = self.counts
-        return KVCounts(
-            now.used,
-            now.cached,
-            now.empty,
-            now.evicted + own.evicted,
-            now.queried_tokens + own.queried_tokens,
-            now.hit_tokens + own.hit_tokens,
+        return msgspec.structs.replace(
+            now,
+            evicted=now.evicted + own.evicted,
+            queried_tokens=now.queried_tokens + own.queried_tokens,
+            hit_tokens=now.hit_tokens + own.hit_tokens,
         )
 
     def counts_before(self, now: KVCounts) -> KVCounts:
@@ -92,7 +90,7 @@ class PlannedBlocks:
                     empty += change
                 else:
                     used += change
-        return KVCounts(used, cached, empty, now.evicted, now.queried_tokens, now.hit_tokens)
+        return msgspec.structs.replace(now, used=used, cached=cached, empty=empty)
 
 
 class StepDraft(wire.StepRecord, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # the record is frozen

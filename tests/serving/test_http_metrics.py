@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.metrics.follower import TelemetryFollower
-from stepscope.engine.http.metrics.reducer import EngineMetrics, length_bounds
+from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
@@ -159,8 +159,6 @@ def test_a_histogram_counts_a_value_at_a_bound_in_the_lower_bucket() -> None:
     counts = [total(metrics, f"{name}_bucket", le=bound) for bound in ("1.0", "2.0", "3.0", "+Inf")]
     assert counts == [2, 3, 4, 4]
     assert total(metrics, f"{name}_sum") == 5.5
-    assert length_bounds(100) == (1, 2, 5, 10, 20, 50, 100)
-    assert length_bounds(99) == (1, 2, 5, 10, 20, 50)
 
 
 def test_after_lost_messages_no_metric_is_made_up(session: Messages) -> None:

@@ -5,16 +5,16 @@ from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _ENGINE = "0"
-_TOKEN_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models")
-_PATHS = {*_TOKEN_PATHS, "/health", "/metrics", "/version", "/reset_prefix_cache"}
+_PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/models"),
+    *("/health", "/metrics", "/version", "/reset_prefix_cache"),
+)
 
 
 class Exposition(Collector):

@@ -39,7 +39,6 @@ class TelemetryFollower:
     async def run(self) -> None:
         """Follow the telemetry of the engine that is connected now, until cancelled."""
         socket = client_socket(zmq.SUB, self._engine.endpoint)
-        socket.linger = 0
         socket.rcvhwm = RECEIVE_QUEUE
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)
         reader = SocketReader(socket, self.receive)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,7 +28,7 @@ from stepscope.engine.http.errors import (
     too_many,
     unavailable,
 )
-from stepscope.engine.http.metrics.exposition import CONTENT_TYPE, Exposition
+from stepscope.engine.http.metrics.exposition import Exposition
 from stepscope.engine.http.openai.job import Head, Job, chat_job, completion_job
 from stepscope.engine.http.openai.requests import (
     ChatRequest,
@@ -96,7 +97,7 @@ class Api:
 
     async def metrics(self, _: Request) -> Response:
         body = self.exposition.write(self.num_in_flight)
-        return Response(body, media_type=CONTENT_TYPE)
+        return Response(body, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def reset_prefix_cache(self, _: Request) -> Response:
         try:
