@@ -33,6 +33,7 @@ REPORTS_SUFFIX = ".reports"
 _SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX, REPORTS_SUFFIX)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _TCP = re.compile(r"tcp://(?:\*|[\w.%-]+|\[[\w:.%]+\]):(\d{1,5})", re.ASCII)
+_RANK = re.compile(r"(?P<group>.+)\.dp(?P<rank>\d+)")
 _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost": "127.0.0.1"}
 
 
@@ -133,16 +134,6 @@ class Endpoint:
         if self.is_ipc or host not in _HERE:
             return self
         return Endpoint(f"tcp://{_HERE[host]}:{port}")
-
-    def check_private(self, options: str = "") -> None:
-        """Raise ConfigError if binding the endpoint without keys would let strangers in."""
-        if not self.is_private:
-            raise ConfigError(
-                "public_bind",
-                f"{self.control} can be reached from other machines, and no key is authorised: "
-                f"first 'stepscope keys new NAME --role operator{options}', or bind "
-                "tcp://127.0.0.1:PORT and reach it through ssh -L",
-            )
 
 
 class EndpointLock:
@@ -294,9 +285,6 @@ def same_file(fd: int, path: Path) -> bool:
         return False
     opened = os.fstat(fd)
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
-
-
-_RANK = re.compile(r"(?P<group>.+)\.dp(?P<rank>\d+)")
 
 
 def siblings_of(rank: Endpoint) -> list[Endpoint]:

@@ -23,7 +23,6 @@ from stepscope.engine.transport.rate_limit import is_out_of_files
 
 Role: TypeAlias = Literal["viewer", "operator"]
 
-NUM_KEY_CHARS = 40  # 32 bytes in Z85 (rfc.zeromq.org/spec/32)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _Z85 = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 _CLIENT_SUFFIX = ".key"
@@ -65,27 +64,15 @@ class Holder(NamedTuple):
     created: str = ""  # day, as YYYY-MM-DD
 
 
-def check_public(text: str, what: str) -> str:
-    """Return `text`, if it is the public half of a key; else raise ConfigError."""
-    if not _Z85.fullmatch(text):
-        expected = f"expected a public key of {NUM_KEY_CHARS} characters (Z85)"
-        raise ConfigError("bad_key", f"{what}: {expected}")
-    return text
-
-
 def write_credentials(path: Path, credentials: Credentials, role: str) -> None:
     """Write the only file that a client needs; `read_credentials` reads it."""
     comment = (
         f"# stepscope: the holder of this file is {credentials.name!r} ({role}) to the engine.\n"
         "# Its place: ~/.config/stepscope/keys/ (mode 0600), or --key FILE.\n"
     )
-    values = {
-        "name": credentials.name,
-        "role": role,
-        "public": credentials.pair.public,
-        "secret": credentials.pair.secret,
-        "server": credentials.server,
-    }
+    pair, server = credentials.pair, credentials.server
+    values = {"name": credentials.name, "role": role, "public": pair.public}
+    values |= {"secret": pair.secret, "server": server}
     if credentials.endpoint is not None:
         values["endpoint"] = credentials.endpoint
     _write(path, values, comment)

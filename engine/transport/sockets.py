@@ -7,8 +7,6 @@ its endpoint, if the endpoint asks for one.
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import zmq
@@ -21,7 +19,6 @@ from stepscope.engine.transport.keys import Credentials, find_credentials, read_
 from stepscope.engine.transport.local_engines import local_credentials
 
 KEY_VARIABLE = "STEPSCOPE_CLIENT_KEY"  # path of a key file, never the key itself
-SERVER_KEY_VARIABLE = "STEPSCOPE_CLIENT_SERVER_KEY"
 HANDSHAKE_MS = 5_000
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1_000
 STALLED_MS = 60_000  # a connection whose client reads nothing for this long is closed
@@ -62,11 +59,13 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
 
 def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
     """Bind a socket; an `ipc` file is private from the beginning. Raises ConfigError."""
+    before = os.umask(0o177)
     try:
-        with _private_files():
-            socket.bind(address)
+        socket.bind(address)
     except zmq.ZMQError as error:
         raise ConfigError("bad_endpoint", f"cannot listen on {address}: {error}") from error
+    finally:
+        os.umask(before)
     if address.startswith(_IPC):
         path = Path(address.removeprefix(_IPC))
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -108,9 +107,7 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
     if is_here and local is None:
         return None  # this engine asks for no key
     if path := os.environ.get(KEY_VARIABLE):
-        credentials = read_credentials(Path(path).expanduser())
-        server = os.environ.get(SERVER_KEY_VARIABLE) or credentials.server
-        return replace(credentials, server=server)
+        return read_credentials(Path(path).expanduser())
     if is_here:
         return local
     return find_credentials(endpoint.control, is_remote=not endpoint.is_private)
@@ -161,12 +158,3 @@ class Handshakes:
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close()
-
-
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
