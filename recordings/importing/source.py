@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
+from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.wire import EngineInfo, Telemetry
 from stepscope.recordings.errors import RecordingError
 
@@ -99,10 +100,9 @@ class ForeignFile:
 
     def info(self, engine: str, kind: str, **told: Any) -> EngineInfo:
         """Describes the engine, of which the file tells little: a log or result of `engine`."""
-        name = self.path.name
         return EngineInfo(
-            engine_id=name,
-            name=name,
+            engine_id=self.path.name,
+            name=self.path.name,
             software_version="",
             engine=engine,
             imported=f"a {kind} of {engine}",
@@ -132,8 +132,7 @@ class ForeignFile:
         try:
             return msgspec.convert(values, kind, strict=False)
         except msgspec.ValidationError as error:
-            said, _, field = str(error).replace(" | null", "").partition(" - at `$")
-            ours = field.strip(".`")
-            name = next((theirs for theirs, each in names.items() if each == ours), ours)
-            place = f"line {line}, {name}" if name else f"line {line}"
-            raise RecordingError(f"{self.path}, {place}: {said[:1].lower()}{said[1:]}") from error
+            field, said = in_words(error)
+            name = next((theirs for theirs, ours in names.items() if ours == field), field)
+            place = f"{line}, {name}" if name else line
+            raise RecordingError(f"{self.path}, line {place}: {said}") from error
