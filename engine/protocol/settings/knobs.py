@@ -61,10 +61,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 0
     batching: Annotated[
         Batching,
-        doc(
-            "which requests share a step: one, a padded batch, whole prompts, chunks or decodes, "
-            "or both"
-        ),
+        doc("what shares a step: one, a padded batch, whole prompts, chunks or decodes, or both"),
     ] = "chunked"
     order: Annotated[
         Order, doc("decodes before prefill chunks (Sarathi-Serve), or by arrival (vLLM v1)")
@@ -77,18 +74,13 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "its whole prompt, or for its output too (then nothing is preempted)"
         ),
     ] = "prompt"
-    enable_prefix_caching: Annotated[
-        bool, doc("reuse the KV blocks of equal prompt beginnings")
-    ] = True
+    enable_prefix_caching: Annotated[bool, doc("reuse KV blocks of equal prompt beginnings")] = True
     watermark: Annotated[
         float, doc("share of the KV blocks that admission leaves free", ge=0.0, le=0.5)
     ] = 0.0
     speculative: Annotated[
         Speculative,
-        doc(
-            "guess tokens from the request's own text (prompt lookup) and check them in the same "
-            "forward pass"
-        ),
+        doc("guess tokens from the request's own text (prompt lookup); check them in one pass"),
     ] = "off"
     num_speculative_tokens: Annotated[
         int, doc("tokens guessed for one request in a step, at most", ge=1, le=64)
@@ -100,12 +92,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, doc("longest repetition (tokens) that is tried; then shorter ones", ge=1, le=16)
     ] = 5
     prefill_schedule_interval: Annotated[
-        int,
-        doc(
-            "while requests decode, only every Nth step takes prefills, unless the queue does not "
-            "drain (1: every step)",
-            ge=1,
-        ),
+        int, doc("beside decodes only every Nth step takes prefills, unless the queue grows", ge=1)
     ] = 1
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
