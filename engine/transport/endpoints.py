@@ -12,7 +12,6 @@ dense model are separate engines: rank 0 knows of no others, so its endpoint is 
 
 import fcntl
 import ipaddress
-import json
 import os
 import re
 import stat
@@ -21,7 +20,9 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import platformdirs
+from msgspec import Struct
 
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.engine.transport.keys import Credentials
@@ -136,13 +137,22 @@ class Endpoint:
         return Endpoint(f"tcp://{_HERE[host]}:{port}")
 
 
+class LockFields(Struct, omit_defaults=True):
+    """What an engine writes into its lock file; without `control`: nothing yet."""
+
+    pid: int | None = None
+    control: str = ""
+    name: str = ""  # if it is not the one in its address
+    # The key for clients of this user on this machine, if the engine asks for keys.
+    public: str = ""
+    secret: str = ""
+    server: str = ""
+
+
 class EndpointLock:
     """Lock of an endpoint: only the engine that holds it may bind. A context manager.
 
-    Args:
-        local: the key for clients of this user on this machine, if the engine asks for keys. It is
-            written into the lock file, where these clients read it.
-        name: the engine's name, if it is not the one in its address.
+    `local`: the key for clients of this user on this machine, who read it in the lock file.
 
     Raises ConfigError: on entering, if a running engine holds the lock.
     """
@@ -181,18 +191,16 @@ class EndpointLock:
                 break
             os.close(self._fd)  # the holder before us removed the file after we opened it
         else:
-            who = f"an engine (pid {other.get('pid', '?')})"
+            who = f"an engine (pid {other.pid or '?'})"
             where = f"{self.endpoint.control}; stop it, or {self._advice}"
             raise ConfigError("endpoint_in_use", f"{who} is already on {where}")
-        fields = {"pid": os.getpid(), "control": self.endpoint.here.control}
-        if self._name:
-            fields["name"] = self._name
+        fields = LockFields(os.getpid(), self.endpoint.here.control, self._name)
         if (local := self._local) is not None:
-            fields |= {"public": local.pair.public, "secret": local.pair.secret}
-            fields["server"] = local.server
+            fields.public, fields.secret = local.pair.public, local.pair.secret
+            fields.server = local.server
         os.ftruncate(self._fd, 0)
         os.fchmod(self._fd, 0o600)
-        os.write(self._fd, json.dumps(fields).encode())
+        os.write(self._fd, msgspec.json.encode(fields))
         self._remove_sockets()
         return self
 
@@ -227,8 +235,7 @@ def free_name() -> str:
 def find_local() -> list[Endpoint]:
     """Return the endpoints of this user's engines that run on this machine, by name."""
     locks = map(read_lock, sorted(runtime_dir().glob("*" + LOCK_SUFFIX)))
-    controls = [fields.get("control") for fields, is_held in locks if is_held]
-    return [Endpoint(str(control)) for control in controls if control]
+    return [Endpoint(fields.control) for fields, is_held in locks if is_held and fields.control]
 
 
 def lock_path(endpoint: Endpoint) -> Path:
@@ -249,15 +256,15 @@ def sockets(endpoint: Endpoint) -> list[Path]:
     return [reports] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX), reports]
 
 
-def read_lock(path: Path) -> tuple[dict[str, object], bool]:
+def read_lock(path: Path) -> tuple[LockFields, bool]:
     """Read this user's lock file: what its engine wrote, and whether that engine still runs."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return {}, False
+        return LockFields(), False
     try:
         if os.fstat(fd).st_uid != os.getuid():
-            return {}, False
+            return LockFields(), False
         is_held = False
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -268,13 +275,12 @@ def read_lock(path: Path) -> tuple[dict[str, object], bool]:
         os.close(fd)
 
 
-def holder(fd: int) -> dict[str, object]:
-    """Read the fields that an engine has written into its open lock file."""
+def holder(fd: int) -> LockFields:
+    """Read what an engine has written into its open lock file."""
     try:
-        fields = json.loads(os.pread(fd, 4096, 0) or b"{}")
-    except ValueError:
-        return {}  # the engine is just writing them
-    return fields if isinstance(fields, dict) else {}
+        return msgspec.json.decode(os.pread(fd, 4096, 0), type=LockFields)
+    except msgspec.DecodeError:
+        return LockFields()  # the engine is just writing them
 
 
 def same_file(fd: int, path: Path) -> bool:
