@@ -13,24 +13,14 @@ import stat
 from pathlib import Path
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.transport.endpoints import (
-    LOCK_SUFFIX,
-    Endpoint,
-    LockFields,
-    holder,
-    lock_path,
-    read_lock,
-    runtime_dir,
-    same_file,
-    sockets,
-)
+from stepscope.engine.transport import endpoints
+from stepscope.engine.transport.endpoints import LOCK_SUFFIX, Endpoint, LockFields, lock_path
 from stepscope.engine.transport.keys import Credentials, KeyPair
 
 _LISTENS_S = 0.5
 
 
 def called(endpoint: Endpoint) -> str:
-    """Return the name of the engine at an endpoint."""
     return _running(endpoint).name or endpoint.name
 
 
@@ -93,7 +83,7 @@ def _running(endpoint: Endpoint) -> LockFields:
 def _written(endpoint: Endpoint) -> tuple[LockFields, bool]:
     """Read the lock file at an endpoint here, and whether an engine holds the lock."""
     try:
-        fields, is_held = read_lock(lock_path(endpoint))
+        fields, is_held = endpoints.read_lock(lock_path(endpoint))
     except ConfigError:
         return LockFields(), False
     # If `control` differs, that engine has the same port at another address.
@@ -107,7 +97,7 @@ def sweep() -> None:
     an engine of this user.
     """
     with contextlib.suppress(ConfigError, OSError):
-        for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
+        for path in sorted(endpoints.runtime_dir().glob("*" + LOCK_SUFFIX)):
             with contextlib.suppress(OSError):  # the engine is alive, or the file is gone meanwhile
                 _sweep(path)
 
@@ -119,17 +109,17 @@ def _sweep(lock: Path) -> None:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
             return
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if not same_file(fd, lock):
+        if not endpoints.same_file(fd, lock):
             return  # another file has this name since we opened it
-        control = holder(fd).control
+        control = endpoints.holder(fd).control
         if control != f"ipc://{str(lock).removesuffix(LOCK_SUFFIX)}" and control[:6] != "tcp://":
             return
-        for each in sockets(Endpoint(control)):
+        for each in endpoints.sockets(Endpoint(control)):
             if each.is_socket() and not each.is_symlink():
                 each.unlink()
         # Fails if another sweep holds the lock shared; that one, or a later one, removes it.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if same_file(fd, lock):
+        if endpoints.same_file(fd, lock):
             os.unlink(lock)
     finally:
         os.close(fd)

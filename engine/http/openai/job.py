@@ -6,19 +6,12 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from stepscope.engine.http.errors import invalid, not_supported
-from stepscope.engine.http.openai.requests import (
-    MAX_CHOICES,
-    ChatRequest,
-    ChatTurn,
-    CompletionRequest,
-    GenerationRequest,
-    StreamOptions,
-    TokenId,
-)
+from stepscope.engine.http.openai import requests
 from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
+MAX_CHOICES = 1024  # of one request: prompts times n
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 _LARGEST_SEED = 2**63 - 1
 _SAME_NAMES = set(SamplingParams.__struct_fields__) - {"logprobs"}
@@ -59,7 +52,7 @@ class Writer:
         kinds: tuple[str, str],
         make_choice: MakeChoice,
         num_choices: int,
-        options: StreamOptions,
+        options: requests.StreamOptions,
     ) -> None:
         self._head = head
         self._kinds = kinds
@@ -86,7 +79,6 @@ class Writer:
         return self._write(0, [], {"usage": self._usage()}) if wanted else None
 
     def whole(self) -> bytes:
-        """Return the answer to a request that does not stream."""
         outputs = sorted(self._outputs.items())
         choices = [self._make_choice(index, output, False) for index, output in outputs]
         return self._write(1, choices, {"usage": self._usage()})
@@ -126,7 +118,7 @@ class Job(NamedTuple):
     writer: Writer
 
 
-def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
+def chat_job(request: requests.ChatRequest, head: Head, max_model_len: int) -> Job:
     """Convert a chat request to a job. Raises ApiError if the request is invalid."""
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "needs logprobs=true")
@@ -140,7 +132,7 @@ def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
     return _job(request, head, [prompt], kinds, ChatChoices())
 
 
-def completion_job(request: CompletionRequest, head: Head) -> Job:
+def completion_job(request: requests.CompletionRequest, head: Head) -> Job:
     """Convert a completion request to a job. Raises ApiError if the request is invalid."""
     max_tokens = requested_tokens(request) or DEFAULT_MAX_TOKENS
     sampling = _sampling(request, max_tokens, request.logprobs)
@@ -148,14 +140,13 @@ def completion_job(request: CompletionRequest, head: Head) -> Job:
         Submit(prompt=each, sampling=sampling)
         if isinstance(each, str)
         else Submit(prompt_token_ids=each, sampling=sampling)
-        for each in _prompts(request.prompt)
+        for each in _prompts(request)
     ]
     kinds = "text_completion", "text_completion"
     return _job(request, head, prompts, kinds, CompletionChoices())
 
 
-def requested_tokens(request: GenerationRequest) -> int | None:
-    """Return the requested limit of output tokens. None if there is none."""
+def requested_tokens(request: requests.GenerationRequest) -> int | None:
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         what = f"{old} contradicts max_completion_tokens={new}; send one of them"
@@ -163,7 +154,7 @@ def requested_tokens(request: GenerationRequest) -> int | None:
     return old if new is None else new
 
 
-def _message(index: int, turn: ChatTurn) -> ChatMessage:
+def _message(index: int, turn: requests.ChatTurn) -> ChatMessage:
     if isinstance(turn.content, str):
         return ChatMessage(role=turn.role, content=turn.content)
     texts = []
@@ -175,7 +166,8 @@ def _message(index: int, turn: ChatTurn) -> ChatMessage:
     return ChatMessage(role=turn.role, content=texts if len(texts) > 1 else "".join(texts))
 
 
-def _prompts(prompt: str | list[str | TokenId | list[TokenId]]) -> Sequence[str | list[int]]:
+def _prompts(request: requests.CompletionRequest) -> Sequence[str | list[int]]:
+    prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]
     token_ids = [each for each in prompt if isinstance(each, int)]
@@ -191,7 +183,9 @@ def _prompts(prompt: str | list[str | TokenId | list[TokenId]]) -> Sequence[str 
     return others or [token_ids]
 
 
-def _sampling(request: GenerationRequest, max_tokens: int, logprobs: int | None) -> SamplingParams:
+def _sampling(
+    request: requests.GenerationRequest, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
     fields = msgspec.structs.asdict(request)
     return SamplingParams(
         **{name: value for name, value in fields.items() if name in _SAME_NAMES}
@@ -207,7 +201,7 @@ def _sampling(request: GenerationRequest, max_tokens: int, logprobs: int | None)
 
 
 def _job(
-    request: GenerationRequest,
+    request: requests.GenerationRequest,
     head: Head,
     prompts: Sequence[Submit],
     kinds: tuple[str, str],

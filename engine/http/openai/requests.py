@@ -51,8 +51,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 _T = TypeVar("_T", bound=Struct)
 
-MAX_CHOICES = 1024  # of one request: prompts times n
-
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]

@@ -29,15 +29,8 @@ from stepscope.engine.http.errors import (
     unavailable,
 )
 from stepscope.engine.http.metrics.exposition import Exposition
+from stepscope.engine.http.openai import requests
 from stepscope.engine.http.openai.job import Head, Job, chat_job, completion_job
-from stepscope.engine.http.openai.requests import (
-    ChatRequest,
-    ClientGone,
-    CompletionRequest,
-    GenerationRequest,
-    decode,
-    read_body,
-)
 from stepscope.engine.http.openai.streaming import Generation, answer
 from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.protocol.commands import ResetPrefixCache
@@ -67,12 +60,12 @@ class Api:
     # Requests that generate tokens
 
     def completion(self, body: bytes, request_id: str) -> Job:
-        request = decode(body, CompletionRequest)
+        request = requests.decode(body, requests.CompletionRequest)
         info = self._info_for(request)
         return completion_job(request, self._head(f"cmpl-{request_id}", info))
 
     def chat(self, body: bytes, request_id: str) -> Job:
-        request = decode(body, ChatRequest)
+        request = requests.decode(body, requests.ChatRequest)
         info = self._info_for(request)
         head = self._head(f"chatcmpl-{request_id}", info)
         return chat_job(request, head, info.max_model_len or ANY_LENGTH)
@@ -114,7 +107,7 @@ class Api:
             raise unavailable("there is no engine at the moment; try again when it is back")
         return info
 
-    def _info_for(self, request: GenerationRequest) -> EngineInfo:
+    def _info_for(self, request: requests.GenerationRequest) -> EngineInfo:
         info = self._info()
         name = self._model_name(info)
         if request.model is not None and request.model != name:
@@ -156,16 +149,15 @@ class _Generating:
             raise too_many(f"{most} requests are under way already", "too_many_requests")
         api.num_in_flight += 1
         try:
-            job = self._make_job(await read_body(receive), scope["stepscope.request_id"])
+            job = self._make_job(await requests.read_body(receive), scope["stepscope.request_id"])
             await answer(job, Generation(api.engine, job.submits), scope, receive, send)
-        except ClientGone:
+        except requests.ClientGone:
             return
         finally:
             api.num_in_flight -= 1
 
 
 def build_app(api: Api) -> ASGIApp:
-    """Return the ASGI application: the routes of `api`, inside `Guard`."""
     routes = [
         Route("/v1/completions", _Generating(api, api.completion), methods=["POST"]),
         Route("/v1/chat/completions", _Generating(api, api.chat), methods=["POST"]),
