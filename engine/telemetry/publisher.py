@@ -49,7 +49,6 @@ class Publisher:
         return self.sender.next_sequence
 
     def publish(self, message: Telemetry) -> None:
-        """Number, keep and send one message."""
         sender, payload = self.sender, self._payload
         wire.encode_into(message, payload)
         while self._gate is not None and (subscription := sender.take_subscription()) is not None:

@@ -63,7 +63,6 @@ def open_sender(
 
 
 def is_compiled() -> bool:
-    """Whether a thread in C sends the messages."""
     return compiled is not None and _functions() is not None
 
 
@@ -109,7 +108,6 @@ class InlineSender:
             return self.num_dropped
 
     def _keep(self, topic: bytes, payload: bytearray) -> None:
-        """Keep the next message, and drop the oldest ones to make room for it."""
         sequence = self.next_sequence
         self.num_bytes += len(payload)
         # Drop messages before overwriting them, so that a reader never gets a wrong one.

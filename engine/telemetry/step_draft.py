@@ -49,11 +49,8 @@ class PlannedBlocks:
     def seen_before(self, block: int, freed: BlockState) -> BlockState:
         """Correct `changes` for a block that the end of the previous step has just released.
 
-        `freed`: the block's state now, after both this step's scheduling and that release.
-
-        Returns:
-            The block's state after the release but before this step took blocks. From now on this
-            is the state before scheduling in `changes`.
+        `freed`: the block's state now, after both this step's scheduling and that release. Returns
+        the state in between, which from now on is that before scheduling in `changes`.
         """
         before, planned = self.changes[block]
         ref_count = freed.ref_count - (planned.ref_count - before.ref_count)
@@ -150,7 +147,6 @@ class StepDraft(wire.StepRecord, frozen=False, kw_only=True, tag="StepRecord"): 
         )
 
     def drop_rows(self, kept: list[int], num_prefill_tokens: int, num_decode_tokens: int) -> None:
-        """Keep only the rows with the indices `kept`, and subtract the tokens of the others."""
         self.num_prefill_tokens -= num_prefill_tokens
         self.num_decode_tokens -= num_decode_tokens
         self.batch = keep_rows(self.batch, kept)
@@ -175,8 +171,7 @@ class StepDraft(wire.StepRecord, frozen=False, kw_only=True, tag="StepRecord"): 
     def end(self, result: StepResult, kv: KVCacheManager | None) -> None:
         """Record the end of the step, after `Scheduler.update` has freed the finished requests.
 
-        `kv`: the KV cache, if no other step was scheduled meanwhile; None if `settle_between`
-        follows.
+        `kv`: None if another step was scheduled meanwhile; `settle_between` then follows.
         """
         self.launch_ns = result.launch_ns
         self.tokens_ns = result.tokens_ns
@@ -205,10 +200,8 @@ class StepDraft(wire.StepRecord, frozen=False, kw_only=True, tag="StepRecord"): 
     ) -> None:
         """Record the block changes of an ended step, with overlap.
 
-        Args:
-            own: block changes from scheduling this step; None if they were not drained then.
-            ahead: block changes from scheduling the next step before this one ended; None if it
-                was not scheduled.
+        `own`: those from scheduling this step; None if they were not drained then. `ahead`: those
+        from scheduling the next step before this one ended; None if it was not.
         """
         counts = kv.counts()
         states = {}

@@ -105,7 +105,6 @@ class Endpoint:
 
     @property
     def telemetry(self) -> str:
-        """Address of the PUB socket for telemetry."""
         if self.is_ipc:
             return self.control + TELEMETRY_SUFFIX
         host, _, port = self.control.rpartition(":")
@@ -113,7 +112,6 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """A short name for lists."""
         path = self.path
         return path.name if path else self.control.removeprefix("tcp://")
 
@@ -149,6 +147,7 @@ class LockFields(Struct, omit_defaults=True):
     server: str = ""
 
 
+@dataclass(slots=True)
 class EndpointLock:
     """Lock of an endpoint: only the engine that holds it may bind. A context manager.
 
@@ -157,19 +156,15 @@ class EndpointLock:
     Raises ConfigError: on entering, if a running engine holds the lock.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        local: Credentials | None = None,
-        name: str = "",
-        advice: str = "give --endpoint or --name another one",
-    ) -> None:
-        self.endpoint = endpoint
-        self._name = name
-        self.path = lock_path(endpoint)
-        self._local = local
-        self._advice = advice
-        self._fd = -1
+    endpoint: Endpoint
+    local: Credentials | None = None
+    name: str = ""
+    advice: str = "give --endpoint or --name another one"
+    path: Path = field(init=False)
+    _fd: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        self.path = lock_path(self.endpoint)
 
     def __enter__(self) -> "EndpointLock":
         for path in sockets(self.endpoint):
@@ -192,10 +187,10 @@ class EndpointLock:
             os.close(self._fd)  # the holder before us removed the file after we opened it
         else:
             who = f"an engine (pid {other.pid or '?'})"
-            where = f"{self.endpoint.control}; stop it, or {self._advice}"
+            where = f"{self.endpoint.control}; stop it, or {self.advice}"
             raise ConfigError("endpoint_in_use", f"{who} is already on {where}")
-        fields = LockFields(os.getpid(), self.endpoint.here.control, self._name)
-        if (local := self._local) is not None:
+        fields = LockFields(os.getpid(), self.endpoint.here.control, self.name)
+        if (local := self.local) is not None:
             fields.public, fields.secret = local.pair.public, local.pair.secret
             fields.server = local.server
         os.ftruncate(self._fd, 0)
@@ -251,7 +246,6 @@ def reports_path(endpoint: Endpoint) -> Path:
 
 
 def sockets(endpoint: Endpoint) -> list[Path]:
-    """Return the paths of an endpoint's socket files."""
     reports, path = reports_path(endpoint), endpoint.path
     return [reports] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX), reports]
 
@@ -286,11 +280,9 @@ def holder(fd: int) -> LockFields:
 def same_file(fd: int, path: Path) -> bool:
     """Whether the open file `fd` is still the file at `path`."""
     try:
-        named = path.stat()
+        return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
-    opened = os.fstat(fd)
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def siblings_of(rank: Endpoint) -> list[Endpoint]:
