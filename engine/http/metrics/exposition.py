@@ -74,14 +74,14 @@ class Exposition(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         step, latest = self._metrics.step, self._metrics.latest
-        values: list[tuple[str, str, float | None]] = []
+        families: list[tuple[str, str, float | None]] = []
         if step is not None:
-            values += [
+            families += [
                 ("stepscope_token_budget", "Token budget of the latest step.", step.token_budget),
                 ("stepscope_max_num_seqs", "Most requests in the latest step.", step.max_num_seqs),
             ]
         if latest is not None:
-            values += [
+            families += [
                 ("vllm:num_requests_running", "Requests in the batch.", latest.num_running),
                 ("vllm:num_requests_waiting", "Requests that wait.", latest.num_waiting),
             ]
@@ -89,15 +89,13 @@ class Exposition(Collector):
             share = "Share of the KV blocks that requests hold; 1 is all of them."
             cached = "Free KV blocks whose content can still be hit."
             num_blocks = max(1, kv.used + kv.cached + kv.empty)
-            values += [
+            families += [
                 ("vllm:kv_cache_usage_perc", share, kv.used / num_blocks),
                 ("stepscope_kv_blocks_used", "KV blocks that requests hold.", kv.used),
                 ("stepscope_kv_blocks_cached", cached, kv.cached),
                 ("stepscope_kv_blocks_empty", "KV blocks that hold nothing.", kv.empty),
             ]
-        for name, text, value in values:
-            if value is not None:
-                yield GaugeMetricFamily(name, text, value)
+        yield from (GaugeMetricFamily(*each) for each in families)  # None: without a sample
         is_known = latest is not None and latest.num_waiting
         reasons = self._metrics.waiting_reasons if is_known else {}
         text = "Requests that wait, by what they wait for."

@@ -93,7 +93,6 @@ class TelemetryFollower:
                 await asyncio.sleep(RETRY_S)
 
     def _drain(self, socket: "zmq.Socket[bytes]") -> None:
-        """Apply the messages that have arrived."""
         for _ in range(RECEIVE_QUEUE):
             try:
                 self.receive(socket.recv_multipart(zmq.NOBLOCK))

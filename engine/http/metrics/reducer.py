@@ -1,7 +1,7 @@
-"""`EngineMetrics`: what the engine's telemetry says, as meters and current values. No other input.
+"""`EngineMetrics`: what the engine's telemetry says, as meters and current values.
 
-Times are the engine's own, from its step records. So they do not include delays by a scrape, a slow
-client or this process. If a request was first seen after it had started, only what was seen counts.
+Times are the engine's own: they include no delay by a scrape, a slow client or this process. If a
+request was first seen after it had started, only what was seen counts.
 """
 
 from bisect import bisect_left
@@ -75,11 +75,10 @@ _HISTOGRAMS = {
 class Meters:
     """Counts from the start of this process, across engine restarts, in `registry`.
 
-    Names and buckets are those of vLLM 0.32 where they mean the same. Three things count slightly
-    differently: `iteration_tokens_total` has the tokens that each step computed, where vLLM counts
-    a whole prompt in the step that completes it; an aborted request counts only in the number of
-    requests by finish reason, not in the latency histograms; and no latency includes the time in
-    which an operator had paused the engine.
+    Names and buckets are those of vLLM 0.32 where they mean the same. Three things differ:
+    `iteration_tokens_total` has the tokens that each step computed, where vLLM counts a whole
+    prompt in the step that completes it; an aborted request counts only by its finish reason; and
+    no latency includes an operator's pause.
     """
 
     def __init__(self) -> None:
@@ -128,11 +127,7 @@ class _Life:
 
 
 class EngineMetrics:
-    """The engine's metrics.
-
-    `ttft_s` and `itl_s` are the service levels for goodput, in seconds: those that the engine was
-    started with, else the defaults.
-    """
+    """`ttft_s`, `itl_s`: service levels for goodput, those that the engine was started with."""
 
     def __init__(self) -> None:
         self.ttft_s, self.itl_s = 0.5, 0.05
@@ -163,10 +158,9 @@ class EngineMetrics:
         }
 
     def lose(self, num_messages: int) -> None:
-        """Count `num_messages` lost messages, and forget the unfinished requests.
+        """Count lost messages, and forget unfinished requests: their latencies would be wrong.
 
-        They may have received tokens or ended in the lost messages, so their latencies would be
-        wrong. From here on, only their tokens and ends count.
+        They may have received tokens or ended meanwhile. Now only their tokens and ends count.
         """
         self.meters.count("stepscope_telemetry_lost", num_messages)
         self._lives.clear()

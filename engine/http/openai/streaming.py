@@ -131,8 +131,7 @@ class Generation:
     async def _changed(self) -> None:
         """Wait until a reply or an error arrives. Raises the error.
 
-        The caller first checks that there is nothing new. It must not await between this check and
-        the call, or it could miss a reply.
+        The caller must not await between its check for news and this call, or it could miss some.
         """
         if self._failure is None:
             self._news.clear()
@@ -198,18 +197,15 @@ async def _stream(job: Job, generation: Generation, send: Send) -> None:
 
 
 def _check(piece: TextPiece) -> None:
-    """Raise ApiError if the engine has ended the request."""
     if piece.output.finish_reason != "abort":
         return
+    message = "the engine ended this request"
     if piece.output.why == UNSOUND_LOGITS:
-        message = f"the engine ended this request: {UNSOUND_LOGITS}"
-        raise ApiError(500, message, code="unsound_logits")
-    raise ApiError(
-        503,
-        "the engine ended this request before it was finished: it was stopped, the request was "
-        "aborted, or its step failed",
-        code="request_aborted",
+        raise ApiError(500, f"{message}: {UNSOUND_LOGITS}", code="unsound_logits")
+    message += (
+        " before it was finished: it was stopped, the request was aborted, or its step failed"
     )
+    raise ApiError(503, message, code="request_aborted")
 
 
 def _event(data: bytes) -> bytes:

@@ -229,31 +229,25 @@ class Guard:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             is_key = hmac.compare_digest(key.encode("latin-1"), self._key)
             if not is_key or scheme.lower() != "bearer":
-                raise ApiError(
-                    401,
-                    "no valid API key was sent: set it in the client (Authorization: Bearer KEY)",
-                    code="invalid_api_key",
-                )
+                message = "no valid API key was sent: set it in the client"
+                message += " (Authorization: Bearer KEY)"
+                raise ApiError(401, message, code="invalid_api_key")
         # A page may let its own host name resolve to the loopback address (DNS rebinding), where a
         # server without a key listens. The page's requests then look like same-site requests.
         if not self._key and not _is_local(host):
-            message = (
-                f"this server is reached as localhost or by its address, not as {host[:200]!r}"
-            )
-            raise ApiError(403, message, code="wrong_host")
+            message = "this server is reached as localhost or by its address"
+            raise ApiError(403, f"{message}, not as {host[:200]!r}", code="wrong_host")
         if scope["method"] == "POST" and origin and origin.partition("://")[2] != host:
             message = f"requests from pages of {origin[:200]} are not taken"
             raise ApiError(403, message, code="cross_origin")
 
 
 def _no_route(error: HTTPException, scope: Scope) -> ApiError:
-    """Return the response to an error of the router: an unknown path or a wrong method."""
     path = scope["path"]
     if error.status_code == 404:
         return ApiError(404, f"there is no {path} here; the API is at /v1", code="not_found")
-    named = ApiError(
-        error.status_code, f"{path} does not accept {scope['method']}", code="method_not_allowed"
-    )
+    message = f"{path} does not accept {scope['method']}"
+    named = ApiError(error.status_code, message, code="method_not_allowed")
     named.headers.update(error.headers or {})
     return named
 

@@ -52,6 +52,7 @@ _SLICE = 16 * 1024  # bytes passed to the parser at once: the limit is checked a
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with limits: what goes beyond one ends the connection.
 
+    uvicorn's own accepts a head of any size and waits for it for ever, before the key is checked.
     `most`: connections that the server may have.
     """
 
