@@ -74,15 +74,12 @@ class LogClock:
 
 
 class LogFormat(NamedTuple):
-    """How the log of one kind of server is read.
-
-    `every_s`: how often the server prints lines about intervals; None: whenever it runs.
-    """
+    """How the log of one kind of server is read."""
 
     engine: str
     parse: Callable[[str], LogLine | None]  # finds the figures in a line; None if it has none
     names: Mapping[str, str]  # of the fields of `LogEntry`, by the names of figures
-    every_s: float | None = None
+    every_s: float | None = None  # between lines about intervals; None: whenever it runs
 
     def read(self, file: ForeignFile) -> ForeignSession | None:
         """The session of the first rank in a log; None if no line of its begin has figures."""

@@ -29,17 +29,14 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
-    """One request of a client's result. Times are nanoseconds of one clock.
-
-    `tokens_ns`: when its chunks came; empty if the file does not tell.
-    """
+    """One request of a client's result. Times are nanoseconds of one clock."""
 
     client_id: str = ""  # the id that the client gave it; empty if the file does not tell
     start_ns: int
     end_ns: int
     num_prompt: int
     num_output: int
-    tokens_ns: list[int] = field(default_factory=list)
+    tokens_ns: list[int] = field(default_factory=list)  # when its chunks came; empty: unknown
     has_gaps: bool = True  # whether those are all its chunks, so that times in between are gaps
     error: str | None = None  # why it failed; None: it finished
 
@@ -76,10 +73,7 @@ class ForeignFile:
 
     @cached_property
     def documents(self) -> list[tuple[int, dict[str, Any]]]:
-        """The JSON objects, each with the line in which it begins; none if it is no JSON file.
-
-        Those of an array have the line of the array.
-        """
+        """The JSON objects, each with its line, or that of its array; none if it is no JSON."""
         if re.match(r"\s*(\[\s*)?\{", self.head) is None:
             return []
         text, line, found = self.path.read_text("utf-8-sig", "replace"), 1, []

@@ -202,10 +202,8 @@ def _check(piece: TextPiece) -> None:
     message = "the engine ended this request"
     if piece.output.why == UNSOUND_LOGITS:
         raise ApiError(500, f"{message}: {UNSOUND_LOGITS}", code="unsound_logits")
-    message += (
-        " before it was finished: it was stopped, the request was aborted, or its step failed"
-    )
-    raise ApiError(503, message, code="request_aborted")
+    why = "it was stopped, the request was aborted, or its step failed"
+    raise ApiError(503, f"{message} before it was finished: {why}", code="request_aborted")
 
 
 def _event(data: bytes) -> bytes:
