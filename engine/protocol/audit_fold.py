@@ -26,8 +26,8 @@ def are_alike(entry: Audited, other: Audited) -> bool:
 def folded(earlier: Audited, later: Audited) -> Audited:
     """Fold two entries into one, with the sum of their counts.
 
-    `old` and `new` keep only the values of the first and of the last request. `command` is empty if
-    the two are refusals of different commands.
+    `old` and `new` keep the values of the first and of the last request only; `command` is empty
+    if the two are refusals of different commands.
     """
     return msgspec.structs.replace(
         later,

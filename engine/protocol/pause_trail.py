@@ -41,7 +41,6 @@ class PauseTrail(NamedTuple):
         return trail
 
     def published(self) -> list[PauseSpan]:
-        """The pauses for a snapshot."""
         return list((self.spans or ())[-MAX_SPANS:])
 
     @property

@@ -168,10 +168,8 @@ class Gate:
 def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
     """Make the gate of an endpoint; None if the endpoint is private and no folder is given.
 
-    `folder`: the folder of authorised keys; "" for the default one, if a gate is needed at all.
-
-    Raises ConfigError: strangers can reach the endpoint and no key is authorised, or the folder
-    cannot be used.
+    `folder`: of authorised keys; "": the default one. Raises ConfigError: strangers can reach the
+    endpoint and no key is authorised, or the folder cannot be used.
     """
     if not folder and endpoint.is_private:
         yield None

@@ -79,11 +79,7 @@ def write_credentials(path: Path, credentials: Credentials, role: str) -> None:
 
 
 def read_credentials(path: Path) -> Credentials:
-    """Read a file that `write_credentials` wrote.
-
-    Raises ConfigError: the file cannot be read, is no key file, lacks a value, or other users can
-    read it, too.
-    """
+    """Read a client's key file. Raises ConfigError: it is none, or other users can read it."""
     values = _read(path, is_secret=True)
     return Credentials(
         KeyPair(_key(values, "public", path), _key(values, "secret", path)),
@@ -161,9 +157,7 @@ class KeyFolder:
     def holders(self, broken: list[str] | None = None) -> dict[str, Holder]:
         """Return the holders of all authorised keys, by public key, in the order of their names.
 
-        `broken`: gets a line for each file that is no valid key; None: such a file is an error.
-
-        Raises ConfigError: a file is no valid key, and `broken` is None.
+        `broken`: gets a line for each file that is no valid key; None: raises ConfigError then.
         """
         found: dict[str, Holder] = {}
         for path in sorted(self.path.glob("*" + _SUFFIX)):
@@ -253,11 +247,9 @@ def _write(path: Path, values: Mapping[str, str], comment: str = "") -> None:
 
 
 def _read(path: Path, *, is_secret: bool = False) -> dict[str, Any]:
-    """Read the values in a key file.
+    """Read a key file. Raises ConfigError: it is none, or secret and others can read it, too.
 
-    Raises:
-        ConfigError: it is no key file, or a secret one that others can read, too.
-        OSError: it is gone, or there are too many open files.
+    Raises OSError: it is gone, or there are too many open files.
     """
     try:
         with path.open("rb") as stream:

@@ -91,11 +91,7 @@ def _written(endpoint: Endpoint) -> tuple[LockFields, bool]:
 
 
 def sweep() -> None:
-    """Remove the files of dead engines. Never fails.
-
-    Keeps sockets that are not ours: those without a lock file, and those whose lock file is not by
-    an engine of this user.
-    """
+    """Remove the files of dead engines, by the lock files of this user's. Never fails."""
     with contextlib.suppress(ConfigError, OSError):
         for path in sorted(endpoints.runtime_dir().glob("*" + LOCK_SUFFIX)):
             with contextlib.suppress(OSError):  # the engine is alive, or the file is gone meanwhile

@@ -73,11 +73,9 @@ def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
 
 
 def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
-    """Make a socket to connect to an address of `endpoint`; the caller sets all other options.
+    """Make a socket to connect to `endpoint`; None: to an engine in this process, without a key.
 
-    `endpoint`: gives the key to use; None for an engine in this process, which asks for none.
-
-    Raises ConfigError: the key for the endpoint cannot be used.
+    The caller sets all other options. Raises ConfigError: the endpoint's key cannot be used.
     """
     credentials = None if endpoint is None else credentials_for(endpoint)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
@@ -95,9 +93,8 @@ def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
 def credentials_for(endpoint: Endpoint) -> Credentials | None:
     """Find the key for an endpoint; None if it asks for none, or none was found.
 
-    Takes the first that exists of: the endpoint's own `credentials`; the file in the environment
-    variable; the lock file, for an engine of this user on this machine; a file in the client's key
-    folder.
+    It is the first of: the endpoint's own `credentials`; the file in the environment variable; that
+    in the lock file of this user's engine on this machine; a file in the client's key folder.
 
     Raises ConfigError: there is a key file that cannot be used.
     """

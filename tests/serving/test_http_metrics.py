@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepscope.engine.http.metrics.exposition import Exposition
-from stepscope.engine.http.metrics.follower import TelemetryFollower
+from stepscope.engine.http.metrics.exposition import Exposition, TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs

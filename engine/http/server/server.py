@@ -19,8 +19,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stepscope.engine.http.engine_client import HELLO_S, EngineClient
-from stepscope.engine.http.metrics.exposition import Exposition
-from stepscope.engine.http.metrics.follower import TelemetryFollower
+from stepscope.engine.http.metrics.exposition import Exposition, TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.http.server.app import Api, build_app
 from stepscope.engine.http.settings import Address, HttpSettings

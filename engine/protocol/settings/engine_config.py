@@ -112,17 +112,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         Raises ConfigError: `overlap` is "on", but this device or role cannot overlap steps.
         """
-        if self.overlap == "on" and launch_blocks:
-            raise ConfigError(
-                "overlap",
-                "overlap: a CPU runs the model within the launch, so nothing can overlap; "
-                "use --overlap auto",
-            )
-        if self.overlap == "on" and self.role != "both":
-            raise ConfigError(
-                "overlap", f"overlap does not go with role={self.role}; use --overlap auto"
-            )
-        return self.overlap != "off" and self.role == "both" and not launch_blocks
+        why = None
+        if launch_blocks:
+            why = "overlap: a CPU runs the model within the launch, so nothing can overlap"
+        elif self.role != "both":
+            why = f"overlap does not go with role={self.role}"
+        if self.overlap == "on" and why is not None:
+            raise ConfigError("overlap", f"{why}; use --overlap auto")
+        return self.overlap != "off" and why is None
 
     def hash(self) -> str:
         """Return a short fingerprint of the whole configuration, for telling recordings apart."""

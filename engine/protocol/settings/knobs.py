@@ -96,11 +96,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 1
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
-        """Return these knobs with `changes` applied.
-
-        Raises ConfigError: an unknown name, a wrong type, a value outside its bounds, or values
-        that do not go together.
-        """
+        """Return these knobs with `changes`. Raises ConfigError: one is wrong, or they clash."""
         values = msgspec.structs.asdict(self)
         for name, value in changes.items():
             if name not in values:
@@ -154,7 +150,6 @@ _CAPACITIES = {
 
 @lru_cache(maxsize=32)
 def knob_specs(limits: Limits) -> tuple[KnobSpec, ...]:
-    """Describe every knob, with its bounds in an engine with these limits."""
     return tuple(_spec(field, limits) for field in msgspec.structs.fields(Knobs))
 
 
