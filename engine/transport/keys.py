@@ -101,15 +101,13 @@ def find_credentials(endpoint: str, *, is_remote: bool) -> Credentials | None:
     """
     folder = platformdirs.user_config_path("stepscope") / "keys"
     found = [read_credentials(path) for path in sorted(folder.glob("*" + _CLIENT_SUFFIX))]
-    for each in found:
-        if each.endpoint == endpoint:
-            return each
-    anywhere = [each for each in found if each.endpoint is None] if is_remote else []
-    if len(anywhere) > 1:
-        names = ", ".join(str(each.path) for each in anywhere)
+    named = [each for each in found if each.endpoint == endpoint][:1]
+    usable = named or [each for each in found if is_remote and each.endpoint is None]
+    if len(usable) > 1:
+        names = ", ".join(str(each.path) for each in usable)
         what = f"several keys could be meant for {endpoint}: {names}; add --key FILE"
         raise ConfigError("which_key", what)
-    return anywhere[0] if anywhere else None
+    return usable[0] if usable else None
 
 
 class KeyFolder:
@@ -184,11 +182,9 @@ class KeyFolder:
         found = {}
         for entry in os.scandir(self.path):
             if entry.name.endswith(_SUFFIX):
-                try:
+                with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
-                except FileNotFoundError:
-                    continue
-                found[entry.name] = (status.st_mtime_ns, status.st_size, status.st_ino)
+                    found[entry.name] = (status.st_mtime_ns, status.st_size, status.st_ino)
         return found
 
     def add(self, name: str, role: Role, output: Path, endpoint: str | None) -> Credentials:

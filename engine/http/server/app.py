@@ -61,14 +61,12 @@ class Api:
 
     def completion(self, body: bytes, request_id: str) -> Job:
         request = requests.decode(body, requests.CompletionRequest)
-        info = self._info_for(request)
-        return completion_job(request, self._head(f"cmpl-{request_id}", info))
+        return completion_job(request, self._head(request, f"cmpl-{request_id}"))
 
     def chat(self, body: bytes, request_id: str) -> Job:
         request = requests.decode(body, requests.ChatRequest)
-        info = self._info_for(request)
-        head = self._head(f"chatcmpl-{request_id}", info)
-        return chat_job(request, head, info.max_model_len or ANY_LENGTH)
+        head = self._head(request, f"chatcmpl-{request_id}")
+        return chat_job(request, head, self._info().max_model_len or ANY_LENGTH)
 
     # The others
 
@@ -107,13 +105,6 @@ class Api:
             raise unavailable("there is no engine at the moment; try again when it is back")
         return info
 
-    def _info_for(self, request: requests.GenerationRequest) -> EngineInfo:
-        info = self._info()
-        name = self._model_name(info)
-        if request.model is not None and request.model != name:
-            raise _no_such_model(request.model, name)
-        return info
-
     def _model_name(self, info: EngineInfo) -> str:
         return self.settings.served_model_name or info.model
 
@@ -131,9 +122,13 @@ class Api:
             "with_tokens": info.with_tokens,
         }
 
-    def _head(self, identifier: str, info: EngineInfo) -> Head:
+    def _head(self, request: requests.GenerationRequest, identifier: str) -> Head:
+        info = self._info()
+        name = self._model_name(info)
+        if request.model is not None and request.model != name:
+            raise _no_such_model(request.model, name)
         fingerprint = f"fp_{info.config_hash}" if info.config_hash else None
-        return Head(identifier, int(time.time()), self._model_name(info), fingerprint)
+        return Head(identifier, int(time.time()), name, fingerprint)
 
 
 class _Generating:

@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from types import FrameType
 from typing import Any
 
 import httptools
@@ -180,8 +179,9 @@ def serve_http(
     port, ends open requests with an error, and exits.
     """
     serving = _serve(settings, endpoint, listener, parent_gone, found, collectors)
-    signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
-    with contextlib.suppress(KeyboardInterrupt, _Leave):
+    # uvicorn raises the signal again once it has shut down.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
         asyncio.Runner(loop_factory=auto_loop_factory()).run(serving)
 
 
@@ -271,11 +271,3 @@ async def _end(server: uvicorn.Server, api: Api, parent_gone: threading.Event | 
             while api.num_in_flight:
                 await asyncio.sleep(_POLL_S)
     api.engine.close("this server is shutting down")
-
-
-class _Leave(BaseException):
-    """Raised by SIGTERM after uvicorn's shutdown, to leave the event loop."""
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise _Leave
