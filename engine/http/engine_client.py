@@ -48,7 +48,6 @@ class SocketReader:
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.FD)
-        self._is_open = True
         self._loop.add_reader(self._descriptor, self._drain)
         self.nudge()
 
@@ -57,14 +56,13 @@ class SocketReader:
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._loop.remove_reader(self._descriptor)
+        """Call it before the socket is closed."""
+        self._loop.remove_reader(self._descriptor)
 
     def _drain(self) -> None:
+        if self.socket.closed:  # since this was scheduled
+            return
         for _ in range(_BURST):
-            if not self._is_open:
-                return
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -76,7 +74,7 @@ class SocketReader:
 class EngineClient:
     """Sends commands to one engine, and reconnects. `on_change`: called when either happens."""
 
-    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None]) -> None:
         self.endpoint = endpoint
         self.info: EngineInfo | None = None  # None while there is no engine
         self._on_change = on_change

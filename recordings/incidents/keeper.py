@@ -55,24 +55,20 @@ class IncidentFolder:
         names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1_000)))
         return next(path for name in names if not (path := self.path / name).exists())
 
-    def delete_old(self) -> int:
-        """Delete the oldest beyond the limit, but never the last `KEEP_LAST`. Returns how many."""
+    def delete_old(self) -> None:
+        """Delete the oldest files beyond the limit, but never the last `KEEP_LAST`."""
         if self._keep_bytes is None:
-            return 0
+            return
         found = [(path, path.stat().st_size) for path, _ in incidents_in(self.path)]
         total = sum(num_bytes for _, num_bytes in found)
-        num_deleted = 0
         for path, num_bytes in reversed(found[KEEP_LAST:]):
             if total <= self._keep_bytes:
-                break
+                return
             try:
                 path.unlink()
+                total -= num_bytes
             except OSError as error:
                 log.warning("cannot delete %s: %s", path, error)
-                continue
-            total -= num_bytes
-            num_deleted += 1
-        return num_deleted
 
 
 def explained(history: History, first: int | None) -> tuple[int, str]:
