@@ -98,19 +98,20 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
         """Return these knobs with `changes`. Raises ConfigError: one is wrong, or they clash."""
         values = msgspec.structs.asdict(self)
-        for name, value in changes.items():
+        for name in changes:
             if name not in values:
                 known = ", ".join(values)
                 raise ConfigError("unknown_knob", f"no knob is called {name!r}; there are: {known}")
-            values[name] = _checked(name, value, limits)
+        values |= changes
+        values = {spec.name: checked(spec, values[spec.name]) for spec in knob_specs(limits)}
         knobs = Knobs(**values)
         knobs.check(limits)
         return knobs
 
     def check(self, limits: Limits) -> None:
         """Raise ConfigError when the values do not go together or exceed the capacity."""
-        for name, value in msgspec.structs.asdict(self).items():
-            _checked(name, value, limits)
+        for spec in knob_specs(limits):
+            checked(spec, getattr(self, spec.name))
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < limits.max_model_len:
             raise ConfigError(
                 "out_of_bounds",
@@ -168,10 +169,6 @@ def _spec(field: msgspec.structs.FieldInfo, limits: Limits) -> KnobSpec:
         choices=choices,
         help=meta.description,
     )
-
-
-def _checked(name: str, value: KnobValue, limits: Limits) -> KnobValue:
-    return checked(next(spec for spec in knob_specs(limits) if spec.name == name), value)
 
 
 def checked(spec: KnobSpec, value: KnobValue) -> KnobValue:
