@@ -237,15 +237,6 @@ def _inference_perf(file: ForeignFile) -> ForeignSession:
     return _session(file, "inference-perf", requests, file.changed_ns - lasted_ns)
 
 
-# By what the first object of a file must have.
-FORMS = (
-    ({"total_input_tokens"}, _lists),
-    ({"benchmarks", "config"}, _guidellm),
-    ({"metadata", "metrics"}, _aiperf),
-    ({"start_time", "end_time", "info"}, _inference_perf),
-)
-
-
 def _session(
     file: ForeignFile,
     tool: str,
@@ -346,3 +337,12 @@ def _seen(
 
 def _text(told: str) -> str:
     return told.encode(errors="replace").decode()  # escapes in JSON may be no text
+
+
+# By what the first object of a file must have.
+FORMS = (
+    ({"total_input_tokens"}, _lists),
+    ({"benchmarks", "config"}, _guidellm),
+    ({"metadata", "metrics"}, _aiperf),
+    ({"start_time", "end_time", "info"}, _inference_perf),
+)

@@ -50,7 +50,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "auto"
     model_impl: Annotated[
         ModelImpl,
-        doc("layers of our lean decoder or of transformers; 'auto': the lean ones where they fit"),
+        doc("our lean decoder (Llama, Qwen2/3, Mistral) or transformers' layers; 'auto': as fits"),
     ] = "auto"
     attention: Annotated[str, doc("backend: 'auto', or one that 'stepscope doctor' lists")] = "auto"
     block_size: Annotated[int, doc("tokens of one KV block", ge=1, le=256)] = 16
