@@ -146,6 +146,9 @@ class LockFields(Struct, omit_defaults=True):
     secret: str = ""
     server: str = ""
 
+    def __repr__(self) -> str:  # without the secret
+        return f"LockFields(pid={self.pid}, control={self.control!r})"
+
 
 @dataclass(slots=True)
 class EndpointLock:
