@@ -1,8 +1,7 @@
 """`Exposition`: all metrics as one text in the Prometheus format. `TelemetryFollower` fills them.
 
-The follower first subscribes and then asks for a snapshot, so that no message is lost between the
-two. A message that never comes counts as lost: this process reads all the time, and the queues
-between it and the engine hold minutes.
+The follower first subscribes, then asks for a snapshot, and then reads: no message is lost between
+them. One that never comes counts as lost: the queues between here and the engine hold minutes.
 """
 
 import asyncio
@@ -148,40 +147,33 @@ class TelemetryFollower:
     def __init__(self, engine: EngineClient, metrics: EngineMetrics) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._next_sequence: int | None = None  # None: the snapshot has not come
-        self._early: list[list[bytes]] = []  # messages that came before the snapshot
+        self._next_sequence = 0
 
     async def run(self) -> None:
         """Follow the telemetry of the engine that is connected now, until cancelled."""
         socket = client_socket(zmq.SUB, self._engine.endpoint)
         socket.rcvhwm = RECEIVE_QUEUE
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)
-        reader = SocketReader(socket, self.receive)
+        reader: SocketReader | None = None
         try:
             socket.connect(self._engine.endpoint.here.telemetry)
             socket.subscribe(b"")
             self.join(await self._snapshot())
+            reader = SocketReader(socket, self.receive)  # also of what came meanwhile
             await asyncio.Event().wait()
         finally:
-            reader.close()
-            if self._next_sequence is not None:
+            if reader is not None:
+                reader.close()
                 self._drain(socket)
             self._metrics.leave()
             socket.close()
 
     def join(self, snapshot: Snapshot) -> None:
-        """Begin with a snapshot, and the messages that came while it was made."""
         self._metrics.join(snapshot)
         self._next_sequence = snapshot.sequence + 1
-        early, self._early = self._early, []
-        for frames in early:
-            self.receive(frames)
 
     def receive(self, frames: list[bytes]) -> None:
         """Apply a message; those skipped before it count as lost."""
-        if self._next_sequence is None:
-            self._early.append(frames)
-            return
         try:
             topic, number, payload = frames
             sequence = wire.sequence_of(number)
