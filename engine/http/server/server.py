@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import httptools
@@ -165,27 +165,15 @@ def listen(address: Address) -> socket.socket:
     return listener
 
 
-def serve_http(
-    settings: HttpSettings,
-    endpoint: Endpoint,
-    listener: socket.socket,
-    parent_gone: threading.Event | None,
-    found: Callable[[EngineInfo], None],
-    collectors: Iterable[Collector],
-) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP.
-
-    `parent_gone`: set when the engine that started this process is gone. The server then frees its
-    port, ends open requests with an error, and exits.
-    """
-    serving = _serve(settings, endpoint, listener, parent_gone, found, collectors)
+def run_until_signal(serving: Coroutine[Any, Any, None]) -> None:
+    """Run `serve_http` until SIGINT, SIGTERM or SIGHUP."""
     # uvicorn raises the signal again once it has shut down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.Runner(loop_factory=auto_loop_factory()).run(serving)
 
 
-async def _serve(
+async def serve_http(
     settings: HttpSettings,
     endpoint: Endpoint,
     listener: socket.socket,
@@ -193,6 +181,11 @@ async def _serve(
     found: Callable[[EngineInfo], None],
     collectors: Iterable[Collector],
 ) -> None:
+    """Serve the engine at an endpoint.
+
+    `parent_gone`: set when the engine that started this process is gone. The server then frees its
+    port, ends open requests with an error, and exits.
+    """
     metrics = EngineMetrics()
     exposition = Exposition(metrics, settings.served_model_name, collectors)
     following: asyncio.Task[None] | None = None

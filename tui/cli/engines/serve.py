@@ -96,7 +96,7 @@ def _run(
     parent_gone: threading.Event | None,
 ) -> None:
     with engine_packages(needs_torch=False):
-        from stepscope.engine.http.server.server import serve_http
+        from stepscope.engine.http.server.server import run_until_signal, serve_http
     from stepscope.tui.cli.engines.watch import judged_rules
 
     names: set[str] = set()
@@ -107,7 +107,8 @@ def _run(
             say(f"serving {info.model} of {info.name}")
 
     with judged_rules(endpoint, load_alerts()) as gauges:
-        serve_http(settings, endpoint, listener, parent_gone, found, gauges)
+        serving = serve_http(settings, endpoint, listener, parent_gone, found, gauges)
+        run_until_signal(serving)
 
 
 _PAUSE_S = 0.5  # before a child that ended is started again
