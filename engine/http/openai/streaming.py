@@ -143,7 +143,10 @@ class Generation:
 async def answer(
     job: Job, generation: Generation, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Run a job and send its answer. Raises ApiError: the job failed before anything was sent."""
+    """Run a job and send its answer.
+
+    Raises ApiError, EngineUnreachable, CommandRefused: it failed before anything was sent.
+    """
     watch = asyncio.create_task(_watch(receive, generation))
     try:
         await generation.start()
@@ -159,8 +162,6 @@ async def answer(
         await Response(job.writer.whole(), media_type="application/json")(scope, receive, send)
     except ClientGone:
         return
-    except (EngineUnreachable, CommandRefused) as error:
-        raise from_engine(error) from error
     finally:
         watch.cancel()
         generation.close()

@@ -91,10 +91,7 @@ class Api:
         return Response(body, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def reset_prefix_cache(self, _: Request) -> Response:
-        try:
-            ack = await self.engine.ask_for(Ack, ResetPrefixCache(), ANSWER_S)
-        except (EngineUnreachable, CommandRefused) as error:
-            raise from_engine(error) from error
+        ack = await self.engine.ask_for(Ack, ResetPrefixCache(), ANSWER_S)
         return _json({"status": "ok", "detail": ack.detail})
 
     # Names
@@ -207,6 +204,8 @@ class Guard:
             await self._app(scope, receive, send_named)
         except ApiError as error:
             await error.response(scope, receive, send_named)
+        except (EngineUnreachable, CommandRefused) as error:
+            await from_engine(error).response(scope, receive, send_named)
         except HTTPException as error:
             await _no_route(error, scope).response(scope, receive, send_named)
         except Exception:
