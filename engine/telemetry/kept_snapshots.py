@@ -51,10 +51,10 @@ class KeptSnapshots:
     def before(self, past_ns: int, now_ns: int, step: int, oldest: int, end: int) -> bytes | None:
         """Return the newest snapshot that is at least `past_ns` old, or else the oldest one.
 
-        If no step has run for a while, `past_ns` counts from the time when steps last ran. All
-        messages after the snapshot are still kept (`oldest` to `end`; else None is returned). One
-        made after `step`, the last one, has no step to show and is chosen only for want of others.
-        It is encoded: decoding megabytes of transcripts would hold up the engine.
+        Only those count after which all messages are still kept (`oldest` to `end`); None without
+        any. If no step has run for a while, `past_ns` counts from when steps last ran. One made
+        after `step`, the last one, has nothing to show and is chosen only for want of others. It is
+        encoded: decoding megabytes of transcripts would hold up the engine.
         """
         kept = list(self._kept)
         first = oldest + (end - oldest) // _MARGIN if oldest else 0
