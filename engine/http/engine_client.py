@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import zmq
@@ -35,16 +35,19 @@ _BURST = 100  # messages read before other tasks on the loop get a turn
 
 _T = TypeVar("_T")
 
+# Receives the replies to a command: its id, and a reply, or why no more will come because the
+# engine is lost. Called on the loop; it must not block.
+Receive: TypeAlias = Callable[[int, AnyReply | EngineUnreachable], None]
+
 
 class SocketReader:
     """Passes each message that arrives on a socket to `receive`, until `close`."""
 
     def __init__(self, socket: zmq.Socket[bytes], receive: Callable[[list[bytes]], None]) -> None:
-        self._socket = socket
+        self.socket = socket
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.FD)
-        self._is_open = True
         self._loop.add_reader(self._descriptor, self._drain)
         self.nudge()
 
@@ -53,41 +56,30 @@ class SocketReader:
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._loop.remove_reader(self._descriptor)
+        """Call it before the socket is closed."""
+        self._loop.remove_reader(self._descriptor)
 
     def _drain(self) -> None:
+        if self.socket.closed:  # since this was scheduled
+            return
         for _ in range(_BURST):
-            if not self._is_open:
-                return
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._receive(frames)
         self.nudge()
 
 
-class Waiter(Protocol):
-    """Receives the replies to one command. Its methods run on the loop and must not block."""
-
-    def receive(self, command_id: int, reply: AnyReply) -> None: ...
-
-    def lose(self, error: EngineUnreachable) -> None:
-        """Called with the reason if no reply will arrive, because the engine is lost."""
-
-
 class EngineClient:
     """Sends commands to one engine, and reconnects. `on_change`: called when either happens."""
 
-    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, endpoint: Endpoint, on_change: Callable[[], None]) -> None:
         self.endpoint = endpoint
         self.info: EngineInfo | None = None  # None while there is no engine
         self._on_change = on_change
         self._ids = itertools.count(1)
-        self._waiters: dict[int, Waiter] = {}
-        self._socket: zmq.Socket[bytes] | None = None
+        self._receivers: dict[int, Receive] = {}
         self._reader: SocketReader | None = None
         self._lost = asyncio.Event()
         self._closed_because: str | None = None
@@ -103,19 +95,29 @@ class EngineClient:
         self._closed_because = why
         self._fail(EngineUnreachable(why))
 
-    def send(self, command: Command, waiter: Waiter | None) -> int:
-        """Send a command and return its id. Its replies go to `waiter`, until `forget` is called.
+    def send(self, command: Command, receive: Receive | None) -> int:
+        """Send a command and return its id. Its replies go to `receive`, until `forget` is called.
 
         Raises:
             EngineUnreachable: there is no engine.
             CommandRefused: the command is too large.
         """
-        if self.info is None or self._closed_because:
+        reader, is_found = self._reader, self.info is not None or isinstance(command, GetInfo)
+        if reader is None or not is_found or self._closed_because:
             raise EngineUnreachable(self._why_none())
-        return self._send(command, waiter)
+        payload = payload_of(command)
+        command_id = next(self._ids)
+        try:
+            reader.socket.send_multipart([command_id.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+        except zmq.Again:  # not connected: the engine refuses our connection
+            raise EngineUnreachable(self._why_none()) from None
+        if receive is not None:
+            self._receivers[command_id] = receive
+        reader.nudge()
+        return command_id
 
     def forget(self, command_id: int) -> None:
-        self._waiters.pop(command_id, None)
+        self._receivers.pop(command_id, None)
 
     async def ask_for(self, kind: type[_T], command: Command, timeout_s: float) -> _T:
         """Send a command and wait for its single reply, of the given kind.
@@ -124,14 +126,35 @@ class EngineClient:
             EngineUnreachable: there is no engine, or it does not answer in time.
             CommandRefused: the engine answered with an error, or with another kind of reply.
         """
-        answer = _PendingReply()
-        return await self._answer(kind, self.send(command, answer), answer, timeout_s)
+        answer: asyncio.Future[AnyReply | EngineUnreachable]
+        answer = asyncio.get_running_loop().create_future()
+
+        def receive(_: int, reply: AnyReply | EngineUnreachable) -> None:
+            if not answer.done():
+                answer.set_result(reply)
+
+        command_id = self.send(command, receive)
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await answer
+        except TimeoutError:
+            message = f"the engine did not answer within {timeout_s:g} s; is it paused?"
+            raise EngineUnreachable(message) from None
+        finally:
+            self.forget(command_id)
+        if isinstance(reply, EngineUnreachable):
+            raise reply
+        if isinstance(reply, Error):
+            raise CommandRefused(reply.code, reply.message)
+        if not isinstance(reply, kind):
+            message = f"the engine answered with {type(reply).__name__}, not {kind.__name__}"
+            raise CommandRefused("protocol", message)
+        return reply
 
     # One connection
 
     async def _session(self) -> None:
         socket = client_socket(zmq.DEALER, self.endpoint)
-        socket.linger = 0
         socket.rcvhwm = 0  # unlimited: messages are read at once, and each request limits its own
         socket.sndhwm = 0
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -139,7 +162,6 @@ class EngineClient:
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._lost.clear()
         watch = SocketReader(monitor, lambda _: self._lost.set())
-        self._socket = socket
         self._reader = SocketReader(socket, self._receive)
         try:
             socket.connect(self.endpoint.here.control)
@@ -152,8 +174,8 @@ class EngineClient:
         finally:
             was_found = self.info is not None
             self.info = None
-            self._socket = None
             self._reader.close()
+            self._reader = None
             watch.close()
             socket.disable_monitor()
             socket.close()
@@ -162,53 +184,18 @@ class EngineClient:
                 self._on_change()
 
     async def _hello(self) -> EngineInfo | None:
-        answer = _PendingReply()
         try:
-            command_id = self._send(GetInfo(), answer)
-            info = await self._answer(EngineInfo, command_id, answer, HELLO_S)
+            info = await self.ask_for(EngineInfo, GetInfo(), HELLO_S)
         except (EngineUnreachable, CommandRefused) as error:
             log.debug("no engine: %s", error)
             return None
         if info.schema_version > SCHEMA_VERSION:
-            where, theirs = self.endpoint.control, info.schema_version
-            message = (
-                "the engine at %s speaks schema %d, this program up to %d: install a newer one"
+            log.error(
+                "the engine at %s speaks schema %d, this program up to %d: install a newer one",
+                *(self.endpoint.control, info.schema_version, SCHEMA_VERSION),
             )
-            log.error(message, where, theirs, SCHEMA_VERSION)
             return None
         return info
-
-    async def _answer(
-        self, kind: type[_T], command_id: int, answer: "_PendingReply", timeout_s: float
-    ) -> _T:
-        try:
-            async with asyncio.timeout(timeout_s):
-                reply = await answer.future
-        except TimeoutError:
-            message = f"the engine did not answer within {timeout_s:g} s; is it paused?"
-            raise EngineUnreachable(message) from None
-        finally:
-            self.forget(command_id)
-        if isinstance(reply, Error):
-            raise CommandRefused(reply.code, reply.message)
-        if not isinstance(reply, kind):
-            message = f"the engine answered with {type(reply).__name__}, not {kind.__name__}"
-            raise CommandRefused("protocol", message)
-        return reply
-
-    def _send(self, command: Command, waiter: Waiter | None) -> int:
-        assert self._socket is not None
-        assert self._reader is not None
-        payload = payload_of(command)
-        command_id = next(self._ids)
-        try:
-            self._socket.send_multipart([command_id.to_bytes(8, "big"), payload], zmq.NOBLOCK)
-        except zmq.Again:  # not connected: the engine refuses our connection
-            raise EngineUnreachable(self._why_none()) from None
-        if waiter is not None:
-            self._waiters[command_id] = waiter
-        self._reader.nudge()
-        return command_id
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
@@ -217,36 +204,15 @@ class EngineClient:
         except (ValueError, msgspec.DecodeError) as error:
             log.error("the engine sent what is no reply: %s", error)
             return
-        if isinstance(reply, Bundle):
-            for command_id, output in reply.outputs:
-                self._hand(command_id, output)
-        else:
-            self._hand(int.from_bytes(identifier, "big"), reply)
-
-    def _hand(self, command_id: int, reply: AnyReply) -> None:
-        waiter = self._waiters.get(command_id)
-        if waiter is not None:
-            waiter.receive(command_id, reply)
+        answers = [(int.from_bytes(identifier, "big"), reply)]
+        for command_id, each in reply.outputs if isinstance(reply, Bundle) else answers:
+            if (receive := self._receivers.get(command_id)) is not None:
+                receive(command_id, each)
 
     def _fail(self, error: EngineUnreachable) -> None:
-        waiters, self._waiters = self._waiters, {}
-        for waiter in waiters.values():
-            waiter.lose(error)
+        receivers, self._receivers = self._receivers, {}
+        for command_id, receive in receivers.items():
+            receive(command_id, error)
 
     def _why_none(self) -> str:
         return self._closed_because or f"no engine at {self.endpoint.control} at the moment"
-
-
-class _PendingReply:
-    """A waiter for a command with a single reply."""
-
-    def __init__(self) -> None:
-        self.future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
-
-    def receive(self, command_id: int, reply: AnyReply) -> None:
-        if not self.future.done():
-            self.future.set_result(reply)
-
-    def lose(self, error: EngineUnreachable) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)

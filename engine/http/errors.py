@@ -12,12 +12,7 @@ RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
-    """An error response.
-
-    Args:
-        kind: OpenAI's `type`; "": the one that fits the status.
-        is_temporary: whether a retry may succeed after `RETRY_AFTER_S`.
-    """
+    """`kind`: OpenAI's `type`; "": the one that fits the status. `is_temporary`: retries help."""
 
     def __init__(
         self,
@@ -84,7 +79,6 @@ def from_validation(error: Exception) -> ApiError:
 
 
 def invalid(param: str, message: str) -> ApiError:
-    """Return the error response for a field with a wrong value."""
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
 
 

@@ -12,28 +12,16 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The settings of the HTTP server. They do not change while it runs."""
 
     bind: Annotated[
-        str,
-        doc(
-            "serve the OpenAI API over HTTP here: HOST:PORT or a port of 127.0.0.1 (0: any free "
-            "one)"
-        ),
+        str, doc("serve the OpenAI API here: HOST:PORT or a port of 127.0.0.1 (0: any free one)")
     ] = ""
     api_key: Annotated[
-        str,
-        doc(
-            "clients of the HTTP API must send it; better set by STEPSCOPE_HTTP_API_KEY, which no "
-            "list of processes shows"
-        ),
+        str, doc("clients must send it; STEPSCOPE_HTTP_API_KEY keeps it out of lists of processes")
     ] = ""
-    served_model_name: Annotated[
-        str, doc("what HTTP clients call the model (default: as it was given)")
-    ] = ""
+    served_model_name: Annotated[str, doc("the model's name for clients (default: as given)")] = ""
     max_concurrent_requests: Annotated[
         int, doc("HTTP requests at a time; one more gets 429 and Retry-After", ge=1)
     ] = 1024
-    max_connections: Annotated[int, doc("HTTP connections that may be open, busy or not", ge=1)] = (
-        4096
-    )
+    max_connections: Annotated[int, doc("HTTP connections that may be open", ge=1)] = 4096
 
 
 class Address(NamedTuple):

@@ -121,7 +121,7 @@ class TelemetryOutlet:
             draft.events = step.events + self.scheduler.drain_events()
         draft.num_dropped = sink.num_dropped
         if self.pauses.is_on:
-            self.pauses = self.pauses.after_step(draft.schedule_start_ns, draft.tokens_ns)
+            self.pauses = self.pauses.after(draft)
         sink.publish(draft)
 
     def publish_status(
@@ -131,22 +131,21 @@ class TelemetryOutlet:
         scheduler = self.scheduler
         # Read once: the workload may end meanwhile.
         workload = None if self.workload is None else self.workload.spec
-        self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         self.has_unpublished = False
-        self.publish(
-            wire.EngineStatus(
-                time_ns=now_ns,
-                state=state,
-                step=last_step,
-                num_running=len(scheduler.running),
-                num_waiting=len(scheduler.waiting),
-                kv=scheduler.kv.counts(),
-                moves=scheduler.kv.drain_moves(),
-                events=scheduler.drain_events(),
-                num_dropped=self.num_dropped,
-                workload=None if workload is None else describe(workload),
-                control=self.control_tally.counts(),
-                workload_spec=None if workload is None else fields_of(workload),
-                leased=leased,
-            )
+        status = wire.EngineStatus(
+            time_ns=now_ns,
+            state=state,
+            step=last_step,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv=scheduler.kv.counts(),
+            moves=scheduler.kv.drain_moves(),
+            events=scheduler.drain_events(),
+            num_dropped=self.num_dropped,
+            workload=None if workload is None else describe(workload),
+            control=self.control_tally.counts(),
+            workload_spec=None if workload is None else fields_of(workload),
+            leased=leased,
         )
+        self.pauses = self.pauses.after(status)
+        self.publish(status)

@@ -42,7 +42,7 @@ from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, check_name, free_name
-from stepscope.engine.transport.gate import gate_of, local_key
+from stepscope.engine.transport.gate import gate_of
 from stepscope.engine.transport.local_engines import sweep
 from stepscope.engine.transport.rate_limit import allow_many_files
 from stepscope.engine.workload.load import WorkloadDriver
@@ -100,7 +100,7 @@ def open_engine(
     allow_many_files()  # for connections
     with (
         gate_of(config.keys, endpoint) as gate,
-        EndpointLock(endpoint, local_key(gate), name or endpoint.name),
+        EndpointLock(endpoint, gate and gate.local, name or endpoint.name),
         contextlib.closing(EngineRole(config, name or endpoint.name)) as role,
         contextlib.ExitStack() as stack,
     ):

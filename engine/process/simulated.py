@@ -32,7 +32,7 @@ from stepscope.engine.simulation.virtual.requests import (
 from stepscope.engine.simulation.virtual.session import SimulatedSetup
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
-from stepscope.engine.transport.gate import gate_of, local_key
+from stepscope.engine.transport.gate import gate_of
 from stepscope.engine.workload.load import WorkloadDriver
 
 _SETTLE_NS = 20_000_000  # in real time
@@ -100,7 +100,7 @@ def serve_simulated(
     scheduler.kv.judge_prompts(runner.clock)
     intake = Intake(MadeUpCodec(), VOCAB_SIZE, max_model_len)
     inbox = Inbox()
-    with gate_of("", endpoint) as gate, EndpointLock(endpoint, local_key(gate), endpoint.name):
+    with gate_of("", endpoint) as gate, EndpointLock(endpoint, gate and gate.local, endpoint.name):
         replay_bytes = memory_bytes("replay_memory", _DEFAULTS.replay_memory)
         publisher = Publisher(endpoint.telemetry, _DEFAULTS.replay_steps, replay_bytes, gate)
         workload = WorkloadDriver(

@@ -26,8 +26,8 @@ def are_alike(entry: Audited, other: Audited) -> bool:
 def folded(earlier: Audited, later: Audited) -> Audited:
     """Fold two entries into one, with the sum of their counts.
 
-    `old` and `new` keep only the values of the first and of the last request. `command` is empty if
-    the two are refusals of different commands.
+    `old` and `new` keep the values of the first and of the last request only; `command` is empty
+    if the two are refusals of different commands.
     """
     return msgspec.structs.replace(
         later,
@@ -51,20 +51,17 @@ def side_by_side(entries: Iterable[Audited]) -> list[Audited]:
 
 def latest(newest_first: Iterable[Audited], most: int) -> list[Audited]:
     """Return the last changes and the last refusals, at most `most` of each, oldest first."""
-    found: list[Audited] = []
-    places: dict[tuple[str | None, ...], int] = {}
+    # By what makes entries alike, or the number of one that is never folded.
+    found: dict[tuple[str | None, ...] | int, Audited] = {}
     num_left = {True: most, False: most}  # of refusals, of changes
     for entry in newest_first:
-        alike = kin(entry)
-        if alike is not None and (at := places.get(alike)) is not None:
-            found[at] = folded(entry, found[at])
+        alike = kin(entry) or entry.number
+        if alike in found:
+            found[alike] = folded(entry, found[alike])
         elif num_left[entry.code != ""]:
             num_left[entry.code != ""] -= 1
-            if alike is not None:
-                places[alike] = len(found)
-            found.append(entry)
-    found.reverse()
-    return found
+            found[alike] = entry
+    return list(reversed(found.values()))
 
 
 def _ends(

@@ -22,7 +22,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams, T
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobValue, decode_bounded
 
-LOCAL = "local"  # the key of a client with the engine's own account
+LOCAL = "local"  # key of a client with the engine's own account, which proves no more than that
 _KEY = "key"
 
 
@@ -34,10 +34,9 @@ class Asker(NamedTuple):
 
     @property
     def proved(self) -> str:
-        """Name of the proved key, as "key NAME"; empty without a key.
+        """Name of the proved key, as "key NAME"; empty without one, and for `LOCAL`.
 
-        Also empty for the key `LOCAL`, which proves only that the client runs in the engine's
-        account. No client can give itself such a name: `claimed` puts it in quotes.
+        No client can give itself such a name: `claimed` puts it in quotes.
         """
         return "" if self.key in (None, LOCAL) else f"{_KEY} {self.key}"
 
@@ -90,20 +89,16 @@ class GetSnapshot(Command, frozen=True):
 
 
 class GetKeptSnapshot(Command, frozen=True, kw_only=True):
-    """Get a snapshot from about `past_s` ago.
+    """Get a snapshot from about `past_s` ago, of an engine with `EngineInfo.keeps_snapshots`.
 
-    The engine still keeps every message that it sent after the snapshot (`ReplayFrom`). Only for
-    engines with `EngineInfo.keeps_snapshots`.
+    The engine still keeps every message that it sent after the snapshot (`ReplayFrom`).
     """
 
     past_s: Annotated[float, Meta(ge=0, le=MAX_PAST_S)]
 
 
 class ReplayFrom(Command, frozen=True, kw_only=True):
-    """Get the telemetry messages that the engine still keeps, from number `sequence` on.
-
-    An answer has at most 256 of them, or fewer if they are large: ask again for more.
-    """
+    """Get the messages that are still kept from number `sequence` on: at most 256, ask again."""
 
     sequence: Annotated[int, Meta(ge=0)]
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
@@ -120,11 +115,11 @@ class Change(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the commands that change something. The audit trail records them all.
 
     Attributes:
-        once: a unique name of this command. A client that got no answer sends the command again
-            under the same name, and gets the answer of the first time: nothing is done twice.
+        once: a unique name of this command. Sent again under it, for want of an answer, the
+            command gets the answer of the first time: nothing is done twice.
         engine_id: if given, an engine that was restarted at the same address refuses the command.
-        seen: number of the last audit entry that the client has seen. If another client has changed
-            the same thing (such as the knobs) since then, the command is refused as a conflict.
+        seen: number of the last audit entry that the client has seen. If another client has since
+            changed the same thing (such as the knobs), the command is refused as a conflict.
     """
 
     doing: ClassVar[str]  # the change in words, for the message that denies it
@@ -139,10 +134,10 @@ class SetKnobs(Change, frozen=True, kw_only=True):
     """Set knobs: all of `changes`, or none if one of them is wrong.
 
     Attributes:
-        expected_version: version of the knobs that the client has seen. At any other version the
-            command is refused, so that it does not overwrite the change of another client.
-        lease_s: the values hold for that long. Unless the client renews the lease by another change
-            with `lease_s`, the engine then restores the values from before the lease.
+        expected_version: version of the knobs that the client has seen; at any other, the command
+            is refused, so that it does not overwrite the change of another client.
+        lease_s: unless a change with `lease_s` renews the lease within that time, the engine
+            restores the values from before it.
     """
 
     doing = "changing knobs"
@@ -180,10 +175,9 @@ class KVTicket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class HandedOver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """State of a request that a prefill engine hands over to a decode engine.
+    """State of a request that a prefill engine hands over, with times of `time.monotonic_ns`.
 
-    The handed-over keys and values are those of all tokens but the newest, which the decode engine
-    computes next. Times are nanoseconds of `time.monotonic_ns`.
+    Its keys and values are those of all tokens but the newest, which the decode engine computes.
     """
 
     engine: Name  # the prefill engine
@@ -200,8 +194,7 @@ class HandedOver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Submit(Command, frozen=True, kw_only=True):
     """Send a request: its prompt as text, as token ids or as a conversation (exactly one of them).
 
-    `max_prompt_tokens`: the engine cuts the prompt to that many tokens. So a client without the
-    tokenizer can send more text than needed.
+    A client without the tokenizer may send more than `max_prompt_tokens`: the engine cuts it there.
     """
 
     doing: ClassVar[str] = "sending requests"
@@ -266,12 +259,11 @@ AnyCommand: TypeAlias = (
     | Shutdown
 )
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCommand] = msgspec.msgpack.Decoder(AnyCommand)
 
 
 def encode(command: Command) -> bytes:
-    return _encoder.encode(command)
+    return msgspec.msgpack.encode(command)
 
 
 def decode_command(payload: bytes) -> AnyCommand:

@@ -41,7 +41,6 @@ class PauseTrail(NamedTuple):
         return trail
 
     def published(self) -> list[PauseSpan]:
-        """The pauses for a snapshot."""
         return list((self.spans or ())[-MAX_SPANS:])
 
     @property
@@ -79,35 +78,23 @@ class PauseTrail(NamedTuple):
 
     def after(self, message: Telemetry) -> "PauseTrail":
         """Return the trail after the next message of the session."""
-        if isinstance(message, StepRecord) and self.is_on:
-            return self.after_step(message.schedule_start_ns, message.tokens_ns)
-        if isinstance(message, EngineStatus):
-            return self.after_status(message.time_ns, is_paused=message.state == "paused")
+        if isinstance(message, StepRecord) and self.is_on:  # a single step, or just after a resume
+            spans = self._ended(self.stepped_ns, message.schedule_start_ns)
+            return PauseTrail(spans, message.tokens_ns)
+        if isinstance(message, EngineStatus) and message.state != "paused":
+            return PauseTrail(self._ended(None, message.time_ns)) if self.is_on else self
+        if isinstance(message, EngineStatus) and self.since_ns is None:
+            start_ns = message.time_ns if self.stepped_ns is None else self.stepped_ns
+            return PauseTrail((*(self.spans or ()), PauseSpan(start_ns))[-_MAX_KEPT:])
         if isinstance(message, Snapshot) and message.pauses is not None:
             return PauseTrail.of(message).joined(self)  # messages that told of pauses may be lost
         return self
 
-    def after_status(self, time_ns: int, *, is_paused: bool) -> "PauseTrail":
-        """Return the trail after a status message."""
-        if not is_paused:
-            return PauseTrail(self._ended(None, time_ns)) if self.is_on else self
-        if self.since_ns is not None:
-            return self
-        start_ns = time_ns if self.stepped_ns is None else self.stepped_ns
-        return PauseTrail(((*(self.spans or ()), PauseSpan(start_ns)))[-_MAX_KEPT:])
-
-    def after_step(self, start_ns: int, tokens_ns: int) -> "PauseTrail":
-        """Return the trail after a step that ran during a pause, or just after a resume."""
-        return PauseTrail(self._ended(self.stepped_ns, start_ns), tokens_ns)
-
     def joined(self, earlier: "PauseTrail") -> "PauseTrail":
         """Return the trail with the pauses of an earlier part of the session before its own."""
         begin_ns = self.spans[0].start_ns if self.spans else self.stepped_ns or sys.maxsize
-        before = [
-            span
-            for span in earlier.spans or ()
-            if span.end_ns is not None and span.end_ns <= begin_ns
-        ]
+        known = (span for span in earlier.spans or () if span.end_ns is not None)
+        before = [span for span in known if _end_of(span) <= begin_ns]
         return self._replace(spans=(*before, *(self.spans or ()))) if before else self
 
     def _ended(self, since_ns: int | None, end_ns: int) -> tuple[PauseSpan, ...] | None:

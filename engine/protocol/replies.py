@@ -13,14 +13,12 @@ class Reply(Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
 
 
 class Ack(Reply, frozen=True, kw_only=True):
-    """Answer to a command that was carried out.
+    """Answer to a command that was carried out, after the earlier changes of the same client.
 
-    That happens between two steps, and after the earlier changes of the same client.
-    `effective_step` is the first step that has the change; all later steps have it, too. If many
-    commands wait, it may be some steps away.
+    That happens between two steps, some steps later if many commands wait.
     """
 
-    effective_step: int  # the first step with the change
+    effective_step: int  # the first step with the change; all later ones have it, too
     version: int | None = None  # of the knobs, after SetKnobs
     detail: str = ""
 

@@ -44,10 +44,9 @@ class BatchRows:
         self._describe = partial(_describe, scheduler)
 
     def encode(self, rows: list[ScheduledRow]) -> msgspec.Raw:
-        """Encode the rows of a scheduled step.
+        """Encode the rows of a scheduled step. Call it between `schedule` and `update`.
 
-        Call it between `schedule` and `update`: after `update`, finished requests hold no blocks,
-        and a first token looks like a later one.
+        After `update`, finished requests hold no blocks, and a first token looks like a later one.
         """
         # A resumed or handed-over request may have a decode row that needs flags or cached tokens.
         # In a step with such a request, no row takes the fast path for ordinary decodes.
@@ -57,7 +56,6 @@ class BatchRows:
 
 
 def keep_rows(batch: msgspec.Raw, indices: Sequence[int]) -> msgspec.Raw:
-    """Return `batch` with only the rows at `indices`."""
     rows = msgspec.msgpack.decode(batch)
     return msgspec.Raw(msgspec.msgpack.encode([rows[i] for i in indices]))
 
@@ -90,11 +88,8 @@ def encode_in_python(
 ) -> bytes:
     """Encode the rows as msgpack.
 
-    Args:
-        ordinary: phase whose rows are all decodes of one token, which are encoded directly, without
-            a call of `describe`; None: no rows are.
-        request_type: class of the requests; only the C version needs it.
-        describe: makes the fields of all other rows.
+    Rows of the phase `ordinary` are all decodes of one token; `describe` makes the fields of all
+    others. Only the C version needs `request_type`, the class of the requests.
     """
     # Plain tuples are made in half the time, and the receiver decodes them as `BatchRow`s.
     return msgspec.msgpack.encode(

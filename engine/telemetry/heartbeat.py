@@ -47,11 +47,9 @@ class Heartbeat:
     def publish(self, *, idle: bool) -> None:
         """Publish `EngineInfo` and a status, if they are due.
 
-        A status shows the queues and blocks as they are after the last published step, so it waits
-        until no step is in flight.
-
-        `idle`: the engine has nothing to do, so that no step record will report what happened since
-        the last message; a status that reports it is then due at once.
+        A status shows queues and blocks as they are after the last published step, so it waits
+        until no step is in flight. If the engine is `idle`, no step record will report what
+        happened since the last message: then a status that does is due at once.
         """
         engine = self._engine
         now_ns = engine.clock()

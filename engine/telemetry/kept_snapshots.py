@@ -34,7 +34,6 @@ class KeptSnapshots:
         self._next_ns = 0  # the next snapshot is made no earlier
 
     def is_due(self, step: int, now_ns: int) -> bool:
-        """Whether to make a snapshot now."""
         return now_ns >= self._next_ns and (not self._kept or step > self._kept[-1].step)
 
     def add(self, snapshot: Snapshot) -> None:
@@ -50,17 +49,12 @@ class KeptSnapshots:
         self._next_ns = max(self._next_ns, self._kept[-1].time_ns + round(took_ns / SHARE))
 
     def before(self, past_ns: int, now_ns: int, step: int, oldest: int, end: int) -> bytes | None:
-        """Choose the newest snapshot that is at least `past_ns` old, or else the oldest one.
+        """Return the newest snapshot that is at least `past_ns` old, or else the oldest one.
 
-        If no step has run for a while, `past_ns` counts from the time when steps last ran. Only
-        snapshots after which all messages are still kept are considered.
-
-        `step`: number of the last step. A snapshot made after it is followed by no step to show, so
-        it is chosen only if there is no other.
-
-        Returns:
-            The snapshot, encoded, because decoding megabytes of transcripts would hold up the
-            engine. None if there is no such snapshot.
+        Only those count after which all messages are still kept (`oldest` to `end`); None without
+        any. If no step has run for a while, `past_ns` counts from when steps last ran. One made
+        after `step`, the last one, has nothing to show and is chosen only for want of others. It is
+        encoded: decoding megabytes of transcripts would hold up the engine.
         """
         kept = list(self._kept)
         first = oldest + (end - oldest) // _MARGIN if oldest else 0
@@ -70,5 +64,4 @@ class KeptSnapshots:
             return None
         until_ns = min(now_ns, usable[-1].time_ns + INTERVAL_NS)
         old_enough = [each for each in usable if each.time_ns <= until_ns - past_ns]
-        chosen = old_enough[-1] if old_enough else usable[0]
-        return chosen.payload
+        return (old_enough or usable[:1])[-1].payload

@@ -46,25 +46,19 @@ class Publisher:
 
     @property
     def next_sequence(self) -> int:
-        """Number of the next message."""
         return self.sender.next_sequence
 
     def publish(self, message: Telemetry) -> None:
-        """Number, keep and send one message."""
         sender, payload = self.sender, self._payload
         wire.encode_into(message, payload)
-        if self._gate is not None:
-            self._note_subscribers(self._gate)
+        while self._gate is not None and (subscription := sender.take_subscription()) is not None:
+            public, descriptor = subscription
+            self._gate.note(descriptor, public)
         self.num_dropped = sender.add(message.topic, payload)
 
     def publish_aside(self, message: Telemetry) -> None:
         """Number, keep and send one message, from a thread other than the engine's."""
         self.sender.add(message.topic, bytearray(wire.encode(message)))
-
-    def _note_subscribers(self, gate: Gate) -> None:
-        while (subscription := self.sender.take_subscription()) is not None:
-            public, descriptor = subscription
-            gate.note(descriptor, public)
 
     def replay(self, sequence: int, limit: int) -> Replayed:
         """Return up to `limit` kept messages from number `sequence` on. From any thread."""

@@ -14,7 +14,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from typing import Protocol
+from typing import TypeAlias
 
 import zmq
 
@@ -43,38 +43,7 @@ _FUNCTIONS = (  # in the order of `Zmq` in `native/sender.h`
 )
 
 
-class Sender(Protocol):
-    """Numbers, keeps and sends messages.
-
-    Any thread may call `add` and `get`; only the owner's thread calls the other methods.
-
-    Attributes:
-        next_sequence: number of the next message that is added.
-        oldest_sequence: number of the oldest message that is kept.
-        num_bytes: bytes of the kept payloads.
-        num_dropped: messages sent so far that at least one subscriber missed.
-    """
-
-    @property
-    def next_sequence(self) -> int: ...
-    @property
-    def oldest_sequence(self) -> int: ...
-    @property
-    def num_bytes(self) -> int: ...
-    @property
-    def num_dropped(self) -> int: ...
-
-    def add(self, topic: bytes, payload: bytearray, /) -> int:
-        """Keep a message and send it, at once or soon. Never waits. Returns `num_dropped`."""
-
-    def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
-        """Return a message by its number: (number, topic, payload)."""
-
-    def take_subscription(self) -> tuple[str, int] | None:
-        """Return the next subscriber of an XPUB socket, (public key, file descriptor), or None."""
-
-    def stop(self) -> None:
-        """Pass all remaining messages to libzmq. After that, the socket may be closed."""
+Sender: TypeAlias = "InlineSender | _sender.Sender"
 
 
 def open_sender(
@@ -94,15 +63,21 @@ def open_sender(
 
 
 def is_compiled() -> bool:
-    """Whether a thread in C sends the messages."""
     return compiled is not None and _functions() is not None
 
 
 class InlineSender:
-    """A `Sender` without a thread: `add` sends the message itself.
+    """Numbers, keeps and sends messages; `add` sends them itself. The sender in C does the same.
 
-    The threads that publish pass the socket on by a lock: libzmq forbids two of them in a socket,
-    and asks for a memory barrier between one and the next.
+    Any thread may call `add` and `get`; only the owner's thread calls the other methods. The
+    threads that publish pass the socket on by a lock: libzmq forbids two of them in a socket, and
+    asks for a memory barrier between one and the next.
+
+    Attributes:
+        next_sequence: number of the next message that is added.
+        oldest_sequence: number of the oldest message that is kept.
+        num_bytes: bytes of the kept payloads.
+        num_dropped: messages sent so far that at least one subscriber missed.
     """
 
     def __init__(
@@ -124,6 +99,7 @@ class InlineSender:
         self._lock = threading.Lock()  # the sender in C relies on the interpreter's lock instead
 
     def add(self, topic: bytes, payload: bytearray, /) -> int:
+        """Keep a message and send it, at once or soon. Never waits. Returns `num_dropped`."""
         with self._lock:
             number = wire.sequence_frame(self.next_sequence)
             self._keep(topic, payload)
@@ -132,7 +108,6 @@ class InlineSender:
             return self.num_dropped
 
     def _keep(self, topic: bytes, payload: bytearray) -> None:
-        """Keep the next message, and drop the oldest ones to make room for it."""
         sequence = self.next_sequence
         self.num_bytes += len(payload)
         # Drop messages before overwriting them, so that a reader never gets a wrong one.
@@ -165,6 +140,7 @@ class InlineSender:
             _send(socket, payload, _LAST)
 
     def get(self, sequence: int, /) -> tuple[int, bytes, bytes] | None:
+        """Return a message by its number: (number, topic, payload)."""
         if not self.oldest_sequence <= sequence < self.next_sequence:
             return None
         place = sequence % self._size
@@ -172,6 +148,7 @@ class InlineSender:
         return None if sequence < self.oldest_sequence else kept  # dropped while we read it
 
     def take_subscription(self) -> tuple[str, int] | None:
+        """Return the next subscriber of an XPUB socket, (public key, file descriptor), or None."""
         if self._socket is None or not self._is_gated:
             return None
         now_s = time.monotonic()
@@ -194,6 +171,7 @@ class InlineSender:
         return None
 
     def stop(self) -> None:
+        """Pass all remaining messages to libzmq. After that, the socket may be closed."""
         with self._lock:
             self._socket = None
 

@@ -49,11 +49,8 @@ class PlannedBlocks:
     def seen_before(self, block: int, freed: BlockState) -> BlockState:
         """Correct `changes` for a block that the end of the previous step has just released.
 
-        `freed`: the block's state now, after both this step's scheduling and that release.
-
-        Returns:
-            The block's state after the release but before this step took blocks. From now on this
-            is the state before scheduling in `changes`.
+        `freed`: the block's state now, after both this step's scheduling and that release. Returns
+        the state in between, which from now on is that before scheduling in `changes`.
         """
         before, planned = self.changes[block]
         ref_count = freed.ref_count - (planned.ref_count - before.ref_count)
@@ -72,13 +69,11 @@ class PlannedBlocks:
     def counted_with(self, now: KVCounts) -> KVCounts:
         """Return `now`, with the lookups, hits and evictions from scheduling this step added."""
         own = self.counts
-        return KVCounts(
-            now.used,
-            now.cached,
-            now.empty,
-            now.evicted + own.evicted,
-            now.queried_tokens + own.queried_tokens,
-            now.hit_tokens + own.hit_tokens,
+        return msgspec.structs.replace(
+            now,
+            evicted=now.evicted + own.evicted,
+            queried_tokens=now.queried_tokens + own.queried_tokens,
+            hit_tokens=now.hit_tokens + own.hit_tokens,
         )
 
     def counts_before(self, now: KVCounts) -> KVCounts:
@@ -92,51 +87,33 @@ class PlannedBlocks:
                     empty += change
                 else:
                     used += change
-        return KVCounts(used, cached, empty, now.evicted, now.queried_tokens, now.hit_tokens)
+        return msgspec.structs.replace(now, used=used, cached=cached, empty=empty)
 
 
-class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # its base has no fields
-    """A record that can still be changed. Has the fields of `StepRecord` and is encoded as one."""
+class StepDraft(wire.StepRecord, frozen=False, kw_only=True, tag="StepRecord"):  # type: ignore[misc] # the record is frozen
+    """A record whose fields that are declared here can still be changed. Encoded as a record."""
 
-    topic = wire.StepRecord.topic
-
-    step: int
     schedule_start_ns: int
     schedule_end_ns: int
     launch_ns: int | None = None
     tokens_ns: int = -1  # set when the step ends
     device_ns: int | None = None
-    knobs_version: int
-    token_budget: int | None  # None: the step had none
-    max_num_seqs: int
     num_prefill_tokens: int
     num_decode_tokens: int
-    num_padded_tokens: int | None
-    batch: msgspec.Raw
+    batch: msgspec.Raw  # type: ignore[assignment]
     kv: wire.KVCounts | None = None
-    moves: list[wire.BlockMove] | msgspec.Raw = field(default_factory=list)
+    moves: list[wire.BlockMove] | msgspec.Raw = field(default_factory=list)  # type: ignore[assignment]
     num_running: int
     num_waiting: int
-    waiting_reasons: dict[str, int]
     events: list[wire.RequestEvent] = field(default_factory=list)
     num_dropped: int = 0
     token_ids: list[int | None] | None = None
     texts: list[str | None] | None = None
     hidden_ns: int | None = None
     num_wasted_tokens: int | None = None
-    token_limit: int | None = None
-    totals: wire.Totals | None = None
     drafts: list[wire.DraftRow] | None = None
     cuda_graph: str | None = None
     num_graph_padding: int | None = None
-    held: list[wire.HeldRow] | None = None
-    held_prefills: bool = False
-    front: list[wire.FrontEnd] | None = None
-    kv_groups: list[wire.GroupCounts] | None = None
-    move_groups: bytes | None = None
-    kv_transfers: wire.KVTransfers | None = None
-    hold_ups: list[wire.HoldUp] | None = None
-    ranks: list[wire.RankTimes] | None = None
 
     @classmethod
     def open(
@@ -170,7 +147,6 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
         )
 
     def drop_rows(self, kept: list[int], num_prefill_tokens: int, num_decode_tokens: int) -> None:
-        """Keep only the rows with the indices `kept`, and subtract the tokens of the others."""
         self.num_prefill_tokens -= num_prefill_tokens
         self.num_decode_tokens -= num_decode_tokens
         self.batch = keep_rows(self.batch, kept)
@@ -195,8 +171,7 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     def end(self, result: StepResult, kv: KVCacheManager | None) -> None:
         """Record the end of the step, after `Scheduler.update` has freed the finished requests.
 
-        `kv`: the KV cache, if no other step was scheduled meanwhile; None if `settle_between`
-        follows.
+        `kv`: None if another step was scheduled meanwhile; `settle_between` then follows.
         """
         self.launch_ns = result.launch_ns
         self.tokens_ns = result.tokens_ns
@@ -225,10 +200,8 @@ class StepDraft(wire.Telemetry, frozen=False, kw_only=True, tag="StepRecord"):  
     ) -> None:
         """Record the block changes of an ended step, with overlap.
 
-        Args:
-            own: block changes from scheduling this step; None if they were not drained then.
-            ahead: block changes from scheduling the next step before this one ended; None if it
-                was not scheduled.
+        `own`: those from scheduling this step; None if they were not drained then. `ahead`: those
+        from scheduling the next step before this one ended; None if it was not.
         """
         counts = kv.counts()
         states = {}

@@ -50,14 +50,10 @@ class TokenPublisher:
         token_ids: Sequence[int | None],
         bursts: Mapping[int, list[int]],
     ) -> list[str | None] | None:
-        """Decode the tokens of a step: for each row, the text that is now certain.
+        """Return for each row of a step the text that is now certain; None: it got no token.
 
-        Call it after `Scheduler.update`.
-
-        `bursts`: all tokens of each row with drafts, by row index.
-
-        Returns:
-            One text for each row, None for a row without a token. None in all without a tokenizer.
+        Without a tokenizer None in all. Call it after `Scheduler.update`. `bursts`: all tokens of
+        each row with drafts, by row index.
         """
         texts = [
             None if token_id is None else self._text(row.request, bursts.get(index, [token_id]))

@@ -69,7 +69,7 @@ class Connections:
         return self._gate is None or self.holder(identity) is not None
 
     def key(self, identity: bytes) -> bytes:
-        """Return the client's public key; empty if the socket asks for no keys."""
+        """The client's public key; empty if the socket asks for no keys."""
         return self._keys.get(identity, "").encode()
 
     def account(self, identity: bytes) -> bytes:
@@ -92,5 +92,4 @@ class Connections:
         self._requests.get(identity, set()).discard(request_id)
 
     def take_requests(self, identity: bytes) -> list[int]:
-        """Remove and return the unfinished requests of a client that is gone."""
         return sorted(self._requests.pop(identity, set()))

@@ -12,7 +12,6 @@ dense model are separate engines: rank 0 knows of no others, so its endpoint is 
 
 import fcntl
 import ipaddress
-import json
 import os
 import re
 import stat
@@ -21,7 +20,9 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import platformdirs
+from msgspec import Struct
 
 from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
 from stepscope.engine.transport.keys import Credentials
@@ -33,6 +34,7 @@ REPORTS_SUFFIX = ".reports"
 _SUFFIXES = (TELEMETRY_SUFFIX, LOCK_SUFFIX, REPORTS_SUFFIX)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _TCP = re.compile(r"tcp://(?:\*|[\w.%-]+|\[[\w:.%]+\]):(\d{1,5})", re.ASCII)
+_RANK = re.compile(r"(?P<group>.+)\.dp(?P<rank>\d+)")
 _HERE = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]", "localhost": "127.0.0.1"}
 
 
@@ -103,7 +105,6 @@ class Endpoint:
 
     @property
     def telemetry(self) -> str:
-        """Address of the PUB socket for telemetry."""
         if self.is_ipc:
             return self.control + TELEMETRY_SUFFIX
         host, _, port = self.control.rpartition(":")
@@ -111,7 +112,6 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """A short name for lists."""
         path = self.path
         return path.name if path else self.control.removeprefix("tcp://")
 
@@ -134,41 +134,40 @@ class Endpoint:
             return self
         return Endpoint(f"tcp://{_HERE[host]}:{port}")
 
-    def check_private(self, options: str = "") -> None:
-        """Raise ConfigError if binding the endpoint without keys would let strangers in."""
-        if not self.is_private:
-            raise ConfigError(
-                "public_bind",
-                f"{self.control} can be reached from other machines, and no key is authorised: "
-                f"first 'stepscope keys new NAME --role operator{options}', or bind "
-                "tcp://127.0.0.1:PORT and reach it through ssh -L",
-            )
+
+class LockFields(Struct, omit_defaults=True):
+    """What an engine writes into its lock file; without `control`: nothing yet."""
+
+    pid: int | None = None
+    control: str = ""
+    name: str = ""  # if it is not the one in its address
+    # The key for clients of this user on this machine, if the engine asks for keys.
+    public: str = ""
+    secret: str = ""
+    server: str = ""
+
+    def __repr__(self) -> str:  # without the secret
+        return f"LockFields(pid={self.pid}, control={self.control!r})"
 
 
+@dataclass(slots=True)
 class EndpointLock:
     """Lock of an endpoint: only the engine that holds it may bind. A context manager.
 
-    Args:
-        local: the key for clients of this user on this machine, if the engine asks for keys. It is
-            written into the lock file, where these clients read it.
-        name: the engine's name, if it is not the one in its address.
+    `local`: the key for clients of this user on this machine, who read it in the lock file.
 
     Raises ConfigError: on entering, if a running engine holds the lock.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        local: Credentials | None = None,
-        name: str = "",
-        advice: str = "give --endpoint or --name another one",
-    ) -> None:
-        self.endpoint = endpoint
-        self._name = name
-        self.path = lock_path(endpoint)
-        self._local = local
-        self._advice = advice
-        self._fd = -1
+    endpoint: Endpoint
+    local: Credentials | None = None
+    name: str = ""
+    advice: str = "give --endpoint or --name another one"
+    path: Path = field(init=False)
+    _fd: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        self.path = lock_path(self.endpoint)
 
     def __enter__(self) -> "EndpointLock":
         for path in sockets(self.endpoint):
@@ -190,18 +189,16 @@ class EndpointLock:
                 break
             os.close(self._fd)  # the holder before us removed the file after we opened it
         else:
-            who = f"an engine (pid {other.get('pid', '?')})"
-            where = f"{self.endpoint.control}; stop it, or {self._advice}"
+            who = f"an engine (pid {other.pid or '?'})"
+            where = f"{self.endpoint.control}; stop it, or {self.advice}"
             raise ConfigError("endpoint_in_use", f"{who} is already on {where}")
-        fields = {"pid": os.getpid(), "control": self.endpoint.here.control}
-        if self._name:
-            fields["name"] = self._name
-        if (local := self._local) is not None:
-            fields |= {"public": local.pair.public, "secret": local.pair.secret}
-            fields["server"] = local.server
+        fields = LockFields(os.getpid(), self.endpoint.here.control, self.name)
+        if (local := self.local) is not None:
+            fields.public, fields.secret = local.pair.public, local.pair.secret
+            fields.server = local.server
         os.ftruncate(self._fd, 0)
         os.fchmod(self._fd, 0o600)
-        os.write(self._fd, json.dumps(fields).encode())
+        os.write(self._fd, msgspec.json.encode(fields))
         self._remove_sockets()
         return self
 
@@ -236,8 +233,7 @@ def free_name() -> str:
 def find_local() -> list[Endpoint]:
     """Return the endpoints of this user's engines that run on this machine, by name."""
     locks = map(read_lock, sorted(runtime_dir().glob("*" + LOCK_SUFFIX)))
-    controls = [fields.get("control") for fields, is_held in locks if is_held]
-    return [Endpoint(str(control)) for control in controls if control]
+    return [Endpoint(fields.control) for fields, is_held in locks if is_held and fields.control]
 
 
 def lock_path(endpoint: Endpoint) -> Path:
@@ -253,20 +249,19 @@ def reports_path(endpoint: Endpoint) -> Path:
 
 
 def sockets(endpoint: Endpoint) -> list[Path]:
-    """Return the paths of an endpoint's socket files."""
     reports, path = reports_path(endpoint), endpoint.path
     return [reports] if path is None else [path, Path(str(path) + TELEMETRY_SUFFIX), reports]
 
 
-def read_lock(path: Path) -> tuple[dict[str, object], bool]:
+def read_lock(path: Path) -> tuple[LockFields, bool]:
     """Read this user's lock file: what its engine wrote, and whether that engine still runs."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return {}, False
+        return LockFields(), False
     try:
         if os.fstat(fd).st_uid != os.getuid():
-            return {}, False
+            return LockFields(), False
         is_held = False
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -277,26 +272,20 @@ def read_lock(path: Path) -> tuple[dict[str, object], bool]:
         os.close(fd)
 
 
-def holder(fd: int) -> dict[str, object]:
-    """Read the fields that an engine has written into its open lock file."""
+def holder(fd: int) -> LockFields:
+    """Read what an engine has written into its open lock file."""
     try:
-        fields = json.loads(os.pread(fd, 4096, 0) or b"{}")
-    except ValueError:
-        return {}  # the engine is just writing them
-    return fields if isinstance(fields, dict) else {}
+        return msgspec.json.decode(os.pread(fd, 4096, 0), type=LockFields)
+    except msgspec.DecodeError:
+        return LockFields()  # the engine is just writing them
 
 
 def same_file(fd: int, path: Path) -> bool:
     """Whether the open file `fd` is still the file at `path`."""
     try:
-        named = path.stat()
+        return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
-    opened = os.fstat(fd)
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
-
-
-_RANK = re.compile(r"(?P<group>.+)\.dp(?P<rank>\d+)")
 
 
 def siblings_of(rank: Endpoint) -> list[Endpoint]:

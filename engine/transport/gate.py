@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, final
 
 import zmq
 from zmq.utils import z85
@@ -45,13 +45,7 @@ _LOG_S = 5.0  # between two lines on the same trouble
 LOCAL = "local"  # name of the key that is for this user on this machine
 
 
-class _Connection(NamedTuple):
-    """A connection. Its addresses tell it from a later connection on the same file descriptor."""
-
-    public: str
-    addresses: tuple[object, object]
-
-
+@final
 class Gate:
     """Lets in clients with an authorised key, and clients of this user on this machine.
 
@@ -69,7 +63,8 @@ class Gate:
         self._local = Holder(LOCAL, "operator", pair.public)
         self._signature: object = None
         self._holders: Mapping[str, Holder] = self._with_local({})
-        self._connections: dict[int, _Connection] = {}  # by descriptor
+        # By descriptor: the key, and the addresses, by which a later connection on it differs.
+        self._connections: dict[int, tuple[str, tuple[object, object]]] = {}
         self._lock = threading.Lock()
         self.num_refused = 0
         self._next_log_s = 0.0
@@ -97,9 +92,9 @@ class Gate:
     def note(self, descriptor: int, public: str) -> None:
         """Note which key the connection on a file descriptor belongs to. From any thread."""
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            connection = _Connection(public, _addresses(descriptor))
+            addresses = _addresses(descriptor)
             with self._lock:
-                self._connections[descriptor] = connection
+                self._connections[descriptor] = public, addresses
         if self.holder(public) is None:  # revoked since its handshake
             self._cut_off()
 
@@ -137,8 +132,7 @@ class Gate:
 
     def _read_again(self) -> None:
         broken: list[str] = []
-        holders: Mapping[str, Holder] = {}
-        signature: object = None
+        holders, signature = dict[str, Holder](), None
         try:
             self._folder.check()
             signature = self._folder.signature()
@@ -161,10 +155,10 @@ class Gate:
 
     def _cut_off(self) -> None:
         with self._lock:
-            for descriptor, connection in list(self._connections.items()):
-                if self.holder(connection.public) is None:
+            for descriptor, (public, addresses) in list(self._connections.items()):
+                if self.holder(public) is None:
                     del self._connections[descriptor]
-                    _shut_down(descriptor, connection.addresses)
+                    _shut_down(descriptor, addresses)
 
     def _with_local(self, holders: Mapping[str, Holder]) -> dict[str, Holder]:
         return {**holders, self._local.public: self._local}
@@ -174,27 +168,26 @@ class Gate:
 def gate_of(folder: str, endpoint: Endpoint) -> Iterator[Gate | None]:
     """Make the gate of an endpoint; None if the endpoint is private and no folder is given.
 
-    `folder`: the folder of authorised keys; "" for the default one, if a gate is needed at all.
-
-    Raises ConfigError: strangers can reach the endpoint and no key is authorised, or the folder
-    cannot be used.
+    `folder`: of authorised keys; "": the default one. Raises ConfigError: strangers can reach the
+    endpoint and no key is authorised, or the folder cannot be used.
     """
     if not folder and endpoint.is_private:
         yield None
         return
     keys = KeyFolder(Path(folder).expanduser().absolute() if folder else None)
     if not endpoint.is_private and not (keys.path.is_dir() and keys.holders()):
-        endpoint.check_private(f" --keys {folder}" if folder else "")
+        options = f" --keys {folder}" if folder else ""
+        raise ConfigError(
+            "public_bind",
+            f"{endpoint.control} can be reached from other machines, and no key is authorised: "
+            f"first 'stepscope keys new NAME --role operator{options}', or bind "
+            "tcp://127.0.0.1:PORT and reach it through ssh -L",
+        )
     gate = Gate(keys)
     try:
         yield gate
     finally:
         gate.close()
-
-
-def local_key(gate: Gate | None) -> Credentials | None:
-    """Return the gate's key for clients of this user on this machine; None without a gate."""
-    return None if gate is None else gate.local
 
 
 def _addresses(descriptor: int) -> tuple[object, object]:

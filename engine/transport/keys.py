@@ -23,7 +23,6 @@ from stepscope.engine.transport.rate_limit import is_out_of_files
 
 Role: TypeAlias = Literal["viewer", "operator"]
 
-NUM_KEY_CHARS = 40  # 32 bytes in Z85 (rfc.zeromq.org/spec/32)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _Z85 = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 _CLIENT_SUFFIX = ".key"
@@ -65,38 +64,22 @@ class Holder(NamedTuple):
     created: str = ""  # day, as YYYY-MM-DD
 
 
-def check_public(text: str, what: str) -> str:
-    """Return `text`, if it is the public half of a key; else raise ConfigError."""
-    if not _Z85.fullmatch(text):
-        expected = f"expected a public key of {NUM_KEY_CHARS} characters (Z85)"
-        raise ConfigError("bad_key", f"{what}: {expected}")
-    return text
-
-
 def write_credentials(path: Path, credentials: Credentials, role: str) -> None:
     """Write the only file that a client needs; `read_credentials` reads it."""
     comment = (
         f"# stepscope: the holder of this file is {credentials.name!r} ({role}) to the engine.\n"
         "# Its place: ~/.config/stepscope/keys/ (mode 0600), or --key FILE.\n"
     )
-    values = {
-        "name": credentials.name,
-        "role": role,
-        "public": credentials.pair.public,
-        "secret": credentials.pair.secret,
-        "server": credentials.server,
-    }
+    pair, server = credentials.pair, credentials.server
+    values = {"name": credentials.name, "role": role, "public": pair.public}
+    values |= {"secret": pair.secret, "server": server}
     if credentials.endpoint is not None:
         values["endpoint"] = credentials.endpoint
     _write(path, values, comment)
 
 
 def read_credentials(path: Path) -> Credentials:
-    """Read a file that `write_credentials` wrote.
-
-    Raises ConfigError: the file cannot be read, is no key file, lacks a value, or other users can
-    read it, too.
-    """
+    """Read a client's key file. Raises ConfigError: it is none, or other users can read it."""
     values = _read(path, is_secret=True)
     return Credentials(
         KeyPair(_key(values, "public", path), _key(values, "secret", path)),
@@ -118,15 +101,13 @@ def find_credentials(endpoint: str, *, is_remote: bool) -> Credentials | None:
     """
     folder = platformdirs.user_config_path("stepscope") / "keys"
     found = [read_credentials(path) for path in sorted(folder.glob("*" + _CLIENT_SUFFIX))]
-    for each in found:
-        if each.endpoint == endpoint:
-            return each
-    anywhere = [each for each in found if each.endpoint is None] if is_remote else []
-    if len(anywhere) > 1:
-        names = ", ".join(str(each.path) for each in anywhere)
+    named = [each for each in found if each.endpoint == endpoint][:1]
+    usable = named or [each for each in found if is_remote and each.endpoint is None]
+    if len(usable) > 1:
+        names = ", ".join(str(each.path) for each in usable)
         what = f"several keys could be meant for {endpoint}: {names}; add --key FILE"
         raise ConfigError("which_key", what)
-    return anywhere[0] if anywhere else None
+    return usable[0] if usable else None
 
 
 class KeyFolder:
@@ -174,9 +155,7 @@ class KeyFolder:
     def holders(self, broken: list[str] | None = None) -> dict[str, Holder]:
         """Return the holders of all authorised keys, by public key, in the order of their names.
 
-        `broken`: gets a line for each file that is no valid key; None: such a file is an error.
-
-        Raises ConfigError: a file is no valid key, and `broken` is None.
+        `broken`: gets a line for each file that is no valid key; None: raises ConfigError then.
         """
         found: dict[str, Holder] = {}
         for path in sorted(self.path.glob("*" + _SUFFIX)):
@@ -203,11 +182,9 @@ class KeyFolder:
         found = {}
         for entry in os.scandir(self.path):
             if entry.name.endswith(_SUFFIX):
-                try:
+                with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
-                except FileNotFoundError:
-                    continue
-                found[entry.name] = (status.st_mtime_ns, status.st_size, status.st_ino)
+                    found[entry.name] = (status.st_mtime_ns, status.st_size, status.st_ino)
         return found
 
     def add(self, name: str, role: Role, output: Path, endpoint: str | None) -> Credentials:
@@ -266,11 +243,9 @@ def _write(path: Path, values: Mapping[str, str], comment: str = "") -> None:
 
 
 def _read(path: Path, *, is_secret: bool = False) -> dict[str, Any]:
-    """Read the values in a key file.
+    """Read a key file. Raises ConfigError: it is none, or secret and others can read it, too.
 
-    Raises:
-        ConfigError: it is no key file, or a secret one that others can read, too.
-        OSError: it is gone, or there are too many open files.
+    Raises OSError: it is gone, or there are too many open files.
     """
     try:
         with path.open("rb") as stream:

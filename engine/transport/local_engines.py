@@ -13,30 +13,20 @@ import stat
 from pathlib import Path
 
 from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.transport.endpoints import (
-    LOCK_SUFFIX,
-    Endpoint,
-    holder,
-    lock_path,
-    read_lock,
-    runtime_dir,
-    same_file,
-    sockets,
-)
+from stepscope.engine.transport import endpoints
+from stepscope.engine.transport.endpoints import LOCK_SUFFIX, Endpoint, LockFields, lock_path
 from stepscope.engine.transport.keys import Credentials, KeyPair
 
 _LISTENS_S = 0.5
 
 
 def called(endpoint: Endpoint) -> str:
-    """Return the name of the engine at an endpoint."""
-    return str(_running(endpoint).get("name") or endpoint.name)
+    return _running(endpoint).name or endpoint.name
 
 
 def holder_pid(endpoint: Endpoint) -> int | None:
     """Return the process id of this user's engine at an endpoint on this machine, else None."""
-    pid = _running(endpoint).get("pid")
-    return pid if isinstance(pid, int) else None
+    return _running(endpoint).pid
 
 
 def starting_pid(endpoint: Endpoint) -> int | None:
@@ -52,13 +42,12 @@ def starting_pid(endpoint: Endpoint) -> int | None:
 def killed_pid(endpoint: Endpoint) -> int | None:
     """Return the process id of the last engine at an endpoint here, if it was killed; else None."""
     fields, is_held = _written(endpoint)
-    pid = fields.get("pid")
-    return pid if isinstance(pid, int) and not is_held else None
+    return None if is_held else fields.pid
 
 
 def is_refused(endpoint: Endpoint) -> bool:
     """Whether nothing listens at an endpoint, and no engine of this user here is starting."""
-    return not _running(endpoint) and _refuses(endpoint)
+    return not _running(endpoint).control and _refuses(endpoint)
 
 
 def _refuses(endpoint: Endpoint) -> bool:
@@ -80,37 +69,31 @@ def _refuses(endpoint: Endpoint) -> bool:
 def local_credentials(endpoint: Endpoint) -> tuple[bool, Credentials | None]:
     """Return whether an engine of this user holds an endpoint here, and the key to it."""
     fields = _running(endpoint)
-    try:
-        pair = KeyPair(str(fields["public"]), str(fields["secret"]))
-        return True, Credentials(pair, str(fields["server"]), "local")
-    except KeyError:
-        return bool(fields), None
+    if not fields.secret:
+        return bool(fields.control), None
+    return True, Credentials(KeyPair(fields.public, fields.secret), fields.server, "local")
 
 
-def _running(endpoint: Endpoint) -> dict[str, object]:
+def _running(endpoint: Endpoint) -> LockFields:
     """Read the lock file of this user's running engine at an endpoint here; else empty."""
     fields, is_held = _written(endpoint)
-    return fields if is_held else {}
+    return fields if is_held else LockFields()
 
 
-def _written(endpoint: Endpoint) -> tuple[dict[str, object], bool]:
-    """Read the lock file at an endpoint here: (its fields, whether an engine holds the lock)."""
+def _written(endpoint: Endpoint) -> tuple[LockFields, bool]:
+    """Read the lock file at an endpoint here, and whether an engine holds the lock."""
     try:
-        fields, is_held = read_lock(lock_path(endpoint))
+        fields, is_held = endpoints.read_lock(lock_path(endpoint))
     except ConfigError:
-        return {}, False
+        return LockFields(), False
     # If `control` differs, that engine has the same port at another address.
-    return (fields if fields.get("control") == endpoint.here.control else {}), is_held
+    return (fields if fields.control == endpoint.here.control else LockFields()), is_held
 
 
 def sweep() -> None:
-    """Remove the files of dead engines. Never fails.
-
-    Keeps sockets that are not ours: those without a lock file, and those whose lock file is not by
-    an engine of this user.
-    """
+    """Remove the files of dead engines, by the lock files of this user's. Never fails."""
     with contextlib.suppress(ConfigError, OSError):
-        for path in sorted(runtime_dir().glob("*" + LOCK_SUFFIX)):
+        for path in sorted(endpoints.runtime_dir().glob("*" + LOCK_SUFFIX)):
             with contextlib.suppress(OSError):  # the engine is alive, or the file is gone meanwhile
                 _sweep(path)
 
@@ -122,17 +105,17 @@ def _sweep(lock: Path) -> None:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
             return
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if not same_file(fd, lock):
+        if not endpoints.same_file(fd, lock):
             return  # another file has this name since we opened it
-        control = str(holder(fd).get("control", ""))
+        control = endpoints.holder(fd).control
         if control != f"ipc://{str(lock).removesuffix(LOCK_SUFFIX)}" and control[:6] != "tcp://":
             return
-        for each in sockets(Endpoint(control)):
+        for each in endpoints.sockets(Endpoint(control)):
             if each.is_socket() and not each.is_symlink():
                 each.unlink()
         # Fails if another sweep holds the lock shared; that one, or a later one, removes it.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if same_file(fd, lock):
+        if endpoints.same_file(fd, lock):
             os.unlink(lock)
     finally:
         os.close(fd)

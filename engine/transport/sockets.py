@@ -7,8 +7,6 @@ its endpoint, if the endpoint asks for one.
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import zmq
@@ -21,7 +19,6 @@ from stepscope.engine.transport.keys import Credentials, find_credentials, read_
 from stepscope.engine.transport.local_engines import local_credentials
 
 KEY_VARIABLE = "STEPSCOPE_CLIENT_KEY"  # path of a key file, never the key itself
-SERVER_KEY_VARIABLE = "STEPSCOPE_CLIENT_SERVER_KEY"
 HANDSHAKE_MS = 5_000
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1_000
 STALLED_MS = 60_000  # a connection whose client reads nothing for this long is closed
@@ -62,11 +59,13 @@ def server_socket(kind: int, gate: Gate | None) -> "zmq.Socket[bytes]":
 
 def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
     """Bind a socket; an `ipc` file is private from the beginning. Raises ConfigError."""
+    before = os.umask(0o177)
     try:
-        with _private_files():
-            socket.bind(address)
+        socket.bind(address)
     except zmq.ZMQError as error:
         raise ConfigError("bad_endpoint", f"cannot listen on {address}: {error}") from error
+    finally:
+        os.umask(before)
     if address.startswith(_IPC):
         path = Path(address.removeprefix(_IPC))
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -74,11 +73,9 @@ def bind(socket: "zmq.Socket[bytes]", address: str) -> None:
 
 
 def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
-    """Make a socket to connect to an address of `endpoint`; the caller sets all other options.
+    """Make a socket to connect to `endpoint`; None: to an engine in this process, without a key.
 
-    `endpoint`: gives the key to use; None for an engine in this process, which asks for none.
-
-    Raises ConfigError: the key for the endpoint cannot be used.
+    The caller sets all other options. Raises ConfigError: the endpoint's key cannot be used.
     """
     credentials = None if endpoint is None else credentials_for(endpoint)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
@@ -96,9 +93,8 @@ def client_socket(kind: int, endpoint: Endpoint | None) -> "zmq.Socket[bytes]":
 def credentials_for(endpoint: Endpoint) -> Credentials | None:
     """Find the key for an endpoint; None if it asks for none, or none was found.
 
-    Takes the first that exists of: the endpoint's own `credentials`; the file in the environment
-    variable; the lock file, for an engine of this user on this machine; a file in the client's key
-    folder.
+    It is the first of: the endpoint's own `credentials`; the file in the environment variable; that
+    in the lock file of this user's engine on this machine; a file in the client's key folder.
 
     Raises ConfigError: there is a key file that cannot be used.
     """
@@ -108,9 +104,7 @@ def credentials_for(endpoint: Endpoint) -> Credentials | None:
     if is_here and local is None:
         return None  # this engine asks for no key
     if path := os.environ.get(KEY_VARIABLE):
-        credentials = read_credentials(Path(path).expanduser())
-        server = os.environ.get(SERVER_KEY_VARIABLE) or credentials.server
-        return replace(credentials, server=server)
+        return read_credentials(Path(path).expanduser())
     if is_here:
         return local
     return find_credentials(endpoint.control, is_remote=not endpoint.is_private)
@@ -161,12 +155,3 @@ class Handshakes:
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close()
-
-
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)

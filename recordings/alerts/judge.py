@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from stepscope.recordings.alerts.rule import WAITING_FOR, Rule
 from stepscope.recordings.history.source import Source
@@ -26,10 +26,7 @@ class Meter:
         self._restarts_s: deque[float] = deque()
 
     def measure(self) -> Mapping[str, float | None]:
-        """Return name -> value. A value is None without samples.
-
-        Figures that cannot be measured now have no entry.
-        """
+        """Return name -> value, None without samples; what cannot be measured now is not there."""
         now_s = self._clock()
         history = self._source.history
         self._note_engine(now_s)
@@ -42,17 +39,14 @@ class Meter:
             return values
         state = history.state
         values |= history.windows.figures(None, WINDOW_S)
+        values |= waiting_figures(state)
         flying = state.in_flight
-        return (
-            values
-            | waiting_figures(state)
-            | {
-                "silent": 0.0,
-                "step_in_flight": 0.0 if flying is None else seconds_of(flying),
-                "queue_age": queue_age_s(state),
-                "stalled_streams": float(num_stalled(state, history.slo)),
-            }
-        )
+        return values | {
+            "silent": 0.0,
+            "step_in_flight": 0.0 if flying is None else seconds_of(flying),
+            "queue_age": queue_age_s(state),
+            "stalled_streams": float(num_stalled(state, history.slo)),
+        }
 
     def _note_engine(self, now_s: float) -> None:
         info = self._source.history.info
@@ -100,9 +94,9 @@ def num_stalled(state: SessionState, slo: SLO) -> int:
     for each in state.requests.values():
         if each.status == "finished" or each.is_partial:
             continue
-        is_first = each.last_token_ns is None
-        since_ns = each.arrival_ns if each.last_token_ns is None else each.last_token_ns
-        bound_ms = slo.ttft_ms if is_first else slo.itl_ms
+        since_ns, bound_ms = each.last_token_ns, slo.itl_ms
+        if since_ns is None:
+            since_ns, bound_ms = each.arrival_ns, slo.ttft_ms
         late_ns = state.time_ns - since_ns - bound_ms * 1e6
         num_late += late_ns > 0 and late_ns > state.pauses.within(since_ns, state.time_ns)
     return num_late
@@ -110,21 +104,14 @@ def num_stalled(state: SessionState, slo: SLO) -> int:
 
 CALM_S = 10.0  # firing ends after so long without holding, or after the rule's `for` if longer
 
-RuleState: TypeAlias = Literal["unknown", "ok", "pending", "firing"]
-
 
 class RuleChange(NamedTuple):
-    """A rule has begun or stopped firing.
-
-    Attributes:
-        value: at the beginning, the value that made it fire; at the end, the worst value.
-        seconds: at the end, the time from when it fired until its condition stopped being true.
-    """
+    """A rule has begun or stopped firing."""
 
     rule: Rule
     is_firing: bool
-    value: float | None
-    seconds: float = 0.0
+    value: float | None  # that made it fire; at the end, the worst
+    seconds: float = 0.0  # at the end, from when it fired until its condition was not true any more
 
     @property
     def text(self) -> str:
@@ -134,22 +121,19 @@ class RuleChange(NamedTuple):
 
 
 class RuleWatch:
-    """Follows one rule over time.
-
-    `worst`: the worst value since the rule began to fire; None if it does not fire.
-    """
+    """Follows one rule over time."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.value: float | None = None  # the newest value of the rule's figure; None if unknown
-        self.worst: float | None = None
+        self.worst: float | None = None  # since the rule began to fire; None if it does not fire
         self.fired_s: float | None = None  # when the rule began to fire; None if it does not fire
         self._held_since_s: float | None = None
         self._calm_since_s: float | None = None
         self._is_known = False
 
     @property
-    def state(self) -> RuleState:
+    def state(self) -> Literal["unknown", "ok", "pending", "firing"]:
         if self.fired_s is not None:
             return "firing"
         if not self._is_known:
@@ -162,12 +146,9 @@ class RuleWatch:
         return self._held_since_s is not None
 
     def apply(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
-        """Process the next measurement, name -> value.
+        """Process the next measurement, name -> value. Without the rule's figure, nothing changes.
 
-        If it lacks the rule's figure, nothing changes.
-
-        Returns:
-            The change, if the rule begins or stops firing.
+        Returns the change, if the rule begins or stops firing.
         """
         rule = self.rule
         if rule.figure not in values:
@@ -205,10 +186,7 @@ class Judge:
         self.watches = [RuleWatch(rule) for rule in rules]
 
     def apply(self, values: Mapping[str, float | None], now_s: float) -> list[RuleChange]:
-        """Process the next measurement.
-
-        Returns a change for each rule that begins or stops firing.
-        """
+        """Process the next measurement; return a change for each rule that begins or ends."""
         changes = (watch.apply(values, now_s) for watch in self.watches)
         return [change for change in changes if change is not None]
 

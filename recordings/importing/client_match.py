@@ -41,17 +41,14 @@ _Kind: TypeAlias = "Callable[[ClientRequest | ServedRequest], object]"
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A request in a recording, seen from its arrival. Times are the engine's.
-
-    `begun_ns`: when the first step that computed it was scheduled.
-    """
+    """A request in a recording, seen from its arrival. Times are the engine's."""
 
     request_id: int
     client_id: str
     arrival_ns: int
     num_prompt: int
     num_output: int = 0
-    begun_ns: int = 0
+    begun_ns: int = 0  # when the first step that computed it was scheduled
     times_ns: "array[int]" = field(default_factory=lambda: array("q"))
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     is_whole: bool = True
@@ -90,17 +87,14 @@ class ClientPair(NamedTuple):
 
 
 class ClientMatch(NamedTuple):
-    """The requests of a client's result that were found in a recording.
-
-    `offset_ns`: engine time minus client time; None if the client does not tell its times.
-    """
+    """The requests of a client's result that were found in a recording."""
 
     pairs: list[ClientPair]
     num_requests: int  # those of the result that got a token
     by: str  # what they were found by
     num_unlike: int  # pairs whose client counts other lengths than the engine
     num_unfit: int  # pairs that contradict the clocks of the others
-    offset_ns: int | None
+    offset_ns: int | None  # engine time minus client time; None: the client tells no times
     error_ns: int  # by how much it may be wrong; 0: both read one clock
     apart_ns: int  # how far it is from where clocks would be that agree
 
@@ -270,7 +264,7 @@ class ClientWaits(NamedTuple):
     waits: list[ClientWait]
 
     def at(self, rank: float) -> ClientWait:
-        """The wait that is the nearest-rank percentile of a rank in (0, 100]."""
+        """The nearest-rank percentile, of a rank in (0, 100]."""
         return self.waits[-math.ceil(rank * len(self.waits) / 100)]
 
     def worst(self, number: int) -> list[ClientWait]:
@@ -283,10 +277,7 @@ class ClientWaits(NamedTuple):
 
 
 def client_waits(match: ClientMatch) -> tuple[ClientWaits, ClientWaits]:
-    """The TTFTs and the ITLs as the client measured them.
-
-    Of ITLs, those of requests whose chunks are the engine's steps, one by one.
-    """
+    """The client's TTFTs, and its ITLs where its chunks are the engine's steps, one by one."""
     names: tuple[str, ...] = ("front end", "queue", "prefill", "delivery")
     if match.offset_ns is None:
         names = ("queue", "prefill", "front end + delivery")

@@ -10,16 +10,21 @@
   "inter-chunk latency" is our ITL, its "inter-token latency" our TPOT.
 - `per_request_lifecycle_metrics.json` of inference-perf (`apis/base.py` of 2026), an object for
   each request: seconds of `perf_counter`; a chunk without text has none.
+
+A record of the session stands for a moment in which tokens came to the client;
+`EngineInfo.totals_every_s` says that it is not one step of the engine. A request waits until its
+first token, then runs.
 """
 
 import time
-from collections.abc import Iterable
-from itertools import accumulate
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from stepscope.recordings.importing.client_session import client_session
+from stepscope.engine.protocol import wire
 from stepscope.recordings.importing.source import (
     ClientRequest,
     Count,
@@ -29,17 +34,15 @@ from stepscope.recordings.importing.source import (
 )
 
 _NS = 1e9
-_Documents: TypeAlias = list[tuple[int, dict[str, Any]]]
+_FIRST = int(wire.RowFlag.LAST_CHUNK | wire.RowFlag.FIRST_TOKEN)
 _UnixNs = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
 def read(file: ForeignFile) -> ForeignSession | None:
     """The session of a result; None if the file is none."""
-    if not file.documents:
-        return None
-    found = file.documents[0][1].keys()
+    found = file.documents[0][1].keys() if file.documents else set()
     form = next((form for keys, form in FORMS if keys <= found), None)
-    return form and form(file, file.documents)
+    return form and form(file)
 
 
 def _chunks(start_ns: int, ttft: float, gaps: Iterable[float], unit_ns: float) -> list[int]:
@@ -60,8 +63,8 @@ class _Lists(Struct):
     model_id: str | None = None  # vLLM's alone
 
 
-def _lists(file: ForeignFile, documents: _Documents) -> ForeignSession:
-    results = [each for each in documents if "total_input_tokens" in each[1]]
+def _lists(file: ForeignFile) -> ForeignSession:
+    results = [each for each in file.documents if "total_input_tokens" in each[1]]
     line, values = results[-1]
     told, notes = file.fields(line, values, _Lists), []
     tool, detail, num = "vllm bench serve", "--save-detailed", len(told.input_lens)
@@ -88,7 +91,7 @@ def _lists(file: ForeignFile, documents: _Documents) -> ForeignSession:
     note = f"{file.path.name}: {'; '.join(notes)}" if notes else None
     wall_ns, has_starts = end_ns - round(told.duration * _NS), told.start_times is not None
     model = told.model_id or ""
-    return client_session(file, tool, requests, wall_ns, note, model, has_starts=has_starts)
+    return _session(file, tool, requests, wall_ns, note, model, has_starts=has_starts)
 
 
 def _of_lists(told: _Lists, number: int, start_ns: int) -> ClientRequest:
@@ -125,8 +128,8 @@ class _RequestStats(Struct):
     error: str | None = None
 
 
-def _guidellm(file: ForeignFile, documents: _Documents) -> ForeignSession:
-    (line, values), requests = documents[0], []
+def _guidellm(file: ForeignFile) -> ForeignSession:
+    (line, values), requests = file.documents[0], []
     benchmarks = file.fields(line, values, _Benchmarks).benchmarks
     groups = benchmarks[-1].requests if benchmarks else {}
     for name in ("successful", "incomplete", "errored"):
@@ -157,7 +160,7 @@ def _guidellm(file: ForeignFile, documents: _Documents) -> ForeignSession:
     note = None
     if len(benchmarks) > 1:
         note = f"{file.path.name} holds {len(benchmarks)} benchmarks: the last one is shown"
-    return client_session(file, "guidellm", requests, note=note)
+    return _session(file, "guidellm", requests, note=note)
 
 
 class _Record(Struct):
@@ -174,9 +177,9 @@ class _Record(Struct):
     request_latency: Number | None = None
 
 
-def _aiperf(file: ForeignFile, documents: _Documents) -> ForeignSession:
+def _aiperf(file: ForeignFile) -> ForeignSession:
     requests = []
-    for line, values in documents:
+    for line, values in file.documents:
         told = file.part(line, values, "metrics")
         metrics = {name: file.part(line, told, name).get("value") for name in told}
         record = file.fields(line, values | file.part(line, values, "metadata") | metrics, _Record)
@@ -197,7 +200,7 @@ def _aiperf(file: ForeignFile, documents: _Documents) -> ForeignSession:
                 error=error or ("cancelled" if record.was_cancelled else None),
             )
         )
-    return client_session(file, "aiperf", requests)
+    return _session(file, "aiperf", requests)
 
 
 class _Lifecycle(Struct):
@@ -211,26 +214,129 @@ class _Lifecycle(Struct):
     error: dict[str, Any] | None = None
 
 
-def _inference_perf(file: ForeignFile, documents: _Documents) -> ForeignSession:
+def _inference_perf(file: ForeignFile) -> ForeignSession:
     requests = []
-    for number, (line, values) in enumerate(documents, 1):
+    for number, (line, values) in enumerate(file.documents, 1):
         place = f"{line}, request {number}"
         info = file.part(place, values, "info")
         answer = file.part(place, info, "response_metrics")
         usage = file.part(place, answer, "server_usage")
         told = file.fields(place, values | info | answer | usage, _Lifecycle)
         error = None if told.error is None else str(told.error.get("error_msg") or told.error)
-        request = ClientRequest(
-            start_ns=round(told.start_time * _NS),
-            end_ns=round(told.end_time * _NS),
-            num_prompt=told.prompt_tokens or told.input_tokens,
-            num_output=told.completion_tokens or told.output_tokens,
-            tokens_ns=[round(time_s * _NS) for time_s in told.chunk_times],
-            error=error,
+        requests.append(
+            ClientRequest(
+                start_ns=round(told.start_time * _NS),
+                end_ns=round(told.end_time * _NS),
+                num_prompt=told.prompt_tokens or told.input_tokens,
+                num_output=told.completion_tokens or told.output_tokens,
+                tokens_ns=[round(time_s * _NS) for time_s in told.chunk_times],
+                error=error,
+            )
         )
-        requests.append(request)
     lasted_ns = max(each.end_ns for each in requests) - min(each.start_ns for each in requests)
-    return client_session(file, "inference-perf", requests, file.changed_ns - lasted_ns)
+    return _session(file, "inference-perf", requests, file.changed_ns - lasted_ns)
+
+
+def _session(
+    file: ForeignFile,
+    tool: str,
+    requests: list[ClientRequest],
+    wall_ns: int | None = None,
+    note: str | None = None,
+    model: str = "",
+    *,
+    has_starts: bool = True,
+) -> ForeignSession:
+    """`wall_ns`: Unix time at which the first one starts; None: requests tell Unix times.
+
+    Raises RecordingError: there is no request, or all of them failed.
+    """
+    if not requests:
+        raise file.error(1, f"the requests of this result of {tool}", "none, or their sums alone")
+    errors = [each.error for each in requests if each.error is not None]
+    if len(errors) == len(requests):
+        got = (errors[-1].strip().splitlines() or ["failures"])[-1][:80]
+        raise file.error(1, f"a request that did not fail, of {len(requests):,}", got)
+    in_order = sorted(requests, key=lambda each: each.start_ns)
+    start_ns = in_order[0].start_ns
+    clocks = {"monotonic_ns": start_ns, "wall_ns": start_ns if wall_ns is None else wall_ns}
+    # Records are of moments, not of intervals.
+    told = {"totals_every_s": 1e-3, "model": _text(model), **clocks}
+    info = file.info(tool, "result", **told)
+    return ForeignSession(info, _messages(in_order), note, requests, has_starts)
+
+
+def _messages(requests: list[ClientRequest]) -> Iterator[wire.Telemetry]:
+    seen = [part for number, each in enumerate(requests) for part in _seen(number, each)]
+    step, last_ns = -1, 0
+    waiting: set[int] = set()
+    running: set[int] = set()
+    for time_ns, group in groupby(sorted(seen, key=itemgetter(0)), itemgetter(0)):
+        parts = [part for _, part in group]
+        rows = [part for part in parts if isinstance(part, wire.BatchRow)]
+        arrived = [part for part in parts if isinstance(part, wire.Arrived)]
+        ended = [part for part in parts if isinstance(part, wire.Finished | wire.Aborted)]
+        if not waiting and not running:
+            last_ns = time_ns
+        waiting.update(each.request_id for each in arrived)
+        if arrived:
+            yield wire.EngineStatus(
+                time_ns=time_ns,
+                state="running",
+                step=step,
+                num_running=len(running),
+                num_waiting=len(waiting),
+                events=[*arrived],
+            )
+        running.update(row.request_id for row in rows)
+        running.difference_update(each.request_id for each in ended)
+        waiting.difference_update(each.request_id for each in (*rows, *ended))
+        if not rows and not ended:
+            continue
+        step += 1
+        prefill = sum(row.num_tokens for row in rows if row.phase == wire.Phase.PREFILL)
+        yield wire.StepRecord(
+            step=step,
+            schedule_start_ns=last_ns,
+            tokens_ns=time_ns,
+            num_prefill_tokens=prefill,
+            num_decode_tokens=sum(row.num_tokens for row in rows) - prefill,
+            batch=rows,
+            num_running=len(running),
+            num_waiting=len(waiting),
+            events=[*ended],
+        )
+        last_ns = time_ns
+
+
+def _seen(
+    number: int, each: ClientRequest
+) -> Iterator[tuple[int, wire.RequestEvent | wire.BatchRow]]:
+    prompt, chunks, start_ns = each.num_prompt, each.tokens_ns, each.start_ns
+    end_ns = max(start_ns, each.end_ns, *chunks)
+    most = max(1, each.num_output)
+    yield start_ns, wire.Arrived(number, "client", prompt, most, 0, start_ns)
+    if chunks:
+        yield chunks[0], wire.BatchRow(number, wire.Phase.PREFILL, 0, prompt, 0, 0, _FIRST)
+    elif each.error is None:
+        # A row that does not go on from the one before tells its tokens, and no latency.
+        yield end_ns, wire.BatchRow(number, wire.Phase.PREFILL, 0, prompt, 0, 0, 0)
+        yield end_ns, wire.BatchRow(number, wire.Phase.DECODE, prompt, each.num_output, 0, 0, 0)
+    # The first chunk counts as one token; the others share the rest.
+    done = 0
+    for place, time_ns in enumerate(chunks[1:], 1):
+        upto = (most - 1) * place // (len(chunks) - 1)
+        start = prompt + done + (not each.has_gaps)
+        yield time_ns, wire.BatchRow(number, wire.Phase.DECODE, start, upto - done, 0, 0, 0)
+        done = upto
+    if each.error is None:
+        yield end_ns, wire.Finished(number, "", each.num_output)
+    else:
+        yield end_ns, wire.Aborted(number, _text(each.error.strip()[:80]))
+
+
+def _text(told: str) -> str:
+    return told.encode(errors="replace").decode()  # escapes in JSON may be no text
 
 
 # By what the first object of a file must have.

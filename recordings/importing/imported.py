@@ -16,10 +16,7 @@ FORMATS = (*(each.read for each in LOGS), client_results.read)
 
 
 def foreign_session(path: Path) -> ForeignSession | None:
-    """The session that a foreign file tells; None if it is of no known format.
-
-    Raises OSError, RecordingError: it cannot be read, or not be used.
-    """
+    """The session that a file tells; None: of no known format. Raises OSError, RecordingError."""
     file = ForeignFile(path)
     try:
         return next((found for read in FORMATS if (found := read(file)) is not None), None)
@@ -51,10 +48,7 @@ def imported(path: Path) -> tuple[Path, str | None] | None:
 
 
 def client_result(path: Path) -> ForeignSession:
-    """Read the result of a load generator.
-
-    Raises RecordingError: the file cannot be read, or is none.
-    """
+    """Read a load generator's result. Raises RecordingError: it cannot be read, or is none."""
     try:
         session = foreign_session(path)
     except OSError as error:

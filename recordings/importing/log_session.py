@@ -2,9 +2,9 @@
 
 import re
 import time
-from calendar import isleap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain, groupby, pairwise
 from typing import NamedTuple, TypeAlias
@@ -53,21 +53,16 @@ class LogClock:
 
     def wall_ns(self, line: int, date: str | None, clock: str) -> int:
         written = datetime.fromtimestamp(self.file.changed_ns // _NS)
-        last = self._last or written
+        last, days, around = self._last or written, [date or ""], list[datetime]()
         try:
             if date is None:
-                now = datetime.fromisoformat(f"{last:%Y-%m-%d} {clock}")
-                around = [now + timedelta(days=days) for days in (-1, 0, 1)]
+                days = [f"{last + timedelta(shift):%Y-%m-%d}" for shift in (-1, 0, 1)]
             elif date.count("-") == 1:
-                years = range(last.year - 1, last.year + 2)
-                around = [
-                    datetime.fromisoformat(f"{year:04}-{date} {clock}")
-                    for year in years
-                    if date != "02-29" or isleap(year)
-                ]
-            else:
-                around = [datetime.fromisoformat(f"{date} {clock}")]
-            if self._last is None and len(around) > 1:
+                days = [f"{last.year + shift:04}-{date}" for shift in (-1, 0, 1)]
+            for day in days:
+                with suppress(ValueError):  # 29 February
+                    around.append(datetime.fromisoformat(f"{day} {clock}"))
+            if self._last is None and len(days) > 1:
                 around = [each for each in around if each <= written + timedelta(hours=1)]
             now = min(around, key=lambda each: abs(each - last))
             stamp_s = time.mktime(now.timetuple())
@@ -79,15 +74,12 @@ class LogClock:
 
 
 class LogFormat(NamedTuple):
-    """How the log of one kind of server is read.
-
-    `every_s`: how often the server prints lines about intervals; None: whenever it runs.
-    """
+    """How the log of one kind of server is read."""
 
     engine: str
     parse: Callable[[str], LogLine | None]  # finds the figures in a line; None if it has none
     names: Mapping[str, str]  # of the fields of `LogEntry`, by the names of figures
-    every_s: float | None = None
+    every_s: float | None = None  # between lines about intervals; None: whenever it runs
 
     def read(self, file: ForeignFile) -> ForeignSession | None:
         """The session of the first rank in a log; None if no line of its begin has figures."""

@@ -19,10 +19,7 @@ _MAX_WAITING = 10_000  # lines
 
 
 class LogSource:
-    """Fills `history` with what one rank prints; implements `Source`.
-
-    `later`: lines after those with which it began; None: there will be no more.
-    """
+    """Fills `history` with what one rank prints; implements `Source`."""
 
     is_live = True
 
@@ -33,6 +30,7 @@ class LogSource:
         self.history = history
         self.tap = FrameTap()
         self.status: SourceStatus = "live"
+        # Lines after those with which it began; None: there will be no more.
         self.later: queue.Queue[LogEntry | None] = queue.Queue(_MAX_WAITING)
         self._pipe = pipe
         self._is_stopping = False
@@ -72,13 +70,10 @@ class LogSource:
 
 
 class LogPipe:
-    """Reads a log, and gives the lines of each rank to its `LogSource`.
-
-    `error`: the last line that could not be read, if there was one.
-    """
+    """Reads a log, and gives the lines of each rank to its `LogSource`."""
 
     def __init__(self, stream: IO[str], new_history: Callable[[], History]) -> None:
-        self.error: str | None = None
+        self.error: str | None = None  # on the last line that could not be read
         self._new_history = new_history
         self._clock = LogClock(ForeignFile(Path("standard input"), ""))
         self._format: LogFormat | None = None
@@ -103,12 +98,12 @@ class LogPipe:
     def newcomers(self) -> list[LogSource]:
         """The sources of ranks that have appeared since it was called last, not yet started."""
         with self._lock:
+            begun, self._begun = self._begun, {}
             fresh = {
-                rank: LogSource(self._format, begun, self, self._new_history())
-                for rank, begun in self._begun.items()
+                rank: LogSource(self._format, lines, self, self._new_history())
+                for rank, lines in begun.items()
                 if self._format is not None
             }
-            self._begun = {}
             self._sources |= fresh
             for each in fresh.values() if self._has_ended.is_set() else ():
                 each.later.put(None)

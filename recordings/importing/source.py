@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
+from stepscope.engine.protocol.field_errors import in_words
 from stepscope.engine.protocol.wire import EngineInfo, Telemetry
 from stepscope.recordings.errors import RecordingError
 
@@ -28,17 +29,14 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
-    """One request of a client's result. Times are nanoseconds of one clock.
-
-    `tokens_ns`: when its chunks came; empty if the file does not tell.
-    """
+    """One request of a client's result. Times are nanoseconds of one clock."""
 
     client_id: str = ""  # the id that the client gave it; empty if the file does not tell
     start_ns: int
     end_ns: int
     num_prompt: int
     num_output: int
-    tokens_ns: list[int] = field(default_factory=list)
+    tokens_ns: list[int] = field(default_factory=list)  # when its chunks came; empty: unknown
     has_gaps: bool = True  # whether those are all its chunks, so that times in between are gaps
     error: str | None = None  # why it failed; None: it finished
 
@@ -75,10 +73,7 @@ class ForeignFile:
 
     @cached_property
     def documents(self) -> list[tuple[int, dict[str, Any]]]:
-        """The JSON objects, each with the line in which it begins; none if it is no JSON file.
-
-        Those of an array have the line of the array.
-        """
+        """The JSON objects, each with its line, or that of its array; none if it is no JSON."""
         if re.match(r"\s*(\[\s*)?\{", self.head) is None:
             return []
         text, line, found = self.path.read_text("utf-8-sig", "replace"), 1, []
@@ -99,10 +94,9 @@ class ForeignFile:
 
     def info(self, engine: str, kind: str, **told: Any) -> EngineInfo:
         """Describes the engine, of which the file tells little: a log or result of `engine`."""
-        name = self.path.name
         return EngineInfo(
-            engine_id=name,
-            name=name,
+            engine_id=self.path.name,
+            name=self.path.name,
             software_version="",
             engine=engine,
             imported=f"a {kind} of {engine}",
@@ -132,8 +126,7 @@ class ForeignFile:
         try:
             return msgspec.convert(values, kind, strict=False)
         except msgspec.ValidationError as error:
-            said, _, field = str(error).replace(" | null", "").partition(" - at `$")
-            ours = field.strip(".`")
-            name = next((theirs for theirs, each in names.items() if each == ours), ours)
-            place = f"line {line}, {name}" if name else f"line {line}"
-            raise RecordingError(f"{self.path}, {place}: {said[:1].lower()}{said[1:]}") from error
+            field, said = in_words(error)
+            name = next((theirs for theirs, ours in names.items() if ours == field), field)
+            place = f"{line}, {name}" if name else line
+            raise RecordingError(f"{self.path}, line {place}: {said}") from error

@@ -50,29 +50,20 @@ _SKIPPED = (b'"python_function"', b'"ac2g"')  # most of a trace
 
 
 class ProfiledStep(NamedTuple):
-    """A step in a trace, in nanoseconds.
+    """A step in a trace, in nanoseconds."""
 
-    `batch`: its prefilling requests, their tokens, its decoding requests, their tokens.
-    """
-
-    batch: tuple[int, int, int, int]
+    batch: tuple[int, int, int, int]  # prefilling requests, their tokens, decoding ones, theirs
     start_ns: int  # when its worker began it, by the trace's clock
     kernel_ns: dict[KernelKind, int]  # how long kernels of each kind ran
     busy_ns: int  # how long any ran: less than their sum if some ran side by side
 
 
 class TorchTrace(NamedTuple):
-    """Attributes:
-    wall_offset_ns: Unix time minus the trace's clock; None if the trace does not tell.
-    device: what the kernels ran on; empty: a CPU, whose operators count instead.
-    kernels: for each kernel, its kind and how long it ran.
-    """
-
     steps: list[ProfiledStep]
-    wall_offset_ns: int | None
-    device: str
+    wall_offset_ns: int | None  # Unix time minus the trace's clock; None: the trace does not tell
+    device: str  # what the kernels ran on; empty: a CPU, whose operators count instead
     rank: int
-    kernels: "Counter[tuple[KernelKind, str]]"
+    kernels: "Counter[tuple[KernelKind, str]]"  # kind and name: how long it ran
 
 
 class KernelTimes(NamedTuple):
@@ -89,14 +80,12 @@ class KernelTimes(NamedTuple):
 
 
 class ProfileMatch(NamedTuple):
-    """The steps of a trace that were found in a recording.
-
-    `clock_ns`: how long after its schedule the trace has a step begin, at the median, by wall
-    clocks; None if the trace does not tell them.
-    """
+    """The steps of a trace that were found in a recording."""
 
     steps: list[KernelTimes]
     num_profiled: int
+    # By wall clocks, how long after its schedule the trace has a step begin, at the median; None:
+    # the trace does not tell them.
     clock_ns: int | None
 
 
@@ -146,10 +135,7 @@ def kind_of(name: str) -> KernelKind:
 
 
 def read_trace(path: Path) -> TorchTrace:
-    """Read a trace as torch writes it, compressed or not.
-
-    Raises RecordingError: it cannot be read, or names no step.
-    """
+    """Read a trace, compressed or not. Raises RecordingError: it is none, or names no step."""
     of: dict[str, list[_Event]] = defaultdict(list)  # by category
     decoder = msgspec.json.Decoder(_Event)
     try:

@@ -37,11 +37,9 @@ KEEP_LAST = 5  # so many newest incidents are never deleted, whatever their size
 
 
 class IncidentFolder:
-    """The folder of one recorder. Creates it if needed.
+    """The folder of one recorder. Raises RecordingError: it cannot be created.
 
     `keep_bytes`: most bytes of all incidents, beyond which the oldest are deleted. None: keep all.
-
-    Raises RecordingError: the folder cannot be created.
     """
 
     def __init__(self, path: Path, keep_bytes: int | None) -> None:
@@ -57,33 +55,26 @@ class IncidentFolder:
         names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1_000)))
         return next(path for name in names if not (path := self.path / name).exists())
 
-    def delete_old(self) -> int:
-        """Delete the oldest files beyond the limit, but never the last `KEEP_LAST`.
-
-        Returns how many.
-        """
+    def delete_old(self) -> None:
+        """Delete the oldest files beyond the limit, but never the last `KEEP_LAST`."""
         if self._keep_bytes is None:
-            return 0
+            return
         found = [(path, path.stat().st_size) for path, _ in incidents_in(self.path)]
         total = sum(num_bytes for _, num_bytes in found)
-        num_deleted = 0
         for path, num_bytes in reversed(found[KEEP_LAST:]):
             if total <= self._keep_bytes:
-                break
+                return
             try:
                 path.unlink()
+                total -= num_bytes
             except OSError as error:
                 log.warning("cannot delete %s: %s", path, error)
-                continue
-            total -= num_bytes
-            num_deleted += 1
-        return num_deleted
 
 
 def explained(history: History, first: int | None) -> tuple[int, str]:
-    """Explain the late tokens of the steps from `first` on; None: from the oldest in memory.
+    """Return how many requests had late tokens, and a text on the worst waits.
 
-    Returns the number of requests with late tokens, and a text on the worst waits.
+    `first`: the first step that counts; None: the oldest in memory.
     """
     follower = history.follow(first)
     state, messages = follower.state, list(follower.read(follower.num_ahead))
@@ -146,8 +137,7 @@ class _OpenIncident:
     engine_id: str | None
     last_bad_s: float
     verdict: str  # on the engine when it began, or its connection, if that says what is wrong
-    rules: dict[str, Rule] = field(default_factory=dict)
-    worst: dict[str, float | None] = field(default_factory=dict)
+    worst: dict[Rule, float | None] = field(default_factory=dict)
 
 
 class IncidentKeeper:
@@ -185,10 +175,7 @@ class IncidentKeeper:
         return self._open is not None
 
     def look(self) -> KeptIncident | None:
-        """Measure the source and check the rules.
-
-        Returns an incident if it was completed just now.
-        """
+        """Measure the source and check the rules. Returns an incident if it is completed now."""
         now_s = self._clock()
         self.judge.apply(self._meter.measure(), now_s)
         bad = [each for each in self.judge.firing if each.holds]
@@ -216,8 +203,7 @@ class IncidentKeeper:
             self._open = _OpenIncident(now_s, time.time_ns(), engine_id, now_s, said)
         self._open.last_bad_s = now_s
         for each in bad:
-            self._open.rules[each.rule.text] = each.rule
-            self._open.worst[each.rule.text] = each.worst
+            self._open.worst[each.rule] = each.worst
 
     def _is_complete(self, incident: _OpenIncident, now_s: float) -> bool:
         if self._source.status != "live":  # no more messages will come
@@ -247,8 +233,8 @@ class IncidentKeeper:
             seconds=ended.last_bad_s - ended.began_s,
             is_over=is_over,
             rules=[
-                FiredRule(text, worst, value_text(ended.rules[text].bound.figure, worst))
-                for text, worst in ended.worst.items()
+                FiredRule(rule.text, worst, value_text(rule.bound.figure, worst))
+                for rule, worst in ended.worst.items()
             ],
             num_late=num_late,
             explanation=". ".join(filter(None, (ended.verdict, text))),
@@ -256,10 +242,7 @@ class IncidentKeeper:
         return self._write(history, first, incident)
 
     def _history_of(self, ended: _OpenIncident) -> History:
-        """Return the history of the engine that had the incident.
-
-        If the engine has restarted since, that is the previous history of the source.
-        """
+        """The history of the engine that had the incident: the previous one after a restart."""
         history = self._source.history
         info, previous = history.info, history.previous
         has_changed = info is not None and info.engine_id != ended.engine_id

@@ -108,7 +108,7 @@ def test_a_byte_order_mark_does_not_matter(tmp_path: Path) -> None:
         ('{"total_input_tokens": 7, "input_lens": [1], "output_lens": [1], "ttfts": [1]}',
          "line 1, itls: expected 1 entries (--output-details), got none"),
         ('[{"start_time": 1, "end_time": 2, "info": {"input_tokens": -3}}]',
-         "line 1, request 1, input_tokens: expected `int` >= 0"),
+         "line 1, request 1, input_tokens: expected an integer >= 0"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_with_the_option_that_saves_it(

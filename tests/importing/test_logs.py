@@ -177,7 +177,7 @@ def test_a_missing_year_or_day_is_the_one_before_the_file_was_written(tmp_path: 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (ten_s("05-30 08:00:00", run="1.2.3"), "line 2, Running: expected `int"),
+        (ten_s("05-30 08:00:00", run="1.2.3"), "line 2, Running: expected an integer"),
         (ten_s("13-45 08:00:00"), "line 2, time: expected a date and a time, got 13-45"),
         (ten_s("05-30 08:00:00", kv="9" * 400), "line 2, KV cache usage: number out of range"),
         ("[08:00:00] Decode batch, #running-req: many, #queue-req: 0\n", "line 2, #running-req"),
@@ -263,7 +263,7 @@ def test_a_bad_line_is_left_out_and_a_pipe_without_a_servers_lines_refused() -> 
     bad = ten_s("05-30 08:00:10", run="7.5")
     log.write(ten_s("05-30 08:00:00") + bad + ten_s("05-30 08:00:20", run=4))
     (source,) = LogPipe(stream, History).begin()
-    assert "standard input, line 2, Running: expected `int`" in (source.error or "")
+    assert "standard input, line 2, Running: expected an integer" in (source.error or "")
     log.close()
     source.start()
     assert [each.num_running for each in whole(source)] == [1, 4]

@@ -168,9 +168,12 @@ def test_the_last_of_several_results_is_shown(tmp_path: Path, stats: Stats) -> N
         ({"itls": []}, "line 1, itls: expected 101 entries (--save-detailed), got none"),
         ({"input_lens": []}, "input_lens: expected an entry a request (--save-detailed)"),
         ({"ttfts": [0.1]}, "line 1, ttfts: expected 101 entries (--save-detailed), got 1"),
-        ({"ttfts": [float("nan")] * 101}, "line 1, ttfts[0]: expected `float` >= 0.0"),
-        ({"input_lens": ["many"] * 101}, "line 1, input_lens[0]: expected `int`, got `str`"),
-        ({"itls": [3] * 101}, "line 1, itls[0]: expected `array`, got `int`"),
+        ({"ttfts": [float("nan")] * 101}, "line 1, ttfts[0]: expected a number >= 0.0"),
+        (
+            {"input_lens": ["many"] * 101},
+            "line 1, input_lens[0]: expected an integer, got",
+        ),
+        ({"itls": [3] * 101}, "line 1, itls[0]: expected a list, got an integer"),
     ],
 )
 def test_a_bad_field_is_named_with_what_was_expected(

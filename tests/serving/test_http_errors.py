@@ -205,11 +205,11 @@ class StubEngine:
         limits = Limits(max_num_batched_tokens=2048, max_num_seqs=64, max_model_len=1024)
         self.info = simulated_info(limits, 256, 16, seed=0)
 
-    def send(self, command: object, waiter: Any) -> int:
+    def send(self, command: object, receive: Any) -> int:
         if self._bug is not None:
             raise self._bug
         refusal = Error(code="bad_prompt", message="prompt: not today")
-        asyncio.get_running_loop().call_soon(waiter.receive, 1, refusal)
+        asyncio.get_running_loop().call_soon(receive, 1, refusal)
         return 1
 
     def forget(self, command_id: int) -> None:

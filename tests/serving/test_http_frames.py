@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.http.openai.generation import Generation
 from stepscope.engine.http.openai.job import Head, Job, chat_job, completion_job
 from stepscope.engine.http.openai.requests import ChatRequest, CompletionRequest, decode
-from stepscope.engine.http.openai.streaming import answer
+from stepscope.engine.http.openai.streaming import Generation, answer
 from stepscope.engine.protocol.commands import Abort, Command, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitted, TokenLogprob
 
@@ -94,16 +93,16 @@ class FakeEngine:
         self._with_logprobs = with_logprobs
         self.commands: list[Command] = []
 
-    def send(self, command: Command, waiter: Any) -> int:
+    def send(self, command: Command, receive: Any) -> int:
         self.commands.append(command)
         command_id = next(self._ids)
         if isinstance(command, Submit):
             loop = asyncio.get_running_loop()
             loop.call_soon(
-                waiter.receive, command_id, Submitted(request_id=command_id, num_prompt_tokens=5)
+                receive, command_id, Submitted(request_id=command_id, num_prompt_tokens=5)
             )
             for output in self._outputs(command_id, command.stream):
-                loop.call_soon(waiter.receive, command_id, output)
+                loop.call_soon(receive, command_id, output)
         return command_id
 
     def forget(self, command_id: int) -> None:

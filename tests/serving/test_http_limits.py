@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from stepscope.engine.http.server import connection
-from stepscope.engine.http.server.connection import (
+from stepscope.engine.http.server import server as server_module
+from stepscope.engine.http.server.server import (
     MAX_HEAD_BYTES,
     MAX_HEAD_LINES,
     MAX_PIPELINED,
@@ -44,7 +44,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """The port of a server with short timeouts and at most 3 connections."""
-    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    monkeypatch.setattr(server_module, "HEAD_S", 0.3)
     protocol: Any = functools.partial(Connection, 3)
     config = uvicorn.Config(
         echo, http=protocol, lifespan="off", ws="none", log_config=None, timeout_keep_alive=1

@@ -95,9 +95,6 @@ class ClientSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "(default: the one in the config folder's keys/ that fits)"
         ),
     ] = ""
-    server_key: Annotated[
-        str, Meta(description="the engine's public key, if not the one in the key file")
-    ] = ""
     name: Annotated[
         str,
         Meta(

@@ -180,23 +180,22 @@ class AttachedCore:
 
     def publish_status(self, state: EngineState, now_ns: int) -> None:
         """Publish the engine's state, and the request events that are not published yet."""
-        self.pauses = self.pauses.after_status(now_ns, is_paused=state == "paused")
         kv_used = self._watcher.kv_used
-        self.publish(
-            wire.EngineStatus(
-                time_ns=now_ns,
-                state=state,
-                step=self.last_step,
-                num_running=self._watcher.num_running,
-                num_waiting=self._watcher.num_waiting,
-                totals=None if kv_used is None else Totals(kv_used=kv_used),
-                kv_transfers=self._watcher.kv_transfers,
-                num_dropped=self.sink.num_dropped,
-                control=self.control_tally.counts(),
-                leased=self.lease.published(),
-                **self._recorder.drain(),
-            )
+        status = wire.EngineStatus(
+            time_ns=now_ns,
+            state=state,
+            step=self.last_step,
+            num_running=self._watcher.num_running,
+            num_waiting=self._watcher.num_waiting,
+            totals=None if kv_used is None else Totals(kv_used=kv_used),
+            kv_transfers=self._watcher.kv_transfers,
+            num_dropped=self.sink.num_dropped,
+            control=self.control_tally.counts(),
+            leased=self.lease.published(),
+            **self._recorder.drain(),
         )
+        self.pauses = self.pauses.after(status)
+        self.publish(status)
 
     def keep_snapshot(self, now_ns: int) -> None:
         """Keep a snapshot for clients that subscribe later, if one is due."""

@@ -32,7 +32,7 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
-from stepscope.engine.transport.gate import gate_of, local_key
+from stepscope.engine.transport.gate import gate_of
 from stepscope.engine.transport.local_engines import sweep
 
 REPLAY_MESSAGES = 20_000
@@ -87,7 +87,7 @@ class Attachment:
         sweep()
         with contextlib.ExitStack() as stack:
             gate = stack.enter_context(gate_of("", endpoint))
-            stack.enter_context(EndpointLock(endpoint, local_key(gate), endpoint.name, _ADVICE))
+            stack.enter_context(EndpointLock(endpoint, gate and gate.local, endpoint.name, _ADVICE))
             self.publisher = Publisher(endpoint.telemetry, REPLAY_MESSAGES, REPLAY_BYTES, gate)
             stack.callback(self.publisher.close)
             tally = ControlTally(gate)

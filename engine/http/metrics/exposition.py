@@ -1,20 +1,41 @@
-"""`Exposition`: all metrics as one text in the Prometheus format."""
+"""`Exposition`: all metrics as one text in the Prometheus format. `TelemetryFollower` fills them.
 
+The follower first subscribes, then asks for a snapshot, and then reads: no message is lost between
+them. One that never comes counts as lost: the queues between here and the engine hold minutes.
+"""
+
+import asyncio
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
+import msgspec
+import zmq
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from stepscope.engine.client.client import CommandRefused, EngineUnreachable
+from stepscope.engine.http.engine_client import EngineClient, SocketReader
 from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.commands import GetSnapshot
+from stepscope.engine.protocol.wire import Snapshot
+from stepscope.engine.transport.sockets import client_socket
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+log = logging.getLogger("stepscope.http")
+
+SNAPSHOT_S = 60.0
+RETRY_S = 1.0
+RECEIVE_QUEUE = 50_000
+_TOPICS = frozenset(wire.TOPICS.values())
+
 _ENGINE = "0"
-_TOKEN_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models")
-_PATHS = {*_TOKEN_PATHS, "/health", "/metrics", "/version", "/reset_prefix_cache"}
+_PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/models"),
+    *("/health", "/metrics", "/version", "/reset_prefix_cache"),
+)
 
 
 class Exposition(Collector):
@@ -74,14 +95,14 @@ class Exposition(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         step, latest = self._metrics.step, self._metrics.latest
-        values: list[tuple[str, str, float | None]] = []
+        families: list[tuple[str, str, float | None]] = []
         if step is not None:
-            values += [
+            families += [
                 ("stepscope_token_budget", "Token budget of the latest step.", step.token_budget),
                 ("stepscope_max_num_seqs", "Most requests in the latest step.", step.max_num_seqs),
             ]
         if latest is not None:
-            values += [
+            families += [
                 ("vllm:num_requests_running", "Requests in the batch.", latest.num_running),
                 ("vllm:num_requests_waiting", "Requests that wait.", latest.num_waiting),
             ]
@@ -89,15 +110,13 @@ class Exposition(Collector):
             share = "Share of the KV blocks that requests hold; 1 is all of them."
             cached = "Free KV blocks whose content can still be hit."
             num_blocks = max(1, kv.used + kv.cached + kv.empty)
-            values += [
+            families += [
                 ("vllm:kv_cache_usage_perc", share, kv.used / num_blocks),
                 ("stepscope_kv_blocks_used", "KV blocks that requests hold.", kv.used),
                 ("stepscope_kv_blocks_cached", cached, kv.cached),
                 ("stepscope_kv_blocks_empty", "KV blocks that hold nothing.", kv.empty),
             ]
-        for name, text, value in values:
-            if value is not None:
-                yield GaugeMetricFamily(name, text, value)
+        yield from (GaugeMetricFamily(*each) for each in families)  # None: without a sample
         is_known = latest is not None and latest.num_waiting
         reasons = self._metrics.waiting_reasons if is_known else {}
         text = "Requests that wait, by what they wait for."
@@ -120,3 +139,69 @@ def _labelled(families: Iterable[Metric], labels: Mapping[str, str]) -> Iterator
             if not each.name.endswith("_created")
         ]
         yield family
+
+
+class TelemetryFollower:
+    """Updates `metrics` from the telemetry of the engine that `engine` is connected to."""
+
+    def __init__(self, engine: EngineClient, metrics: EngineMetrics) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._next_sequence = 0
+
+    async def run(self) -> None:
+        """Follow the telemetry of the engine that is connected now, until cancelled."""
+        socket = client_socket(zmq.SUB, self._engine.endpoint)
+        socket.rcvhwm = RECEIVE_QUEUE
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_TELEMETRY_BYTES)
+        reader: SocketReader | None = None
+        try:
+            socket.connect(self._engine.endpoint.here.telemetry)
+            socket.subscribe(b"")
+            self.join(await self._snapshot())
+            reader = SocketReader(socket, self.receive)  # also of what came meanwhile
+            await asyncio.Event().wait()
+        finally:
+            if reader is not None:
+                reader.close()
+                self._drain(socket)
+            self._metrics.leave()
+            socket.close()
+
+    def join(self, snapshot: Snapshot) -> None:
+        self._metrics.join(snapshot)
+        self._next_sequence = snapshot.sequence + 1
+
+    def receive(self, frames: list[bytes]) -> None:
+        """Apply a message; those skipped before it count as lost."""
+        try:
+            topic, number, payload = frames
+            sequence = wire.sequence_of(number)
+            message = wire.decode(payload) if topic in _TOPICS else None
+        except (ValueError, msgspec.DecodeError) as error:
+            log.warning("the engine published what is no message: %s", error)
+            return
+        num_lost = sequence - self._next_sequence
+        if num_lost < 0:
+            return  # the snapshot includes it
+        if num_lost:
+            log.warning("%d messages of the engine are lost to the metrics", num_lost)
+            self._metrics.lose(num_lost)
+        self._next_sequence = sequence + 1
+        if message is not None:
+            self._metrics.apply(message)
+
+    async def _snapshot(self) -> Snapshot:
+        while True:
+            try:
+                return await self._engine.ask_for(Snapshot, GetSnapshot(), SNAPSHOT_S)
+            except (EngineUnreachable, CommandRefused) as error:
+                log.warning("the metrics wait for the engine: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    def _drain(self, socket: "zmq.Socket[bytes]") -> None:
+        for _ in range(RECEIVE_QUEUE):
+            try:
+                self.receive(socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return

@@ -1,7 +1,7 @@
-"""`EngineMetrics`: what the engine's telemetry says, as meters and current values. No other input.
+"""`EngineMetrics`: what the engine's telemetry says, as meters and current values.
 
-Times are the engine's own, from its step records. So they do not include delays by a scrape, a slow
-client or this process. If a request was first seen after it had started, only what was seen counts.
+Times are the engine's own: they include no delay by a scrape, a slow client or this process. If a
+request was first seen after it had started, only what was seen counts.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ _PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 _STEP_SECONDS = tuple(
     mantissa * 10.0**power for power in range(-4, 1) for mantissa in (1.0, 2.0, 5.0)
 )
-_DEFAULT_LENGTH = 1_048_576
+_LENGTHS = tuple(float(mantissa * 10**power) for power in range(7) for mantissa in (1, 2, 5))
 _COUNTERS = {
     "vllm:prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "vllm:prefix_cache_hits": "Prompt tokens found in the prefix cache.",
@@ -65,22 +65,20 @@ _HISTOGRAMS = {
     "vllm:request_num_preemptions": ("How often a request was preempted.", _PREEMPTIONS),
     "stepscope_step_seconds": ("Schedule to tokens of a step.", _STEP_SECONDS),
     "stepscope_schedule_seconds": ("Scheduling of a step.", _STEP_SECONDS),
-    # Lengths, with bounds up to the longest request.
-    "vllm:request_prompt_tokens": ("Length of a prompt.", ()),
-    "vllm:request_prefill_kv_computed_tokens": ("Prompt tokens that were not cached.", ()),
-    "vllm:request_generation_tokens": ("Length of an output.", ()),
-    "vllm:request_params_max_tokens": ("What max_tokens requests ask for.", ()),
+    "vllm:request_prompt_tokens": ("Length of a prompt.", _LENGTHS),
+    "vllm:request_prefill_kv_computed_tokens": ("Prompt tokens that were not cached.", _LENGTHS),
+    "vllm:request_generation_tokens": ("Length of an output.", _LENGTHS),
+    "vllm:request_params_max_tokens": ("What max_tokens requests ask for.", _LENGTHS),
 }
 
 
 class Meters:
     """Counts from the start of this process, across engine restarts, in `registry`.
 
-    Names and buckets are those of vLLM 0.32 where they mean the same. Three things count slightly
-    differently: `iteration_tokens_total` has the tokens that each step computed, where vLLM counts
-    a whole prompt in the step that completes it; an aborted request counts only in the number of
-    requests by finish reason, not in the latency histograms; and no latency includes the time in
-    which an operator had paused the engine.
+    Names and buckets are those of vLLM 0.32 where they mean the same. Three things differ:
+    `iteration_tokens_total` has the tokens that each step computed, where vLLM counts a whole
+    prompt in the step that completes it; an aborted request counts only by its finish reason; and
+    no latency includes an operator's pause.
     """
 
     def __init__(self) -> None:
@@ -89,15 +87,16 @@ class Meters:
             name: Counter(name, text, _LABELS.get(name, ()), registry=self.registry)
             for name, text in _COUNTERS.items()
         }
-        self._histograms: dict[str, Histogram] = {}
+        self._histograms = {
+            name: Histogram(name, text, buckets=bounds, registry=self.registry)
+            for name, (text, bounds) in _HISTOGRAMS.items()
+        }
         for reason in ("stop", "length", "abort"):
             self.count("vllm:request_success", 0, reason)
         for phase in ("prefill", "decode"):
             self.count("stepscope_scheduled_tokens", 0, phase)
-        self.size(None)
 
     def count(self, name: str, number: float = 1, *labels: str) -> None:
-        """Add to a counter."""
         counter = self._counters[name]
         (counter.labels(*labels) if labels else counter).inc(number)
 
@@ -110,25 +109,6 @@ class Meters:
         histogram = self._histograms[name]
         histogram._sum.inc(value * number)
         histogram._buckets[bisect_left(histogram._upper_bounds, value)].inc(number)
-
-    def size(self, max_model_len: int | None) -> None:
-        """Make the histograms of lengths anew, for requests of up to `max_model_len` tokens."""
-        lengths = length_bounds(max_model_len or _DEFAULT_LENGTH)
-        for name, (text, bounds) in _HISTOGRAMS.items():
-            if name in self._histograms:
-                if bounds:
-                    continue
-                self.registry.unregister(self._histograms[name])
-            self._histograms[name] = Histogram(
-                name, text, buckets=bounds or lengths, registry=self.registry
-            )
-
-
-def length_bounds(max_model_len: int) -> tuple[float, ...]:
-    """Return bucket bounds for lengths in tokens: 1, 2, 5, 10, ... up to the longest request."""
-    powers = range(len(str(max_model_len)))
-    bounds = [float(mantissa * 10**power) for power in powers for mantissa in (1, 2, 5)]
-    return tuple(bound for bound in bounds if bound <= max_model_len)
 
 
 _LAST_CHUNK = int(wire.RowFlag.LAST_CHUNK)
@@ -147,11 +127,7 @@ class _Life:
 
 
 class EngineMetrics:
-    """The engine's metrics.
-
-    `ttft_s` and `itl_s` are the service levels for goodput, in seconds: those that the engine was
-    started with, else the defaults.
-    """
+    """`ttft_s`, `itl_s`: service levels for goodput, those that the engine was started with."""
 
     def __init__(self) -> None:
         self.ttft_s, self.itl_s = 0.5, 0.05
@@ -182,10 +158,9 @@ class EngineMetrics:
         }
 
     def lose(self, num_messages: int) -> None:
-        """Count `num_messages` lost messages, and forget the unfinished requests.
+        """Count lost messages, and forget unfinished requests: their latencies would be wrong.
 
-        They may have received tokens or ended in the lost messages, so their latencies would be
-        wrong. From here on, only their tokens and ends count.
+        They may have received tokens or ended meanwhile. Now only their tokens and ends count.
         """
         self.meters.count("stepscope_telemetry_lost", num_messages)
         self._lives.clear()
@@ -349,8 +324,6 @@ class EngineMetrics:
         return (end_ns - start_ns - self._pauses.within(start_ns, end_ns)) / 1e9
 
     def _set_info(self, info: wire.EngineInfo) -> None:
-        if self.info is None or self.info.max_model_len != info.max_model_len:
-            self.meters.size(info.max_model_len)
         self.info = info
         self.ttft_s = (info.slo_ttft_ms or 500.0) / 1000
         self.itl_s = (info.slo_itl_ms or 50.0) / 1000

@@ -1,33 +1,24 @@
 """`Job`: one HTTP request as commands for the engine, with the `Writer` of its answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from stepscope.engine.http.errors import invalid, not_supported
-from stepscope.engine.http.openai.generation import TextPiece
-from stepscope.engine.http.openai.requests import (
-    MAX_CHOICES,
-    ChatRequest,
-    ChatTurn,
-    CompletionRequest,
-    GenerationRequest,
-    StreamOptions,
-    TokenId,
-)
+from stepscope.engine.http.openai import requests
 from stepscope.engine.protocol.commands import ChatMessage, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 
+MAX_CHOICES = 1024  # of one request: prompts times n
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 _LARGEST_SEED = 2**63 - 1
 _SAME_NAMES = set(SamplingParams.__struct_fields__) - {"logprobs"}
 _encoder = msgspec.json.Encoder()
 
 Json: TypeAlias = dict[str, Any]
-# Makes a choice from its index and an output; the last argument is True in a chunk.
-MakeChoice: TypeAlias = Callable[[int, Output, bool], Json]
+Choices: TypeAlias = "ChatChoices | CompletionChoices"
 
 
 class Head(NamedTuple):
@@ -39,25 +30,24 @@ class Head(NamedTuple):
     system_fingerprint: str | None
 
 
+class TextPiece(NamedTuple):
+    """New output of one choice of a request."""
+
+    choice: int
+    output: Output
+
+
 class Writer:
     """Writes the JSON of an answer, or of the chunks of a streamed one, and counts its tokens.
 
-    Args:
-        kinds: `object` of a chunk, and of a whole answer.
-        num_choices: of each prompt. A prompt counts once, however many it has.
+    `num_choices`: of each prompt. A prompt counts once, however many it has.
     """
 
     def __init__(
-        self,
-        head: Head,
-        kinds: tuple[str, str],
-        make_choice: MakeChoice,
-        num_choices: int,
-        options: StreamOptions,
+        self, head: Head, choices: Choices, num_choices: int, options: requests.StreamOptions
     ) -> None:
         self._head = head
-        self._kinds = kinds
-        self._make_choice = make_choice
+        self._choices = choices
         self._num_choices = num_choices
         self._options = options
         self._outputs: dict[int, Output] = {}  # the newest of each choice
@@ -72,7 +62,7 @@ class Writer:
         if self._options.include_usage:
             is_told = self._options.continuous_usage_stats
             usage = {"usage": self._usage() if is_told else None}
-        return self._write(0, [self._make_choice(piece.choice, piece.output, True)], usage)
+        return self._write(0, [self._choices.made(piece.choice, piece.output, True)], usage)
 
     def usage_chunk(self) -> bytes | None:
         """Return the last chunk of a stream, with the usage and no choices, if it was asked for."""
@@ -80,9 +70,8 @@ class Writer:
         return self._write(0, [], {"usage": self._usage()}) if wanted else None
 
     def whole(self) -> bytes:
-        """Return the answer to a request that does not stream."""
         outputs = sorted(self._outputs.items())
-        choices = [self._make_choice(index, output, False) for index, output in outputs]
+        choices = [self._choices.made(index, output, False) for index, output in outputs]
         return self._write(1, choices, {"usage": self._usage()})
 
     def _usage(self) -> Json:
@@ -104,7 +93,7 @@ class Writer:
         return _encoder.encode(
             {
                 "id": identifier,
-                "object": self._kinds[kind],
+                "object": self._choices.kinds[kind],
                 "created": created,
                 "model": model,
                 "system_fingerprint": fingerprint,
@@ -120,7 +109,7 @@ class Job(NamedTuple):
     writer: Writer
 
 
-def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
+def chat_job(request: requests.ChatRequest, head: Head, max_model_len: int) -> Job:
     """Convert a chat request to a job. Raises ApiError if the request is invalid."""
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "needs logprobs=true")
@@ -130,11 +119,10 @@ def chat_job(request: ChatRequest, head: Head, max_model_len: int) -> Job:
     sampling = _sampling(request, max_model_len if max_tokens is None else max_tokens, logprobs)
     # Without max_tokens, generate until the model stops or the context is full.
     prompt = Submit(messages=messages, sampling=sampling, fit_max_tokens=max_tokens is None)
-    kinds = "chat.completion.chunk", "chat.completion"
-    return _job(request, head, [prompt], kinds, ChatChoices())
+    return _job(request, head, [prompt], ChatChoices())
 
 
-def completion_job(request: CompletionRequest, head: Head) -> Job:
+def completion_job(request: requests.CompletionRequest, head: Head) -> Job:
     """Convert a completion request to a job. Raises ApiError if the request is invalid."""
     max_tokens = requested_tokens(request) or DEFAULT_MAX_TOKENS
     sampling = _sampling(request, max_tokens, request.logprobs)
@@ -142,14 +130,12 @@ def completion_job(request: CompletionRequest, head: Head) -> Job:
         Submit(prompt=each, sampling=sampling)
         if isinstance(each, str)
         else Submit(prompt_token_ids=each, sampling=sampling)
-        for each in _prompts(request.prompt)
+        for each in _prompts(request)
     ]
-    kinds = "text_completion", "text_completion"
-    return _job(request, head, prompts, kinds, CompletionChoices())
+    return _job(request, head, prompts, CompletionChoices())
 
 
-def requested_tokens(request: GenerationRequest) -> int | None:
-    """Return the requested limit of output tokens. None if there is none."""
+def requested_tokens(request: requests.GenerationRequest) -> int | None:
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         what = f"{old} contradicts max_completion_tokens={new}; send one of them"
@@ -157,7 +143,7 @@ def requested_tokens(request: GenerationRequest) -> int | None:
     return old if new is None else new
 
 
-def _message(index: int, turn: ChatTurn) -> ChatMessage:
+def _message(index: int, turn: requests.ChatTurn) -> ChatMessage:
     if isinstance(turn.content, str):
         return ChatMessage(role=turn.role, content=turn.content)
     texts = []
@@ -169,7 +155,8 @@ def _message(index: int, turn: ChatTurn) -> ChatMessage:
     return ChatMessage(role=turn.role, content=texts if len(texts) > 1 else "".join(texts))
 
 
-def _prompts(prompt: str | list[str | TokenId | list[TokenId]]) -> Sequence[str | list[int]]:
+def _prompts(request: requests.CompletionRequest) -> Sequence[str | list[int]]:
+    prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]
     token_ids = [each for each in prompt if isinstance(each, int)]
@@ -185,7 +172,9 @@ def _prompts(prompt: str | list[str | TokenId | list[TokenId]]) -> Sequence[str 
     return others or [token_ids]
 
 
-def _sampling(request: GenerationRequest, max_tokens: int, logprobs: int | None) -> SamplingParams:
+def _sampling(
+    request: requests.GenerationRequest, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
     fields = msgspec.structs.asdict(request)
     return SamplingParams(
         **{name: value for name, value in fields.items() if name in _SAME_NAMES}
@@ -201,11 +190,7 @@ def _sampling(request: GenerationRequest, max_tokens: int, logprobs: int | None)
 
 
 def _job(
-    request: GenerationRequest,
-    head: Head,
-    prompts: Sequence[Submit],
-    kinds: tuple[str, str],
-    make_choice: MakeChoice,
+    request: requests.GenerationRequest, head: Head, prompts: Sequence[Submit], choices: Choices
 ) -> Job:
     if len(prompts) * request.n > MAX_CHOICES:
         raise invalid(
@@ -226,7 +211,7 @@ def _job(
         for prompt in prompts
         for choice in range(request.n)
     ]
-    writer = Writer(head, kinds, make_choice, request.n, request.stream_options)
+    writer = Writer(head, choices, request.n, request.stream_options)
     return Job(submits, request.stream, writer)
 
 
@@ -240,10 +225,12 @@ def _of_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
 class ChatChoices:
     """Makes the choices of one chat, or of its chunks."""
 
+    kinds = "chat.completion.chunk", "chat.completion"  # of a chunk, and of a whole answer
+
     def __init__(self) -> None:
         self._begun: set[int] = set()  # choices whose role was sent
 
-    def __call__(self, index: int, output: Output, is_chunk: bool) -> Json:
+    def made(self, index: int, output: Output, is_chunk: bool) -> Json:
         said: Json = {"role": "assistant", "content": output.text or ""}
         if not is_chunk:
             said["refusal"] = None
@@ -277,10 +264,12 @@ def _chat_token(token: TokenLogprob) -> Json:
 class CompletionChoices:
     """Makes the choices of one completion, or of its chunks."""
 
+    kinds = "text_completion", "text_completion"
+
     def __init__(self) -> None:
         self._num_chars: dict[int, int] = {}  # sent so far, by choice; only with logprobs
 
-    def __call__(self, index: int, output: Output, _: bool) -> Json:
+    def made(self, index: int, output: Output, _: bool) -> Json:
         logprobs = output.logprobs
         return {
             "index": index,

@@ -51,8 +51,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 _T = TypeVar("_T", bound=Struct)
 
-MAX_CHOICES = 1024  # of one request: prompts times n
-
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]
@@ -128,9 +126,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
 def _used(value: Any, kind: type[Struct], where: str) -> Any:
     """Return an object with the fields that `kind` has. Anything else is returned as it is.
 
-    `where`: the object's path, with a dot at its end.
-
-    Raises ApiError: another field asks for something.
+    `where`: its path, with a dot at its end. Raises ApiError: another field asks for something.
     """
     if not isinstance(value, dict):
         return value
@@ -183,9 +179,7 @@ class ClientGone(Exception):  # noqa: N818 - reads as what happened
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Return the whole body.
-
-    One that is too long is read to its end, because many clients read no answer before it.
+    """Return the whole body. Many clients read no answer before its end, however long it is.
 
     Raises:
         ApiError: the body is too long, or takes too long to arrive.

@@ -1,4 +1,4 @@
-"""The HTTP process."""
+"""The HTTP process, and `Connection`: what one client's connection may hold, and for how long."""
 
 import asyncio
 import contextlib
@@ -8,19 +8,19 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable
-from types import FrameType
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+import httptools
 import uvicorn
 from prometheus_client.registry import Collector
+from uvicorn.loops.auto import auto_loop_factory
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stepscope.engine.http.engine_client import HELLO_S, EngineClient
-from stepscope.engine.http.metrics.exposition import Exposition
-from stepscope.engine.http.metrics.follower import TelemetryFollower
+from stepscope.engine.http.metrics.exposition import Exposition, TelemetryFollower
 from stepscope.engine.http.metrics.reducer import EngineMetrics
 from stepscope.engine.http.server.app import Api, build_app
-from stepscope.engine.http.server.connection import IDLE_S, Connection
 from stepscope.engine.http.settings import Address, HttpSettings
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
@@ -39,6 +39,106 @@ BACKLOG = 2048
 ORPHAN_S = 1.0  # from the end of the engine that started this server to closing connections
 _POLL_S = 0.05
 _SPARE_FILES = 64  # open files for other uses than connections
+MAX_HEAD_BYTES = 32 * 1024  # that may come without a whole head or a piece of a body
+MAX_HEAD_LINES = 128
+MAX_PIPELINED = 16  # requests that wait for the answer to an earlier one
+HEAD_S = 10.0  # for a whole head, and for the rest of a body whose request is already answered
+IDLE_S = 75.0  # between an answer and the next request
+_SLICE = 16 * 1024  # bytes passed to the parser at once: the limit is checked after each
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with limits: what goes beyond one ends the connection.
+
+    uvicorn's own accepts a head of any size and waits for it for ever, before the key is checked.
+    `most`: connections that the server may have.
+    """
+
+    def __init__(self, most: int, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._most = most
+        self._num_bytes = 0  # since the last whole head or piece of a body
+        self._is_head = False  # a head is being received
+        self._is_due = True  # a request is to come, or is being received
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Called by asyncio
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            transport.close()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._is_due = True
+        for begin in range(0, len(data), _SLICE):
+            if self.transport.is_closing():
+                return
+            part = data[begin : begin + _SLICE]
+            self._num_bytes += len(part)
+            try:
+                # A request for an upgrade is answered without it.
+                with contextlib.suppress(httptools.HttpParserUpgrade):
+                    self.parser.feed_data(part)
+                if self._num_bytes > MAX_HEAD_BYTES:
+                    raise httptools.HttpParserError
+            except httptools.HttpParserError:
+                self.send_400_response("this is no valid HTTP request, or its head is too large")
+        self._watch()
+
+    # Called by the parser
+
+    def on_message_begin(self) -> None:
+        self._is_head = self._is_due = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_head:
+            return  # a trailer
+        if len(self.headers) == MAX_HEAD_LINES:
+            raise httptools.HttpParserError
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise httptools.HttpParserError
+        self._is_head, self._num_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_due, self._num_bytes = False, 0
+        super().on_message_complete()
+
+    # Called by uvicorn
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    # Time
+
+    def _watch(self) -> None:
+        """Start the timer if something must come from the client now; stop it if nothing must."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering or not self._is_due:
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def listen(address: Address) -> socket.socket:
@@ -65,42 +165,27 @@ def listen(address: Address) -> socket.socket:
     return listener
 
 
-def bound_address(listener: socket.socket) -> Address:
-    """Return the address of a listening socket, with its actual port."""
-    host, port = listener.getsockname()[:2]
-    return Address(str(host), int(port))
+def run_until_signal(serving: Coroutine[Any, Any, None]) -> None:
+    """Run `serve_http` until SIGINT, SIGTERM or SIGHUP."""
+    # uvicorn raises the signal again once it has shut down.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.Runner(loop_factory=auto_loop_factory()).run(serving)
 
 
-def serve_http(
+async def serve_http(
     settings: HttpSettings,
     endpoint: Endpoint,
     listener: socket.socket,
-    *,
-    parent_gone: threading.Event | None = None,
-    found: Callable[[EngineInfo], None] = lambda info: None,
-    collectors: Iterable[Collector] = (),
-) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP.
-
-    `parent_gone`: set when the engine that started this process is gone. The server then frees its
-    port, ends open requests with an error, and exits.
-    """
-    most = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
-    serving = _serve(settings, endpoint, listener, most, parent_gone, found, collectors)
-    signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again once it has shut down
-    with contextlib.suppress(KeyboardInterrupt, _Leave):
-        _loop_factory().run(serving)
-
-
-async def _serve(
-    settings: HttpSettings,
-    endpoint: Endpoint,
-    listener: socket.socket,
-    max_connections: int,
     parent_gone: threading.Event | None,
     found: Callable[[EngineInfo], None],
     collectors: Iterable[Collector],
 ) -> None:
+    """Serve the engine at an endpoint.
+
+    `parent_gone`: set when the engine that started this process is gone. The server then frees its
+    port, ends open requests with an error, and exits.
+    """
     metrics = EngineMetrics()
     exposition = Exposition(metrics, settings.served_model_name, collectors)
     following: asyncio.Task[None] | None = None
@@ -120,6 +205,7 @@ async def _serve(
 
     engine = EngineClient(endpoint, on_change)
     api = Api(settings, engine, exposition)
+    max_connections = min(settings.max_connections, allow_many_files() - _SPARE_FILES)
     # uvicorn calls this like a protocol class.
     protocol: Any = functools.partial(Connection, max_connections)
     server = uvicorn.Server(
@@ -178,19 +264,3 @@ async def _end(server: uvicorn.Server, api: Api, parent_gone: threading.Event | 
             while api.num_in_flight:
                 await asyncio.sleep(_POLL_S)
     api.engine.close("this server is shutting down")
-
-
-class _Leave(BaseException):
-    """Raised by SIGTERM after uvicorn's shutdown, to leave the event loop."""
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise _Leave
-
-
-def _loop_factory() -> asyncio.Runner:
-    try:
-        import uvloop
-    except ModuleNotFoundError:  # uvloop does not support this platform
-        return asyncio.Runner()
-    return asyncio.Runner(loop_factory=uvloop.new_event_loop)

@@ -7,7 +7,7 @@ import hashlib
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from stepscope.engine.protocol.settings.knobs import ConfigError, doc
 
@@ -17,31 +17,28 @@ Role: TypeAlias = Literal["both", "prefill", "decode"]
 MAX_LEVEL_MS = 1e9  # bound of a service level: no wait is that long
 
 
+def _level(what: str) -> Meta:
+    text = f"{what} is a breach, in ms (default: the watcher's level)"
+    return doc(text, gt=0, le=MAX_LEVEL_MS)
+
+
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings that stay fixed while an engine runs."""
 
     model: Annotated[
         str,
         doc(
-            "'demo', 'smollm2' (a small trained model; fetched once), a folder with a checkpoint, "
-            "a GGUF file, the name of a cached one, or random:NAME, a well-known shape with random "
-            "weights (random:qwen3-8b)"
+            "'demo', 'smollm2' (small, trained; fetched once), a folder with a checkpoint, a GGUF "
+            "file, a cached model, or random:NAME, a known shape with random weights (qwen3-8b)"
         ),
     ] = "demo"
     name: Annotated[str, doc("name of engine and sockets (default: engine-N, first free)")] = ""
     endpoint: Annotated[
-        str,
-        doc(
-            "control socket: ipc://PATH or tcp://127.0.0.1:PORT (default: the user's runtime "
-            "folder); telemetry uses PATH.telemetry or PORT + 1"
-        ),
+        str, doc("control socket: ipc://PATH or tcp://HOST:PORT (default: in the runtime folder)")
     ] = ""
     keys: Annotated[
         str,
-        doc(
-            "folder of the keys that are let in ('stepscope keys'); a public address always asks "
-            "for keys (default: that of the config folder if there is one)"
-        ),
+        doc("folder of authorised keys; a public address needs one (default: the config folder's)"),
     ] = ""
     device: Annotated[str, doc("'auto', 'cpu', 'cuda' or 'cuda:N'")] = "auto"
     dtype: Annotated[
@@ -49,19 +46,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         doc("of weights, and of the KV cache unless kv_cache_dtype says otherwise"),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        KVCacheDtype,
-        doc("'fp8_e4m3' holds twice the blocks of bf16 and costs some accuracy; 'auto': as dtype"),
+        KVCacheDtype, doc("'fp8_e4m3': twice the blocks of bf16 at some accuracy; 'auto': as dtype")
     ] = "auto"
     model_impl: Annotated[
         ModelImpl,
-        doc(
-            "whose layers run: our lean decoder (Llama, Qwen2, Qwen3, Mistral) or those of "
-            "transformers; 'auto' takes the lean one where it fits"
-        ),
+        doc("our lean decoder (Llama, Qwen2/3, Mistral) or transformers' layers; 'auto': as fits"),
     ] = "auto"
-    attention: Annotated[
-        str, doc("attention backend, 'auto' picks one ('stepscope doctor' lists them)")
-    ] = "auto"
+    attention: Annotated[str, doc("backend: 'auto', or one that 'stepscope doctor' lists")] = "auto"
     block_size: Annotated[int, doc("tokens of one KV block", ge=1, le=256)] = 16
     kv_memory: Annotated[
         str,
@@ -73,66 +64,34 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gpu_memory_utilization: Annotated[
         float, doc("share of a GPU's memory for weights, steps and KV cache together", gt=0, le=1)
     ] = 0.9
-    max_model_len: Annotated[
-        int, doc("longest request, prompt and output (0: the model's own limit)", ge=0)
-    ] = 0
+    max_model_len: Annotated[int, doc("longest prompt and output (0: the model's limit)", ge=0)] = 0
     token_capacity: Annotated[
-        int,
-        doc("largest token budget that can be set live (0: max_model_len, at least 8192)", ge=0),
+        int, doc("largest token budget to be set live (0: max_model_len, at least 8192)", ge=0)
     ] = 0
-    seq_capacity: Annotated[
-        int, doc("largest max_num_seqs that can be set live", ge=1, le=65536)
-    ] = 256
-    max_waiting: Annotated[int, doc("requests that may wait; a further one is refused", ge=1)] = (
-        100_000
-    )
+    seq_capacity: Annotated[int, doc("largest max_num_seqs to be set live", ge=1, le=65536)] = 256
+    max_waiting: Annotated[int, doc("requests that may wait; one more is refused", ge=1)] = 100_000
     threads: Annotated[
-        int,
-        doc("CPU threads for the model (0: one or all cores, whichever is faster)", ge=0, le=1024),
+        int, doc("CPU threads for the model (0: one or all cores, what is faster)", ge=0, le=1024)
     ] = 0
     overlap: Annotated[
         Literal["auto", "on", "off"],
         doc("prepare each step while the one before runs; 'auto': on a GPU; refused on a CPU"),
     ] = "auto"
     telemetry: Annotated[bool, doc("publish a record of every step")] = True
-    replay_steps: Annotated[
-        int, doc("messages kept so that slow subscribers can recover gaps", ge=1)
-    ] = 20_000
+    replay_steps: Annotated[int, doc("messages kept for subscribers that miss some", ge=1)] = 20_000
     replay_memory: Annotated[str, doc("memory for these messages: a size (256MB)")] = "256MB"
     with_tokens: Annotated[
-        bool,
-        doc("put prompts and outputs into telemetry: everyone who watches or records sees them"),
+        bool, doc("put prompts and outputs into telemetry: all who watch or record see them")
     ] = False
     prefix_hashes: Annotated[
         bool,
         doc(
-            "put a salted 64-bit hash of each KV block of prompts and outputs into telemetry: it "
-            "shows which requests share a prefix, not their text; 'what-if' and 'tune' need it to "
-            "foretell prefix hits"
+            "put a salted 64-bit hash of each KV block into telemetry: it shows which requests "
+            "share a prefix, not their text; 'what-if' and 'tune' need it to foretell prefix hits"
         ),
     ] = False
-    slo_ttft_ms: (
-        Annotated[
-            float,
-            doc(
-                "a first token that takes longer is a breach, in ms (default: the watcher's level)",
-                gt=0,
-                le=MAX_LEVEL_MS,
-            ),
-        ]
-        | None
-    ) = None
-    slo_itl_ms: (
-        Annotated[
-            float,
-            doc(
-                "a longer gap between two tokens is a breach, in ms (default: the watcher's level)",
-                gt=0,
-                le=MAX_LEVEL_MS,
-            ),
-        ]
-        | None
-    ) = None
+    slo_ttft_ms: Annotated[float, _level("a first token that takes longer")] | None = None
+    slo_itl_ms: Annotated[float, _level("a longer gap between two tokens")] | None = None
     seed: Annotated[int, doc("seed of sampled requests that bring none")] = 0
     role: Annotated[
         Role,
@@ -143,8 +102,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "both"
     decode_to: Annotated[str, doc("name or address of the decode engine of a prefill engine")] = ""
     transfer_memory: Annotated[
-        str,
-        doc("shared memory for what is handed over: a size, or 'auto': two longest requests"),
+        str, doc("shared memory for handing over: a size, or 'auto': two longest requests")
     ] = "auto"
 
     def overlaps(self, *, launch_blocks: bool) -> bool:
@@ -154,17 +112,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         Raises ConfigError: `overlap` is "on", but this device or role cannot overlap steps.
         """
-        if self.overlap == "on" and launch_blocks:
-            raise ConfigError(
-                "overlap",
-                "overlap: a CPU runs the model within the launch, so nothing can overlap; "
-                "use --overlap auto",
-            )
-        if self.overlap == "on" and self.role != "both":
-            raise ConfigError(
-                "overlap", f"overlap does not go with role={self.role}; use --overlap auto"
-            )
-        return self.overlap != "off" and self.role == "both" and not launch_blocks
+        why = None
+        if launch_blocks:
+            why = "overlap: a CPU runs the model within the launch, so nothing can overlap"
+        elif self.role != "both":
+            why = f"overlap does not go with role={self.role}"
+        if self.overlap == "on" and why is not None:
+            raise ConfigError("overlap", f"{why}; use --overlap auto")
+        return self.overlap != "off" and why is None
 
     def hash(self) -> str:
         """Return a short fingerprint of the whole configuration, for telling recordings apart."""

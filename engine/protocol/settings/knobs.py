@@ -61,10 +61,7 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 0
     batching: Annotated[
         Batching,
-        doc(
-            "which requests share a step: one, a padded batch, whole prompts, chunks or decodes, "
-            "or both"
-        ),
+        doc("what shares a step: one, a padded batch, whole prompts, chunks or decodes, or both"),
     ] = "chunked"
     order: Annotated[
         Order, doc("decodes before prefill chunks (Sarathi-Serve), or by arrival (vLLM v1)")
@@ -77,18 +74,13 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "its whole prompt, or for its output too (then nothing is preempted)"
         ),
     ] = "prompt"
-    enable_prefix_caching: Annotated[
-        bool, doc("reuse the KV blocks of equal prompt beginnings")
-    ] = True
+    enable_prefix_caching: Annotated[bool, doc("reuse KV blocks of equal prompt beginnings")] = True
     watermark: Annotated[
         float, doc("share of the KV blocks that admission leaves free", ge=0.0, le=0.5)
     ] = 0.0
     speculative: Annotated[
         Speculative,
-        doc(
-            "guess tokens from the request's own text (prompt lookup) and check them in the same "
-            "forward pass"
-        ),
+        doc("guess tokens from the request's own text (prompt lookup); check them in one pass"),
     ] = "off"
     num_speculative_tokens: Annotated[
         int, doc("tokens guessed for one request in a step, at most", ge=1, le=64)
@@ -100,34 +92,26 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, doc("longest repetition (tokens) that is tried; then shorter ones", ge=1, le=16)
     ] = 5
     prefill_schedule_interval: Annotated[
-        int,
-        doc(
-            "while requests decode, only every Nth step takes prefills, unless the queue does not "
-            "drain (1: every step)",
-            ge=1,
-        ),
+        int, doc("beside decodes only every Nth step takes prefills, unless the queue grows", ge=1)
     ] = 1
 
     def changed(self, changes: Mapping[str, KnobValue], limits: Limits) -> "Knobs":
-        """Return these knobs with `changes` applied.
-
-        Raises ConfigError: an unknown name, a wrong type, a value outside its bounds, or values
-        that do not go together.
-        """
+        """Return these knobs with `changes`. Raises ConfigError: one is wrong, or they clash."""
         values = msgspec.structs.asdict(self)
-        for name, value in changes.items():
+        for name in changes:
             if name not in values:
                 known = ", ".join(values)
                 raise ConfigError("unknown_knob", f"no knob is called {name!r}; there are: {known}")
-            values[name] = _checked(name, value, limits)
+        values |= changes
+        values = {spec.name: checked(spec, values[spec.name]) for spec in knob_specs(limits)}
         knobs = Knobs(**values)
         knobs.check(limits)
         return knobs
 
     def check(self, limits: Limits) -> None:
         """Raise ConfigError when the values do not go together or exceed the capacity."""
-        for name, value in msgspec.structs.asdict(self).items():
-            _checked(name, value, limits)
+        for spec in knob_specs(limits):
+            checked(spec, getattr(self, spec.name))
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < limits.max_model_len:
             raise ConfigError(
                 "out_of_bounds",
@@ -167,7 +151,6 @@ _CAPACITIES = {
 
 @lru_cache(maxsize=32)
 def knob_specs(limits: Limits) -> tuple[KnobSpec, ...]:
-    """Describe every knob, with its bounds in an engine with these limits."""
     return tuple(_spec(field, limits) for field in msgspec.structs.fields(Knobs))
 
 
@@ -186,10 +169,6 @@ def _spec(field: msgspec.structs.FieldInfo, limits: Limits) -> KnobSpec:
         choices=choices,
         help=meta.description,
     )
-
-
-def _checked(name: str, value: KnobValue, limits: Limits) -> KnobValue:
-    return checked(next(spec for spec in knob_specs(limits) if spec.name == name), value)
 
 
 def checked(spec: KnobSpec, value: KnobValue) -> KnobValue:

@@ -36,6 +36,5 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=16)
     ] = ()
     include_stop: bool = False  # whether the text includes the stop string or token that ended it
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = (
-        None  # of the chosen token and of this many most likely ones
-    )
+    # Of the chosen token and of this many most likely ones.
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -23,15 +23,9 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     document_tokens: Annotated[int, doc("mean prompt of a document, in tokens", ge=1)] = 3072
     output_tokens: Annotated[int, doc("mean output, in tokens", ge=1)] = 64
     num_requests: Annotated[int, doc("stop after so many (default: go on)", ge=1)] | None = None
-    max_concurrency: (
-        Annotated[int, doc("requests under way at most; further arrivals are put off", ge=1)] | None
-    ) = None
+    max_concurrency: Annotated[int, doc("most requests under way; others wait", ge=1)] | None = None
     temperature: Annotated[float, doc("of the sampling; 0 is greedy", ge=0.0, le=100.0)] = 0.0
     questions: Annotated[
-        bool,
-        doc(
-            "chats are questions in the model's chat template, and end where it ends them; for a "
-            "model that speaks"
-        ),
+        bool, doc("chats are questions in the chat template, for a model that speaks")
     ] = False
     seed: Annotated[int, doc("equal seeds make equal workloads")] = 0

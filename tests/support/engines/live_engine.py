@@ -26,7 +26,7 @@ from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
-from stepscope.engine.transport.gate import Gate, local_key
+from stepscope.engine.transport.gate import Gate
 from tests.support.engines.core_ends import GivenWorkload
 from tests.support.engines.simulated_run import simulated_info
 
@@ -111,7 +111,7 @@ def running_engine(
     """
     endpoint = Endpoint.parse(f"{address}/engine" if isinstance(address, Path) else address)
     cost = CostModel(floor_ms=5.0, token_us=2.0, context_ns=0.0)
-    with EndpointLock(endpoint, local_key(gate)):
+    with EndpointLock(endpoint, gate and gate.local):
         if open_publisher is not None:
             publisher = open_publisher(endpoint.telemetry)
         else:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
+from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
 from stepscope.engine.models.cache import smollm2
 from stepscope.engine.protocol.settings.engine_config import EngineConfig
 from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
@@ -73,12 +73,12 @@ def _open_listener(settings: HttpSettings) -> tuple[socket.socket, str]:
     address = parse_address(settings.bind)
     check_private(address, settings.api_key)
     with engine_packages(needs_torch=False):
-        from stepscope.engine.http.server.server import bound_address, listen
+        from stepscope.engine.http.server.server import listen
     began_s = time.monotonic()
     while True:
         try:
             listener = listen(address)
-            return listener, bound_address(listener).text
+            return listener, Address(*listener.getsockname()[:2]).text
         except ConfigError:
             if time.monotonic() - began_s > _LEAVING_S:
                 raise
@@ -103,7 +103,7 @@ def _run(
     parent_gone: threading.Event | None,
 ) -> None:
     with engine_packages(needs_torch=False):
-        from stepscope.engine.http.server.server import serve_http
+        from stepscope.engine.http.server.server import run_until_signal, serve_http
     from stepscope.tui.cli.engines.watch import judged_rules
 
     names: set[str] = set()
@@ -114,9 +114,8 @@ def _run(
             say(f"serving {info.model} of {info.name}")
 
     with judged_rules(endpoint, load_alerts()) as gauges:
-        serve_http(
-            settings, endpoint, listener, parent_gone=parent_gone, found=found, collectors=gauges
-        )
+        serving = serve_http(settings, endpoint, listener, parent_gone, found, gauges)
+        run_until_signal(serving)
 
 
 _PAUSE_S = 0.5  # before a child that ended is started again

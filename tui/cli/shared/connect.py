@@ -22,9 +22,9 @@ from stepscope.engine.client.client import (
 )
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
-from stepscope.engine.transport.keys import check_public, read_credentials
+from stepscope.engine.transport.keys import read_credentials
 from stepscope.engine.transport.local_engines import called
-from stepscope.engine.transport.sockets import KEY_VARIABLE, SERVER_KEY_VARIABLE
+from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.shared.arguments import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.process import expected
@@ -38,15 +38,10 @@ from stepscope.tui.settings.terminal import in_browser
 def use_key(flags: Mapping[str, Any]) -> None:
     """Make all connections of this process and its children use the key that the user chose."""
     settings = resolve(ClientSettings, "client", flags)
-    if not settings.key:
-        if settings.server_key:
-            raise WrongUsage("--server-key: only with --key FILE")
-        return
-    path = Path(settings.key).expanduser().absolute()
-    read_credentials(path)
-    os.environ[KEY_VARIABLE] = str(path)
-    if settings.server_key:
-        os.environ[SERVER_KEY_VARIABLE] = check_public(settings.server_key, "--server-key")
+    if settings.key:
+        path = Path(settings.key).expanduser().absolute()
+        read_credentials(path)
+        os.environ[KEY_VARIABLE] = str(path)
 
 
 PAST_S = 60.0  # how much of the engine's past a dashboard loads when it starts

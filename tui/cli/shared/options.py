@@ -119,7 +119,7 @@ def _given(fields: Sequence[FieldInfo], named: dict[str, Any]) -> dict[str, Any]
 _PARTS: Mapping[str, tuple[Section, Collection[str]]] = {
     "levels": ("dashboard", DURATIONS),
     "picture": ("dashboard", ("theme", "ascii", "axis", *DURATIONS)),
-    "key": ("client", ("key", "server_key")),
+    "key": ("client", ("key",)),
 }
 
 
