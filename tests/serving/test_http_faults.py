@@ -19,7 +19,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import Pause, Resume, Submit
+from stepscope.engine.protocol.commands import Pause, Resume, StepOnce, Submit
 from stepscope.engine.protocol.replies import Submitted
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
@@ -279,11 +279,16 @@ def test_sigkill_of_serve_ends_its_streams_and_http_process_and_frees_the_port(
     server = serve()
     child = http_process_of(server)
     # One client reads and one does not: neither keeps the process alive.
-    deaf = open_stream(server.url, {**LONG, "max_tokens": 480}, receive_buffer=4096)
-    with open_stream(server.url, {**LONG, "max_tokens": 480}) as connection:
-        with ControlClient(server.endpoint) as client:
-            client.ask(Pause())  # it must not finish first
-        server.process.send_signal(signal.SIGKILL)
+    body = {**LONG, "max_tokens": 480}
+    with ControlClient(server.endpoint) as client:
+        client.ask(Pause())
+        deaf = send_request(server.url, body, receive_buffer=4096)
+        connection = send_request(server.url, body)
+        wait_for(lambda: len(client.snapshot().requests) == 2, "both have come")
+        client.ask(StepOnce(n=400))  # neither finishes
+        wait_for(lambda: client.snapshot().step >= 399, "the steps are done")
+    server.process.send_signal(signal.SIGKILL)
+    with connection:
         text = rest_of(connection)
     assert b'"code":"engine_unavailable"' in text[-400:]
     wait_for(lambda: not child.is_running() or child.status() == "zombie", "it ends", 5)
