@@ -108,6 +108,14 @@ class LoadedChunk:
         topics = self.frames.topics
         return next((at for at in range(end - 1, -1, -1) if topics[at] == KEYFRAME), None)
 
+    def end_steps(self) -> tuple[int | None, int | None]:
+        """The first and the last readable step; None if there is none."""
+        ends = []
+        for places in (self.step_places, reversed(self.step_places)):
+            steps = (step_of(self.frames[place].payload) for place in places)
+            ends.append(next((step for step in steps if step is not None), None))
+        return ends[0], ends[1]
+
     def __len__(self) -> int:
         return len(self.frames)
 
@@ -176,6 +184,10 @@ class ChunkCache:
             return chunk
 
     def stored_index(self, number: int) -> bytes | None:
+        """The index of a chunk as the recorder wrote it; None if there is none.
+
+        Raises ValueError: it is damaged.
+        """
         with self._lock:
             return read_stored_index(self._stream, self.places[number])
 
@@ -206,35 +218,15 @@ class ChunkCache:
                     return step if step is None or topic == STEP else step + 1
         return None
 
-
-def mend_times(chunks: ChunkCache) -> None:
-    """Correct the times of chunks whose headers contradict each other, from the messages inside."""
-    last_ns = 0
-    for number, place in enumerate(chunks.places):
-        if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
-            frames = chunks.load(number).frames
-            place.start_ns = frames[0].log_ns if frames else last_ns
-            place.end_ns = frames[-1].log_ns if frames else last_ns
-        last_ns = place.end_ns
-
-
-def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
-    """The first or the last readable step; None if there is no step."""
-    numbers = range(len(chunks))
-    for number in numbers if first else reversed(numbers):
-        chunk = chunks.load(number)
-        for place in chunk.step_places if first else reversed(chunk.step_places):
-            if (step := step_of(chunk.frames[place].payload)) is not None:
-                return step
-    return None
-
-
-def end_times(chunks: ChunkCache) -> tuple[int, int]:
-    first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
-    return (
-        first[0].log_ns if first else chunks.places[0].start_ns,
-        last[-1].log_ns if last else chunks.places[-1].end_ns,
-    )
+    def mend_times(self) -> None:
+        """Correct times of chunks whose headers contradict each other, from the messages inside."""
+        last_ns = 0
+        for number, place in enumerate(self.places):
+            if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
+                frames = self.load(number).frames
+                place.start_ns = frames[0].log_ns if frames else last_ns
+                place.end_ns = frames[-1].log_ns if frames else last_ns
+            last_ns = place.end_ns
 
 
 REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"

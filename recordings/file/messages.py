@@ -94,7 +94,7 @@ def indexes(recording: Recording, turn: Turn = lambda: None) -> Iterator[tuple[i
 def stored_index(recording: Recording, number: int) -> Index | None:
     """The stored index of a chunk; None if there is none or it is damaged."""
     try:
-        payload = recording.stored_index(number)
+        payload = recording.chunks.stored_index(number)
         return None if payload is None else decode_index(payload)
     except (ValueError, LookupError):
         return None
@@ -119,7 +119,7 @@ class _Maker:
             self.indexer.follow(open)
 
     def read(self, number: int, turn: Turn) -> None:
-        chunk, begin = self._recording.chunk(number), self._begin
+        chunk, begin = self._recording.chunks.load(number), self._begin
         first = begin.message if number == begin.chunk else 0
         for place in range(first, len(chunk) if number >= begin.chunk else 0):
             frame = chunk.frame(place)

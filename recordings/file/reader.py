@@ -68,16 +68,21 @@ class Recording:
                 )
             self.metadata = index.metadata.get(PROFILE, {})
             self._check_versions()
-            self._chunks = chunk_cache.ChunkCache(self.stream, index.chunks)
+            self.chunks = chunks = chunk_cache.ChunkCache(self.stream, index.chunks)
             self.index: McapIndex = index
             if not index.is_complete:
-                chunk_cache.mend_times(self._chunks)
+                chunks.mend_times()
             self.info = self._find_info()  # the engine that was recorded
             # Both are None if the file has no step.
-            self.first_step = chunk_cache.end_step(self._chunks, first=True)
-            self.last_step = chunk_cache.end_step(self._chunks, first=False)
+            firsts = (chunks.load(number).end_steps()[0] for number in range(len(chunks)))
+            self.first_step = next((step for step in firsts if step is not None), None)
+            lasts = (chunks.load(number).end_steps()[1] for number in reversed(range(len(chunks))))
+            self.last_step = next((step for step in lasts if step is not None), None)
+            first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
+            self.end = Position(len(chunks) - 1, len(last))
             # Wall time of the first and last message.
-            self.start_ns, self.end_ns = chunk_cache.end_times(self._chunks)
+            self.start_ns = first[0].log_ns if first else chunks.places[0].start_ns
+            self.end_ns = last[-1].log_ns if last else chunks.places[-1].end_ns
         except RecordingError:
             self.stream.close()
             raise
@@ -92,58 +97,38 @@ class Recording:
         self.stream.close()
 
     @property
-    def duration_s(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e9
-
-    @property
     def truncated(self) -> bool:
-        return not self.index.is_complete or bool(self._chunks.damaged)
+        return not self.index.is_complete or bool(self.chunks.damaged)
 
     @property
     def message(self) -> str | None:
         """What is missing, in one line; None if nothing. Damage is known only once it was read."""
-        missing = chunk_cache.missing_text(self.index, self._chunks, self.last_step)
+        missing = chunk_cache.missing_text(self.index, self.chunks, self.last_step)
         return None if missing is None else f"{self.path.name}: {missing}"
 
     @property
     def num_chunks(self) -> int:
-        return len(self._chunks)
+        return len(self.chunks)
 
     @property
     def size(self) -> int:
         """File size in bytes."""
         return os.fstat(self.stream.fileno()).st_size
 
-    def chunk(self, number: int) -> chunk_cache.LoadedChunk:
-        return self._chunks.load(number)
-
-    def steps_in(self, number: int) -> tuple[int, int] | None:
-        chunk = self._chunks.load(number)
-        if not chunk.step_places:
-            return None
-        return _step_at(chunk, chunk.step_places[0]), _step_at(chunk, chunk.step_places[-1])
-
-    def stored_index(self, number: int) -> bytes | None:
-        """The index of a chunk as the recorder wrote it; None if there is none.
-
-        Raises ValueError: it is damaged.
-        """
-        return self._chunks.stored_index(number)
-
     def check_chunk(self, number: int) -> bool:
         """Read a chunk. Returns whether it is undamaged."""
-        self._chunks.load(number)
-        if not (place := self._chunks.places[number]).is_cut:
-            return number not in self._chunks.damaged
-        is_last = number == len(self._chunks) - 1
+        self.chunks.load(number)
+        if not (place := self.chunks.places[number]).is_cut:
+            return number not in self.chunks.damaged
+        is_last = number == len(self.chunks) - 1
         return is_last and self.index.is_being_written and not was_overwritten(self.stream, place)
 
     # Finding
 
     def find_step(self, step: int) -> Position | None:
         """The position after the record of `step`, or of the last step before it; None if none."""
-        for number in range(self._chunks.num_up_to(step) - 1, -1, -1):
-            chunk = self._chunks.load(number)
+        for number in range(self.chunks.num_up_to(step) - 1, -1, -1):
+            chunk = self.chunks.load(number)
             count = bisect_right(chunk.step_places, step, key=lambda place: _step_at(chunk, place))
             if count:
                 return Position(number, chunk.step_places[count - 1] + 1)
@@ -151,10 +136,10 @@ class Recording:
 
     def find_time(self, log_ns: int) -> Position:
         """The position of the first message at or after `log_ns` (wall time)."""
-        number = bisect_left(self._chunks.places, log_ns, key=lambda place: place.end_ns)
-        if number == len(self._chunks):
+        number = bisect_left(self.chunks.places, log_ns, key=lambda place: place.end_ns)
+        if number == len(self.chunks):
             return Position(number, 0)
-        frames = self._chunks.load(number).frames
+        frames = self.chunks.load(number).frames
         return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
 
     def step_before(self, position: Position) -> int | None:
@@ -163,12 +148,6 @@ class Recording:
             if count := bisect_left(chunk.step_places, end):
                 return _step_at(chunk, chunk.step_places[count - 1])
         return None
-
-    def is_end(self, position: Position) -> bool:
-        last = len(self._chunks) - 1
-        if position.chunk != last:
-            return position.chunk > last
-        return position.message >= len(self._chunks.load(last))
 
     def frame_before(self, position: Position) -> chunk_cache.MessageFrame | None:
         """The message right before a position; None if there is none, or if it is damaged."""
@@ -200,12 +179,12 @@ class Recording:
         only the lower 32 bits of sequence numbers.
         """
         first, skipped = position or Position(0, 0)
-        for number in range(first, len(self._chunks)):
-            chunk = self._chunks.load(number)
+        for number in range(first, len(self.chunks)):
+            chunk = self.chunks.load(number)
             for place in range(skipped if number == first else 0, len(chunk)):
                 frame = chunk.frame(place)
                 if frame is None:
-                    self._chunks.damaged.add(number)
+                    self.chunks.damaged.add(number)
                     continue
                 topic, lower, log_ns, payload = frame
                 sequence = whole_sequence(lower, sequence)
@@ -218,8 +197,8 @@ class Recording:
         self, position: Position
     ) -> Iterator[tuple[int, chunk_cache.LoadedChunk, int]]:
         """Yield number, chunk and how many of its messages come before a position, last first."""
-        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            chunk = self._chunks.load(number)
+        for number in range(min(position.chunk, len(self.chunks) - 1), -1, -1):
+            chunk = self.chunks.load(number)
             is_last = number == position.chunk
             yield number, chunk, min(position.message, len(chunk)) if is_last else len(chunk)
 
@@ -236,8 +215,8 @@ class Recording:
 
     def _find_info(self) -> EngineInfo:
         found = self._first_keyframe()
-        if found is None and self._chunks.damaged:
-            place = self._chunks.places[min(self._chunks.damaged)]
+        if found is None and self.chunks.damaged:
+            place = self.chunks.places[min(self.chunks.damaged)]
             raise RecordingError(
                 f"{self.path} is damaged (the chunk at byte {place.offset:,}): no keyframe can be "
                 "read, so nothing can be shown"
@@ -257,8 +236,8 @@ class Recording:
         return RecordingError(f"{self.path}: {BEING_WRITTEN}, and nothing can be read in it yet")
 
     def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
-        for number in range(len(self._chunks)):
-            for place, frame in enumerate(self._chunks.load(number).frames):
+        for number in range(len(self.chunks)):
+            for place, frame in enumerate(self.chunks.load(number).frames):
                 if frame.topic == chunk_cache.KEYFRAME:
                     return self._snapshot(frame), Position(number, place + 1)
         return None

@@ -65,7 +65,7 @@ class Playhead:
     @property
     def is_at_end(self) -> bool:
         """Whether no message follows, as far as can be told without reading."""
-        return self.next is None and self._recording.is_end(self.position)
+        return self.next is None and self.position >= self._recording.end
 
     def peek(self) -> MessageFrame | None:
         """Read the next message without moving; None at the end.

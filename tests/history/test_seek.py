@@ -112,7 +112,7 @@ def test_a_contradicting_step_is_skipped(recorded: Path, monkeypatch: pytest.Mon
     with Recording(recorded) as recording:
         begin, end = recording.find_step(1_000), recording.find_step(1_500)
         whole = one_by_one(recording, begin, end)
-        chunk = recording.chunk(begin.chunk)
+        chunk = recording.chunks.load(begin.chunk)
         bad = next(p for p in range(begin.message + 60, len(chunk)) if p in chunk._packed)
         message = msgspec.msgpack.decode(chunk.frames[bad].payload)
         message["batch"] = [message["batch"][0], 10_000]

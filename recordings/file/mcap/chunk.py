@@ -120,24 +120,16 @@ def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]
     Checksums are not checked. So use these messages only to search, not as data.
     """
     frame = zstandard.ZstdDecompressor().decompressobj()
-    found = b""
-    position = place.offset + CHUNK_HEAD.size
-    while position < place.end and not frame.eof:
+    found, num_yielded = b"", 0
+    for position in range(place.offset + CHUNK_HEAD.size, place.end, _PEEK_BYTES):
         stream.seek(position)
-        piece = stream.read(min(_PEEK_BYTES, place.end - position))
-        if not piece:
-            return
-        position += len(piece)
         try:
-            found += frame.decompress(piece)
+            found += frame.decompress(stream.read(min(_PEEK_BYTES, place.end - position)))
         except zstandard.ZstdError:
             return
-        end = 0
-        for opcode, begin, length in _records(found):
-            end = begin + RECORD.size + length
-            if opcode == Opcode.MESSAGE and length >= _MESSAGE.size:
-                yield _message(found, begin, length)
-        found = found[end:]
+        begins, _ = message_places(found)
+        yield from (message_at(found, begin) for begin in begins[num_yielded:])
+        num_yielded = len(begins)
 
 
 def _decompressed(compressed: memoryview) -> tuple[bytes, bool]:
@@ -160,11 +152,8 @@ def _vouched(records: bytes) -> tuple[bytes, bool]:
     for opcode, begin, length in _records(records):
         if opcode == CHECKPOINT and length == 4:
             checksum = zlib.crc32(records[position:begin], checksum)
-            position = begin
-            if (
-                int.from_bytes(records[begin + RECORD.size : begin + RECORD.size + 4], "little")
-                != checksum
-            ):
+            position, body = begin, begin + RECORD.size
+            if int.from_bytes(records[body : body + length], "little") != checksum:
                 return records[:end], False
             end = begin
     return records[:end], True
@@ -190,10 +179,6 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
 
 def message_at(records: bytes, begin: int) -> RawMessage:
     _, length = RECORD.unpack_from(records, begin)
-    return _message(records, begin, length)
-
-
-def _message(records: bytes, begin: int, length: int) -> RawMessage:
     body = begin + RECORD.size
     channel_id, sequence, log_ns, _ = _MESSAGE.unpack_from(records, body)
     payload = records[body + _MESSAGE.size : body + length]

@@ -39,7 +39,6 @@ RECORD = struct.Struct("<BQ")  # opcode, length of what follows
 CHUNK_HEAD = struct.Struct("<BQQQQI I4sQ")
 _MESSAGE = struct.Struct("<BQHIQQ")
 _CHECKPOINT = struct.Struct("<BQI")
-_NO_TIME = 0
 
 
 class McapSink:
@@ -74,7 +73,7 @@ class McapSink:
         self._checksum = 0
         self._is_flushed = True
         self._next_checkpoint = 0
-        self._start_ns = self._end_ns = _NO_TIME
+        self._start_ns = self._end_ns = 0
         stream.write(MAGIC + _encoded(records.Header(profile=profile, library=library)))
         self.num_bytes = stream.tell()  # bytes in the file, without those that the next flush adds
 
@@ -155,9 +154,20 @@ class McapSink:
         self.end_chunk()
         self._stream.write(_encoded(records.DataEnd(data_section_crc=0)))
         start = self._stream.tell()
+        statistics = records.Statistics(
+            attachment_count=len(self._attachments),
+            channel_count=len(self._channels),
+            channel_message_counts=dict(self._num_messages),
+            chunk_count=len(self._chunks),
+            message_count=self._num_messages.total(),
+            message_start_time=min((c.message_start_time for c in self._chunks), default=0),
+            message_end_time=max((c.message_end_time for c in self._chunks), default=0),
+            metadata_count=len(self._metadata),
+            schema_count=0,
+        )
         groups: list[tuple[int, bytes]] = [
             (Opcode.CHANNEL, self._channel_bytes),
-            (Opcode.STATISTICS, _encoded(self._statistics())),
+            (Opcode.STATISTICS, _encoded(statistics)),
             (Opcode.CHUNK_INDEX, _encoded(*self._chunks)),
             (Opcode.ATTACHMENT_INDEX, _encoded(*self._attachments)),
             (Opcode.METADATA_INDEX, _encoded(*self._metadata)),
@@ -212,19 +222,6 @@ class McapSink:
         return CHUNK_HEAD.pack(
             *(Opcode.CHUNK, length, self._start_ns, self._end_ns),
             *(self.num_chunk_bytes, self._checksum, len(name), name, self._num_compressed),
-        )
-
-    def _statistics(self) -> records.Statistics:
-        return records.Statistics(
-            attachment_count=len(self._attachments),
-            channel_count=len(self._channels),
-            channel_message_counts=dict(self._num_messages),
-            chunk_count=len(self._chunks),
-            message_count=self._num_messages.total(),
-            message_start_time=min((c.message_start_time for c in self._chunks), default=0),
-            message_end_time=max((c.message_end_time for c in self._chunks), default=0),
-            metadata_count=len(self._metadata),
-            schema_count=0,
         )
 
 
