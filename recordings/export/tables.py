@@ -1,5 +1,10 @@
-"""Tables of a session: its steps, the rows of their batches, its requests; as CSV and Parquet."""
+"""Tables of a session: its steps, the rows of their batches, its requests; as CSV and Parquet.
 
+CSV has a header line, and unknown values are empty.
+"""
+
+import csv
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -220,6 +225,20 @@ def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
         for view in moment.state.requests.values():
             if view.status != "finished":
                 yield _Ended(view, moment, longest_ns.get(view.request_id, 0) or None)
+
+
+def write_csv(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
+    """Write a table. Returns the number of rows."""
+    text = io.TextIOWrapper(stream, "utf-8", newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(column.name for column in COLUMNS[table])
+    count = 0
+    for row in table_rows(table, moments):
+        writer.writerow(row)
+        count += 1
+    text.flush()
+    text.detach()
+    return count
 
 
 ROW_GROUP = 64 * 1024

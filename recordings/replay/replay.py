@@ -20,8 +20,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.playhead import Playhead, Tempo
-from stepscope.recordings.replay.reach import Reach
-from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, step_in
+from stepscope.recordings.replay.seek import WINDOW_STEPS, Reach, excerpt
 
 _TICK_S = 0.02
 # Time for drawing after a seek before other work. The first drawing also needs imports.
@@ -127,8 +126,16 @@ class ReplaySource:
         self.recording.close()
 
     def step_in(self, step: int, ns: int) -> int | None:
-        """The last step recorded by the time of `step` plus `ns`; None if outside the file."""
-        return step_in(self.recording, step, ns)
+        """The last step recorded by the time of `step` plus `ns`, which may be negative.
+
+        None if that time is outside the file.
+        """
+        recording = self.recording
+        frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
+        time_ns = None if frame is None else frame.log_ns + ns
+        if time_ns is None or not recording.start_ns <= time_ns <= recording.end_ns:
+            return None
+        return recording.step_before(recording.find_time(time_ns + 1))
 
     def play(self, speed: float | None = None) -> None:
         with self._wake:
@@ -213,7 +220,7 @@ class ReplaySource:
                     if not self._playing or self._at_end:
                         self._wake.wait()
                         continue
-                    if self._head.next is not None and (due_s := self._due_s()) > 0:
+                    if (due_s := self._due_s()) > 0:
                         self._wake.wait(due_s)
                         continue
             try:
@@ -222,7 +229,9 @@ class ReplaySource:
                 if skips:
                     self._skip(skips)
                 if is_short:
-                    self._reach.extend(self._head.position, self._is_wanted_elsewhere)
+                    self._reach.extend(
+                        self._head.position, lambda: self._is_interrupted() or self._skips != 0
+                    )
                 if self._is_seeking or is_short:
                     self._tempo.restart()
                 else:
@@ -257,11 +266,6 @@ class ReplaySource:
         self._head.put(position, sequence)
         self._at_end = self._head.is_at_end
 
-    def _read_to(self, position: Position) -> None:
-        """Append all messages before a position. Another seek or `stop` ends it early."""
-        while self._head.is_before(position) and not self._is_interrupted():
-            self._take_next()
-
     def _is_interrupted(self) -> bool:
         return self._wanted is not None or self._stopping
 
@@ -287,7 +291,8 @@ class ReplaySource:
         first = history.first_step
         if first is not None and newest is not None:
             if newest <= step <= newest + num_steps and not self._at_end:
-                self._read_to(target)
+                while self._head.is_before(target) and not self._is_interrupted():
+                    self._take_next()
                 return
             is_held = first <= step - num_steps or first == recording.first_step
             if is_held and step < newest and history.rewind(history.neighbour(step + 1, -1)):
@@ -300,6 +305,3 @@ class ReplaySource:
             return  # interrupted: keep the shown history
         self._reach.show(fresh, is_short=begin > Position(0, 0))
         self._read_from(target, fresh.last_sequence or 0)
-
-    def _is_wanted_elsewhere(self) -> bool:
-        return self._is_interrupted() or self._skips != 0

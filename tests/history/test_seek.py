@@ -14,9 +14,15 @@ from stepscope.recordings.attribution.explained import explain_recording
 from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, state_at, window_start, windows
+from stepscope.recordings.replay.seek import (
+    WINDOW_STEPS,
+    Reach,
+    excerpt,
+    state_at,
+    window_start,
+    windows,
+)
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.lanes_of import lanes_of
