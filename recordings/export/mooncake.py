@@ -199,9 +199,6 @@ class RequestReader:
                 request.num_output_tokens = views[request_id].num_output_tokens
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 class MooncakeWriter:
     """Writes requests as lines, each once all that arrived earlier are written.
 
@@ -235,7 +232,7 @@ class MooncakeWriter:
                 "output_length": num_output,
                 "hash_ids": hash_ids,
             }
-            self._stream.write(_encode(document) + b"\n")
+            self._stream.write(msgspec.json.encode(document) + b"\n")
             self.num_lines += 1
 
 

@@ -3,8 +3,8 @@
 CSV has a header line, and unknown values are empty.
 """
 
+import codecs
 import csv
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -229,19 +229,16 @@ def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
 
 def write_csv(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
     """Write a table. Returns the number of rows."""
-    text = io.TextIOWrapper(stream, "utf-8", newline="", write_through=True)
-    writer = csv.writer(text)
+    writer = csv.writer(codecs.getwriter("utf-8")(stream))
     writer.writerow(column.name for column in COLUMNS[table])
     count = 0
     for row in table_rows(table, moments):
         writer.writerow(row)
         count += 1
-    text.flush()
-    text.detach()
     return count
 
 
-ROW_GROUP = 64 * 1024
+ROW_GROUP = 64 * 1024  # rows
 
 
 def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:

@@ -502,7 +502,7 @@ def test_a_full_disk_ends_the_recording_and_loses_only_unflushed_messages(tmp_pa
         writer.close()
     assert writer.state == "failed"
     assert "File too large" in writer.error
-    with Recording(writer.part_path) as recording:
+    with Recording(f"{writer.path}.part") as recording:
         assert f"(steps 0 to {recording.last_step:,} are in it)" in writer.error
     assert not path.exists()
     with Recording(path) as recording:

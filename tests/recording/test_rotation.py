@@ -265,7 +265,7 @@ def test_anothers_open_file_is_not_deleted(tmp_path: Path, monkeypatch: pytest.M
     assert other.delete_old(current) == 0
     writer.close()
     assert writer.error is None
-    killed = writer.path.rename(writer.part_path)
+    killed = writer.path.rename(f"{writer.path}.part")
     assert other.delete_old(current) == 1  # the unfinished file of a dead recorder may be deleted
     assert not killed.exists()
     current.abandon()

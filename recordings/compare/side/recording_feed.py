@@ -19,7 +19,7 @@ _CLOCKS_APART_NS = 1_000_000_000  # most that the recorder's and the engine's cl
 
 
 class RecordingFeed:
-    """Reads a range of steps (`stretch`) from a recording. Implements `Feed`.
+    """Reads a range of steps (`stretch`) from a recording. A `Feed`.
 
     `recording`: the recording. `close` closes it.
 

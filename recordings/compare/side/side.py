@@ -29,24 +29,21 @@ from stepscope.recordings.state.session import SessionState
 _MAX_VALUES = 8  # most values given of a knob, the last ones
 
 
-class KnobsInForce:
-    def __init__(self, before: Mapping[str, KnobValue]) -> None:
-        self._changes: list[tuple[int, Mapping[str, KnobValue]]] = [(-1, dict(before))]
+# Values of knobs, and the first step with them, in order.
+KnobChanges: TypeAlias = list[tuple[int, Mapping[str, KnobValue]]]
 
-    def add(self, step: int, values: Mapping[str, KnobValue]) -> None:
-        self._changes.append((step, values))
 
-    def between(self, first: int, last: int) -> dict[str, list[KnobValue]]:
-        """For each knob, the values that it had in these steps, in order (the last few)."""
-        found: dict[str, list[KnobValue]] = {}
-        for step, values in self._changes:
-            for name, value in values.items() if step <= last else ():
-                known = found.get(name, [])
-                if step <= first or not known:
-                    found[name] = [value]
-                elif known[-1] != value:
-                    found[name] = [*known, value][-_MAX_VALUES:]
-        return found
+def knobs_between(changes: KnobChanges, first: int, last: int) -> dict[str, list[KnobValue]]:
+    """For each knob, the values that it had in these steps, in order (the last few)."""
+    found: dict[str, list[KnobValue]] = {}
+    for step, values in changes:
+        for name, value in values.items() if step <= last else ():
+            known = found.get(name, [])
+            if step <= first or not known:
+                found[name] = [value]
+            elif known[-1] != value:
+                found[name] = [*known, value][-_MAX_VALUES:]
+    return found
 
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
@@ -141,7 +138,7 @@ class Side:
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
         self.cause_ns: dict[tuple[Kind, Cause], int] = {}
         self.num_late: dict[tuple[Kind, Cause], int] = {}
-        self._knobs = KnobsInForce(state.knobs)
+        self._knobs: KnobChanges = [(-1, dict(state.knobs))]
         self._coming: list[wire.KnobsChanged] = []  # changes of which no step has a flag yet
         for view in state.requests.values():
             if view.status != "finished" and not view.is_partial:
@@ -176,7 +173,7 @@ class Side:
         points = self.points
         if points.first_step is None or points.last_step is None:
             return {}
-        return self._knobs.between(points.first_step, points.last_step)
+        return knobs_between(self._knobs, points.first_step, points.last_step)
 
     @property
     def limited(self) -> Mapping[Limit, Sums]:
@@ -206,9 +203,9 @@ class Side:
             self._count_causes()
             if isinstance(message, wire.KnobsChanged):
                 self._coming.append(message)
-                self._knobs.add(message.effective_step, message.new)
+                self._knobs.append((message.effective_step, message.new))
             elif isinstance(message, wire.Snapshot):
-                self._knobs.add(message.step + 1, message.knobs)
+                self._knobs.append((message.step + 1, message.knobs))
             elif isinstance(message, wire.EngineStatus):
                 self._apply_events(message, message.time_ns)
             elif isinstance(message, wire.StepRecord) and outcome is not None:

@@ -83,10 +83,6 @@ class RecordingWriter:
         return self._file.path
 
     @property
-    def part_path(self) -> Path:
-        return self._file.part_path
-
-    @property
     def num_bytes(self) -> int:
         return self._num_bytes_before + self._file.num_bytes
 
@@ -125,15 +121,15 @@ class RecordingWriter:
             self._file.close()
         except OSError as error:
             self._file.abandon()
-            reason = f"cannot write {self.part_path}: {error.strerror or error}"
-            self._fail(reason + _kept(self.part_path))
+            part = self._file.part_path
+            self._fail(f"cannot write {part}: {error.strerror or error}{_kept(part)}")
             return
         except RecordingError as error:  # the next file cannot be created; this one is finished
             self._fail(f"{error}{_kept(self.path)}")
             return
         except Exception as error:
             # This is a bug of ours, which must not stop the session that is recorded.
-            log.exception("recording to %s failed", self.part_path)
+            log.exception("recording to %s failed", self.path)
             self._fail(f"recording failed, see the log: {error!r}")
             self._file.abandon()
             return
