@@ -17,13 +17,16 @@ import os
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from importlib.metadata import version
 from typing import IO
 
 import zstandard
 from mcap import records
 from mcap.data_stream import RecordBuilder
 from mcap.opcode import Opcode
+
+from stepscope.recordings.file.mcap.format import PROFILE, TOPICS
 
 INDEX_NAME, INDEX_TYPE = "index", "application/zstd"  # of the attachment behind a chunk
 MAGIC = b"\x89MCAP0\r\n"
@@ -42,22 +45,15 @@ _CHECKPOINT = struct.Struct("<BQI")
 
 
 class McapSink:
-    """Writes one MCAP file.
+    """Writes one MCAP file. `stream`: seekable, at its start; the caller closes it."""
 
-    Args:
-        stream: seekable, at its start; the caller closes it.
-        topics: topics of the channels, whose ids are 1, 2, ... in this order.
-    """
-
-    def __init__(
-        self, stream: IO[bytes], profile: str, library: str, topics: Sequence[str]
-    ) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._channels = [
             records.Channel(
                 id=number, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0
             )
-            for number, topic in enumerate(topics, start=1)
+            for number, topic in enumerate(TOPICS, start=1)
         ]
         self._channel_bytes = _encoded(*self._channels)
         self._chunks: list[records.ChunkIndex] = []
@@ -74,7 +70,8 @@ class McapSink:
         self._is_flushed = True
         self._next_checkpoint = 0
         self._start_ns = self._end_ns = 0
-        stream.write(MAGIC + _encoded(records.Header(profile=profile, library=library)))
+        library = f"stepscope {version('stepscope')}"
+        stream.write(MAGIC + _encoded(records.Header(profile=PROFILE, library=library)))
         self.num_bytes = stream.tell()  # bytes in the file, without those that the next flush adds
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:

@@ -89,7 +89,7 @@ class RecordingFile:
                 ) from error
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
         access.lock(self._stream)
-        self._sink = McapSink(self._stream, PROFILE, f"stepscope {version('stepscope')}", TOPICS)
+        self._sink = McapSink(self._stream)
         self.opened_s = time.monotonic()
 
     @property
@@ -202,10 +202,9 @@ class RecordingFile:
 
 def _sync_folder(folder: Path) -> None:
     """Flush a folder to the disk, so that new file names in it survive a crash."""
-    try:
+    with contextlib.suppress(OSError):  # not every file system lets folders be opened
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return  # not every file system lets folders be opened
-    with contextlib.suppress(OSError):
-        os.fsync(descriptor)
-    os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -9,7 +9,6 @@ import os
 import re
 import stat
 import time
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -64,8 +63,7 @@ class SeriesLimits(NamedTuple):
         return cls(num_bytes, age_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _SeriesFile:
+class _SeriesFile(NamedTuple):
     path: Path
     num_bytes: int
     written_s: float
@@ -128,15 +126,18 @@ class FileSeries:
             return True
         return limits.age_s is not None and time.monotonic() - file.opened_s >= limits.age_s
 
-    def delete_old(self, current: RecordingFile) -> int:
-        """Delete the oldest files of this series beyond the limit. Returns how many."""
+    def delete_old(self, current: RecordingFile) -> None:
+        """Delete the oldest files of this series beyond the limit."""
         if self._keep is None:
-            return 0
+            return
         members = self._members(current)
         total = sum(member.num_bytes for member in members)
-        num_deleted = 0
         for member in members:
-            is_old = self._keep.age_s is not None and self._age_s(member) > self._keep.age_s
+            ended_s = self._ended_s.get(member.path.name)
+            age_s = time.time() - member.written_s
+            if ended_s is not None:
+                age_s = time.monotonic() - ended_s
+            is_old = self._keep.age_s is not None and age_s > self._keep.age_s
             is_much = self._keep.num_bytes is not None and total > self._keep.num_bytes
             if not is_old and not is_much:
                 continue
@@ -147,12 +148,6 @@ class FileSeries:
                 continue
             self._ended_s.pop(member.path.name, None)
             total -= member.num_bytes
-            num_deleted += 1
-        return num_deleted
-
-    def _age_s(self, member: _SeriesFile) -> float:
-        ended_s = self._ended_s.get(member.path.name)
-        return time.time() - member.written_s if ended_s is None else time.monotonic() - ended_s
 
     def _members(self, current: RecordingFile) -> list[_SeriesFile]:
         members = []
