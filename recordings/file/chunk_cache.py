@@ -211,10 +211,10 @@ class ChunkCache:
         keyframe.
         """
         with self._lock:
-            for message in first_messages(self._stream, self.places[number]):
-                topic = _TOPIC_OF.get(message.channel_id)
+            for channel_id, payload in first_messages(self._stream, self.places[number]):
+                topic = _TOPIC_OF.get(channel_id)
                 if topic in (STEP, KEYFRAME):
-                    step = step_of(message.payload)
+                    step = step_of(payload)
                     return step if step is None or topic == STEP else step + 1
         return None
 

@@ -6,18 +6,19 @@ that was cut short, as far as its chunks are intact; `message` tells what is mis
 A recording of a later major version is refused, with what to install.
 """
 
+import fcntl
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import access, chunk_cache
+from stepscope.recordings.file import chunk_cache
 from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX, PROFILE
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
@@ -52,7 +53,7 @@ class Recording:
             # Use it only while no other thread reads the recording.
             self.stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
             # Check this before reading, so that a file finished in between is read as whole.
-            is_being_written = access.is_held(self.stream)
+            is_being_written = is_held(self.stream)
             index = read_index(self.stream, is_being_written=is_being_written)
         except OSError as error:
             raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
@@ -252,6 +253,27 @@ class Recording:
         if not isinstance(message, Snapshot):
             raise RecordingError(f"{self.path} holds a keyframe that is a {type(message).__name__}")
         return message
+
+
+def is_held(stream: IO[bytes]) -> bool:
+    """Whether another writer, in any process of this machine, holds the lock of an open file."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    fcntl.flock(stream, fcntl.LOCK_UN)
+    return False
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a recorder is writing the file at this path."""
+    try:
+        with open(path, "rb") as stream:
+            return is_held(stream)
+    except OSError:
+        return False
 
 
 def whole_sequence(lower: int, before: int) -> int:

@@ -8,7 +8,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator
-from typing import IO, NamedTuple
+from typing import IO
 
 import zstandard
 from mcap.data_stream import ReadDataStream
@@ -25,13 +25,6 @@ _PIECE_BYTES = 1024  # compressed bytes read at a time: fewer lose less before d
 _MESSAGE = struct.Struct("<HIQQ")  # channel id, sequence, log time, publish time
 _MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id
 _MESSAGE_OPCODE = int(Opcode.MESSAGE)
-
-
-class RawMessage(NamedTuple):
-    channel_id: int
-    sequence: int  # the lower 32 bits
-    log_ns: int
-    payload: bytes
 
 
 def read_chunk(stream: IO[bytes], place: ChunkPlace) -> tuple[bytes, bool]:
@@ -114,8 +107,8 @@ def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
     )
 
 
-def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:
-    """Yield messages from the beginning of a chunk, decompressed only as far as the caller reads.
+def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[tuple[int, bytes]]:
+    """Yield channel id and payload of the first messages of a chunk, as far as the caller reads.
 
     Checksums are not checked. So use these messages only to search, not as data.
     """
@@ -128,7 +121,9 @@ def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]
         except zstandard.ZstdError:
             return
         begins, _ = message_places(found)
-        yield from (message_at(found, begin) for begin in begins[num_yielded:])
+        for begin in begins[num_yielded:]:
+            channel_id, _, _, payload = message_at(found, begin)
+            yield channel_id, payload
         num_yielded = len(begins)
 
 
@@ -177,12 +172,12 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
     return begins, channel_ids
 
 
-def message_at(records: bytes, begin: int) -> RawMessage:
+def message_at(records: bytes, begin: int) -> tuple[int, int, int, bytes]:
+    """Channel id, the lower 32 bits of the sequence number, log time and payload of a message."""
     _, length = RECORD.unpack_from(records, begin)
     body = begin + RECORD.size
     channel_id, sequence, log_ns, _ = _MESSAGE.unpack_from(records, body)
-    payload = records[body + _MESSAGE.size : body + length]
-    return RawMessage(channel_id, sequence, log_ns, payload)
+    return channel_id, sequence, log_ns, records[body + _MESSAGE.size : body + length]
 
 
 def _records(records: bytes) -> Iterator[tuple[int, int, int]]:

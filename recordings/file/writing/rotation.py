@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.access import is_being_written
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.mcap.index import read_metadata
+from stepscope.recordings.file.reader import is_being_written
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 
 log = logging.getLogger("stepscope.recordings")
