@@ -38,10 +38,11 @@ class SettingDifference(NamedTuple):
 
 def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
     """Differing knobs, then engine properties. A setting unknown on one side is left out."""
-    names = [name for name in a.knob_values if name in b.knob_values]
+    knobs_a, knobs_b = a.knob_values, b.knob_values
     found = [
-        SettingDifference(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)
-        for name in names
+        SettingDifference(name, tuple(knobs_a[name]), tuple(knobs_b[name]), is_knob=True)
+        for name in knobs_a
+        if name in knobs_b
     ]
     if a.info is not None and b.info is not None:
         for field, label in {**{name: name for name in _FIELDS}, **_CAPACITIES}.items():
@@ -138,17 +139,9 @@ def compare(a: Side, b: Side) -> Comparison:
 
 
 def _causes(a: Side, b: Side) -> list[ComparedCause]:
-    keys = {**a.cause_ns, **b.cause_ns}
     shares = [
-        ComparedCause(
-            kind,
-            cause,
-            a.cause_ns.get((kind, cause), 0),
-            b.cause_ns.get((kind, cause), 0),
-            a.num_late.get((kind, cause), 0),
-            b.num_late.get((kind, cause), 0),
-        )
-        for kind, cause in keys
+        ComparedCause(*key, a.cause_ns[key], b.cause_ns[key], a.num_late[key], b.num_late[key])
+        for key in {**a.cause_ns, **b.cause_ns}
     ]
     return sorted(shares, key=lambda share: -max(share.a_ns, share.b_ns))
 

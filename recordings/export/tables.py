@@ -155,29 +155,6 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "rows": ROW_COLUMNS,
     "requests": REQUEST_COLUMNS,
 }
-# For the docs, what the name of a column does not tell.
-MEANINGS = {
-    "wall_ns": "Unix time at which the tokens of the step were there",
-    "after_gap": "whether messages before the step were lost",
-    "device_ns": "time the accelerator was busy",
-    "num_rows": "requests in the batch",
-    "queried_tokens": "prompt tokens looked up in the prefix cache",
-    "hit_tokens": "those that were found",
-    "max_itl_ns": "the longest time since the token before, of all tokens of the step",
-    "hidden_ns": "scheduling and launch while the step before still ran",
-    "num_wasted_tokens": "of requests that had ended",
-    "token_limit": "the budget that device memory allows, if it is smaller",
-    "num_drafted_tokens": "guessed by speculation; unknown without drafts",
-    "limited_by": "the limit that the step met",
-    "start": "tokens of the request before its row",
-    "last_chunk": "whether the row ends the prompt",
-    "resumed": "whether it is the first after a preemption",
-    "arrival_wall_ns": "the arrival in Unix time",
-    "ttft_ms": "from the arrival to the first token",
-    "tpot_ms": "the mean time from one token to the next",
-    "itl_max_ms": "the longest time from one token to the next",
-    "e2e_ms": "from the arrival to the last token, once the request has ended",
-}
 
 
 def table_rows(table: Table, moments: Iterable[Moment]) -> Iterator[tuple[Any, ...]]:

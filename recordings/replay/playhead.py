@@ -13,13 +13,10 @@ MIN_SPEED, MAX_SPEED = 0.1, 64.0
 
 
 class Tempo:
-    """Tells when to play each message. Belongs to the playing thread, except `restart`.
-
-    `speed`: recorded seconds per second, clamped to 0.1..64.
-    """
+    """Tells when to play each message. Belongs to the playing thread, except `restart`."""
 
     def __init__(self, speed: float) -> None:
-        self.speed = _clamped(speed)
+        self.speed = speed  # recorded seconds per second
         self._origin: tuple[float, int] | None = None  # host and recorded time of one instant
 
     def restart(self, speed: float | None = None) -> None:
@@ -28,7 +25,7 @@ class Tempo:
         Any thread may call it.
         """
         if speed is not None:
-            self.speed = _clamped(speed)
+            self.speed = min(max(speed, MIN_SPEED), MAX_SPEED)
         self._origin = None
 
     def due_s(self, log_ns: int) -> float:
@@ -37,10 +34,6 @@ class Tempo:
             origin = self._origin = (time.monotonic(), log_ns)
         started_s, started_ns = origin
         return started_s + (log_ns - started_ns) / 1e9 / self.speed - time.monotonic()
-
-
-def _clamped(speed: float) -> float:
-    return min(max(speed, MIN_SPEED), MAX_SPEED)
 
 
 class Playhead:

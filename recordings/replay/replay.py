@@ -35,7 +35,7 @@ class ReplaySource:
 
     Args:
         recording: the recording. `stop` closes it.
-        speed: recorded seconds per second, clamped to 0.1..64.
+        speed: recorded seconds per second.
         playing: whether to play at once, instead of standing at the first step.
 
     Attributes:
@@ -60,8 +60,9 @@ class ReplaySource:
         self.history.known_since_ns = recording.known_since_ns
         self.history.carried = recording.metadata
         self.tap = FrameTap()
-        self.file_index = FileIndex(recording.path, lambda: self._busy, self.history.know_baseline)
-        self.file_index.note(marks)
+        self.file_index = FileIndex(
+            recording.path, lambda: self._busy, self.history.know_baseline, marks
+        )
         self._marks = marks
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()

@@ -4,6 +4,7 @@ Its memory is bounded, however many steps a run has.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
@@ -114,8 +115,6 @@ class Side:
         lock: held while a message is processed. Readers of all else but figures must hold it too.
         is_cut: whether a later step followed the last one. What happened between them counts there.
         had_cache: whether the prefix cache may have held something before the first message.
-        cause_ns: time of each cause in the late waits for first (or next) tokens.
-        num_late: number of late waits that have this cause as their largest.
     """
 
     def __init__(self, name: str, slo: SLO, past: RunFollower | SessionState) -> None:
@@ -136,8 +135,9 @@ class Side:
         self._state = state = self._follower.state
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
-        self.cause_ns: dict[tuple[Kind, Cause], int] = {}
-        self.num_late: dict[tuple[Kind, Cause], int] = {}
+        # Time of each cause in the late waits, and the number of those with it as the largest.
+        self.cause_ns: Counter[tuple[Kind, Cause]] = Counter()
+        self.num_late: Counter[tuple[Kind, Cause]] = Counter()
         self._knobs: KnobChanges = [(-1, dict(state.knobs))]
         self._coming: list[wire.KnobsChanged] = []  # changes of which no step has a flag yet
         for view in state.requests.values():
@@ -182,7 +182,7 @@ class Side:
     @property
     def share_late_beside_prefill(self) -> float:
         """The share of gaps between tokens that were late mainly due to prompts of others."""
-        return self.num_late.get(("ITL", "prefill"), 0) / max(1, self.totals.waits.of["itl"].count)
+        return self.num_late["ITL", "prefill"] / max(1, self.totals.waits.of["itl"].count)
 
     def sums(self) -> Sums:
         totals, between = self.totals, None if self.is_cut else self._state.between
@@ -311,9 +311,7 @@ class Side:
         late = self._follower.explainer.late
         for each in late:
             if not each.is_excused:
-                key = each.kind, each.cause
-                self.num_late[key] = self.num_late.get(key, 0) + 1
+                self.num_late[each.kind, each.cause] += 1
                 for piece in each.pieces:
-                    key = each.kind, piece.cause
-                    self.cause_ns[key] = self.cause_ns.get(key, 0) + piece.ns
+                    self.cause_ns[each.kind, piece.cause] += piece.ns
         late.clear()
