@@ -225,22 +225,18 @@ class _MessageChecks:
         check.num_checked += 1
         # A keyframe has the number of the message that led to it, and none of its own.
         sequence = message.sequence if isinstance(message, wire.Snapshot) else frame.sequence
-        last = self._sequence
-        if last is not None and frame.topic != KEYFRAME:
-            if sequence <= last and self._step is not None:
-                check.problem(f"message {sequence:,} comes after {last:,}")
-            elif sequence > last + 1:
-                self._lose(sequence - last - 1)
-        elif last is not None and sequence > last:
-            self._lose(sequence - last)
-        self._sequence = sequence if last is None else max(last, sequence)
-
-    def _lose(self, num_messages: int) -> None:
-        self._num_missing += num_messages
-        self._report.num_lost_messages += num_messages
-        self._after_gap = True
-        self._ledger.close()
-        self._tokens.forget()
+        last = sequence if self._sequence is None else self._sequence
+        is_own = frame.topic != KEYFRAME and self._sequence is not None
+        num_lost = sequence - last - is_own
+        if num_lost > 0:
+            self._num_missing += num_lost
+            self._report.num_lost_messages += num_lost
+            self._after_gap = True
+            self._ledger.close()
+            self._tokens.forget()
+        elif num_lost < 0 and is_own and self._step is not None:
+            check.problem(f"message {sequence:,} comes after {last:,}")
+        self._sequence = max(last, sequence)
 
     def end_gap(self, before_step: int | None) -> bool:
         """Report what is missing since the last step, unless a repair told it; whether any is."""

@@ -83,25 +83,21 @@ class SideWork(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The result of comparing two runs, as far as they were read.
-
-    Attributes:
-        causes: causes of waits longer than the service level, the most costly first.
-        is_one_session: whether both runs are parts of one session, so that their lengths may
-            differ. Two parts in which one engine was sent the same requests count as two sessions.
-    """
+    """The result of comparing two runs, as far as they were read."""
 
     names: tuple[str, str]
     slo: SLO
     figures: list[ComparedFigure]
     settings: list[SettingDifference]
-    causes: list[ComparedCause]
+    causes: list[ComparedCause]  # of waits longer than the service level, the most costly first
     works: tuple[SideWork, SideWork]
     requests: Matched
     percentile_error: float  # by which share of itself a percentile may be too small
     num_unlisted: int  # number of requests beyond those that the `Side`s keep
+    # Whether both are parts of one session, so that their lengths may differ. Two parts in which
+    # one engine was sent the same requests count as two sessions.
     is_one_session: bool
-    load: LoadDifference  # how the loads of the two runs differ
+    load: LoadDifference
 
     @property
     def different_work(self) -> str | None:

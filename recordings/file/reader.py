@@ -37,11 +37,6 @@ class Recording:
 
     Raises RecordingError: the file does not exist, is no recording, is empty, or has a later
     schema.
-
-    Attributes:
-        known_since_ns: engine time from which on all pauses are known: 0, or the time of the first
-            keyframe if the engine does not publish earlier pauses.
-        truncated, message: whether something is missing, and what, in one line.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -230,6 +225,8 @@ class Recording:
                 "written, or it was cut short within its first second"
             )
         snapshot, _ = found
+        # Engine time from which on all pauses are known: 0, or the time of the first keyframe if
+        # the engine does not publish earlier pauses.
         self.known_since_ns = known_since(snapshot)
         return snapshot.info
 

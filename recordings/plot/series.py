@@ -41,13 +41,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class PlotEvent:
-    """An event, drawn as a line across the plot.
-
-    `time_ns` is relative to the start of the range.
-    """
+    """An event, drawn as a line across the plot."""
 
     kind: EventKind
-    time_ns: int
+    time_ns: int  # since the start of the range
     text: str
 
 
@@ -64,7 +61,7 @@ class PlotSeries:
     """
 
     def __init__(
-        self, start_ns: int, end_ns: int, num_columns: int, slo: SLO, *, is_one_step: bool = True
+        self, start_ns: int, end_ns: int, num_columns: int, slo: SLO, *, is_one_step: bool
     ) -> None:
         import numpy as np
 
@@ -79,7 +76,10 @@ class PlotSeries:
         self.kv_used, self.kv_cached = unknown.copy(), unknown.copy()
         self.ttft_ns = unknown.copy()  # the longest
         self.num_preempted = np.zeros(num_columns)
-        self.steps, self.itls = ([_few_values() for _ in range(num_columns)] for _ in range(2))
+        self.steps, self.itls = (
+            [Distribution(max_values=_COLUMN_VALUES, num_bits=_COLUMN_BITS) for _ in unknown]
+            for _ in range(2)
+        )
         self.waits = WaitSums({"itl": slo.itl_ms * 1e6, "ttft": slo.ttft_ms * 1e6})
         self.sums = Sums()
         self.events: list[PlotEvent] = []
@@ -202,7 +202,3 @@ def _record_at(recording: Recording, step: int) -> StepRecord | None:
         if isinstance(message, StepRecord):
             return message
     return None
-
-
-def _few_values() -> Distribution:
-    return Distribution(max_values=_COLUMN_VALUES, num_bits=_COLUMN_BITS)

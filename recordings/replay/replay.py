@@ -37,11 +37,6 @@ class ReplaySource:
         recording: the recording. `stop` closes it.
         speed: recorded seconds per second.
         playing: whether to play at once, instead of standing at the first step.
-
-    Attributes:
-        file_index: the events, late tokens and lost messages of the whole file.
-        on_found: called on the replay's thread when the result of a seek is shown. It must not
-            block or raise.
     """
 
     is_live = False
@@ -64,6 +59,7 @@ class ReplaySource:
             recording.path, lambda: self._busy, self.history.know_baseline, marks
         )
         self._marks = marks
+        # Called on this thread when the result of a seek is shown. It must not block or raise.
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
         self._tempo = Tempo(speed)

@@ -111,17 +111,15 @@ class Side:
         past: the state right before the first message; waits in progress then are left out. Or a
             follower that was fed the messages before it.
 
-    Attributes:
-        lock: held while a message is processed. Readers of all else but figures must hold it too.
-        is_cut: whether a later step followed the last one. What happened between them counts there.
-        had_cache: whether the prefix cache may have held something before the first message.
     """
 
     def __init__(self, name: str, slo: SLO, past: RunFollower | SessionState) -> None:
         self.name = name
         self.slo = slo
+        # Held while a message is processed. Readers of all else but figures must hold it too.
         self.lock = threading.RLock()
         self.version = 0  # grows with every message
+        # Whether a later step followed the last one. What happened between them counts there.
         self.is_cut = False
         self.requests: dict[int, RequestRun] = {}
         self._totals = RunTotals(slo)
@@ -133,6 +131,7 @@ class Side:
         self._follower = RunFollower(slo, past) if isinstance(past, SessionState) else past
         self._follower.explainer.late.clear()  # those waits ended before this run
         self._state = state = self._follower.state
+        # Whether the prefix cache may have held something before the first message.
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
         # Time of each cause in the late waits, and the number of those with it as the largest.

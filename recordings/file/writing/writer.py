@@ -45,11 +45,6 @@ class RecordingWriter:
         levels: service levels to store in each file.
 
     Raises RecordingError: the file cannot be created.
-
-    Attributes:
-        path: path of the file that is being written, or was written last.
-        num_bytes, num_steps, num_files: written so far, in all files.
-        num_safe_steps: steps that would survive a crash of the process or the machine.
     """
 
     def __init__(
@@ -57,7 +52,8 @@ class RecordingWriter:
     ) -> None:
         self.state: RecordingState = "recording"  # failed: the file cannot be written (full disk)
         self.error: str | None = None  # why it failed or ended by itself, in one line
-        self.num_steps = self.num_safe_steps = 0
+        self.num_steps = 0  # in all files, as is `num_bytes`
+        self.num_safe_steps = 0  # those that would survive a crash of the process or the machine
         self.last_step: int | None = None  # the last recorded step of the current or last engine
         self._series = target if isinstance(target, FileSeries) else None
         self._metadata = as_metadata(levels)
@@ -80,6 +76,7 @@ class RecordingWriter:
 
     @property
     def path(self) -> Path:
+        """The file that is being written, or was written last."""
         return self._file.path
 
     @property
