@@ -131,10 +131,7 @@ _CLOCK_MONOTONIC = 3
 
 
 def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
-    """Write a trace. Returns the number of packets. Times are engine time (monotonic clock).
-
-    Raises MissingPackage: the package perfetto is not installed.
-    """
+    """Write a trace. Returns the number of packets. Times are engine time (monotonic clock)."""
     packets = _Packets(stream)
     _Tracer(packets).trace(moments)
     return packets.number

@@ -219,10 +219,7 @@ ROW_GROUP = 64 * 1024  # rows
 
 
 def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
-    """Write a table. Returns the number of rows.
-
-    Raises MissingPackage: pyarrow is not installed.
-    """
+    """Write a table. Returns the number of rows."""
     try:
         import pyarrow
         from pyarrow import parquet

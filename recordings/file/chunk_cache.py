@@ -166,10 +166,7 @@ class ChunkCache:
         return len(self.places)
 
     def load(self, number: int) -> LoadedChunk:
-        """The readable messages of a chunk, from the cache if possible.
-
-        Raises OSError: the file cannot be read.
-        """
+        """The readable messages of a chunk, from the cache if possible."""
         with self._lock:
             if number in self._loaded:
                 self._loaded.move_to_end(number)
@@ -205,10 +202,9 @@ class ChunkCache:
         return sys.maxsize
 
     def _first_step(self, number: int) -> int | None:
-        """The first step of a chunk, read without loading it; None if it has none.
+        """The first step of a chunk, or after its first keyframe; None if it has none.
 
-        If the chunk begins with a keyframe, this is the step that follows the state in the
-        keyframe.
+        Read without loading the chunk.
         """
         with self._lock:
             for channel_id, payload in first_messages(self._stream, self.places[number]):

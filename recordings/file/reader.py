@@ -56,11 +56,10 @@ class Recording:
             if index is None and is_being_written:
                 raise self._nothing_yet()
             if index is None or index.profile not in (None, PROFILE):
-                what = "is not a stepscope recording"
-                if self.size == 0:
-                    what = "is not a stepscope recording, but empty"
+                empty = "" if self.size else ", but empty"
                 raise RecordingError(
-                    f"{path} {what}; logs and benchmark results that can be read: docs/import.md"
+                    f"{path} is not a stepscope recording{empty}; logs and benchmark results that "
+                    "can be read: docs/import.md"
                 )
             self.metadata = index.metadata.get(PROFILE, {})
             self._check_versions()

@@ -61,10 +61,7 @@ class Playhead:
         return self.next is None and self.position >= self._recording.end
 
     def peek(self) -> MessageFrame | None:
-        """Read the next message without moving; None at the end.
-
-        Raises OSError: the file cannot be read.
-        """
+        """Read the next message without moving; None at the end."""
         if self.next is None:
             self.next, self._after = next(self._reader, (None, self.position))
         return self.next

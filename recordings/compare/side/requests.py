@@ -176,16 +176,7 @@ class _Sum(NamedTuple):
 
 
 class _Offer:
-    """The load of a run.
-
-    Attributes:
-        came, all: sums over the requests that arrived during the run, and over all; unknown ones
-            are missing. "computed tok" are prompt tokens that no prefix cache held.
-        had_cache: whether its prefix cache may have held something at the beginning.
-        num_queued: requests that waited for admission at the beginning.
-        span_s: time from the first arrival to the last.
-        num_in_flight: mean number of requests in the engine (Little's law).
-    """
+    """The load of a run. `had_cache`: whether its prefix cache may have held something before."""
 
     def __init__(self, side: "Side", *, had_cache: bool) -> None:
         runs = list(side.requests.values())
@@ -195,14 +186,17 @@ class _Offer:
         end_ns = begin_ns + side.points.end_ns
         until_ns = max(arrivals) if side.num_unlisted else end_ns  # the rest are not listed
         self.seconds = max(1, until_ns - begin_ns) / 1e9
+        # Over the requests that arrived during the run, and over all; unknown sums are missing.
+        # "computed tok" are prompt tokens that no prefix cache held.
         self.came, self.all = _sums(came), _sums(runs)
         self.had_cache = had_cache
-        self.num_queued = sum(run.was_queued for run in runs)
+        self.num_queued = sum(run.was_queued for run in runs)  # at the beginning
         self.span_s = (max(arrivals) - min(arrivals)) / 1e9
         lived_ns = sum(
             max(0, (end_ns if run.end_ns is None else run.end_ns) - max(run.arrival_ns, begin_ns))
             for run in runs
         )
+        # The mean number of requests in the engine (Little's law).
         self.num_in_flight = lived_ns / max(1, end_ns - begin_ns)
 
     def rate(self, name: str) -> float:

@@ -31,8 +31,6 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> tuple[bytes, bool]:
     """Read the intact records of a chunk: all, or up to its last good checkpoint.
 
     Returns them, decompressed, and whether others were lost.
-
-    Raises OSError: the file cannot be read.
     """
     body = read_chunk_bytes(stream, place)
     if len(body) < CHUNK_HEAD.size:
@@ -55,10 +53,7 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> tuple[bytes, bool]:
 
 
 def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
-    """Whether an unfinished chunk contains wrong bytes, instead of being merely cut short.
-
-    Raises OSError: the file cannot be read.
-    """
+    """Whether an unfinished chunk contains wrong bytes, instead of being merely cut short."""
     compressed = memoryview(read_chunk_bytes(stream, place))[CHUNK_HEAD.size :]
     records, is_sound = _decompressed(compressed)
     return not (is_sound and _vouched(records)[1])
@@ -73,9 +68,7 @@ def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
 def read_stored_index(stream: IO[bytes], place: ChunkPlace) -> bytes | None:
     """The index that is stored behind a chunk; None if there is none, or not all of it.
 
-    Raises:
-        ValueError: it is damaged.
-        OSError: the file cannot be read.
+    Raises ValueError: it is damaged.
     """
     stream.seek(place.end)
     head = stream.read(RECORD.size)

@@ -211,21 +211,15 @@ def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
     if checksum and zlib.crc32(head, zlib.crc32(summary)) != checksum:
         return damaged
     try:
-        for offset in _read_groups(summary, size, index):
-            if (record := record_at(stream, offset, size)) is not None:
-                _read_about(stream, offset, record, index)
+        _read_groups(stream, summary, size, index)
     except _UNREADABLE:
         return damaged
     return None
 
 
-def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
-    """Store chunks and counts of a summary in the index.
-
-    Returns the offsets of metadata records.
-    """
+def _read_groups(stream: IO[bytes], summary: bytes, size: int, index: McapIndex) -> None:
+    """Store the chunks and counts of a summary, and the metadata that it names, in the index."""
     position = 0
-    metadata: list[int] = []
     while position < len(summary):
         opcode, length = RECORD.unpack_from(summary, position)
         position += RECORD.size
@@ -239,9 +233,10 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
             index.num_messages = Statistics.read(body).message_count
         elif opcode == Opcode.METADATA_INDEX:
             body = ReadDataStream(io.BytesIO(summary[position : position + length]))
-            metadata.append(MetadataIndex.read(body).offset)
+            offset = MetadataIndex.read(body).offset
+            if (record := record_at(stream, offset, size)) is not None:
+                _read_about(stream, offset, record, index)
         position += length
-    return metadata
 
 
 def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:

@@ -98,10 +98,7 @@ class McapSink:
             self._put_checkpoint()
 
     def flush(self) -> None:
-        """Write all messages so far to the disk, so that they survive a crash of the machine.
-
-        Raises OSError: the file cannot be written.
-        """
+        """Write all messages so far to the disk, so that they survive a crash of the machine."""
         self._put_checkpoint()
         self._stream.flush()
         os.fsync(self._stream.fileno())

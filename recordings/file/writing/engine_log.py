@@ -43,10 +43,7 @@ class EngineLog:
         return self._anchor is not None and not self._indexer.needs_snapshot
 
     def go_on_in(self, file: RecordingFile) -> None:
-        """Write into another file from now on.
-
-        The new file can be read without the earlier ones.
-        """
+        """Write into another file from now on, which can be read without the earlier ones."""
         self._file = file
         self._begin_file()
         state = self._indexer.state
@@ -59,10 +56,7 @@ class EngineLog:
             file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
     def append(self, message: wire.Telemetry, frame: _Frame) -> None:
-        """Write the next message, given decoded and as received.
-
-        Raises OSError: the file cannot be written.
-        """
+        """Write the next message, given decoded and as received."""
         topic, sequence, payload = frame
         if self._anchor is None and not self._introduce(message, sequence):
             return
