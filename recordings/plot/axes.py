@@ -136,11 +136,7 @@ def unit_of(measured: Distribution) -> tuple[str, float]:
 def set_scale(
     panel: "Axes", measured: Distribution, unit_ns: float, bound: float | None = None
 ) -> None:
-    """Set the y axis of a panel.
-
-    It is linear from zero, or logarithmic if the maximum is so large that it would flatten the
-    rest.
-    """
+    """Set the y axis: linear from zero, or logarithmic if the maximum would flatten the rest."""
     if not measured.count:
         panel.set_ylim(0, 2 * (bound or 1.0))
         return

@@ -20,10 +20,7 @@ class Tempo:
         self._origin: tuple[float, int] | None = None  # host and recorded time of one instant
 
     def restart(self, speed: float | None = None) -> None:
-        """Let the next message be played at once, and change the speed if one is given.
-
-        Any thread may call it.
-        """
+        """Let the next message be played at once, and change the speed if one is given."""
         if speed is not None:
             self.speed = min(max(speed, MIN_SPEED), MAX_SPEED)
         self._origin = None
@@ -37,10 +34,7 @@ class Tempo:
 
 
 class Playhead:
-    """The position of a replay in its file. It reads nothing until `peek` or `take`.
-
-    Belongs to one thread.
-    """
+    """The position of a replay in its file, of one thread. It reads nothing until `peek`."""
 
     def __init__(self, recording: Recording) -> None:
         self.position = Position(0, 0)

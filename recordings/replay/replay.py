@@ -171,20 +171,14 @@ class ReplaySource:
                 self._wake.notify_all()
 
     def look_at(self, step: int | None) -> None:
-        """Set the step that the user looks at (None: the newest).
-
-        The history is then extended to what a screen at that step needs.
-        """
+        """Extend the history to what a screen at this step needs (None: the newest)."""
         with self._wake:
             if self._reach.note_look(step):
                 self._busy = True
                 self._wake.notify_all()
 
     def has_room_at(self, step: int) -> bool:
-        """Whether memory has, or has room for, all that a screen at a step needs.
-
-        The newest step must keep its place as well.
-        """
+        """Whether memory has room for all that a screen at a step needs, beside the newest."""
         return self._reach.covers(step) or self._reach.has_room(step)
 
     def wait(self, timeout_s: float = 10.0) -> bool:

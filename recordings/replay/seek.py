@@ -67,10 +67,6 @@ def excerpt(
     """A new history of the messages between two positions; None if `turn` ended the reading.
 
     `like`: the history to take service levels and limits from.
-
-    Raises:
-        RecordingError: no keyframe can be read.
-        msgspec.DecodeError: a message cannot be decoded.
     """
     history = _empty(like)
     history.begin(*state_at(recording, begin))
@@ -178,10 +174,9 @@ class Reach:
         self._shown_before = fresh
 
     def extend(self, end: Position, is_wanted_elsewhere: Callable[[], bool]) -> None:
-        """Extend the history backwards.
+        """Insert the steps that the screen needs at the newest step.
 
-        It inserts steps that the screen needs at the newest step, or at the step that the user
-        looks at if memory has room for both.
+        Or at the step that the user looks at, if memory has room for both.
 
         `is_wanted_elsewhere`: called now and then. If it returns true, this stops and changes
         nothing.
