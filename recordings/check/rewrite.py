@@ -1,7 +1,6 @@
 """`rewrite`: a whole file of one that was cut or damaged, or one without prompts and outputs."""
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.check.strip import STRIPPED, holds_tokens, stripped
-from stepscope.recordings.check.verify import structure_problems
+from stepscope.recordings.check.verify import Progress, structure_problems
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.chunk_cache import LoadedChunk
 from stepscope.recordings.file.mcap.format import (
@@ -28,8 +27,6 @@ from stepscope.recordings.session.indexer import Indexer
 
 _UNFINISHED_SUFFIX = ".rewriting"
 _OF_THE_FILE = ("format_version", "software_version")  # metadata that a new file has anew
-
-Progress = Callable[[float], None]
 
 
 @dataclass(slots=True)

@@ -167,9 +167,7 @@ _GLYPHS: dict[EventKind, str] = {"knobs": "◆", "mark": "▼", "pause": "‖", 
 _LETTER, _SMALL_LETTER = 0.06, 0.058
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins
 _BETWEEN = 0.3  # between panels
-_STEP_AXIS = 0.3  # from the time axis down to the step axis
 _STRIP = 0.16  # height of a row of labels
-_NUM_TICKS = 9  # on the step axis
 
 
 def num_columns(width: float) -> int:
@@ -233,7 +231,7 @@ def _paint(drawing: "Figure", grid: axes.PlotGrid, heading: str, details: Sequen
         if top > _BOTTOM:
             panel.tick_params(labelbottom=False)
         else:
-            _step_numbers(panel, grid, rows)
+            _step_numbers(panel, grid)
 
 
 def _draw_events(drawing: "Figure", grid: axes.PlotGrid, top: float) -> int:
@@ -276,16 +274,15 @@ def _draw_events(drawing: "Figure", grid: axes.PlotGrid, top: float) -> int:
     return sum(end > 0 for end in ends)
 
 
-def _step_numbers(panel: "Axes", grid: axes.PlotGrid, height: float) -> None:
-    from matplotlib.ticker import FixedLocator
+def _step_numbers(panel: "Axes", grid: axes.PlotGrid) -> None:
+    """Write below each time the first step of that column."""
+    firsts, edges = grid.filled(grid.series.first_steps), grid.edges
 
-    firsts, np = grid.filled(grid.series.first_steps), grid.np
-    columns = np.linspace(0, len(firsts) - 1, _NUM_TICKS).astype(int)
-    axis = panel.secondary_xaxis(-_STEP_AXIS / height)
-    axis.xaxis.set_major_locator(FixedLocator(grid.middles[columns]))
-    axis.set_xticklabels([f"{int(step):,}" for step in firsts[columns]])
-    since = f"{grid.unit} since step {grid.series.first_step:,}"
-    look: dict[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 7.5}
-    for below, name in ((0.0, since), (_STEP_AXIS, "step")):
-        where = (1.0, -below / height)
-        panel.annotate(name, where, xycoords="axes fraction", xytext=(6, -3.5), **look)
+    def label(value: float, _: float) -> str:
+        column = int(edges.searchsorted(value, "right")) - 1
+        return f"{value:,g}\n{int(firsts[max(0, min(column, len(firsts) - 1))]):,}"
+
+    panel.xaxis.set_major_formatter(label)
+    name = f"{grid.unit} since step {grid.series.first_step:,}\nstep"
+    look: Any = {"textcoords": "offset points", "va": "top", "fontsize": 7.5}
+    panel.annotate(name, (1.0, 0.0), xycoords="axes fraction", xytext=(6, -3.5), **look)
