@@ -11,7 +11,6 @@ from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.check.strip import STRIPPED, holds_tokens, stripped
 from stepscope.recordings.check.verify import Progress, structure_problems
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.chunk_cache import LoadedChunk
 from stepscope.recordings.file.mcap.format import (
     LOSSES,
     PART_SUFFIX,
@@ -162,7 +161,14 @@ def _copy(
         file.end_chunk()
         report.num_whole += is_whole
         report.num_in_part += not is_whole and bool(frames)
-        _note_steps(chunk, report, has_lost)
+        if chunk.step_places:
+            first, last = chunk.end_steps()
+            if has_lost:
+                report.losses.append(Loss(report.last_step, first))
+            if report.first_step is None:
+                report.first_step = first
+            report.last_step = last
+            report.num_steps += len(chunk.step_places)
         has_lost = not is_whole or (has_lost and not chunk.step_places)
         progress(place.end / recording.size)
     if has_lost or not index.was_closed:
@@ -181,15 +187,3 @@ def _copy(
         losses.sort(key=lambda loss: -1 if loss.after_step is None else loss.after_step)
         file.add_metadata(LOSSES, losses_metadata(losses))
     return report
-
-
-def _note_steps(chunk: LoadedChunk, report: RewriteReport, has_lost: bool) -> None:
-    report.num_steps += len(chunk.step_places)
-    if not chunk.step_places:
-        return
-    first, last = chunk.end_steps()
-    if has_lost:
-        report.losses.append(Loss(report.last_step, first))
-    if report.first_step is None:
-        report.first_step = first
-    report.last_step = last

@@ -5,7 +5,7 @@ A is the baseline run, and B is compared with it: a ratio is B / A, a change is 
 
 from typing import Literal, NamedTuple
 
-from stepscope.engine.protocol.wire import EngineInfo, KnobValue
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.compare.figures import ComparedFigure, compared_figures
 from stepscope.recordings.compare.side.requests import (
@@ -20,11 +20,12 @@ from stepscope.recordings.compare.side.side import Kind, Side
 from stepscope.recordings.state.series.latency import SLO
 
 # Fields of `EngineInfo` that may change performance, unlike names and addresses.
-_FIELDS = (
+_NAMED = (
     *("model", "num_parameters", "dtype", "device", "implementation", "attention_backend"),
     *("block_size", "num_blocks", "max_model_len", "overlap", "software_version"),
 )
-_CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs": "seats at most"}
+_FIELDS = {name: name for name in _NAMED}  # and what people are told
+_FIELDS |= {"max_num_batched_tokens": "token budget at most", "max_num_seqs": "seats at most"}
 
 
 class SettingDifference(NamedTuple):
@@ -38,25 +39,20 @@ class SettingDifference(NamedTuple):
 
 def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
     """Differing knobs, then engine properties. A setting unknown on one side is left out."""
-    knobs_a, knobs_b = a.knob_values, b.knob_values
-    found = [
-        SettingDifference(name, tuple(knobs_a[name]), tuple(knobs_b[name]), is_knob=True)
-        for name in knobs_a
-        if name in knobs_b
+    ours, theirs = _settings(a), _settings(b)
+    return [
+        SettingDifference(name, values, theirs[name, is_knob], is_knob)
+        for (name, is_knob), values in ours.items()
+        if theirs.get((name, is_knob), values) != values
     ]
-    if a.info is not None and b.info is not None:
-        for field, label in {**{name: name for name in _FIELDS}, **_CAPACITIES}.items():
-            found.append(
-                SettingDifference(label, _values(a.info, field), _values(b.info, field), False)
-            )
-    if a.workload is not None and b.workload is not None:
-        found.append(SettingDifference("workload", (a.workload,), (b.workload,), False))
-    return [each for each in found if each.a and each.b and each.a != each.b]
 
 
-def _values(info: EngineInfo, field: str) -> tuple[KnobValue, ...]:
-    value: KnobValue | None = getattr(info, field)
-    return () if value is None else (value,)
+def _settings(side: Side) -> dict[tuple[str, bool], tuple[KnobValue, ...]]:
+    """The known values of knobs and of engine properties, by name and whether it is a knob."""
+    found = {(name, True): tuple(each) for name, each in side.knob_values.items()}
+    told = {label: getattr(side.info, name, None) for name, label in _FIELDS.items()}
+    told["workload"] = side.workload
+    return found | {(name, False): (each,) for name, each in told.items() if each is not None}
 
 
 class ComparedCause(NamedTuple):

@@ -132,9 +132,7 @@ _CLOCK_MONOTONIC = 3
 
 def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
     """Write a trace. Returns the number of packets. Times are engine time (monotonic clock)."""
-    packets = _Packets(stream)
-    _Tracer(packets).trace(moments)
-    return packets.number
+    return _Tracer(_Packets(stream)).trace(moments)
 
 
 class _Packets:
@@ -209,7 +207,7 @@ class _Tracer:
         self._num_slots = 0
         self._values: dict[int, int] = {}  # last value of each counter
 
-    def trace(self, moments: Iterable[Moment]) -> None:
+    def trace(self, moments: Iterable[Moment]) -> int:
         packets, last_ns = self._packets, 0
         names = {ROOT: "stepscope", STEPS: "steps", ARRIVALS: "arrivals", OPERATOR: "operator"}
         for track, name in names.items():
@@ -237,6 +235,7 @@ class _Tracer:
                 packets.event("TYPE_INSTANT", OPERATOR, at_ns, name=name)
         for request_id in list(self._stays):
             self._leave(request_id, last_ns)
+        return packets.number
 
     def _step(self, record: wire.StepRecord, state: SessionState) -> None:
         packets, start_ns, end_ns = self._packets, record.schedule_start_ns, record.tokens_ns

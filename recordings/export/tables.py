@@ -90,70 +90,68 @@ def _limited_by(step: Moment) -> Limit | None:
     return None if place == UNKNOWN else LIMITS[place]
 
 
-STEP_COLUMNS = (
-    *_of("message", "step"),
-    ExportColumn("wall_ns", lambda step: step.message.tokens_ns + step.offset_ns),
-    ExportColumn("after_gap", attrgetter("after_gap"), "bool"),
-    *_of("message", "schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "device_ns"),
-    *_of("message", "knobs_version", "token_budget", "max_num_seqs", "num_prefill_tokens"),
-    *_of("outcome", "num_recomputed_tokens"),
-    *_of("message", "num_decode_tokens", "num_padded_tokens"),
-    *_of("outcome", "num_cached_tokens", "num_output_tokens"),
-    ExportColumn(
-        "num_rows", lambda step: None if step.message.batch is None else len(step.message.batch)
-    ),
-    *_of("message", "num_running", "num_waiting"),
-    *_of("outcome", "num_arrived", "num_finished", "num_preempted"),
-    *(_kv(name) for name in ("used", "cached", "empty", "evicted")),
-    ExportColumn("queried_tokens", attrgetter("outcome.num_queried_tokens")),
-    ExportColumn("hit_tokens", attrgetter("outcome.num_hit_tokens")),
-    ExportColumn("max_itl_ns", attrgetter("outcome.max_gap_ns")),
-    *_of("message", "hidden_ns", "num_wasted_tokens", "token_limit"),
-    # Draft tokens of n-gram speculation; None without drafts.
-    ExportColumn("num_drafted_tokens", lambda step: _sum(step.message.drafts, "num_drafted")),
-    ExportColumn("num_accepted_tokens", lambda step: _sum(step.message.drafts, "num_accepted")),
-    ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
-    *_of("message", "num_graph_padding"),
-    ExportColumn("limited_by", _limited_by, "text"),
-)
 _PHASES = {int(phase): phase.name.lower() for phase in wire.Phase}
-ROW_COLUMNS = (
-    *_of("record", "step", "tokens_ns"),
-    *_of("row", "request_id"),
-    ExportColumn("phase", lambda it: _PHASES.get(it.row.phase, str(it.row.phase)), "text"),
-    *_of("row", "start", "num_tokens"),
-    ExportColumn("num_cached_tokens", attrgetter("row.num_hit_tokens")),
-    *_of("row", "num_blocks"),
-    ExportColumn("last_chunk", lambda it: it.has(wire.RowFlag.LAST_CHUNK), "bool"),
-    ExportColumn("first_token", lambda it: it.has(wire.RowFlag.FIRST_TOKEN), "bool"),
-    ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
-    ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
-    ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
-)
-
-
-REQUEST_COLUMNS = (
-    *_of("view", "request_id"),
-    ExportColumn("client_id", lambda ended: ended.said("client_id"), "text"),
-    ExportColumn("status", attrgetter("view.status"), "text"),
-    ExportColumn("finish_reason", attrgetter("view.finish_reason"), "text"),
-    ExportColumn("arrival_ns", lambda ended: ended.said("arrival_ns")),
-    ExportColumn("arrival_wall_ns", lambda it: _plus(it.said("arrival_ns"), it.moment.offset_ns)),
-    *_of("view", "first_token_ns", "last_token_ns", "finish_ns", "finish_step"),
-    *_of("view", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
-    ExportColumn("max_tokens", lambda ended: ended.said("max_tokens")),
-    *_of("view", "priority", "num_preemptions"),
-    ExportColumn(
-        "ttft_ms", lambda it: it.ms(it.said("arrival_ns"), it.view.first_token_ns), "float"
-    ),
-    ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
-    ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
-    ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
-)
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
-    "steps": STEP_COLUMNS,
-    "rows": ROW_COLUMNS,
-    "requests": REQUEST_COLUMNS,
+    "steps": (
+        *_of("message", "step"),
+        ExportColumn("wall_ns", lambda step: step.message.tokens_ns + step.offset_ns),
+        ExportColumn("after_gap", attrgetter("after_gap"), "bool"),
+        *_of("message", "schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns"),
+        *_of("message", "device_ns", "knobs_version", "token_budget", "max_num_seqs"),
+        *_of("message", "num_prefill_tokens"),
+        *_of("outcome", "num_recomputed_tokens"),
+        *_of("message", "num_decode_tokens", "num_padded_tokens"),
+        *_of("outcome", "num_cached_tokens", "num_output_tokens"),
+        ExportColumn(
+            "num_rows", lambda step: None if step.message.batch is None else len(step.message.batch)
+        ),
+        *_of("message", "num_running", "num_waiting"),
+        *_of("outcome", "num_arrived", "num_finished", "num_preempted"),
+        *(_kv(name) for name in ("used", "cached", "empty", "evicted")),
+        ExportColumn("queried_tokens", attrgetter("outcome.num_queried_tokens")),
+        ExportColumn("hit_tokens", attrgetter("outcome.num_hit_tokens")),
+        ExportColumn("max_itl_ns", attrgetter("outcome.max_gap_ns")),
+        *_of("message", "hidden_ns", "num_wasted_tokens", "token_limit"),
+        # Draft tokens of n-gram speculation; None without drafts.
+        ExportColumn("num_drafted_tokens", lambda step: _sum(step.message.drafts, "num_drafted")),
+        ExportColumn("num_accepted_tokens", lambda step: _sum(step.message.drafts, "num_accepted")),
+        ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
+        *_of("message", "num_graph_padding"),
+        ExportColumn("limited_by", _limited_by, "text"),
+    ),
+    "rows": (
+        *_of("record", "step", "tokens_ns"),
+        *_of("row", "request_id"),
+        ExportColumn("phase", lambda it: _PHASES.get(it.row.phase, str(it.row.phase)), "text"),
+        *_of("row", "start", "num_tokens"),
+        ExportColumn("num_cached_tokens", attrgetter("row.num_hit_tokens")),
+        *_of("row", "num_blocks"),
+        ExportColumn("last_chunk", lambda it: it.has(wire.RowFlag.LAST_CHUNK), "bool"),
+        ExportColumn("first_token", lambda it: it.has(wire.RowFlag.FIRST_TOKEN), "bool"),
+        ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
+        ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
+        ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
+    ),
+    "requests": (
+        *_of("view", "request_id"),
+        ExportColumn("client_id", lambda ended: ended.said("client_id"), "text"),
+        ExportColumn("status", attrgetter("view.status"), "text"),
+        ExportColumn("finish_reason", attrgetter("view.finish_reason"), "text"),
+        ExportColumn("arrival_ns", lambda ended: ended.said("arrival_ns")),
+        ExportColumn(
+            "arrival_wall_ns", lambda it: _plus(it.said("arrival_ns"), it.moment.offset_ns)
+        ),
+        *_of("view", "first_token_ns", "last_token_ns", "finish_ns", "finish_step"),
+        *_of("view", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
+        ExportColumn("max_tokens", lambda ended: ended.said("max_tokens")),
+        *_of("view", "priority", "num_preemptions"),
+        ExportColumn(
+            "ttft_ms", lambda it: it.ms(it.said("arrival_ns"), it.view.first_token_ns), "float"
+        ),
+        ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
+        ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
+        ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
+    ),
 }
 
 

@@ -4,7 +4,7 @@ The chunks used last are cached, and damaged chunks are noted. `LoadedChunk`: th
 chunk, as received; steps are unpacked on demand.
 
 The first and the last step and time of a recording are read from its messages, as the heads of
-chunks, which tell times too, have no checksum. Also here: the text for what is missing in it.
+chunks, which tell times too, have no checksum.
 """
 
 import sys
@@ -27,7 +27,7 @@ from stepscope.recordings.file.mcap.chunk import (
     read_stored_index,
 )
 from stepscope.recordings.file.mcap.format import PACKED_STEP, TOPICS
-from stepscope.recordings.file.mcap.index import ChunkPlace, McapIndex
+from stepscope.recordings.file.mcap.index import ChunkPlace
 from stepscope.recordings.packing.steps import StepUnpacker
 
 STEP = wire.TOPICS[StepRecord]
@@ -102,11 +102,6 @@ class LoadedChunk:
         self.frames = Frames(records, begins, topics)
         self._unpacker = StepUnpacker()
         self._unpacked = 0  # the unpacker was fed all steps before this index
-
-    def last_keyframe(self, end: int) -> int | None:
-        """Index of the last keyframe before the message with index `end`; None without one."""
-        topics = self.frames.topics
-        return next((at for at in range(end - 1, -1, -1) if topics[at] == KEYFRAME), None)
 
     def end_steps(self) -> tuple[int | None, int | None]:
         """The first and the last readable step; None if there is none."""
@@ -223,30 +218,3 @@ class ChunkCache:
                 place.start_ns = frames[0].log_ns if frames else last_ns
                 place.end_ns = frames[-1].log_ns if frames else last_ns
             last_ns = place.end_ns
-
-
-REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"
-
-
-def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:
-    """Text for what is missing in a file, why, and what helps; None for a whole file."""
-    parts = []
-    if index.why_incomplete is not None:
-        what = index.why_incomplete
-        end = "" if last_step is None else f" after step {last_step:,}"
-        if index.is_being_written:
-            what += f"; what comes{end} is not written yet"
-        elif not index.was_closed:
-            what += f"; what came{end} is missing"
-        if index.num_lost_bytes:
-            what += f" ({index.num_lost_bytes:,} bytes unreadable)"
-        parts.append(what)
-    if chunks.damaged:
-        number = len(chunks.damaged)
-        parts.append(
-            f"{number} of {len(chunks)} chunks {'is' if number == 1 else 'are'} damaged; "
-            "'stepscope verify' says what is missing"
-        )
-    if not parts:
-        return None
-    return "; ".join(parts) + ("" if index.is_being_written else REPAIR_HINT)

@@ -24,6 +24,8 @@ from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX, P
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
 from stepscope.recordings.state.clocks import known_since
 
+REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"
+
 
 class Position(NamedTuple):
     """A point between two messages, where reading can continue. Positions compare in file order."""
@@ -97,9 +99,28 @@ class Recording:
 
     @property
     def message(self) -> str | None:
-        """What is missing, in one line; None if nothing. Damage is known only once it was read."""
-        missing = chunk_cache.missing_text(self.index, self.chunks, self.last_step)
-        return None if missing is None else f"{self.path.name}: {missing}"
+        """What is missing, why, and what helps, in one line; None if nothing.
+
+        Damage is known only once it was read.
+        """
+        index, parts = self.index, []
+        if index.why_incomplete is not None:
+            what = index.why_incomplete
+            end = "" if self.last_step is None else f" after step {self.last_step:,}"
+            if index.is_being_written:
+                what += f"; what comes{end} is not written yet"
+            elif not index.was_closed:
+                what += f"; what came{end} is missing"
+            if index.num_lost_bytes:
+                what += f" ({index.num_lost_bytes:,} bytes unreadable)"
+            parts.append(what)
+        if number := len(self.chunks.damaged):
+            parts.append(
+                f"{number} of {len(self.chunks)} chunks {'is' if number == 1 else 'are'} damaged; "
+                "'stepscope verify' says what is missing"
+            )
+        hint = "" if index.is_being_written else REPAIR_HINT
+        return f"{self.path.name}: {'; '.join(parts)}{hint}" if parts else None
 
     @property
     def num_chunks(self) -> int:
@@ -159,8 +180,9 @@ class Recording:
         Raises RecordingError: no keyframe can be read.
         """
         for number, chunk, end in self._chunks_before(position):
-            if (place := chunk.last_keyframe(end)) is not None:
-                return self._snapshot(chunk.frames[place]), Position(number, place + 1)
+            for place in range(end - 1, -1, -1):
+                if chunk.frames.topics[place] == chunk_cache.KEYFRAME:
+                    return self._snapshot(chunk.frames[place]), Position(number, place + 1)
         if (found := self._first_keyframe()) is None:
             raise RecordingError(f"{self.path} holds no keyframe that can be read")
         return found

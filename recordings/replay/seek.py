@@ -117,7 +117,6 @@ class Reach:
         self.num_shown = WINDOW_STEPS  # number of steps on the screen
         self._recording = recording
         self._history = history
-        self._shown_before: History | None = None  # held until there is time to free it
         self._look: int | None = None  # the step that the user looks at; None: the newest
         # The step for which it was last extended, and the first step in memory after that.
         self._tried: tuple[int, int | None] | None = None
@@ -171,7 +170,6 @@ class Reach:
     def show(self, fresh: History, *, is_short: bool) -> None:
         self._history.is_short = self.is_short = is_short
         self._history.adopt(fresh)
-        self._shown_before = fresh
 
     def extend(self, end: Position, is_wanted_elsewhere: Callable[[], bool]) -> None:
         """Insert the steps that the screen needs at the newest step.
@@ -181,7 +179,6 @@ class Reach:
         `is_wanted_elsewhere`: called now and then. If it returns true, this stops and changes
         nothing.
         """
-        self._shown_before = None
 
         def goes_on() -> bool:
             time.sleep(_YIELD_S)

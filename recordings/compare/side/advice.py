@@ -157,10 +157,6 @@ def _kv(looked: _Looked) -> str | None:
     return "set reserve=prompt" if reserve == "output" else None
 
 
-def _seats(looked: _Looked) -> str | None:
-    return "raise max_num_seqs" if looked.has_budget and not looked.is_kv_full else None
-
-
 def _threshold(looked: _Looked) -> str | None:
     name = "long_prefill_token_threshold"  # longer chunks make gaps longer
     is_free = looked.knobs.get(name) and looked.has_budget and looked.keeps_itl(1.0)
@@ -175,7 +171,7 @@ def _work(looked: _Looked) -> str | None:
 
 
 _RULES: Mapping[Limit, Callable[[_Looked], str | None]] = {
-    "seats": _seats,
+    "seats": lambda each: "raise max_num_seqs" if each.has_budget and not each.is_kv_full else None,
     "budget": lambda each: "raise max_num_batched_tokens" if each.could_take_more else None,
     "cadence": lambda each: "lower prefill_schedule_interval" if each.could_take_more else None,
     "kv": _kv,

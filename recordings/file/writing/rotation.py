@@ -7,7 +7,6 @@ its name, its MCAP profile and the series in its metadata all match.
 import logging
 import os
 import re
-import stat
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -89,16 +88,8 @@ class FileSeries:
         # When earlier files of this recorder ended, by the monotonic clock. The wall clock may jump
         # by years (a start without a network) and must not make a new file look old.
         self._ended_s: dict[str, float] = {}
-        self._pattern = re.compile(
-            re.escape(self.name)
-            + r"-\d{8}T\d{6}Z-\d{3}"
-            + re.escape(self._suffix)
-            + f"(?:{re.escape(PART_SUFFIX)})?"
-        )
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        return {SERIES: self.name}
+        name, suffix, part = map(re.escape, (self.name, self._suffix, PART_SUFFIX))
+        self._pattern = re.compile(rf"{name}-\d{{8}}T\d{{6}}Z-\d{{3}}{suffix}(?:{part})?")
 
     def open_next(self) -> RecordingFile:
         """Create the next file. Existing files are not touched.
@@ -155,11 +146,11 @@ class FileSeries:
             path = Path(entry.path)
             if not self._pattern.fullmatch(entry.name) or path == current.part_path:
                 continue
+            if not entry.is_file(follow_symlinks=False):
+                continue
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
-                continue
-            if not stat.S_ISREG(status.st_mode):
                 continue
             if path.suffix == PART_SUFFIX and is_being_written(path):
                 continue  # from another recorder with the same name

@@ -8,8 +8,8 @@ import msgspec
 
 from stepscope.recordings.check.rewrite import RewriteReport, default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import VerifyReport, verify
-from stepscope.recordings.file.chunk_cache import REPAIR_HINT
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.reader import REPAIR_HINT
 from stepscope.recordings.file.service_levels import levels_text
 from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
 from stepscope.tui.cli.shared.output import Progress, say, told, write_json
