@@ -64,7 +64,7 @@ def export(
         source = moments(recording, steps, progress)
         match target:
             case "perfetto":
-                return Exported(write_perfetto(source, stream), "packets")
+                return Exported(_Tracer(_Packets(stream)).trace(source), "packets")
             case "parquet":
                 return Exported(write_parquet(source, stream, table), table)
             case "csv":
@@ -126,13 +126,7 @@ _COUNTERS = {
     "requests waiting": "requests",
 }  # fmt: skip
 MARKER_NS = 1000  # length of the slices at the ends of arrows, the shortest that is visible
-_SEQUENCE = 1  # one writer
 _CLOCK_MONOTONIC = 3
-
-
-def write_perfetto(moments: Iterable[Moment], stream: IO[bytes]) -> int:
-    """Write a trace. Returns the number of packets. Times are engine time (monotonic clock)."""
-    return _Tracer(_Packets(stream)).trace(moments)
 
 
 class _Packets:
@@ -185,7 +179,7 @@ class _Packets:
         self._write(packet)
 
     def _write(self, packet: Any) -> None:
-        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.trusted_packet_sequence_id = 1  # one writer
         self._builder.write_packet(packet)
         self.number += 1
 
@@ -198,7 +192,7 @@ class _Stay:
 
 
 class _Tracer:
-    """Draws the moments of a recording, and assigns slots to requests."""
+    """Writes a trace of the moments of a recording, and assigns slots to requests."""
 
     def __init__(self, packets: _Packets) -> None:
         self._packets = packets
@@ -208,6 +202,7 @@ class _Tracer:
         self._values: dict[int, int] = {}  # last value of each counter
 
     def trace(self, moments: Iterable[Moment]) -> int:
+        """Write the moments. Returns the number of packets. Times are engine time (monotonic)."""
         packets, last_ns = self._packets, 0
         names = {ROOT: "stepscope", STEPS: "steps", ARRIVALS: "arrivals", OPERATOR: "operator"}
         for track, name in names.items():

@@ -56,6 +56,10 @@ class _Ended(NamedTuple):
         return (end_ns - start_ns - moment.state.pauses.within(start_ns, end_ns)) / 1e6 / num
 
     @property
+    def arrival_wall_ns(self) -> int | None:
+        return None if self.view.is_partial else self.view.arrival_ns + self.moment.offset_ns
+
+    @property
     def tpot_ms(self) -> float | None:
         view = self.view
         return self.ms(view.first_token_ns, view.last_token_ns, view.num_output_tokens - 1)
@@ -72,10 +76,6 @@ def _of(part: str, *names: str) -> Iterator[ExportColumn]:
 
 def _sum(drafts: Sequence[wire.DraftRow] | None, name: str) -> int | None:
     return sum(getattr(each, name) for each in drafts) if drafts else None
-
-
-def _plus(ns: int | None, offset_ns: int) -> int | None:
-    return None if ns is None else ns + offset_ns
 
 
 def _kv(name: str) -> ExportColumn:
@@ -138,9 +138,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("status", attrgetter("view.status"), "text"),
         ExportColumn("finish_reason", attrgetter("view.finish_reason"), "text"),
         ExportColumn("arrival_ns", lambda ended: ended.said("arrival_ns")),
-        ExportColumn(
-            "arrival_wall_ns", lambda it: _plus(it.said("arrival_ns"), it.moment.offset_ns)
-        ),
+        ExportColumn("arrival_wall_ns", attrgetter("arrival_wall_ns")),
         *_of("view", "first_token_ns", "last_token_ns", "finish_ns", "finish_step"),
         *_of("view", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
         ExportColumn("max_tokens", lambda ended: ended.said("max_tokens")),

@@ -33,8 +33,7 @@ class StepPoint(NamedTuple):
     flags: int
 
 
-_NAMED = ("first", "last", "start_ns", "end_ns", "flags")
-_FIRST, _LAST, _START, _END, _FLAGS = map(StepPoint._fields.index, _NAMED)
+_FIRST, _LAST, _START, _END, _FLAGS = 0, 1, 2, 3, -1  # fields of `StepPoint`
 
 
 class StepPoints:

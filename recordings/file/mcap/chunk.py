@@ -90,14 +90,9 @@ def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
     head = stream.read(CHUNK_HEAD.size)
     if len(head) < CHUNK_HEAD.size:
         return False
-    opcode, length, start_ns, end_ns, _, _, _, _, num_compressed = CHUNK_HEAD.unpack(head)
-    return (opcode, length, start_ns, end_ns, num_compressed) == (
-        Opcode.CHUNK,
-        place.length - RECORD.size,
-        place.start_ns,
-        place.end_ns,
-        place.length - CHUNK_HEAD.size,
-    )
+    opcode, length, start_ns, end_ns, *_, num_compressed = CHUNK_HEAD.unpack(head)
+    found = opcode, RECORD.size + length, CHUNK_HEAD.size + num_compressed, start_ns, end_ns
+    return found == (Opcode.CHUNK, place.length, place.length, place.start_ns, place.end_ns)
 
 
 def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[tuple[int, bytes]]:

@@ -1,16 +1,13 @@
 """`McapSink`: writes one MCAP file, chunk by chunk. A crash costs only what was not flushed.
 
-The stock MCAP writer keeps a chunk in memory until it is full. Large chunks then compress well but
-lose much in a crash; small chunks lose little but compress badly. This writer writes a chunk while
-it grows. Compressed bytes are appended at every flush, or sooner (zstd can end a block without
-ending the frame). The header with length and checksum is filled in when the chunk ends.
+The stock MCAP writer keeps a chunk in memory until it is full: large chunks lose much in a crash,
+small ones compress badly. This one writes a chunk while it grows. Compressed bytes are appended at
+every flush, or sooner (zstd can end a block without ending the frame). The header with length and
+checksum is filled in when the chunk ends.
 
-Each flush also adds a checkpoint: a record with the checksum of everything before it in the chunk.
-Its opcode is one that the format leaves to applications, so other readers skip it. So everything up
-to the last good checkpoint of a cut or damaged chunk can be read and trusted.
-
-Behind a chunk, an attachment may hold the index of its messages (`session/index.py`). Format:
-mcap.dev/spec.
+Each flush also adds a checkpoint: a record with the checksum of everything before it in the chunk,
+up to which a cut or damaged chunk can be trusted. Other readers skip its opcode. Behind a chunk, an
+attachment may hold the index of its messages (`session/index.py`). Format: mcap.dev/spec.
 """
 
 import os
