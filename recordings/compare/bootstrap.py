@@ -30,8 +30,6 @@ _NUM_DRAWS = 4000
 _MOST = 100.0  # the largest factor that is tried
 _FINE = 1.01
 
-_Test: TypeAlias = Callable[[float], bool]
-
 
 class RatioInterval(NamedTuple):
     """A confidence interval of B / A; 0 to infinity if the data tells nothing."""
@@ -137,7 +135,7 @@ def _times(num_slices: int, seed: int) -> "_Values":
     return drawn
 
 
-def _edge(differs: _Test, ratio: float, is_sure: bool, direction: int) -> float:
+def _edge(differs: Callable[[float], bool], ratio: float, is_sure: bool, direction: int) -> float:
     """The factor below (-1) or above (1) `ratio` from which on the test finds a difference."""
     is_between = ratio * direction < direction  # whether 1 lies in this direction
     if is_sure and is_between:
@@ -151,7 +149,7 @@ def _edge(differs: _Test, ratio: float, is_sure: bool, direction: int) -> float:
     return 0.0 if direction < 0 else math.inf
 
 
-def _border(differs: _Test, same: float, other: float) -> float:
+def _border(differs: Callable[[float], bool], same: float, other: float) -> float:
     while max(same / other, other / same) > _FINE:
         middle = math.sqrt(same * other)
         if differs(middle):

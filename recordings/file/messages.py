@@ -94,11 +94,10 @@ def indexes(recording: Recording, turn: Turn = lambda: None) -> Iterator[tuple[i
 
 def stored_index(recording: Recording, number: int) -> Index | None:
     """The stored index of a chunk; None if there is none or it is damaged."""
-    try:
+    with contextlib.suppress(ValueError, LookupError):
         payload = recording.chunks.stored_index(number)
         return None if payload is None else decode_index(payload)
-    except (ValueError, LookupError):
-        return None
+    return None
 
 
 class _Maker:

@@ -5,8 +5,7 @@ and keeps the maxima of the steps in it. A step longer than a column counts in e
 covers.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
@@ -39,8 +38,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class PlotEvent:
+class PlotEvent(NamedTuple):
     """An event, drawn as a line across the plot."""
 
     kind: EventKind

@@ -19,9 +19,9 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.replay.file_index import FileIndex
-from stepscope.recordings.replay.playhead import Playhead, Tempo
-from stepscope.recordings.replay.seek import WINDOW_STEPS, Reach, excerpt
+from stepscope.recordings.replay.seek import WINDOW_STEPS, Playhead, Reach, Tempo, excerpt
 
+MIN_SPEED, MAX_SPEED = 0.1, 64.0
 _TICK_S = 0.02
 # Time for drawing after a seek before other work. The first drawing also needs imports.
 _BREATH_S = 0.08
@@ -136,7 +136,9 @@ class ReplaySource:
 
     def play(self, speed: float | None = None) -> None:
         with self._wake:
-            self._tempo.restart(speed)
+            if speed is not None:
+                self._tempo.speed = min(max(speed, MIN_SPEED), MAX_SPEED)
+            self._tempo.restart()
             self._playing = True
             self._wake.notify_all()
 
@@ -264,8 +266,7 @@ class ReplaySource:
         for _ in range(num_steps):
             while self._take_next() not in (b"step", b""):
                 pass
-        last_step = self.history.last_step
-        if num_steps < 0 and last_step is not None:
+        if num_steps < 0 and (last_step := self.history.last_step) is not None:
             self._go_to(self.history.neighbour(last_step, num_steps))
 
     def _go_to(self, step: int) -> None:

@@ -1,15 +1,18 @@
-"""Seeking in a recording: the state at a position, and a history of the steps for a screen.
+"""Where a replay stands, and seeking: the state at a position, and a history for a screen.
+
+`Playhead`: the position of a replay in a recording, and the next message.
 
 `Reach`: right after a seek the history of a replay is short. It extends it backwards, as far as the
 screen needs, when there is time.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Snapshot
+from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.session import SessionState
@@ -203,3 +206,62 @@ class Reach:
             history.end_short()
         if look is not None:
             self._tried = look, history.first_step
+
+
+class Tempo:
+    """Maps recorded time to the host's clock, to tell when to play each message.
+
+    Belongs to the playing thread, except `speed` and `restart`.
+    """
+
+    def __init__(self, speed: float) -> None:
+        self.speed = speed  # recorded seconds per second
+        self._origin: tuple[float, int] | None = None  # host and recorded time of one instant
+
+    def restart(self) -> None:
+        """Let the next message be played at once."""
+        self._origin = None
+
+    def due_s(self, log_ns: int) -> float:
+        origin = self._origin  # another thread may call `restart`
+        if origin is None:
+            origin = self._origin = (time.monotonic(), log_ns)
+        started_s, started_ns = origin
+        return started_s + (log_ns - started_ns) / 1e9 / self.speed - time.monotonic()
+
+
+class Playhead:
+    """The position of a replay in its file, of one thread. It reads nothing until `peek`."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.position = Position(0, 0)
+        self.next: MessageFrame | None = None
+        self._recording = recording
+        self._after = self.position  # the next message
+        self._reader: Iterator[tuple[MessageFrame, Position]] = iter(())
+
+    def put(self, position: Position, sequence: int) -> None:
+        """Move to `position`, so that the message after it is the next."""
+        self.position = position
+        self.next = None
+        self._reader = self._recording.frames(position, sequence)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no message follows, as far as can be told without reading."""
+        return self.next is None and self.position >= self._recording.end
+
+    def peek(self) -> MessageFrame | None:
+        """Read the next message without moving; None at the end."""
+        if self.next is None:
+            self.next, self._after = next(self._reader, (None, self.position))
+        return self.next
+
+    def take(self) -> MessageFrame | None:
+        """Return the next message (None at the end) and move past it."""
+        frame = self.peek()
+        self.position, self.next = self._after, None
+        return frame
+
+    def is_before(self, position: Position) -> bool:
+        return self.peek() is not None and self._after <= position
