@@ -8,11 +8,10 @@ from typing import Literal, NamedTuple
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.compare.figures import ComparedFigure, compared_figures
+from stepscope.recordings.compare.load import LoadDifference, load_of
 from stepscope.recordings.compare.side.requests import (
-    LoadDifference,
     Matched,
     lived_in_both,
-    load_of,
     matched,
     were_sent_twice,
 )  # fmt: skip

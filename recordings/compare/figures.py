@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.bootstrap import RatioInterval, draw, percentile_ratio, ratio_of
-from stepscope.recordings.compare.side.requests import ALIKE_LOAD, LoadDifference
+from stepscope.recordings.compare.load import ALIKE_LOAD, LoadDifference
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES

@@ -19,7 +19,8 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.bootstrap import RatioInterval, percentile_ratio
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
-from stepscope.recordings.compare.side.requests import LoadDifference, RequestRun, load_of
+from stepscope.recordings.compare.load import LoadDifference, load_of
+from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.session.totals import MAX_SLICES, NUM_SLICES, TimeSlices
 from stepscope.recordings.session.waits import Waits, bin_of, start_of

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from stepscope.recordings import samples
 from stepscope.recordings.compare.figures import ComparedFigure
-from stepscope.recordings.compare.side.requests import LoadDifference
+from stepscope.recordings.compare.load import LoadDifference
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
