@@ -39,15 +39,22 @@ class TokenLedger:
             if view.max_tokens and not view.is_partial:
                 self._num_prompt.setdefault(view.request_id, view.num_prompt_tokens)
 
-    def take(self, batch: list[wire.BatchRow] | None, events: list[wire.RequestEvent]) -> list[str]:
-        """Apply a step, or what happened between two steps."""
-        for event in events:
+    def apply(self, message: wire.StepRecord | wire.EngineStatus) -> list[str]:
+        problems = []
+        for event in message.events:
             if isinstance(event, wire.Arrived) and event.max_tokens:  # else it has no output
                 self._num_prompt[event.request_id] = event.num_prompt_tokens
             elif isinstance(event, wire.Admitted | wire.Preempted):
                 self._ends.pop(event.request_id, None)
-        problems = [problem for row in batch or () if (problem := self._take_row(row))]
-        for event in events:
+        for row in _rows_of(message) or ():
+            ended = self._ends.get(row.request_id, row.start)
+            self._ends[row.request_id] = row.start + row.num_tokens
+            if ended != row.start:
+                problems.append(
+                    f"request {row.request_id} goes on at token {row.start:,}; its rows ended at "
+                    f"{ended:,}"
+                )
+        for event in message.events:
             if isinstance(event, wire.Finished):
                 end = self._ends.pop(event.request_id, None)
                 num_prompt = self._num_prompt.pop(event.request_id, None)
@@ -60,13 +67,6 @@ class TokenLedger:
                         f"tokens; by its rows {num_output:,}"
                     )
         return problems
-
-    def _take_row(self, row: wire.BatchRow) -> str | None:
-        end = self._ends.get(row.request_id)
-        self._ends[row.request_id] = row.start + row.num_tokens
-        if end is None or end == row.start:
-            return None
-        return f"request {row.request_id} goes on at token {row.start:,}; its rows ended at {end:,}"
 
 
 class BlockLedger:
@@ -87,19 +87,23 @@ class BlockLedger:
         """Stop checking after missed messages, until the next `open`."""
         self._blocks = None
 
-    def open_empty(self, kv: wire.KVCounts, *, has_groups: bool) -> None:
-        """Start checking with empty blocks: the engine has not run a step yet."""
-        num_blocks = kv.used + kv.cached + kv.empty
-        self._take(BlockMap.empty(num_blocks, has_groups=has_groups), {}, set())
+    def open_empty(self, first: wire.StepRecord | wire.EngineStatus) -> None:
+        """Start checking with empty blocks before the first message, if it has block counts."""
+        if (kv := first.kv) is not None:
+            num_blocks = kv.used + kv.cached + kv.empty
+            self._begin(BlockMap.empty(num_blocks, has_groups=first.kv_groups is not None))
+            self._held, self._uncounted = {}, set()
 
     def open(self, snapshot: wire.Snapshot) -> None:
-        self._take(_blocks_of(snapshot), *_holders(snapshot))
+        runs, groups = snapshot.blocks, snapshot.block_groups
+        self._begin(None if runs is None else BlockMap.from_runs(runs, groups))
+        self._held, self._uncounted = _holders(snapshot)
 
     def compare(self, snapshot: wire.Snapshot) -> list[str]:
         if self._blocks is None or snapshot.blocks is None:
             return []
         problems = _group_problems(snapshot.kv, snapshot.kv_groups)
-        if _blocks_of(snapshot) != self._blocks:
+        if BlockMap.from_runs(snapshot.blocks, snapshot.block_groups) != self._blocks:
             problems.append("its block map does not match the block moves before it")
         found, mine = _holders(snapshot)[0], self._held
         held = {each: count for each, count in found.items() if each not in self._uncounted}
@@ -111,39 +115,25 @@ class BlockLedger:
             )
         return problems
 
-    def take(
-        self,
-        moves: list[wire.BlockMove],
-        groups: bytes | None,
-        batch: list[wire.BatchRow] | None,
-        events: list[wire.RequestEvent],
-    ) -> list[str]:
-        """Apply the block moves and events of a step, or of a status between two steps.
-
-        `groups`: of `moves`, see `StepRecord.move_groups`.
-        `batch`: None if the engine publishes no rows. Then any request may have got more blocks.
-        """
+    def apply(self, message: wire.StepRecord | wire.EngineStatus) -> list[str]:
+        """Apply the block moves and events of a message, then check its counts against them."""
         if self._blocks is None:
             return []
-        problems = self._take_moves(self._blocks, moves)
-        if groups is not None:
-            self._blocks.apply(moves, groups)
+        problems = self._apply_moves(self._blocks, message.moves)
+        if message.move_groups is not None:
+            self._blocks.apply(message.moves, message.move_groups)
+        batch = _rows_of(message)
         rows = {row.request_id: row.num_blocks for row in batch or ()}
+        # Without rows, any request may have got more blocks.
         for request_id in list(self._held) if batch is None else rows:
             self._hold(request_id, rows.get(request_id))
-        for event in events:
+        for event in message.events:
             if isinstance(event, wire.Admitted):
                 self._hold(event.request_id, rows.get(event.request_id))
             elif isinstance(event, wire.Finished | wire.Preempted | wire.Aborted):
                 self._hold(event.request_id, 0)
-        return problems
-
-    def check(self, message: wire.StepRecord | wire.EngineStatus) -> list[str]:
-        """Compare the counts of a message with the expected counts, and check that they add up."""
-        if self._blocks is None:
-            return []
         kv = message.kv
-        problems = _group_problems(kv, message.kv_groups)
+        problems += _group_problems(kv, message.kv_groups)
         if kv is not None:
             mine = [self._num[each] for each in (0, wire.CACHED, wire.EMPTY)]
             theirs, num_blocks = [kv.used, kv.cached, kv.empty], len(self._blocks.owner)
@@ -159,13 +149,13 @@ class BlockLedger:
             problems.append(f"{num_refs} references to blocks, requests hold {num_held}")
         return problems
 
-    def _take(self, blocks: BlockMap | None, held: dict[int, int], uncounted: set[int]) -> None:
-        self._blocks, self._held, self._uncounted = blocks, held, uncounted
+    def _begin(self, blocks: BlockMap | None) -> None:
+        self._blocks = blocks
         if blocks is not None:
             self._num = Counter(min(owner, 0) for owner in blocks.owner)
             self._num_refs = sum(blocks.refs)
 
-    def _take_moves(self, blocks: BlockMap, moves: list[wire.BlockMove]) -> list[str]:
+    def _apply_moves(self, blocks: BlockMap, moves: list[wire.BlockMove]) -> list[str]:
         problems = []
         for block_id, owner, num_refs in ((m.block_id, m.owner, m.ref_count) for m in moves):
             if not 0 <= block_id < len(blocks.owner):
@@ -189,6 +179,11 @@ class BlockLedger:
             self._held[request_id] = num_blocks
 
 
+def _rows_of(message: wire.StepRecord | wire.EngineStatus) -> list[wire.BatchRow] | None:
+    """The batch of a step; None if the engine publishes no rows."""
+    return message.batch if isinstance(message, wire.StepRecord) else []
+
+
 def _group_problems(kv: wire.KVCounts | None, groups: list[wire.GroupCounts] | None) -> list[str]:
     """The used and the cached blocks of all groups must be those of the pool."""
     if kv is None or groups is None:
@@ -197,11 +192,6 @@ def _group_problems(kv: wire.KVCounts | None, groups: list[wire.GroupCounts] | N
     if sums == (kv.used, kv.cached):
         return []
     return [f"{kv.used} used and {kv.cached} cached blocks; by groups {sums[0]} and {sums[1]}"]
-
-
-def _blocks_of(snapshot: wire.Snapshot) -> BlockMap | None:
-    blocks, groups = snapshot.blocks, snapshot.block_groups
-    return None if blocks is None else BlockMap.from_runs(blocks, groups)
 
 
 def _holders(snapshot: wire.Snapshot) -> tuple[dict[int, int], set[int]]:

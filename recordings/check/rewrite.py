@@ -1,7 +1,6 @@
 """`rewrite`: a whole file of one that was cut or damaged, or one without prompts and outputs."""
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,12 +9,16 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.check.strip import STRIPPED, holds_tokens, stripped
-from stepscope.recordings.check.verify import structure_problems
+from stepscope.recordings.check.verify import Progress, structure_problems
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import losses
-from stepscope.recordings.file.chunk_cache import LoadedChunk, step_of
-from stepscope.recordings.file.losses import Loss
-from stepscope.recordings.file.mcap.format import LOSSES, PART_SUFFIX, engine_metadata
+from stepscope.recordings.file.mcap.format import (
+    LOSSES,
+    PART_SUFFIX,
+    Loss,
+    engine_metadata,
+    losses_in,
+    losses_metadata,
+)
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN
 from stepscope.recordings.file.reader import Recording, whole_sequence
 from stepscope.recordings.file.writing.recording_file import RecordingFile
@@ -23,8 +26,6 @@ from stepscope.recordings.session.indexer import Indexer
 
 _UNFINISHED_SUFFIX = ".rewriting"
 _OF_THE_FILE = ("format_version", "software_version")  # metadata that a new file has anew
-
-Progress = Callable[[float], None]
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ def _copy(
         if end is not None and any(end <= each < place.offset for each in index.lost_at):
             has_lost = True
         end = place.end
-        chunk = recording.chunk(number)
+        chunk = recording.chunks.load(number)
         frames = [frame for at in range(len(chunk)) if (frame := chunk.frame(at)) is not None]
         is_whole = recording.check_chunk(number) and len(frames) == len(chunk)
         for frame in frames:
@@ -160,31 +161,29 @@ def _copy(
         file.end_chunk()
         report.num_whole += is_whole
         report.num_in_part += not is_whole and bool(frames)
-        _note_steps(chunk, report, has_lost)
+        if chunk.step_places:
+            first, last = chunk.end_steps()
+            if has_lost:
+                report.losses.append(Loss(report.last_step, first))
+            if report.first_step is None:
+                report.first_step = first
+            report.last_step = last
+            report.num_steps += len(chunk.step_places)
         has_lost = not is_whole or (has_lost and not chunk.step_places)
         progress(place.end / recording.size)
     if has_lost or not index.was_closed:
         report.losses.append(Loss(report.last_step, None))
     if index.is_complete and index.num_messages == report.num_messages:
         report.losses = []  # all of a damaged chunk could be read
-    if all_losses := losses.merged(_earlier(recording), report.losses):
-        file.add_metadata(LOSSES, losses.as_metadata(all_losses))
-    return report
-
-
-def _earlier(recording: Recording) -> list[Loss]:
+    losses = list(report.losses)
     with contextlib.suppress(msgspec.DecodeError):  # damaged too
-        return losses.losses_in(recording.index.metadata.get(LOSSES, {}))
-    return []
-
-
-def _note_steps(chunk: LoadedChunk, report: RewriteReport, has_lost: bool) -> None:
-    report.num_steps += len(chunk.step_places)
-    if not chunk.step_places:
-        return
-    first, last = (step_of(chunk.frames[chunk.step_places[at]].payload) for at in (0, -1))
-    if has_lost:
-        report.losses.append(Loss(report.last_step, first))
-    if report.first_step is None:
-        report.first_step = first
-    report.last_step = last
+        # Those of an earlier repair, where they are not a part of what was lost now.
+        losses += [
+            each
+            for each in losses_in(index.metadata)
+            if not any(loss.covers(each) for loss in report.losses)
+        ]
+    if losses:
+        losses.sort(key=lambda loss: -1 if loss.after_step is None else loss.after_step)
+        file.add_metadata(LOSSES, losses_metadata(losses))
+    return report

@@ -19,39 +19,32 @@ def was_stripped(metadata: Mapping[str, str]) -> bool:
 
 
 def holds_tokens(message: wire.Telemetry) -> bool:
-    if isinstance(message, wire.StepRecord) and (message.token_ids or message.texts):
-        return True
+    if isinstance(message, wire.StepRecord):
+        drafted = any(draft.token_ids for draft in message.drafts or ())
+        if message.token_ids or message.texts or drafted:
+            return True
     if isinstance(message, wire.StepRecord | wire.EngineStatus):
-        return any(_has_tokens(event) for event in message.events)
+        arrivals = [each for each in message.events if isinstance(each, wire.Arrived)]
+        return any((each.prompt_token_ids, each.prompt_text) != (None, None) for each in arrivals)
     return isinstance(message, wire.Snapshot) and bool(message.transcripts)
 
 
 def stripped(message: wire.Telemetry) -> wire.Telemetry:
     """The message as an engine without `--with-tokens` would send it."""
     replace = msgspec.structs.replace
-    if isinstance(message, wire.StepRecord):
+    if isinstance(message, wire.StepRecord | wire.EngineStatus):
+        events = [
+            replace(event, prompt_token_ids=None, prompt_text=None)
+            if isinstance(event, wire.Arrived)
+            else event
+            for event in message.events
+        ]
+        if isinstance(message, wire.EngineStatus):
+            return replace(message, events=events)
         drafts = message.drafts and [replace(draft, token_ids=None) for draft in message.drafts]
-        bare = {"token_ids": None, "texts": None, "drafts": drafts}
-        return replace(message, events=_events(message.events), **bare)
-    if isinstance(message, wire.EngineStatus):
-        return replace(message, events=_events(message.events))
+        return replace(message, events=events, token_ids=None, texts=None, drafts=drafts)
     if isinstance(message, wire.EngineInfo):
         return replace(message, with_tokens=False)
     if isinstance(message, wire.Snapshot):
         return replace(message, transcripts=None, info=replace(message.info, with_tokens=False))
     return message
-
-
-def _has_tokens(event: wire.RequestEvent) -> bool:
-    return isinstance(event, wire.Arrived) and (
-        event.prompt_token_ids is not None or event.prompt_text is not None
-    )
-
-
-def _events(events: list[wire.RequestEvent]) -> list[wire.RequestEvent]:
-    return [
-        msgspec.structs.replace(event, prompt_token_ids=None, prompt_text=None)
-        if isinstance(event, wire.Arrived)
-        else event
-        for event in events
-    ]

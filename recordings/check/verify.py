@@ -16,9 +16,8 @@ from stepscope.engine.protocol import wire
 from stepscope.recordings.check.ledgers import BlockLedger, TokenLedger
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.file.chunk_cache import KEYFRAME, MessageFrame
-from stepscope.recordings.file.losses import Loss, losses_in
 from stepscope.recordings.file.mcap.chunk import has_sound_head
-from stepscope.recordings.file.mcap.format import LOSSES
+from stepscope.recordings.file.mcap.format import Loss, losses_in
 from stepscope.recordings.file.mcap.index import read_index
 from stepscope.recordings.file.mcap.sink import MAGIC
 from stepscope.recordings.file.reader import Recording
@@ -42,8 +41,7 @@ def structure_problems(recording: Recording) -> list[str]:
     elif recording.metadata.get("engine_id") != recording.info.engine_id:
         found.append("its metadata and its keyframes name different engines")
     try:
-        if LOSSES in index.metadata:
-            losses_in(index.metadata[LOSSES])
+        losses_in(index.metadata)
     except msgspec.DecodeError:
         found.append("its list of repaired losses cannot be read")
     # Without a valid summary, opening the file has walked all chunks.
@@ -51,33 +49,15 @@ def structure_problems(recording: Recording) -> list[str]:
     assert walked is not None
     if walked.num_lost_bytes:
         found.append(f"{walked.num_lost_bytes:,} bytes belong to no record")
-    found += [
-        f"the index of chunk {number + 1} is damaged"
-        for number in range(recording.num_chunks)
-        if not _has_sound_index(recording, number)
-    ]
-    if index.is_complete:
-        found += _summary_problems(recording, len(walked.chunks))
-    return found
-
-
-def _has_sound_index(recording: Recording, number: int) -> bool:
-    try:
-        recording.stored_index(number)
-    except ValueError:
-        return False
-    return True
-
-
-def _summary_problems(recording: Recording, num_found: int) -> list[str]:
-    places = recording.index.chunks
-    found = [
-        f"the head of chunk {number} (byte {place.offset:,}) is damaged"
-        for number, place in enumerate(places, start=1)
-        if not has_sound_head(recording.stream, place)
-    ]
-    if num_found != len(places):
-        found.append(f"{num_found} chunks are found, its index has {len(places)}")
+    for number, place in enumerate(index.chunks):
+        try:
+            recording.chunks.stored_index(number)
+        except ValueError:
+            found.append(f"the index of chunk {number + 1} is damaged")
+        if index.is_complete and not has_sound_head(recording.stream, place):
+            found.append(f"the head of chunk {number + 1} (byte {place.offset:,}) is damaged")
+    if len(walked.chunks) != len(index.chunks):
+        found.append(f"{len(walked.chunks)} chunks are found, its index has {len(index.chunks)}")
     return found
 
 
@@ -160,7 +140,7 @@ def verify(path: Path, progress: Progress) -> VerifyReport:
         for problem in structure_problems(recording):
             report.file.problem(problem)
         with contextlib.suppress(msgspec.DecodeError):  # reported above as a problem
-            report.losses = losses_in(recording.index.metadata.get(LOSSES, {}))
+            report.losses = losses_in(recording.index.metadata)
         session = _MessageChecks(report)
         chunk = -1
         for frame, position in recording.frames():
@@ -185,8 +165,8 @@ def _check_chunk(recording: Recording, number: int, report: VerifyReport) -> Non
     report.checksums.num_checked += 1
     if not recording.check_chunk(number):
         place = recording.index.chunks[number]
-        steps = recording.steps_in(number)
-        kept = "nothing of it" if steps is None else f"steps {steps[0]:,} to {steps[1]:,} of it"
+        first, last = recording.chunks.load(number).end_steps()
+        kept = "nothing of it" if first is None else f"steps {first:,} to {last:,} of it"
         what = "was cut off" if place.is_cut else "is damaged"
         report.checksums.problem(
             f"chunk {number + 1} (byte {place.offset:,}, {place.length:,} bytes) {what}; {kept} "
@@ -245,22 +225,18 @@ class _MessageChecks:
         check.num_checked += 1
         # A keyframe has the number of the message that led to it, and none of its own.
         sequence = message.sequence if isinstance(message, wire.Snapshot) else frame.sequence
-        last = self._sequence
-        if last is not None and frame.topic != KEYFRAME:
-            if sequence <= last and self._step is not None:
-                check.problem(f"message {sequence:,} comes after {last:,}")
-            elif sequence > last + 1:
-                self._lose(sequence - last - 1)
-        elif last is not None and sequence > last:
-            self._lose(sequence - last)
-        self._sequence = sequence if last is None else max(last, sequence)
-
-    def _lose(self, num_messages: int) -> None:
-        self._num_missing += num_messages
-        self._report.num_lost_messages += num_messages
-        self._after_gap = True
-        self._ledger.close()
-        self._tokens.forget()
+        last = sequence if self._sequence is None else self._sequence
+        is_own = frame.topic != KEYFRAME and self._sequence is not None
+        num_lost = sequence - last - is_own
+        if num_lost > 0:
+            self._num_missing += num_lost
+            self._report.num_lost_messages += num_lost
+            self._after_gap = True
+            self._ledger.close()
+            self._tokens.forget()
+        elif num_lost < 0 and is_own and self._step is not None:
+            check.problem(f"message {sequence:,} comes after {last:,}")
+        self._sequence = max(last, sequence)
 
     def end_gap(self, before_step: int | None) -> bool:
         """Report what is missing since the last step, unless a repair told it; whether any is."""
@@ -295,17 +271,14 @@ class _MessageChecks:
         self, message: wire.StepRecord | wire.EngineStatus, where: str, is_start: bool
     ) -> None:
         ledger, check = self._ledger, self._report.blocks
-        rows = message.batch if isinstance(message, wire.StepRecord) else []
-        for problem in self._tokens.take(rows, message.events):
+        for problem in self._tokens.apply(message):
             self._report.tokens.problem(f"{where}: {problem}")
         self._report.tokens.num_checked = self._tokens.num_checked
-        is_first = is_start and self._has_map and not self._after_gap
-        if not ledger.is_open and is_first and message.kv is not None:
-            ledger.open_empty(message.kv, has_groups=message.kv_groups is not None)
+        if is_start and self._has_map and not self._after_gap and not ledger.is_open:
+            ledger.open_empty(message)
         if not ledger.is_open:
             return
-        problems = ledger.take(message.moves, message.move_groups, rows, message.events)
-        problems += ledger.check(message)
+        problems = ledger.apply(message)
         check.num_checked += isinstance(message, wire.StepRecord)
         for problem in problems:
             check.problem(f"{where}: {problem}")

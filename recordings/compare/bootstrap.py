@@ -30,8 +30,6 @@ _NUM_DRAWS = 4000
 _MOST = 100.0  # the largest factor that is tried
 _FINE = 1.01
 
-_Test: TypeAlias = Callable[[float], bool]
-
 
 class RatioInterval(NamedTuple):
     """A confidence interval of B / A; 0 to infinity if the data tells nothing."""
@@ -119,15 +117,11 @@ def _rank(a: Resamples, b: Resamples) -> int | None:
     num_slices = min(a.num_slices, b.num_slices)
     if num_slices < MIN_SLICES:
         return None
-    number = _num_blocks(num_slices)
+    number = -(-num_slices // 2)  # of blocks
     z, freedom = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2), number - 1
     # Student's t instead of z: Abramowitz and Stegun, 26.7.5.
     t = z + (z**3 + z) / 4 / freedom + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / freedom**2
     return int(NormalDist().cdf(-t * math.sqrt(number / freedom)) * _NUM_DRAWS)
-
-
-def _num_blocks(num_slices: int) -> int:
-    return -(-num_slices // 2)
 
 
 @lru_cache(maxsize=16)
@@ -135,13 +129,13 @@ def _times(num_slices: int, seed: int) -> "_Values":
     """How often each slice was drawn, in each drawn run: always with the one after it."""
     import numpy as np
 
-    shares = np.full(num_slices, 1 / num_slices)
-    firsts = np.random.default_rng(seed).multinomial(_num_blocks(num_slices), shares, _NUM_DRAWS)
+    num_blocks, shares = -(-num_slices // 2), np.full(num_slices, 1 / num_slices)
+    firsts = np.random.default_rng(seed).multinomial(num_blocks, shares, _NUM_DRAWS)
     drawn: _Values = (firsts + np.roll(firsts, 1, axis=1)).astype(float)
     return drawn
 
 
-def _edge(differs: _Test, ratio: float, is_sure: bool, direction: int) -> float:
+def _edge(differs: Callable[[float], bool], ratio: float, is_sure: bool, direction: int) -> float:
     """The factor below (-1) or above (1) `ratio` from which on the test finds a difference."""
     is_between = ratio * direction < direction  # whether 1 lies in this direction
     if is_sure and is_between:
@@ -155,7 +149,7 @@ def _edge(differs: _Test, ratio: float, is_sure: bool, direction: int) -> float:
     return 0.0 if direction < 0 else math.inf
 
 
-def _border(differs: _Test, same: float, other: float) -> float:
+def _border(differs: Callable[[float], bool], same: float, other: float) -> float:
     while max(same / other, other / same) > _FINE:
         middle = math.sqrt(same * other)
         if differs(middle):

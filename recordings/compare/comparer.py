@@ -29,7 +29,7 @@ class Comparer:
         self.version = 0  # grows with every new comparison
         self.error: str | None = None
         self._is_stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="comparison", daemon=True)
         self._is_caught_up = False  # all that exists was read and compared
 
     # From any thread
@@ -43,8 +43,7 @@ class Comparer:
     @property
     def is_reading(self) -> bool:
         """Whether there are messages that have not been read and compared yet."""
-        is_running = self._thread is not None and self._thread.is_alive()
-        return is_running and not self._is_caught_up
+        return self._thread.is_alive() and not self._is_caught_up
 
     @property
     def was_cancelled(self) -> bool:
@@ -58,7 +57,6 @@ class Comparer:
         return list(dict.fromkeys(note for note in found if note))
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="comparison", daemon=True)
         self._thread.start()
 
     def cancel(self) -> None:
@@ -68,7 +66,7 @@ class Comparer:
     def stop(self) -> None:
         """End the thread and close both feeds."""
         self.cancel()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread.is_alive():
             self._thread.join(timeout=5)
         for feed in self.feeds:
             feed.close()

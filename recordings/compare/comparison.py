@@ -5,7 +5,7 @@ A is the baseline run, and B is compared with it: a ratio is B / A, a change is 
 
 from typing import Literal, NamedTuple
 
-from stepscope.engine.protocol.wire import EngineInfo, KnobValue
+from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.compare.figures import ComparedFigure, compared_figures
 from stepscope.recordings.compare.load import LoadDifference, load_of
@@ -19,11 +19,12 @@ from stepscope.recordings.compare.side.side import Kind, Side
 from stepscope.recordings.state.series.latency import SLO
 
 # Fields of `EngineInfo` that may change performance, unlike names and addresses.
-_FIELDS = (
+_NAMED = (
     *("model", "num_parameters", "dtype", "device", "implementation", "attention_backend"),
     *("block_size", "num_blocks", "max_model_len", "overlap", "software_version"),
 )
-_CAPACITIES = {"max_num_batched_tokens": "token budget at most", "max_num_seqs": "seats at most"}
+_FIELDS = {name: name for name in _NAMED}  # and what people are told
+_FIELDS |= {"max_num_batched_tokens": "token budget at most", "max_num_seqs": "seats at most"}
 
 
 class SettingDifference(NamedTuple):
@@ -37,24 +38,20 @@ class SettingDifference(NamedTuple):
 
 def differing_settings(a: Side, b: Side) -> list[SettingDifference]:
     """Differing knobs, then engine properties. A setting unknown on one side is left out."""
-    names = [name for name in a.knob_values if name in b.knob_values]
-    found = [
-        SettingDifference(name, tuple(a.knob_values[name]), tuple(b.knob_values[name]), True)
-        for name in names
+    ours, theirs = _settings(a), _settings(b)
+    return [
+        SettingDifference(name, values, theirs[name, is_knob], is_knob)
+        for (name, is_knob), values in ours.items()
+        if theirs.get((name, is_knob), values) != values
     ]
-    if a.info is not None and b.info is not None:
-        for field, label in {**{name: name for name in _FIELDS}, **_CAPACITIES}.items():
-            found.append(
-                SettingDifference(label, _values(a.info, field), _values(b.info, field), False)
-            )
-    if a.workload is not None and b.workload is not None:
-        found.append(SettingDifference("workload", (a.workload,), (b.workload,), False))
-    return [each for each in found if each.a and each.b and each.a != each.b]
 
 
-def _values(info: EngineInfo, field: str) -> tuple[KnobValue, ...]:
-    value: KnobValue | None = getattr(info, field)
-    return () if value is None else (value,)
+def _settings(side: Side) -> dict[tuple[str, bool], tuple[KnobValue, ...]]:
+    """The known values of knobs and of engine properties, by name and whether it is a knob."""
+    found = {(name, True): tuple(each) for name, each in side.knob_values.items()}
+    told = {label: getattr(side.info, name, None) for name, label in _FIELDS.items()}
+    told["workload"] = side.workload
+    return found | {(name, False): (each,) for name, each in told.items() if each is not None}
 
 
 class ComparedCause(NamedTuple):
@@ -81,25 +78,21 @@ class SideWork(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The result of comparing two runs, as far as they were read.
-
-    Attributes:
-        causes: causes of waits longer than the service level, the most costly first.
-        is_one_session: whether both runs are parts of one session, so that their lengths may
-            differ. Two parts in which one engine was sent the same requests count as two sessions.
-    """
+    """The result of comparing two runs, as far as they were read."""
 
     names: tuple[str, str]
     slo: SLO
     figures: list[ComparedFigure]
     settings: list[SettingDifference]
-    causes: list[ComparedCause]
+    causes: list[ComparedCause]  # of waits longer than the service level, the most costly first
     works: tuple[SideWork, SideWork]
     requests: Matched
     percentile_error: float  # by which share of itself a percentile may be too small
     num_unlisted: int  # number of requests beyond those that the `Side`s keep
+    # Whether both are parts of one session, so that their lengths may differ. Two parts in which
+    # one engine was sent the same requests count as two sessions.
     is_one_session: bool
-    load: LoadDifference  # how the loads of the two runs differ
+    load: LoadDifference
 
     @property
     def different_work(self) -> str | None:
@@ -137,17 +130,9 @@ def compare(a: Side, b: Side) -> Comparison:
 
 
 def _causes(a: Side, b: Side) -> list[ComparedCause]:
-    keys = {**a.cause_ns, **b.cause_ns}
     shares = [
-        ComparedCause(
-            kind,
-            cause,
-            a.cause_ns.get((kind, cause), 0),
-            b.cause_ns.get((kind, cause), 0),
-            a.num_late.get((kind, cause), 0),
-            b.num_late.get((kind, cause), 0),
-        )
-        for kind, cause in keys
+        ComparedCause(*key, a.cause_ns[key], b.cause_ns[key], a.num_late[key], b.num_late[key])
+        for key in {**a.cause_ns, **b.cause_ns}
     ]
     return sorted(shares, key=lambda share: -max(share.a_ns, share.b_ns))
 

@@ -68,9 +68,8 @@ def divide(mark: Landmark, found: Iterable[Landmark]) -> tuple[SessionPart, Sess
     change no setting. If the landmark is of kind "step", nothing is cut: the parts are the whole
     session.
     """
-    changes = {each.step for each in found if each.kind in ("knobs", "workload")}
-    if mark.kind == "step":
-        changes = set()
+    cutting = () if mark.kind == "step" else ("knobs", "workload")
+    changes = {each.step for each in found if each.kind in cutting}
     since = max((step for step in changes if step < mark.step), default=None)
     until = min((step for step in changes if step > mark.step), default=None)
     before, after = f"before {mark.text}", f"after {mark.text}"

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.bootstrap import RatioInterval, draw, percentile_ratio, ratio_of
-from stepscope.recordings.compare.load import ALIKE as ALIKE_LOAD
-from stepscope.recordings.compare.load import LoadDifference
+from stepscope.recordings.compare.load import ALIKE_LOAD, LoadDifference
 from stepscope.recordings.compare.side.side import Side
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES
@@ -55,27 +54,20 @@ _RARE |= {f"limit_{limit}" for limit in NAMED_WAITS}
 
 
 class ComparedFigure(NamedTuple):
-    """One figure of two runs. A is the baseline, and B is compared with it.
-
-    Attributes:
-        kind, rank: `kind` is set for latencies, `rank` for their percentiles.
-        a, b: values in `unit`; None if unknown, or if nothing was measured.
-        num_a, num_b: number of samples; 0 for a figure without samples.
-        interval: confidence interval of B / A (`bootstrap.py`); None if it is not judged.
-    """
+    """One figure of two runs. A is the baseline, and B is compared with it."""
 
     key: str  # name of the figure for programs
     label: str
     unit: FigureUnit
-    a: float | None
+    a: float | None  # in `unit`; None if unknown, or if nothing was measured
     b: float | None
     better: Better | None  # whether lower or higher is better; None if neither is
     verdict: Verdict
-    num_a: int = 0
+    num_a: int = 0  # number of samples; 0 for a figure without samples
     num_b: int = 0
-    kind: str | None = None
-    rank: int | None = None
-    interval: RatioInterval | None = None
+    kind: str | None = None  # of a latency
+    rank: int | None = None  # of a percentile
+    interval: RatioInterval | None = None  # confidence interval of B / A; None if it is not judged
 
     @property
     def ratio(self) -> float | None:

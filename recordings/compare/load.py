@@ -20,7 +20,7 @@ from typing import NamedTuple
 from stepscope.recordings.compare.side.requests import RequestRun
 from stepscope.recordings.compare.side.side import Side
 
-ALIKE = 0.1  # relative; a smaller difference in the load does not count
+ALIKE_LOAD = 0.1  # relative; a smaller difference in the load does not count
 _ALIKE_SHARE = 0.02  # share of prompts from the cache: a smaller difference does not count
 _OTHER_HITS = 0.2  # the same for different requests, whose hits differ anyway
 _CHANCE = 0.5  # relative; a larger difference is never chance, even for random arrivals
@@ -31,18 +31,14 @@ _RATES = (_REQUESTS, _PROMPT, _OUTPUT)
 
 
 class LoadDifference(NamedTuple):
-    """How the loads of two runs compare.
-
-    `more_a`, `more_b`: the largest factor by which A (or B) had more of anything than the other.
-    `is_known`: whether both runs tell of their requests; else `difference` says which does not.
-    """
+    """How the loads of two runs compare."""
 
     is_same: bool  # both had the same requests in the same time, or at the same concurrency
     difference: str | None  # the difference in a few words; None if it is small
     is_chance: bool  # the difference may be chance, because requests arrived at random
-    more_a: float
+    more_a: float  # the largest factor by which A had more of anything than B
     more_b: float
-    is_known: bool = True
+    is_known: bool = True  # both tell of their requests; else `difference` says which does not
 
     @property
     def other_work(self) -> str | None:
@@ -56,16 +52,7 @@ class _Sum(NamedTuple):
 
 
 class _Offer:
-    """The load of a run.
-
-    Attributes:
-        came, all: sums over the requests that arrived during the run, and over all; unknown ones
-            are missing. "computed tok" are prompt tokens that no prefix cache held.
-        had_cache: whether its prefix cache may have held something at the beginning.
-        num_queued: requests that waited for admission at the beginning.
-        span_s: time from the first arrival to the last.
-        num_in_flight: mean number of requests in the engine (Little's law).
-    """
+    """The load of a run. `had_cache`: whether its prefix cache may have held something before."""
 
     def __init__(self, side: Side, *, had_cache: bool) -> None:
         runs = list(side.requests.values())
@@ -75,14 +62,17 @@ class _Offer:
         end_ns = begin_ns + side.points.end_ns
         until_ns = max(arrivals) if side.num_unlisted else end_ns  # the rest are not listed
         self.seconds = max(1, until_ns - begin_ns) / 1e9
+        # Over the requests that arrived during the run, and over all; unknown sums are missing.
+        # "computed tok" are prompt tokens that no prefix cache held.
         self.came, self.all = _sums(came), _sums(runs)
         self.had_cache = had_cache
-        self.num_queued = sum(run.was_queued for run in runs)
+        self.num_queued = sum(run.was_queued for run in runs)  # at the beginning
         self.span_s = (max(arrivals) - min(arrivals)) / 1e9
         lived_ns = sum(
             max(0, (end_ns if run.end_ns is None else run.end_ns) - max(run.arrival_ns, begin_ns))
             for run in runs
         )
+        # The mean number of requests in the engine (Little's law).
         self.num_in_flight = lived_ns / max(1, end_ns - begin_ns)
 
     def rate(self, name: str) -> float:
@@ -96,11 +86,9 @@ class _Offer:
 
 
 def load_of(a: Side, b: Side, *, is_one_session: bool) -> LoadDifference:
-    """Compare the loads of two runs.
+    """Compare the loads of two runs, which must be up to date (`Side.settle`).
 
-    Args:
-        a, b: must be up to date (`Side.settle`).
-        is_one_session: both are parts of one session, so their requests are never the same.
+    `is_one_session`: both are parts of one session, so their requests are never the same.
     """
     sides = {"A": a, "B": b}
     silent = [n for n, x in sides.items() if not x.requests and x.sums().num_arrived is None]
@@ -194,7 +182,7 @@ def _more(one: _Offer, other: _Offer) -> float:
 
 def _has_other_queue(a: _Offer, b: _Offer) -> bool:
     most = max(a.all[_REQUESTS].total, b.all[_REQUESTS].total)
-    return abs(a.num_queued - b.num_queued) > ALIKE * most
+    return abs(a.num_queued - b.num_queued) > ALIKE_LOAD * most
 
 
 def _has_same_requests(a: _Offer, b: _Offer) -> bool:
@@ -205,7 +193,7 @@ def _has_same_requests(a: _Offer, b: _Offer) -> bool:
 def _other_pace(a: _Offer, b: _Offer) -> Iterator[tuple[str, bool]]:
     """Other times of the same requests, unless clients that wait for answers explain it."""
     longest_s = max(a.span_s, b.span_s, min(a.seconds, b.seconds))
-    is_other = abs(a.span_s - b.span_s) > ALIKE * longest_s
+    is_other = abs(a.span_s - b.span_s) > ALIKE_LOAD * longest_s
     if is_other and _differ(a.num_in_flight, b.num_in_flight):
         yield f"the same requests within {a.span_s:,.1f}→{b.span_s:,.1f} s", True
     if (spared := _spared(a, b)) is not None:
@@ -220,4 +208,4 @@ def _is_other_rate(a: _Offer, b: _Offer, name: str) -> bool:
 
 
 def _differ(a: float, b: float) -> bool:
-    return abs(a - b) > ALIKE * max(a, b)
+    return abs(a - b) > ALIKE_LOAD * max(a, b)

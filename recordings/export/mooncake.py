@@ -52,24 +52,18 @@ class PrefixBook:
     At most as many blocks are tracked as the KV cache has. The chain of a request is forgotten when
     none of its blocks is left.
 
-    Attributes:
-        num_hits: prompts with a hit. What a request finds of its own after a preemption is none.
-        num_unknown: hits that cannot be traced to a request.
-
     `id_tokens`: number of tokens per id.
     """
 
-    def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:
-        self.num_hits = self.num_unknown = 0
+    def __init__(self, block_size: int, id_tokens: int) -> None:
+        # Prompts with a hit. What a request finds of its own after a preemption is none.
+        self.num_hits = 0
+        self.num_unknown = 0  # hits that cannot be traced to a request
         self._id_tokens = id_tokens
         self._block_size = block_size
-        self._new_ids: count[int] = count()
+        self.new_ids: count[int] = count()
         self._filled: dict[int, tuple[Chain, int]] = {}
         self._tables: dict[int, _Table] = {}
-
-    def new_id(self) -> int:
-        """Return a new id, for a block taken to have the same tokens as no other block."""
-        return next(self._new_ids)
 
     def take(
         self, moves: list[wire.BlockMove], batch: list[wire.BatchRow], admitted: list[wire.Admitted]
@@ -107,7 +101,7 @@ class PrefixBook:
                 self.num_hits += 1
                 self.num_unknown += known is None
         num_whole = num_hit * self._block_size // self._id_tokens
-        chain = Chain(known.first(num_whole) if known else [], self._new_ids)
+        chain = Chain(known.first(num_whole) if known else [], self.new_ids)
         hit: list[int | None] = [*moved[:num_hit]]
         self._tables[event.request_id] = _Table(chain, hit + [None] * (num_hit - len(hit)))
         return chain
@@ -132,16 +126,12 @@ class PrefixBook:
 
 @dataclass(slots=True)
 class TracedRequest:
-    """A request that was seen to arrive.
-
-    `prefix`: ids of the whole blocks of its prompt; None before its first admission.
-    `end`: None: it still lives.
-    """
+    """A request that was seen to arrive."""
 
     arrived: wire.Arrived
-    prefix: list[int] | None = None
+    prefix: list[int] | None = None  # ids of its prompt's whole blocks; None before admission
     num_cached_tokens: int = 0  # at its first admission
-    end: wire.Finished | wire.Aborted | None = None
+    end: wire.Finished | wire.Aborted | None = None  # None: it still lives
     num_output_tokens: int = 0
 
 
@@ -149,16 +139,12 @@ class RequestReader:
     """Collects requests with the prefixes that they share, from the moments of a recording.
 
     `id_tokens`: number of tokens per id of a prefix.
-
-    Attributes:
-        requests: in order of arrival.
-        begun: ids of those that were computed, but not seen to arrive.
     """
 
     def __init__(self, block_size: int, id_tokens: int = HASH_BLOCK_TOKENS) -> None:
         self.book = PrefixBook(block_size, id_tokens)
-        self.requests: dict[int, TracedRequest] = {}
-        self.begun: set[int] = set()
+        self.requests: dict[int, TracedRequest] = {}  # in order of arrival
+        self.begun: set[int] = set()  # those that were computed, but not seen to arrive
         self._id_tokens = id_tokens
 
     def apply(self, moment: Moment) -> None:
@@ -199,17 +185,13 @@ class RequestReader:
                 request.num_output_tokens = views[request_id].num_output_tokens
 
 
-_encode = msgspec.json.Encoder().encode
-
-
 class MooncakeWriter:
-    """Writes requests as lines, each once all that arrived earlier are written.
-
-    Attributes: the requests written, left out without a token, and written before their end.
-    """
+    """Writes requests as lines, each once all that arrived earlier are written."""
 
     def __init__(self, stream: IO[bytes], block_size: int) -> None:
-        self.num_lines = self.num_without_output = self.num_unfinished = 0
+        self.num_lines = 0
+        self.num_without_output = 0  # left out, as they got no token
+        self.num_unfinished = 0  # written before their end
         self.reader = RequestReader(block_size)
         self._stream = stream
         self._first_ns: int | None = None
@@ -226,7 +208,7 @@ class MooncakeWriter:
                 continue
             hash_ids = request.prefix or []
             if request.prefix is not None and arrived.num_prompt_tokens % HASH_BLOCK_TOKENS:
-                hash_ids.append(self.reader.book.new_id())
+                hash_ids.append(next(self.reader.book.new_ids))
             if self._first_ns is None:
                 self._first_ns = arrived.time_ns
             document = {
@@ -235,7 +217,7 @@ class MooncakeWriter:
                 "output_length": num_output,
                 "hash_ids": hash_ids,
             }
-            self._stream.write(_encode(document) + b"\n")
+            self._stream.write(msgspec.json.encode(document) + b"\n")
             self.num_lines += 1
 
 

@@ -1,13 +1,13 @@
 """Writes a file either completely or not at all."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import access
 
 UNFINISHED_SUFFIX = ".exporting"
 
@@ -31,10 +31,14 @@ def writing(path: Path, *, replace: bool = False, is_private: bool = False) -> I
     if path.exists() and not replace:
         raise RecordingError(f"{path} is there already; remove it or choose another name")
     unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600 if is_private else 0o666)
+
     try:
         if is_private:
             unfinished.unlink(missing_ok=True)  # a killed export may have left it with other rights
-        with open(unfinished, "wb", opener=access.private if is_private else None) as stream:
+        with open(unfinished, "wb", opener=opener) as stream:
             yield stream
         unfinished.replace(path)
     except OSError as error:

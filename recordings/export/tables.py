@@ -1,5 +1,10 @@
-"""Tables of a session: its steps, the rows of their batches, its requests; as CSV and Parquet."""
+"""Tables of a session: its steps, the rows of their batches, its requests; as CSV and Parquet.
 
+CSV has a header line, and unknown values are empty.
+"""
+
+import codecs
+import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -51,6 +56,10 @@ class _Ended(NamedTuple):
         return (end_ns - start_ns - moment.state.pauses.within(start_ns, end_ns)) / 1e6 / num
 
     @property
+    def arrival_wall_ns(self) -> int | None:
+        return None if self.view.is_partial else self.view.arrival_ns + self.moment.offset_ns
+
+    @property
     def tpot_ms(self) -> float | None:
         view = self.view
         return self.ms(view.first_token_ns, view.last_token_ns, view.num_output_tokens - 1)
@@ -69,10 +78,6 @@ def _sum(drafts: Sequence[wire.DraftRow] | None, name: str) -> int | None:
     return sum(getattr(each, name) for each in drafts) if drafts else None
 
 
-def _plus(ns: int | None, offset_ns: int) -> int | None:
-    return None if ns is None else ns + offset_ns
-
-
 def _kv(name: str) -> ExportColumn:
     return ExportColumn(f"kv_{name}", lambda step: getattr(step.message.kv, name, None))
 
@@ -85,93 +90,66 @@ def _limited_by(step: Moment) -> Limit | None:
     return None if place == UNKNOWN else LIMITS[place]
 
 
-STEP_COLUMNS = (
-    *_of("message", "step"),
-    ExportColumn("wall_ns", lambda step: step.message.tokens_ns + step.offset_ns),
-    ExportColumn("after_gap", attrgetter("after_gap"), "bool"),
-    *_of("message", "schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns", "device_ns"),
-    *_of("message", "knobs_version", "token_budget", "max_num_seqs", "num_prefill_tokens"),
-    *_of("outcome", "num_recomputed_tokens"),
-    *_of("message", "num_decode_tokens", "num_padded_tokens"),
-    *_of("outcome", "num_cached_tokens", "num_output_tokens"),
-    ExportColumn(
-        "num_rows", lambda step: None if step.message.batch is None else len(step.message.batch)
-    ),
-    *_of("message", "num_running", "num_waiting"),
-    *_of("outcome", "num_arrived", "num_finished", "num_preempted"),
-    *(_kv(name) for name in ("used", "cached", "empty", "evicted")),
-    ExportColumn("queried_tokens", attrgetter("outcome.num_queried_tokens")),
-    ExportColumn("hit_tokens", attrgetter("outcome.num_hit_tokens")),
-    ExportColumn("max_itl_ns", attrgetter("outcome.max_gap_ns")),
-    *_of("message", "hidden_ns", "num_wasted_tokens", "token_limit"),
-    # Draft tokens of n-gram speculation; None without drafts.
-    ExportColumn("num_drafted_tokens", lambda step: _sum(step.message.drafts, "num_drafted")),
-    ExportColumn("num_accepted_tokens", lambda step: _sum(step.message.drafts, "num_accepted")),
-    ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
-    *_of("message", "num_graph_padding"),
-    ExportColumn("limited_by", _limited_by, "text"),
-)
 _PHASES = {int(phase): phase.name.lower() for phase in wire.Phase}
-ROW_COLUMNS = (
-    *_of("record", "step", "tokens_ns"),
-    *_of("row", "request_id"),
-    ExportColumn("phase", lambda it: _PHASES.get(it.row.phase, str(it.row.phase)), "text"),
-    *_of("row", "start", "num_tokens"),
-    ExportColumn("num_cached_tokens", attrgetter("row.num_hit_tokens")),
-    *_of("row", "num_blocks"),
-    ExportColumn("last_chunk", lambda it: it.has(wire.RowFlag.LAST_CHUNK), "bool"),
-    ExportColumn("first_token", lambda it: it.has(wire.RowFlag.FIRST_TOKEN), "bool"),
-    ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
-    ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
-    ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
-)
-
-
-REQUEST_COLUMNS = (
-    *_of("view", "request_id"),
-    ExportColumn("client_id", lambda ended: ended.said("client_id"), "text"),
-    ExportColumn("status", attrgetter("view.status"), "text"),
-    ExportColumn("finish_reason", attrgetter("view.finish_reason"), "text"),
-    ExportColumn("arrival_ns", lambda ended: ended.said("arrival_ns")),
-    ExportColumn("arrival_wall_ns", lambda it: _plus(it.said("arrival_ns"), it.moment.offset_ns)),
-    *_of("view", "first_token_ns", "last_token_ns", "finish_ns", "finish_step"),
-    *_of("view", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
-    ExportColumn("max_tokens", lambda ended: ended.said("max_tokens")),
-    *_of("view", "priority", "num_preemptions"),
-    ExportColumn(
-        "ttft_ms", lambda it: it.ms(it.said("arrival_ns"), it.view.first_token_ns), "float"
-    ),
-    ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
-    ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
-    ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
-)
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
-    "steps": STEP_COLUMNS,
-    "rows": ROW_COLUMNS,
-    "requests": REQUEST_COLUMNS,
-}
-# For the docs, what the name of a column does not tell.
-MEANINGS = {
-    "wall_ns": "Unix time at which the tokens of the step were there",
-    "after_gap": "whether messages before the step were lost",
-    "device_ns": "time the accelerator was busy",
-    "num_rows": "requests in the batch",
-    "queried_tokens": "prompt tokens looked up in the prefix cache",
-    "hit_tokens": "those that were found",
-    "max_itl_ns": "the longest time since the token before, of all tokens of the step",
-    "hidden_ns": "scheduling and launch while the step before still ran",
-    "num_wasted_tokens": "of requests that had ended",
-    "token_limit": "the budget that device memory allows, if it is smaller",
-    "num_drafted_tokens": "guessed by speculation; unknown without drafts",
-    "limited_by": "the limit that the step met",
-    "start": "tokens of the request before its row",
-    "last_chunk": "whether the row ends the prompt",
-    "resumed": "whether it is the first after a preemption",
-    "arrival_wall_ns": "the arrival in Unix time",
-    "ttft_ms": "from the arrival to the first token",
-    "tpot_ms": "the mean time from one token to the next",
-    "itl_max_ms": "the longest time from one token to the next",
-    "e2e_ms": "from the arrival to the last token, once the request has ended",
+    "steps": (
+        *_of("message", "step"),
+        ExportColumn("wall_ns", lambda step: step.message.tokens_ns + step.offset_ns),
+        ExportColumn("after_gap", attrgetter("after_gap"), "bool"),
+        *_of("message", "schedule_start_ns", "schedule_end_ns", "launch_ns", "tokens_ns"),
+        *_of("message", "device_ns", "knobs_version", "token_budget", "max_num_seqs"),
+        *_of("message", "num_prefill_tokens"),
+        *_of("outcome", "num_recomputed_tokens"),
+        *_of("message", "num_decode_tokens", "num_padded_tokens"),
+        *_of("outcome", "num_cached_tokens", "num_output_tokens"),
+        ExportColumn(
+            "num_rows", lambda step: None if step.message.batch is None else len(step.message.batch)
+        ),
+        *_of("message", "num_running", "num_waiting"),
+        *_of("outcome", "num_arrived", "num_finished", "num_preempted"),
+        *(_kv(name) for name in ("used", "cached", "empty", "evicted")),
+        ExportColumn("queried_tokens", attrgetter("outcome.num_queried_tokens")),
+        ExportColumn("hit_tokens", attrgetter("outcome.num_hit_tokens")),
+        ExportColumn("max_itl_ns", attrgetter("outcome.max_gap_ns")),
+        *_of("message", "hidden_ns", "num_wasted_tokens", "token_limit"),
+        # Draft tokens of n-gram speculation; None without drafts.
+        ExportColumn("num_drafted_tokens", lambda step: _sum(step.message.drafts, "num_drafted")),
+        ExportColumn("num_accepted_tokens", lambda step: _sum(step.message.drafts, "num_accepted")),
+        ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
+        *_of("message", "num_graph_padding"),
+        ExportColumn("limited_by", _limited_by, "text"),
+    ),
+    "rows": (
+        *_of("record", "step", "tokens_ns"),
+        *_of("row", "request_id"),
+        ExportColumn("phase", lambda it: _PHASES.get(it.row.phase, str(it.row.phase)), "text"),
+        *_of("row", "start", "num_tokens"),
+        ExportColumn("num_cached_tokens", attrgetter("row.num_hit_tokens")),
+        *_of("row", "num_blocks"),
+        ExportColumn("last_chunk", lambda it: it.has(wire.RowFlag.LAST_CHUNK), "bool"),
+        ExportColumn("first_token", lambda it: it.has(wire.RowFlag.FIRST_TOKEN), "bool"),
+        ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
+        ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
+        ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
+    ),
+    "requests": (
+        *_of("view", "request_id"),
+        ExportColumn("client_id", lambda ended: ended.said("client_id"), "text"),
+        ExportColumn("status", attrgetter("view.status"), "text"),
+        ExportColumn("finish_reason", attrgetter("view.finish_reason"), "text"),
+        ExportColumn("arrival_ns", lambda ended: ended.said("arrival_ns")),
+        ExportColumn("arrival_wall_ns", attrgetter("arrival_wall_ns")),
+        *_of("view", "first_token_ns", "last_token_ns", "finish_ns", "finish_step"),
+        *_of("view", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens"),
+        ExportColumn("max_tokens", lambda ended: ended.said("max_tokens")),
+        *_of("view", "priority", "num_preemptions"),
+        ExportColumn(
+            "ttft_ms", lambda it: it.ms(it.said("arrival_ns"), it.view.first_token_ns), "float"
+        ),
+        ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
+        ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
+        ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
+    ),
 }
 
 
@@ -222,14 +200,22 @@ def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
                 yield _Ended(view, moment, longest_ns.get(view.request_id, 0) or None)
 
 
-ROW_GROUP = 64 * 1024
+def write_csv(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
+    """Write a table. Returns the number of rows."""
+    writer = csv.writer(codecs.getwriter("utf-8")(stream))
+    writer.writerow(column.name for column in COLUMNS[table])
+    count = 0
+    for row in table_rows(table, moments):
+        writer.writerow(row)
+        count += 1
+    return count
+
+
+ROW_GROUP = 64 * 1024  # rows
 
 
 def write_parquet(moments: Iterable[Moment], stream: IO[bytes], table: Table) -> int:
-    """Write a table. Returns the number of rows.
-
-    Raises MissingPackage: pyarrow is not installed.
-    """
+    """Write a table. Returns the number of rows."""
     try:
         import pyarrow
         from pyarrow import parquet

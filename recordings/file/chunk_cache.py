@@ -4,7 +4,7 @@ The chunks used last are cached, and damaged chunks are noted. `LoadedChunk`: th
 chunk, as received; steps are unpacked on demand.
 
 The first and the last step and time of a recording are read from its messages, as the heads of
-chunks, which tell times too, have no checksum. Also here: the text for what is missing in it.
+chunks, which tell times too, have no checksum.
 """
 
 import sys
@@ -27,7 +27,7 @@ from stepscope.recordings.file.mcap.chunk import (
     read_stored_index,
 )
 from stepscope.recordings.file.mcap.format import PACKED_STEP, TOPICS
-from stepscope.recordings.file.mcap.index import ChunkPlace, McapIndex
+from stepscope.recordings.file.mcap.index import ChunkPlace
 from stepscope.recordings.packing.steps import StepUnpacker
 
 STEP = wire.TOPICS[StepRecord]
@@ -103,10 +103,13 @@ class LoadedChunk:
         self._unpacker = StepUnpacker()
         self._unpacked = 0  # the unpacker was fed all steps before this index
 
-    def last_keyframe(self, end: int) -> int | None:
-        """Index of the last keyframe before the message with index `end`; None without one."""
-        topics = self.frames.topics
-        return next((at for at in range(end - 1, -1, -1) if topics[at] == KEYFRAME), None)
+    def end_steps(self) -> tuple[int | None, int | None]:
+        """The first and the last readable step; None if there is none."""
+        ends = []
+        for places in (self.step_places, reversed(self.step_places)):
+            steps = (step_of(self.frames[place].payload) for place in places)
+            ends.append(next((step for step in steps if step is not None), None))
+        return ends[0], ends[1]
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -158,10 +161,7 @@ class ChunkCache:
         return len(self.places)
 
     def load(self, number: int) -> LoadedChunk:
-        """The readable messages of a chunk, from the cache if possible.
-
-        Raises OSError: the file cannot be read.
-        """
+        """The readable messages of a chunk, from the cache if possible."""
         with self._lock:
             if number in self._loaded:
                 self._loaded.move_to_end(number)
@@ -176,6 +176,10 @@ class ChunkCache:
             return chunk
 
     def stored_index(self, number: int) -> bytes | None:
+        """The index of a chunk as the recorder wrote it; None if there is none.
+
+        Raises ValueError: it is damaged.
+        """
         with self._lock:
             return read_stored_index(self._stream, self.places[number])
 
@@ -193,72 +197,24 @@ class ChunkCache:
         return sys.maxsize
 
     def _first_step(self, number: int) -> int | None:
-        """The first step of a chunk, read without loading it; None if it has none.
+        """The first step of a chunk, or after its first keyframe; None if it has none.
 
-        If the chunk begins with a keyframe, this is the step that follows the state in the
-        keyframe.
+        Read without loading the chunk.
         """
         with self._lock:
-            for message in first_messages(self._stream, self.places[number]):
-                topic = _TOPIC_OF.get(message.channel_id)
+            for channel_id, payload in first_messages(self._stream, self.places[number]):
+                topic = _TOPIC_OF.get(channel_id)
                 if topic in (STEP, KEYFRAME):
-                    step = step_of(message.payload)
+                    step = step_of(payload)
                     return step if step is None or topic == STEP else step + 1
         return None
 
-
-def mend_times(chunks: ChunkCache) -> None:
-    """Correct the times of chunks whose headers contradict each other, from the messages inside."""
-    last_ns = 0
-    for number, place in enumerate(chunks.places):
-        if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
-            frames = chunks.load(number).frames
-            place.start_ns = frames[0].log_ns if frames else last_ns
-            place.end_ns = frames[-1].log_ns if frames else last_ns
-        last_ns = place.end_ns
-
-
-def end_step(chunks: ChunkCache, *, first: bool) -> int | None:
-    """The first or the last readable step; None if there is no step."""
-    numbers = range(len(chunks))
-    for number in numbers if first else reversed(numbers):
-        chunk = chunks.load(number)
-        for place in chunk.step_places if first else reversed(chunk.step_places):
-            if (step := step_of(chunk.frames[place].payload)) is not None:
-                return step
-    return None
-
-
-def end_times(chunks: ChunkCache) -> tuple[int, int]:
-    first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
-    return (
-        first[0].log_ns if first else chunks.places[0].start_ns,
-        last[-1].log_ns if last else chunks.places[-1].end_ns,
-    )
-
-
-REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"
-
-
-def missing_text(index: McapIndex, chunks: ChunkCache, last_step: int | None) -> str | None:
-    """Text for what is missing in a file, why, and what helps; None for a whole file."""
-    parts = []
-    if index.why_incomplete is not None:
-        what = index.why_incomplete
-        end = "" if last_step is None else f" after step {last_step:,}"
-        if index.is_being_written:
-            what += f"; what comes{end} is not written yet"
-        elif not index.was_closed:
-            what += f"; what came{end} is missing"
-        if index.num_lost_bytes:
-            what += f" ({index.num_lost_bytes:,} bytes unreadable)"
-        parts.append(what)
-    if chunks.damaged:
-        number = len(chunks.damaged)
-        parts.append(
-            f"{number} of {len(chunks)} chunks {'is' if number == 1 else 'are'} damaged; "
-            "'stepscope verify' says what is missing"
-        )
-    if not parts:
-        return None
-    return "; ".join(parts) + ("" if index.is_being_written else REPAIR_HINT)
+    def mend_times(self) -> None:
+        """Correct times of chunks whose headers contradict each other, from the messages inside."""
+        last_ns = 0
+        for number, place in enumerate(self.places):
+            if place.is_cut or not last_ns <= place.start_ns <= place.end_ns:
+                frames = self.load(number).frames
+                place.start_ns = frames[0].log_ns if frames else last_ns
+                place.end_ns = frames[-1].log_ns if frames else last_ns
+            last_ns = place.end_ns

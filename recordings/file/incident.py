@@ -1,5 +1,6 @@
 """`Incident`: the alert for which a recording was kept, as stored in its metadata."""
 
+import contextlib
 import re
 import time
 from collections.abc import Mapping
@@ -62,13 +63,9 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 def incident_in(metadata: Mapping[str, str]) -> Incident | None:
     """The incident stored in the metadata of a file; None if there is no valid one."""
-    text = metadata.get(METADATA)
-    if text is None:
-        return None
-    try:
-        return msgspec.json.decode(text, type=Incident)
-    except msgspec.DecodeError:
-        return None
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(metadata.get(METADATA, ""), type=Incident)
+    return None
 
 
 def incidents_in(folder: Path) -> list[tuple[Path, Incident]]:

@@ -3,6 +3,7 @@
 `indexes`: its indexes, in order; made from its messages where it has none.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, Telemetry
-from stepscope.recordings.file.reader import Position, Recording, whole_sequence
+from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.session.index import Index, Open, decode_index
 from stepscope.recordings.session.indexer import Indexer
 from stepscope.recordings.state.clocks import lost_before
@@ -93,11 +94,10 @@ def indexes(recording: Recording, turn: Turn = lambda: None) -> Iterator[tuple[i
 
 def stored_index(recording: Recording, number: int) -> Index | None:
     """The stored index of a chunk; None if there is none or it is damaged."""
-    try:
-        payload = recording.stored_index(number)
+    with contextlib.suppress(ValueError, LookupError):
+        payload = recording.chunks.stored_index(number)
         return None if payload is None else decode_index(payload)
-    except (ValueError, LookupError):
-        return None
+    return None
 
 
 class _Maker:
@@ -107,29 +107,23 @@ class _Maker:
     """
 
     def __init__(self, recording: Recording, number: int, open: list[Open]) -> None:
-        self._recording = recording
         # The keyframe before the chunk; at the begin of the file, the first one.
-        snapshot, self._begin = recording.keyframe_before(Position(number, 0))
+        snapshot, begin = recording.keyframe_before(Position(number, 0))
         state, since_ns = SessionState.from_snapshot(snapshot), recording.known_since_ns
         self.indexer = Indexer(state, snapshot.sequence, since_ns, open)
-        if self._begin.chunk < number:
-            for each in range(self._begin.chunk, number):
-                self.read(each, lambda: None)
+        self._frames = recording.frames(begin, snapshot.sequence)
+        self._next = next(self._frames, None)
+        if begin.chunk < number:
+            self.read(number - 1, lambda: None)
             self.indexer.cut()
             self.indexer.follow(open)
 
     def read(self, number: int, turn: Turn) -> None:
-        chunk, begin = self._recording.chunk(number), self._begin
-        first = begin.message if number == begin.chunk else 0
-        for place in range(first, len(chunk) if number >= begin.chunk else 0):
-            frame = chunk.frame(place)
-            if frame is None:
-                continue  # 'stepscope verify' reports what cannot be read
-            try:
-                message = wire.decode(frame.payload)
-            except msgspec.DecodeError:
-                continue
-            sequence = whole_sequence(frame.sequence, self.indexer.sequence or 0)
-            self.indexer.take(sequence, message)
-            if place % _TURN_MESSAGES == 0:
+        """Read up to the end of a chunk."""
+        while self._next is not None and self._next[1].chunk <= number:
+            frame, after = self._next
+            with contextlib.suppress(msgspec.DecodeError):  # 'stepscope verify' reports it
+                self.indexer.take(frame.sequence, wire.decode(frame.payload))
+            if after.message % _TURN_MESSAGES == 0:
                 turn()
+            self._next = next(self._frames, None)

@@ -28,7 +28,7 @@ def overview(path: Path) -> Overview:
             incident = incident_in(recording.metadata)
             first, last = recording.first_step, recording.last_step
             return Overview(
-                recording.duration_s,
+                (recording.end_ns - recording.start_ns) / 1e9,
                 0 if first is None or last is None else last - first + 1,
                 recording.metadata.get("engine_name", recording.info.name),
                 recording.metadata.get("model", recording.info.model),

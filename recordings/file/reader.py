@@ -6,22 +6,25 @@ that was cut short, as far as its chunks are intact; `message` tells what is mis
 A recording of a later major version is refused, with what to install.
 """
 
+import fcntl
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import access, chunk_cache
+from stepscope.recordings.file import chunk_cache
 from stepscope.recordings.file.mcap.chunk import was_overwritten
 from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX, PROFILE
 from stepscope.recordings.file.mcap.index import BEING_WRITTEN, McapIndex, read_index
 from stepscope.recordings.state.clocks import known_since
+
+REPAIR_HINT = "; 'stepscope verify --repair' makes a whole file of it"
 
 
 class Position(NamedTuple):
@@ -36,11 +39,6 @@ class Recording:
 
     Raises RecordingError: the file does not exist, is no recording, is empty, or has a later
     schema.
-
-    Attributes:
-        known_since_ns: engine time from which on all pauses are known: 0, or the time of the first
-            keyframe if the engine does not publish earlier pauses.
-        truncated, message: whether something is missing, and what, in one line.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -52,7 +50,7 @@ class Recording:
             # Use it only while no other thread reads the recording.
             self.stream = open(self.opened_path, "rb")  # noqa: SIM115 - closed by close()
             # Check this before reading, so that a file finished in between is read as whole.
-            is_being_written = access.is_held(self.stream)
+            is_being_written = is_held(self.stream)
             index = read_index(self.stream, is_being_written=is_being_written)
         except OSError as error:
             raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
@@ -60,24 +58,28 @@ class Recording:
             if index is None and is_being_written:
                 raise self._nothing_yet()
             if index is None or index.profile not in (None, PROFILE):
-                what = "is not a stepscope recording"
-                if self.size == 0:
-                    what = "is not a stepscope recording, but empty"
+                empty = "" if self.size else ", but empty"
                 raise RecordingError(
-                    f"{path} {what}; logs and benchmark results that can be read: docs/import.md"
+                    f"{path} is not a stepscope recording{empty}; logs and benchmark results that "
+                    "can be read: docs/import.md"
                 )
             self.metadata = index.metadata.get(PROFILE, {})
             self._check_versions()
-            self._chunks = chunk_cache.ChunkCache(self.stream, index.chunks)
+            self.chunks = chunks = chunk_cache.ChunkCache(self.stream, index.chunks)
             self.index: McapIndex = index
             if not index.is_complete:
-                chunk_cache.mend_times(self._chunks)
+                chunks.mend_times()
             self.info = self._find_info()  # the engine that was recorded
             # Both are None if the file has no step.
-            self.first_step = chunk_cache.end_step(self._chunks, first=True)
-            self.last_step = chunk_cache.end_step(self._chunks, first=False)
+            firsts = (chunks.load(number).end_steps()[0] for number in range(len(chunks)))
+            self.first_step = next((step for step in firsts if step is not None), None)
+            lasts = (chunks.load(number).end_steps()[1] for number in reversed(range(len(chunks))))
+            self.last_step = next((step for step in lasts if step is not None), None)
+            first, last = chunks.load(0).frames, chunks.load(len(chunks) - 1).frames
+            self.end = Position(len(chunks) - 1, len(last))
             # Wall time of the first and last message.
-            self.start_ns, self.end_ns = chunk_cache.end_times(self._chunks)
+            self.start_ns = first[0].log_ns if first else chunks.places[0].start_ns
+            self.end_ns = last[-1].log_ns if last else chunks.places[-1].end_ns
         except RecordingError:
             self.stream.close()
             raise
@@ -92,58 +94,57 @@ class Recording:
         self.stream.close()
 
     @property
-    def duration_s(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e9
-
-    @property
     def truncated(self) -> bool:
-        return not self.index.is_complete or bool(self._chunks.damaged)
+        return not self.index.is_complete or bool(self.chunks.damaged)
 
     @property
     def message(self) -> str | None:
-        """What is missing, in one line; None if nothing. Damage is known only once it was read."""
-        missing = chunk_cache.missing_text(self.index, self._chunks, self.last_step)
-        return None if missing is None else f"{self.path.name}: {missing}"
+        """What is missing, why, and what helps, in one line; None if nothing.
+
+        Damage is known only once it was read.
+        """
+        index, parts = self.index, []
+        if index.why_incomplete is not None:
+            what = index.why_incomplete
+            end = "" if self.last_step is None else f" after step {self.last_step:,}"
+            if index.is_being_written:
+                what += f"; what comes{end} is not written yet"
+            elif not index.was_closed:
+                what += f"; what came{end} is missing"
+            if index.num_lost_bytes:
+                what += f" ({index.num_lost_bytes:,} bytes unreadable)"
+            parts.append(what)
+        if number := len(self.chunks.damaged):
+            parts.append(
+                f"{number} of {len(self.chunks)} chunks {'is' if number == 1 else 'are'} damaged; "
+                "'stepscope verify' says what is missing"
+            )
+        hint = "" if index.is_being_written else REPAIR_HINT
+        return f"{self.path.name}: {'; '.join(parts)}{hint}" if parts else None
 
     @property
     def num_chunks(self) -> int:
-        return len(self._chunks)
+        return len(self.chunks)
 
     @property
     def size(self) -> int:
         """File size in bytes."""
         return os.fstat(self.stream.fileno()).st_size
 
-    def chunk(self, number: int) -> chunk_cache.LoadedChunk:
-        return self._chunks.load(number)
-
-    def steps_in(self, number: int) -> tuple[int, int] | None:
-        chunk = self._chunks.load(number)
-        if not chunk.step_places:
-            return None
-        return _step_at(chunk, chunk.step_places[0]), _step_at(chunk, chunk.step_places[-1])
-
-    def stored_index(self, number: int) -> bytes | None:
-        """The index of a chunk as the recorder wrote it; None if there is none.
-
-        Raises ValueError: it is damaged.
-        """
-        return self._chunks.stored_index(number)
-
     def check_chunk(self, number: int) -> bool:
         """Read a chunk. Returns whether it is undamaged."""
-        self._chunks.load(number)
-        if not (place := self._chunks.places[number]).is_cut:
-            return number not in self._chunks.damaged
-        is_last = number == len(self._chunks) - 1
+        self.chunks.load(number)
+        if not (place := self.chunks.places[number]).is_cut:
+            return number not in self.chunks.damaged
+        is_last = number == len(self.chunks) - 1
         return is_last and self.index.is_being_written and not was_overwritten(self.stream, place)
 
     # Finding
 
     def find_step(self, step: int) -> Position | None:
         """The position after the record of `step`, or of the last step before it; None if none."""
-        for number in range(self._chunks.num_up_to(step) - 1, -1, -1):
-            chunk = self._chunks.load(number)
+        for number in range(self.chunks.num_up_to(step) - 1, -1, -1):
+            chunk = self.chunks.load(number)
             count = bisect_right(chunk.step_places, step, key=lambda place: _step_at(chunk, place))
             if count:
                 return Position(number, chunk.step_places[count - 1] + 1)
@@ -151,10 +152,10 @@ class Recording:
 
     def find_time(self, log_ns: int) -> Position:
         """The position of the first message at or after `log_ns` (wall time)."""
-        number = bisect_left(self._chunks.places, log_ns, key=lambda place: place.end_ns)
-        if number == len(self._chunks):
+        number = bisect_left(self.chunks.places, log_ns, key=lambda place: place.end_ns)
+        if number == len(self.chunks):
             return Position(number, 0)
-        frames = self._chunks.load(number).frames
+        frames = self.chunks.load(number).frames
         return Position(number, bisect_left(frames, log_ns, key=lambda frame: frame.log_ns))
 
     def step_before(self, position: Position) -> int | None:
@@ -163,12 +164,6 @@ class Recording:
             if count := bisect_left(chunk.step_places, end):
                 return _step_at(chunk, chunk.step_places[count - 1])
         return None
-
-    def is_end(self, position: Position) -> bool:
-        last = len(self._chunks) - 1
-        if position.chunk != last:
-            return position.chunk > last
-        return position.message >= len(self._chunks.load(last))
 
     def frame_before(self, position: Position) -> chunk_cache.MessageFrame | None:
         """The message right before a position; None if there is none, or if it is damaged."""
@@ -185,8 +180,9 @@ class Recording:
         Raises RecordingError: no keyframe can be read.
         """
         for number, chunk, end in self._chunks_before(position):
-            if (place := chunk.last_keyframe(end)) is not None:
-                return self._snapshot(chunk.frames[place]), Position(number, place + 1)
+            for place in range(end - 1, -1, -1):
+                if chunk.frames.topics[place] == chunk_cache.KEYFRAME:
+                    return self._snapshot(chunk.frames[place]), Position(number, place + 1)
         if (found := self._first_keyframe()) is None:
             raise RecordingError(f"{self.path} holds no keyframe that can be read")
         return found
@@ -200,12 +196,12 @@ class Recording:
         only the lower 32 bits of sequence numbers.
         """
         first, skipped = position or Position(0, 0)
-        for number in range(first, len(self._chunks)):
-            chunk = self._chunks.load(number)
+        for number in range(first, len(self.chunks)):
+            chunk = self.chunks.load(number)
             for place in range(skipped if number == first else 0, len(chunk)):
                 frame = chunk.frame(place)
                 if frame is None:
-                    self._chunks.damaged.add(number)
+                    self.chunks.damaged.add(number)
                     continue
                 topic, lower, log_ns, payload = frame
                 sequence = whole_sequence(lower, sequence)
@@ -218,8 +214,8 @@ class Recording:
         self, position: Position
     ) -> Iterator[tuple[int, chunk_cache.LoadedChunk, int]]:
         """Yield number, chunk and how many of its messages come before a position, last first."""
-        for number in range(min(position.chunk, len(self._chunks) - 1), -1, -1):
-            chunk = self._chunks.load(number)
+        for number in range(min(position.chunk, len(self.chunks) - 1), -1, -1):
+            chunk = self.chunks.load(number)
             is_last = number == position.chunk
             yield number, chunk, min(position.message, len(chunk)) if is_last else len(chunk)
 
@@ -236,8 +232,8 @@ class Recording:
 
     def _find_info(self) -> EngineInfo:
         found = self._first_keyframe()
-        if found is None and self._chunks.damaged:
-            place = self._chunks.places[min(self._chunks.damaged)]
+        if found is None and self.chunks.damaged:
+            place = self.chunks.places[min(self.chunks.damaged)]
             raise RecordingError(
                 f"{self.path} is damaged (the chunk at byte {place.offset:,}): no keyframe can be "
                 "read, so nothing can be shown"
@@ -250,6 +246,8 @@ class Recording:
                 "written, or it was cut short within its first second"
             )
         snapshot, _ = found
+        # Engine time from which on all pauses are known: 0, or the time of the first keyframe if
+        # the engine does not publish earlier pauses.
         self.known_since_ns = known_since(snapshot)
         return snapshot.info
 
@@ -257,8 +255,8 @@ class Recording:
         return RecordingError(f"{self.path}: {BEING_WRITTEN}, and nothing can be read in it yet")
 
     def _first_keyframe(self) -> tuple[Snapshot, Position] | None:
-        for number in range(len(self._chunks)):
-            for place, frame in enumerate(self._chunks.load(number).frames):
+        for number in range(len(self.chunks)):
+            for place, frame in enumerate(self.chunks.load(number).frames):
                 if frame.topic == chunk_cache.KEYFRAME:
                     return self._snapshot(frame), Position(number, place + 1)
         return None
@@ -273,6 +271,27 @@ class Recording:
         if not isinstance(message, Snapshot):
             raise RecordingError(f"{self.path} holds a keyframe that is a {type(message).__name__}")
         return message
+
+
+def is_held(stream: IO[bytes]) -> bool:
+    """Whether another writer, in any process of this machine, holds the lock of an open file."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    fcntl.flock(stream, fcntl.LOCK_UN)
+    return False
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a recorder is writing the file at this path."""
+    try:
+        with open(path, "rb") as stream:
+            return is_held(stream)
+    except OSError:
+        return False
 
 
 def whole_sequence(lower: int, before: int) -> int:

@@ -9,13 +9,10 @@ if TYPE_CHECKING:
 
 
 class StepRange(NamedTuple):
-    """Steps from `first` to `last`, both included.
+    """Steps from `first` to `last`, both included."""
 
-    None: from the oldest, or to the newest, recorded.
-    """
-
-    first: int | None = None
-    last: int | None = None
+    first: int | None = None  # None: from the oldest recorded
+    last: int | None = None  # None: to the newest
 
 
 def bounds(recording: "Recording", steps: StepRange) -> tuple[int, int]:

@@ -88,13 +88,10 @@ class StepPacker:
 
 
 class StepUnpacker:
-    """Unpacks steps. Feed it every step, packed or not, since the last reset of the packer.
+    """Unpacks steps. Feed it every step, packed or not, since the last reset of the packer."""
 
-    `before`: rows of the step before the first one, if that step is not fed.
-    """
-
-    def __init__(self, before: list[_Row] | None = None) -> None:
-        self._before = before
+    def __init__(self) -> None:
+        self._before: list[_Row] | None = None
 
     def take(self, payload: bytes) -> None:
         self._before = _decode(payload).get("batch")

@@ -6,18 +6,15 @@ deuteranopia and tritanopia. Adjacent shapes also differ in lightness or hatch, 
 printed in grey is readable.
 """
 
-import io
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.plot.series import PlotSeries
 from stepscope.recordings.state.series.distribution import Distribution
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 DPI = 200
 
@@ -72,37 +69,6 @@ def settings(colours: FigureColours) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rendered(
-    paint: "Callable[[Figure], None]", target: str, size: tuple[float, float], theme: FigureTheme
-) -> bytes:
-    """Draw a figure by calling `paint`, and return the bytes of the image file.
-
-    `size`: width and height in inches.
-
-    Raises MissingPackage: matplotlib is not installed.
-    """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage("matplotlib", "a figure") from error
-    look: Any = settings(COLOURS[theme])
-    with mpl.rc_context(look):
-        drawing = Figure(figsize=size, dpi=DPI)
-        paint(drawing)
-        stream = io.BytesIO()
-        # Leave out the date, so that equal figures are equal files.
-        dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        with warnings.catch_warnings():
-            # Characters that the font lacks are drawn as boxes; do not print a warning for that.
-            warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from", UserWarning)
-            drawing.savefig(stream, format=target, metadata=dates.get(target, {}))
-    return stream.getvalue()
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _MAX_HOLE = 0.015  # share of the width; lines bridge shorter holes without samples
 
 
@@ -130,10 +96,6 @@ class PlotGrid:
         ]
         longest, median = self.np.array(known, float).T
         return longest, median
-
-    def stairs(self, values: Any) -> Any:
-        """Return one value for each edge of the columns, by repeating the last value."""
-        return self.np.append(values, values[-1:])
 
     def filled(self, values: Any) -> Any:
         """Replace each NaN by the known value before it, as nothing changes between two steps."""
@@ -166,17 +128,6 @@ _LOG_FROM = 25  # the axis is logarithmic if the maximum is more than so many me
 _SECONDS_FROM_NS = 10e9
 
 
-def area(panel: "Axes", grid: PlotGrid, low: Any, high: Any = 0.0, **look: Any) -> None:
-    """Fill the panel between two values a column, or between one and zero."""
-    top = high if isinstance(high, float) else grid.stairs(high)
-    panel.fill_between(grid.edges, grid.stairs(low), top, step="post", linewidth=0, **look)
-
-
-def steps(panel: "Axes", grid: PlotGrid, values: Any, **look: Any) -> None:
-    """Draw a line that is level within each column."""
-    panel.step(grid.edges, grid.stairs(values), where="post", **look)
-
-
 def unit_of(measured: Distribution) -> tuple[str, float]:
     """Return the unit for a latency and its nanoseconds: ms, or s if the largest value is long."""
     return ("s", 1e9) if measured.largest >= _SECONDS_FROM_NS else ("ms", 1e6)
@@ -185,11 +136,7 @@ def unit_of(measured: Distribution) -> tuple[str, float]:
 def set_scale(
     panel: "Axes", measured: Distribution, unit_ns: float, bound: float | None = None
 ) -> None:
-    """Set the y axis of a panel.
-
-    It is linear from zero, or logarithmic if the maximum is so large that it would flatten the
-    rest.
-    """
+    """Set the y axis: linear from zero, or logarithmic if the maximum would flatten the rest."""
     if not measured.count:
         panel.set_ylim(0, 2 * (bound or 1.0))
         return

@@ -8,9 +8,12 @@ mean or median, and the pale shape (or a point) their maximum, because an averag
 stall.
 """
 
+import io
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.plot import axes
 from stepscope.recordings.plot.series import EventKind, PlotSeries
 from stepscope.recordings.state.series.distribution import Distribution
@@ -27,8 +30,8 @@ def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
     colours, series, np = grid.colours, grid.series, grid.np
     num_steps = series.counts["num_steps"]
     if (num_steps > 1).any():
-        fullest = np.nan_to_num(series.most["num_spent_tokens"])
-        axes.area(panel, grid, fullest, facecolor=(colours.prefill, 0.3), label="fullest step")
+        pale: Any = {"facecolor": (colours.prefill, 0.3), "label": "fullest step"}
+        panel.stairs(series.most["num_spent_tokens"], grid.edges, fill=True, **pale)
     base = np.zeros(series.num_columns)
     for name, colour, hatch, label in (
         ("num_decode_tokens", colours.decode, None, "decode"),
@@ -40,12 +43,12 @@ def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
             continue
         top = base + series.counts[name] / np.maximum(num_steps, 1)
         face = (colour, 0.3) if hatch else colour
-        axes.area(
-            panel, grid, base, top, facecolor=face, edgecolor=colour, hatch=hatch, label=label
-        )
+        look: Any = {"facecolor": face, "edgecolor": colour, "hatch": hatch, "label": label}
+        panel.stairs(top, grid.edges, baseline=base, fill=True, **look)
         base = top
     budgets = series.budget
-    axes.steps(panel, grid, grid.filled(budgets), color=colours.ink, linewidth=1.3, label="budget")
+    look = {"color": colours.ink, "linewidth": 1.3, "label": "budget"}
+    panel.stairs(grid.filled(budgets), grid.edges, baseline=None, **look)
     panel.set_ylim(0, None)
     lines = [f"{series.sums.num_records:,} steps"]
     known = budgets[~np.isnan(budgets)]
@@ -62,9 +65,10 @@ def step_time(panel: "Axes", grid: axes.PlotGrid) -> None:
     measured = grid.series.waits.of["step"]
     unit, unit_ns = axes.unit_of(measured)
     longest, median = (each / unit_ns for each in grid.spread(grid.series.steps))
-    shade = (grid.colours.muted, 0.5)
-    axes.area(panel, grid, grid.np.nan_to_num(longest), facecolor=shade, label="longest")
-    axes.steps(panel, grid, median, color=grid.colours.ink, linewidth=0.9, label="median")
+    shade: Any = (grid.colours.muted, 0.5)
+    panel.stairs(longest, grid.edges, fill=True, facecolor=shade, label="longest")
+    look: Any = {"color": grid.colours.ink, "linewidth": 0.9, "label": "median"}
+    panel.stairs(median, grid.edges, baseline=None, **look)
     axes.set_scale(panel, measured, unit_ns)
     axes.finish(panel, grid, "Step time", unit, axes.figures(measured))
 
@@ -118,11 +122,11 @@ def _latency(
 def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    np = grid.np
+    np, colours = grid.np, grid.colours
     waiting, running = (grid.filled(grid.series.most[f"num_{k}"]) for k in ("waiting", "running"))
-    colours = grid.colours
-    axes.area(panel, grid, np.nan_to_num(waiting), facecolor=colours.waiting, label="waiting")
-    axes.steps(panel, grid, running, color=colours.running, linewidth=1.1, label="running")
+    panel.stairs(waiting, grid.edges, fill=True, facecolor=colours.waiting, label="waiting")
+    look: Any = {"color": colours.running, "linewidth": 1.1, "label": "running"}
+    panel.stairs(running, grid.edges, baseline=None, **look)
     panel.set_ylim(0, None)
     panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     lines = [f"running max {np.nanmax(running):,.0f}", f"waiting max {np.nanmax(waiting):,.0f}"]
@@ -132,9 +136,10 @@ def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
 def kv_cache(panel: "Axes", grid: axes.PlotGrid) -> None:
     np, series, colours = grid.np, grid.series, grid.colours
     held, cached = (100 * grid.filled(each) for each in (series.kv_used, series.kv_cached))
-    axes.area(panel, grid, held, facecolor=colours.held, label="held by requests")
-    pale: dict[str, Any] = {"facecolor": (colours.cached, 0.2), "edgecolor": colours.cached}
-    axes.area(panel, grid, held, held + cached, hatch="//////", label="cached, free", **pale)
+    panel.stairs(held, grid.edges, fill=True, facecolor=colours.held, label="held by requests")
+    pale: Any = {"facecolor": (colours.cached, 0.2), "edgecolor": colours.cached}
+    pale |= {"hatch": "//////", "label": "cached, free", "baseline": held}
+    panel.stairs(held + cached, grid.edges, fill=True, **pale)
     lines = [f"held max {np.nanmax(held):.0f}%"]
     if num_preempted := series.sums.num_preempted:
         is_out = series.num_preempted > 0
@@ -162,9 +167,7 @@ _GLYPHS: dict[EventKind, str] = {"knobs": "◆", "mark": "▼", "pause": "‖", 
 _LETTER, _SMALL_LETTER = 0.06, 0.058
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.35, 0.58, 0.62  # margins
 _BETWEEN = 0.3  # between panels
-_STEP_AXIS = 0.3  # from the time axis down to the step axis
 _STRIP = 0.16  # height of a row of labels
-_NUM_TICKS = 9  # on the step axis
 
 
 def num_columns(width: float) -> int:
@@ -181,12 +184,27 @@ def figure(
 ) -> bytes:
     """Draw the plot and return the bytes of the file.
 
+    `size`: width and height in inches.
+
     Raises MissingPackage: matplotlib is not installed.
     """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackage("matplotlib", "a figure") from error
     grid = axes.PlotGrid(series, axes.COLOURS[theme])
-    return axes.rendered(
-        lambda drawing: _paint(drawing, grid, heading, details), target, size, theme
-    )
+    look: Any = axes.settings(grid.colours)
+    # Leave out the date, so that equal figures are equal files.
+    dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    stream = io.BytesIO()
+    with mpl.rc_context(look), warnings.catch_warnings():
+        # Characters that the font lacks are drawn as boxes; do not print a warning for that.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from", UserWarning)
+        drawing = Figure(figsize=size, dpi=axes.DPI)
+        _paint(drawing, grid, heading, details)
+        drawing.savefig(stream, format=target, metadata=dates.get(target, {}))
+    return stream.getvalue()
 
 
 def _paint(drawing: "Figure", grid: axes.PlotGrid, heading: str, details: Sequence[str]) -> None:
@@ -213,7 +231,7 @@ def _paint(drawing: "Figure", grid: axes.PlotGrid, heading: str, details: Sequen
         if top > _BOTTOM:
             panel.tick_params(labelbottom=False)
         else:
-            _step_numbers(panel, grid, rows)
+            _step_numbers(panel, grid)
 
 
 def _draw_events(drawing: "Figure", grid: axes.PlotGrid, top: float) -> int:
@@ -256,16 +274,15 @@ def _draw_events(drawing: "Figure", grid: axes.PlotGrid, top: float) -> int:
     return sum(end > 0 for end in ends)
 
 
-def _step_numbers(panel: "Axes", grid: axes.PlotGrid, height: float) -> None:
-    from matplotlib.ticker import FixedLocator
+def _step_numbers(panel: "Axes", grid: axes.PlotGrid) -> None:
+    """Write below each time the first step of that column."""
+    firsts, edges = grid.filled(grid.series.first_steps), grid.edges
 
-    firsts, np = grid.filled(grid.series.first_steps), grid.np
-    columns = np.linspace(0, len(firsts) - 1, _NUM_TICKS).astype(int)
-    axis = panel.secondary_xaxis(-_STEP_AXIS / height)
-    axis.xaxis.set_major_locator(FixedLocator(grid.middles[columns]))
-    axis.set_xticklabels([f"{int(step):,}" for step in firsts[columns]])
-    since = f"{grid.unit} since step {grid.series.first_step:,}"
-    look: dict[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 7.5}
-    for below, name in ((0.0, since), (_STEP_AXIS, "step")):
-        where = (1.0, -below / height)
-        panel.annotate(name, where, xycoords="axes fraction", xytext=(6, -3.5), **look)
+    def label(value: float, _: float) -> str:
+        column = int(edges.searchsorted(value, "right")) - 1
+        return f"{value:,g}\n{int(firsts[max(0, min(column, len(firsts) - 1))]):,}"
+
+    panel.xaxis.set_major_formatter(label)
+    name = f"{grid.unit} since step {grid.series.first_step:,}\nstep"
+    look: Any = {"textcoords": "offset points", "va": "top", "fontsize": 7.5}
+    panel.annotate(name, (1.0, 0.0), xycoords="axes fraction", xytext=(6, -3.5), **look)

@@ -5,8 +5,7 @@ and keeps the maxima of the steps in it. A step longer than a column counts in e
 covers.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
@@ -39,15 +38,11 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class PlotEvent:
-    """An event, drawn as a line across the plot.
-
-    `time_ns` is relative to the start of the range.
-    """
+class PlotEvent(NamedTuple):
+    """An event, drawn as a line across the plot."""
 
     kind: EventKind
-    time_ns: int
+    time_ns: int  # since the start of the range
     text: str
 
 
@@ -64,7 +59,7 @@ class PlotSeries:
     """
 
     def __init__(
-        self, start_ns: int, end_ns: int, num_columns: int, slo: SLO, *, is_one_step: bool = True
+        self, start_ns: int, end_ns: int, num_columns: int, slo: SLO, *, is_one_step: bool
     ) -> None:
         import numpy as np
 
@@ -79,7 +74,10 @@ class PlotSeries:
         self.kv_used, self.kv_cached = unknown.copy(), unknown.copy()
         self.ttft_ns = unknown.copy()  # the longest
         self.num_preempted = np.zeros(num_columns)
-        self.steps, self.itls = ([_few_values() for _ in range(num_columns)] for _ in range(2))
+        self.steps, self.itls = (
+            [Distribution(max_values=_COLUMN_VALUES, num_bits=_COLUMN_BITS) for _ in unknown]
+            for _ in range(2)
+        )
         self.waits = WaitSums({"itl": slo.itl_ms * 1e6, "ttft": slo.ttft_ms * 1e6})
         self.sums = Sums()
         self.events: list[PlotEvent] = []
@@ -202,7 +200,3 @@ def _record_at(recording: Recording, step: int) -> StepRecord | None:
         if isinstance(message, StepRecord):
             return message
     return None
-
-
-def _few_values() -> Distribution:
-    return Distribution(max_values=_COLUMN_VALUES, num_bits=_COLUMN_BITS)

@@ -46,11 +46,7 @@ class FileIndex:
         is_busy: returns whether the replay has more urgent work, for which the reading waits.
         learnt: called once with the baseline (usual step durations), when enough steps are known
             or the file is read.
-
-    Attributes:
-        changes: knob changes, oldest first.
-        audited: other commands, accepted or refused, oldest first.
-        share: the part of the file that was read, 0..1.
+        marks: marks that are not in the file.
     """
 
     def __init__(
@@ -58,10 +54,11 @@ class FileIndex:
         path: Path,
         is_busy: Callable[[], bool] = lambda: False,
         learnt: Callable[[Baseline], None] = lambda baseline: None,
+        marks: Sequence[Mark] = (),
     ) -> None:
-        self.changes: Sequence[KnobsChanged] = ()
-        self.audited: Sequence[events.AuditedStep] = ()
-        self.share = 0.0
+        self.changes: Sequence[KnobsChanged] = ()  # oldest first, and so are these:
+        self.audited: Sequence[events.AuditedStep] = ()  # other commands, accepted or refused
+        self.share = 0.0  # the part of the file that was read, 0..1
         self._logs = {kind: events.EventLog(2 * MAX_KEPT) for kind in _LOGGED}
         # The longest of each second, which serves for all service levels: ITL and TTFT.
         self._itl, self._ttft = LateWaits("itl"), LateWaits("ttft")
@@ -75,6 +72,7 @@ class FileIndex:
         self._hurry = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="index of the file", daemon=True)
+        self._take_said([(mark.step, mark) for mark in marks])
 
     def start(self) -> None:
         self._thread.start()
@@ -138,10 +136,6 @@ class FileIndex:
 
     def _late(self, slo: SLO) -> tuple[LateWaits, LateWaits]:
         return self._itl.above(slo.itl_ms * 1e6), self._ttft.above(slo.ttft_ms * 1e6)
-
-    def note(self, marks: Sequence[Mark]) -> None:
-        """Add marks that are not in the file. Call it before `start`."""
-        self._take_said([(mark.step, mark) for mark in marks])
 
     # The thread
 

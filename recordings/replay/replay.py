@@ -19,10 +19,9 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
 from stepscope.recordings.replay.file_index import FileIndex
-from stepscope.recordings.replay.playhead import Playhead, Tempo
-from stepscope.recordings.replay.reach import Reach
-from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, step_in
+from stepscope.recordings.replay.seek import WINDOW_STEPS, Playhead, Reach, Tempo, excerpt
 
+MIN_SPEED, MAX_SPEED = 0.1, 64.0
 _TICK_S = 0.02
 # Time for drawing after a seek before other work. The first drawing also needs imports.
 _BREATH_S = 0.08
@@ -36,13 +35,8 @@ class ReplaySource:
 
     Args:
         recording: the recording. `stop` closes it.
-        speed: recorded seconds per second, clamped to 0.1..64.
+        speed: recorded seconds per second.
         playing: whether to play at once, instead of standing at the first step.
-
-    Attributes:
-        file_index: the events, late tokens and lost messages of the whole file.
-        on_found: called on the replay's thread when the result of a seek is shown. It must not
-            block or raise.
     """
 
     is_live = False
@@ -61,9 +55,11 @@ class ReplaySource:
         self.history.known_since_ns = recording.known_since_ns
         self.history.carried = recording.metadata
         self.tap = FrameTap()
-        self.file_index = FileIndex(recording.path, lambda: self._busy, self.history.know_baseline)
-        self.file_index.note(marks)
+        self.file_index = FileIndex(
+            recording.path, lambda: self._busy, self.history.know_baseline, marks
+        )
         self._marks = marks
+        # Called on this thread when the result of a seek is shown. It must not block or raise.
         self.on_found: Callable[[], None] | None = None
         self._wake = threading.Condition()
         self._tempo = Tempo(speed)
@@ -127,12 +123,22 @@ class ReplaySource:
         self.recording.close()
 
     def step_in(self, step: int, ns: int) -> int | None:
-        """The last step recorded by the time of `step` plus `ns`; None if outside the file."""
-        return step_in(self.recording, step, ns)
+        """The last step recorded by the time of `step` plus `ns`, which may be negative.
+
+        None if that time is outside the file.
+        """
+        recording = self.recording
+        frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
+        time_ns = None if frame is None else frame.log_ns + ns
+        if time_ns is None or not recording.start_ns <= time_ns <= recording.end_ns:
+            return None
+        return recording.step_before(recording.find_time(time_ns + 1))
 
     def play(self, speed: float | None = None) -> None:
         with self._wake:
-            self._tempo.restart(speed)
+            if speed is not None:
+                self._tempo.speed = min(max(speed, MIN_SPEED), MAX_SPEED)
+            self._tempo.restart()
             self._playing = True
             self._wake.notify_all()
 
@@ -167,20 +173,14 @@ class ReplaySource:
                 self._wake.notify_all()
 
     def look_at(self, step: int | None) -> None:
-        """Set the step that the user looks at (None: the newest).
-
-        The history is then extended to what a screen at that step needs.
-        """
+        """Extend the history to what a screen at this step needs (None: the newest)."""
         with self._wake:
             if self._reach.note_look(step):
                 self._busy = True
                 self._wake.notify_all()
 
     def has_room_at(self, step: int) -> bool:
-        """Whether memory has, or has room for, all that a screen at a step needs.
-
-        The newest step must keep its place as well.
-        """
+        """Whether memory has room for all that a screen at a step needs, beside the newest."""
         return self._reach.covers(step) or self._reach.has_room(step)
 
     def wait(self, timeout_s: float = 10.0) -> bool:
@@ -213,7 +213,7 @@ class ReplaySource:
                     if not self._playing or self._at_end:
                         self._wake.wait()
                         continue
-                    if self._head.next is not None and (due_s := self._due_s()) > 0:
+                    if (due_s := self._due_s()) > 0:
                         self._wake.wait(due_s)
                         continue
             try:
@@ -222,7 +222,9 @@ class ReplaySource:
                 if skips:
                     self._skip(skips)
                 if is_short:
-                    self._reach.extend(self._head.position, self._is_wanted_elsewhere)
+                    self._reach.extend(
+                        self._head.position, lambda: self._is_interrupted() or self._skips != 0
+                    )
                 if self._is_seeking or is_short:
                     self._tempo.restart()
                 else:
@@ -257,11 +259,6 @@ class ReplaySource:
         self._head.put(position, sequence)
         self._at_end = self._head.is_at_end
 
-    def _read_to(self, position: Position) -> None:
-        """Append all messages before a position. Another seek or `stop` ends it early."""
-        while self._head.is_before(position) and not self._is_interrupted():
-            self._take_next()
-
     def _is_interrupted(self) -> bool:
         return self._wanted is not None or self._stopping
 
@@ -269,8 +266,7 @@ class ReplaySource:
         for _ in range(num_steps):
             while self._take_next() not in (b"step", b""):
                 pass
-        last_step = self.history.last_step
-        if num_steps < 0 and last_step is not None:
+        if num_steps < 0 and (last_step := self.history.last_step) is not None:
             self._go_to(self.history.neighbour(last_step, num_steps))
 
     def _go_to(self, step: int) -> None:
@@ -287,7 +283,8 @@ class ReplaySource:
         first = history.first_step
         if first is not None and newest is not None:
             if newest <= step <= newest + num_steps and not self._at_end:
-                self._read_to(target)
+                while self._head.is_before(target) and not self._is_interrupted():
+                    self._take_next()
                 return
             is_held = first <= step - num_steps or first == recording.first_step
             if is_held and step < newest and history.rewind(history.neighbour(step + 1, -1)):
@@ -300,6 +297,3 @@ class ReplaySource:
             return  # interrupted: keep the shown history
         self._reach.show(fresh, is_short=begin > Position(0, 0))
         self._read_from(target, fresh.last_sequence or 0)
-
-    def _is_wanted_elsewhere(self) -> bool:
-        return self._is_interrupted() or self._skips != 0

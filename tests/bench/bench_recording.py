@@ -57,7 +57,9 @@ def measure(path: Path) -> None:
             f"a step; {chunks:,} chunks of {num_steps / chunks:.0f} steps"
         )
         print(f"opened in {min(opened_ms):.0f} ms (first: {opened_ms[0]:.0f} ms)")
-        index_bytes = sum(len(recording.stored_index(number) or b"") for number in range(chunks))
+        index_bytes = sum(
+            len(recording.chunks.stored_index(number) or b"") for number in range(chunks)
+        )
         print(
             f"its index: {index_bytes / num_steps:.1f} bytes a step, read with "
             f"{index_us / num_steps:.1f} us of CPU a step"

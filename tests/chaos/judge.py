@@ -172,7 +172,7 @@ def check_recorder(client: Client, engines: Sequence[Engine], folder: Path) -> M
             if recording.info.engine_id != engine.name:
                 raise Wrong(f"{path.name} is of {recording.info.engine_id}")
             frames = [frame for frame, _ in recording.frames() if frame.topic != b"keyframe"]
-            begin = recording.chunk(0).frames[0].sequence
+            begin = recording.chunks.load(0).frames[0].sequence
         for frame in frames:
             checksum = zlib.crc32(frame.payload)
             engine.check_sent(path.name, frame.sequence, frame.topic.decode(), checksum)

@@ -282,7 +282,6 @@ async def test_escape_stops_reading_and_keeps_all_read(monkeypatch: pytest.Monke
     source.start()
     app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     session = session_origin(source)
-    monkeypatch.setattr("stepscope.recordings.compare.side.recording_feed.BATCH", 1)
     app.compare(session, file_origin(SAMPLES / "chunked.mcap", session), "step")
     async with app.run_test(size=(120, 40)) as pilot:
         reading = app.main.session.compare.comparer

@@ -17,8 +17,8 @@ from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
-from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.replay.seek import Reach
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.session.time.navigator import Navigator, recorded_extent
 from stepscope.tui.views.frame.frame import NOTABLE, Frame

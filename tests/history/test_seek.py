@@ -14,9 +14,15 @@ from stepscope.recordings.attribution.explained import explain_recording
 from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.reach import Reach
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.replay.seek import WINDOW_STEPS, excerpt, state_at, window_start, windows
+from stepscope.recordings.replay.seek import (
+    WINDOW_STEPS,
+    Reach,
+    excerpt,
+    state_at,
+    window_start,
+    windows,
+)
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.lanes_of import lanes_of
@@ -112,7 +118,7 @@ def test_a_contradicting_step_is_skipped(recorded: Path, monkeypatch: pytest.Mon
     with Recording(recorded) as recording:
         begin, end = recording.find_step(1_000), recording.find_step(1_500)
         whole = one_by_one(recording, begin, end)
-        chunk = recording.chunk(begin.chunk)
+        chunk = recording.chunks.load(begin.chunk)
         bad = next(p for p in range(begin.message + 60, len(chunk)) if p in chunk._packed)
         message = msgspec.msgpack.decode(chunk.frames[bad].payload)
         message["batch"] = [message["batch"][0], 10_000]

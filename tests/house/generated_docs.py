@@ -22,7 +22,7 @@ from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.protocol.wire import PauseSpan, StepRecord
 from stepscope.engine.protocol.wire_events import PrefixMisses
 from stepscope.recordings.alerts.rule import OF_NOW
-from stepscope.recordings.export.tables import COLUMNS, MEANINGS
+from stepscope.recordings.export.tables import COLUMNS
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.mcap.format import TOPICS
 from stepscope.recordings.session.index import FINISHED_COLUMNS, STORED_COLUMNS, WAIT_COLUMNS
@@ -123,10 +123,6 @@ def recording_tables() -> str:
     lines += _head("table", "columns")
     for table, exported in COLUMNS.items():
         lines.append(f"| `{table}` | {', '.join(f'`{each.name}`' for each in exported)} |")
-    lines += _head("column", "meaning")
-    names = dict.fromkeys(each.name for exported in COLUMNS.values() for each in exported)
-    assert not MEANINGS.keys() - names
-    lines += [f"| `{name}` | {MEANINGS[name]} |" for name in names if name in MEANINGS]
     return "\n".join(lines)
 
 

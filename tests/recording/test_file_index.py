@@ -21,6 +21,7 @@ from mcap.reader import make_reader
 from numpy.typing import NDArray
 
 from stepscope.engine.protocol.wire import EngineState, EngineStatus, StepRecord, Telemetry
+from stepscope.recordings.file.chunk_cache import ChunkCache
 from stepscope.recordings.file.mcap.format import FORMAT_VERSION, PART_SUFFIX
 from stepscope.recordings.file.messages import indexes, stored_index
 from stepscope.recordings.file.reader import Position, Recording
@@ -184,10 +185,10 @@ def test_a_stored_index_is_the_same_as_one_made_from_the_messages(
 ) -> None:
     with Recording(record(tmp_path / "a.mcap", session(3))) as recording:
         stored = [index for _, index in indexes(recording)]
-        read = Recording.stored_index
+        read = ChunkCache.stored_index
         for kept in (lambda number: False, lambda number: number % 3 == 0):
             monkeypatch.setattr(
-                Recording,
+                ChunkCache,
                 "stored_index",
                 lambda self, number, kept=kept: read(self, number) if kept(number) else None,
             )
@@ -203,7 +204,7 @@ def test_after_a_clock_set_back_only_waits_that_span_the_change_may_differ(tmp_p
 
 
 def test_unpacked_steps_are_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recording, "stored_index", lambda recording, number: None)
+    monkeypatch.setattr(ChunkCache, "stored_index", lambda chunks, number: None)
     monkeypatch.setattr(StepPacker, "pack", lambda packer, payload: None)
     with Recording(record(tmp_path / "a.mcap", with_pauses(4))) as recording:
         told, _ = expected(recording)

@@ -142,10 +142,10 @@ def test_a_recorded_message_has_the_wall_time_of_its_step(live: History, recorde
 def test_seeking_does_not_read_all_before(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[int] = []
     with Recording(recorded) as recording:
-        num_chunks = len(recording._chunks)
+        num_chunks = len(recording.chunks)
         assert num_chunks > 3
-        load = recording._chunks.load
-        monkeypatch.setattr(recording._chunks, "load", lambda n: (loaded.append(n), load(n))[1])
+        load = recording.chunks.load
+        monkeypatch.setattr(recording.chunks, "load", lambda n: (loaded.append(n), load(n))[1])
         recording.find_step(NUM_STEPS // 2)
     assert len(set(loaded)) == 1
 

@@ -28,8 +28,7 @@ from stepscope.recordings.check.rewrite import default_output, rewrite, what_is_
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.chunk_cache import MessageFrame
-from stepscope.recordings.file.losses import Loss
-from stepscope.recordings.file.mcap.format import LOSSES
+from stepscope.recordings.file.mcap.format import LOSSES, Loss
 from stepscope.recordings.file.mcap.index import ChunkPlace
 from stepscope.recordings.file.mcap.sink import RECORD
 from stepscope.recordings.file.reader import Recording
@@ -93,7 +92,7 @@ class Written:
             self.frames = [frame for frame, _ in recording.frames()]
             self.chunks = list(recording.index.chunks)
             chunks = range(recording.num_chunks)
-            self.num_in = [len(recording.chunk(number).frames) for number in chunks]
+            self.num_in = [len(recording.chunks.load(number).frames) for number in chunks]
         assert len(self.frames) == count
         _, length = RECORD.unpack_from(self.content, self.chunks[-1].end)
         self.end_of_data = self.chunks[-1].end + RECORD.size + length + 13  # behind the last index
@@ -241,7 +240,7 @@ def test_steps_of_a_chunk_without_its_head_are_told_as_lost(large: Written, tmp_
     content[gone.offset : gone.end] = bytes(gone.length)
     path.write_bytes(content)
     with Recording(large.path) as recording:
-        before, hit, after = (recording.steps_in(number) for number in (2, 3, 4))
+        before, hit, after = (recording.chunks.load(number).end_steps() for number in (2, 3, 4))
     report = rewrite(path, tmp_path / "new.mcap", nothing)
     assert report.losses == [Loss(before[1], after[0])]
     assert before[1] < hit[0] <= hit[1] < after[0]
@@ -357,7 +356,7 @@ def test_a_gap_that_no_repair_noted_stays_a_problem(large: Written, tmp_path: Pa
     for gone in (places[3], places[12]):  # wider than it was told, and at another place
         with Recording(output) as recording:
             number = places.index(gone)
-            first, last = recording.steps_in(number) or (0, 0)
+            first, last = recording.chunks.load(number).end_steps()
         file = RecordingFile(tmp_path / f"{number}.mcap")
         file.begin(info, {})
         file.add_metadata(LOSSES, metadata)
@@ -379,7 +378,7 @@ def test_a_flipped_bit_loses_at_most_a_second_or_a_hundredth_of_the_file(tmp_pat
     spans_ns, num_steps = [], []
     with Recording(path) as recording:
         for number in range(recording.num_chunks):
-            chunk = recording.chunk(number)
+            chunk = recording.chunks.load(number)
             if times := [chunk.frames[place].log_ns for place in chunk.step_places]:
                 spans_ns.append(times[-1] - times[0])
                 num_steps.append(len(times))
@@ -503,7 +502,7 @@ def test_a_full_disk_ends_the_recording_and_loses_only_unflushed_messages(tmp_pa
         writer.close()
     assert writer.state == "failed"
     assert "File too large" in writer.error
-    with Recording(writer.part_path) as recording:
+    with Recording(f"{writer.path}.part") as recording:
         assert f"(steps 0 to {recording.last_step:,} are in it)" in writer.error
     assert not path.exists()
     with Recording(path) as recording:
@@ -532,11 +531,11 @@ def test_reading_may_begin_at_any_message_of_a_chunk(large: Written) -> None:
     rng = random.Random(4)
     with Recording(large.path) as recording:
         numbers = range(recording.num_chunks)
-        starts = [0, *itertools.accumulate(len(recording.chunk(n).frames) for n in numbers)]
+        starts = [0, *itertools.accumulate(len(recording.chunks.load(n).frames) for n in numbers)]
         for _ in range(300):
             place = rng.randrange(len(large.frames))
             number = max(n for n in numbers if starts[n] <= place)
-            frame = recording._chunks.load(number).frame(place - starts[number])
+            frame = recording.chunks.load(number).frame(place - starts[number])
             assert frame.payload == large.frames[place].payload
 
 

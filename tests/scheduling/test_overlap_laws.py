@@ -312,10 +312,8 @@ class Run:
                 tokens_ns = message.tokens_ns
             if isinstance(message, wire.StepRecord | wire.EngineStatus):
                 if not ledger.is_open:
-                    ledger.open_empty(message.kv, has_groups=False)
-                batch = message.batch if isinstance(message, wire.StepRecord) else []
-                problems = ledger.take(message.moves, None, batch, message.events)
-                assert problems + ledger.check(message) == []
+                    ledger.open_empty(message)
+                assert ledger.apply(message) == []
             for snapshot in snapshots:
                 if snapshot.sequence == sequence:
                     assert ledger.compare(snapshot) == []

@@ -19,6 +19,7 @@ from stepscope.recordings.compare.side.file_run import FileRun
 from stepscope.recordings.compare.side.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.file.chunk_cache import ChunkCache
 from stepscope.recordings.file.messages import stored_index
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
@@ -230,7 +231,7 @@ def figures_of_index(
 ) -> dict[str, float | None]:
     with Recording(path) as recording, pytest.MonkeyPatch.context() as patch:
         if is_made:
-            patch.setattr(Recording, "stored_index", lambda recording, number: None)
+            patch.setattr(ChunkCache, "stored_index", lambda chunks, number: None)
         return FileRun(recording, LEVELS, first).figures()
 
 

@@ -60,6 +60,7 @@ MIN_SHARE = 0.3  # least share of steps that a limit must have held
 MIN_LATE_SHARE = 0.002  # of gaps: one late gap in a few hundred spoils a request
 _HALF = 0.5
 _FULL_KV = 0.8
+_MORE_KV = "give the KV cache more memory (--kv-memory)"
 
 
 class Advice(NamedTuple):
@@ -69,20 +70,15 @@ class Advice(NamedTuple):
 
 
 class Run(Protocol):
-    """What advice rests on: `Side` or `FileRun`.
-
-    Attributes:
-        limited: for each limit, the sums over the steps that had it.
-        knob_values: the values of each knob in force during the run, in order.
-    """
+    """What advice rests on: `Side`, `FileRun` or `RecentRun`."""
 
     slo: SLO
 
     @property
-    def limited(self) -> Mapping[Limit, Sums]: ...
+    def limited(self) -> Mapping[Limit, Sums]: ...  # by limit, over the steps that had it
 
     @property
-    def knob_values(self) -> Mapping[str, list[KnobValue]]: ...
+    def knob_values(self) -> Mapping[str, list[KnobValue]]: ...  # in force, in order
 
     @property
     def share_late_beside_prefill(self) -> float: ...
@@ -155,16 +151,10 @@ def _kv(looked: _Looked) -> str | None:
     figures, reserve = looked.figures, looked.knobs.get("reserve")
     is_taxed = bool(figures["preemptions"]) and (figures["recomputed_share"] or 0.0) >= 0.05
     if is_taxed and reserve in ("none", "prompt"):
-        return "set reserve=output, or give the KV cache more memory (--kv-memory)"
+        return f"set reserve=output, or {_MORE_KV}"
     if looked.is_kv_full:
-        return (
-            None if looked.steps.kv_used is None else "give the KV cache more memory (--kv-memory)"
-        )
+        return None if looked.steps.kv_used is None else _MORE_KV
     return "set reserve=prompt" if reserve == "output" else None
-
-
-def _seats(looked: _Looked) -> str | None:
-    return "raise max_num_seqs" if looked.has_budget and not looked.is_kv_full else None
 
 
 def _threshold(looked: _Looked) -> str | None:
@@ -181,7 +171,7 @@ def _work(looked: _Looked) -> str | None:
 
 
 _RULES: Mapping[Limit, Callable[[_Looked], str | None]] = {
-    "seats": _seats,
+    "seats": lambda each: "raise max_num_seqs" if each.has_budget and not each.is_kv_full else None,
     "budget": lambda each: "raise max_num_batched_tokens" if each.could_take_more else None,
     "cadence": lambda each: "lower prefill_schedule_interval" if each.could_take_more else None,
     "kv": _kv,

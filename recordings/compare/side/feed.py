@@ -1,7 +1,15 @@
-"""`Feed`: reads a run into a `Side`, which does not know from where; `HistoryFeed`: from memory."""
+"""`Feed`: reads a run into a `Side`, which does not know from where; `HistoryFeed`: from memory.
+
+Only one thread may call `read`; any thread may read the attributes of a feed:
+
+    side: the run as read so far; None until something was read.
+    share: how much has been read, 0..1; None for a live session with nothing more to read.
+    is_done: whether no more messages will come.
+    note: what is missing or went wrong, in one line; None if nothing.
+"""
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.compare.side.side import RunFollower, Side, oldest_arrival
@@ -10,40 +18,12 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.state.clocks import known_since
 from stepscope.recordings.state.series.latency import SLO
 
+if TYPE_CHECKING:
+    from stepscope.recordings.compare.side.recording_feed import RecordingFeed  # needs mcap
+
+Feed: TypeAlias = Union["HistoryFeed", "RecordingFeed"]
+
 BATCH = 64  # messages between two checks of the clock
-
-
-class Feed(Protocol):
-    """Reads one of the two compared runs into its `Side`.
-
-    Only one thread may call `read`; any thread may read the attributes.
-
-    Attributes:
-        side: the run as read so far; None until something was read.
-        share: how much has been read, 0..1; None for a live session with nothing more to read.
-        is_done: whether no more messages will come.
-        note: what is missing or went wrong, in one line; None if nothing.
-    """
-
-    name: str
-
-    @property
-    def side(self) -> Side | None: ...
-
-    @property
-    def share(self) -> float | None: ...
-
-    @property
-    def is_done(self) -> bool: ...
-
-    @property
-    def note(self) -> str | None: ...
-
-    def read(self, until_s: float) -> bool:
-        """Read until `time.monotonic()` reaches `until_s`. Returns whether anything was read."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class HistoryFeed:
@@ -79,6 +59,7 @@ class HistoryFeed:
         return num_read / max(1, num_read + num_ahead)
 
     def read(self, until_s: float) -> bool:
+        """Read until `time.monotonic()` reaches `until_s`. Returns whether anything was read."""
         if self.is_done:
             return False
         taken = self._has_all = False

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue
 from stepscope.recordings.attribution.explained import explain_recording
-from stepscope.recordings.compare.side.side import KnobsInForce
+from stepscope.recordings.compare.side.side import KnobChanges, knobs_between
 from stepscope.recordings.figures.sums import figures_of
 from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Position, Recording
@@ -31,7 +31,7 @@ class FileRun:
         self._totals = RunTotals(slo)
         self._between = Sums()
         snapshot, _ = recording.keyframe_before(Position(0, 0))
-        knobs = KnobsInForce(snapshot.knobs)
+        knobs: KnobChanges = [(-1, snapshot.knobs)]
         first = recording.first_step or 0 if first is None else first
         is_one_step = recording.info.totals_every_s is None
         for number, index in indexes(recording):
@@ -41,15 +41,14 @@ class FileRun:
                 self._totals.add(rows, place, is_one_step=is_one_step)
             for _, each in index.said:
                 if isinstance(each, KnobsChanged):
-                    knobs.add(each.effective_step, each.new)
+                    knobs.append((each.effective_step, each.new))
             arrived, finished, preempted = index.between
             self._between = Sums(
                 num_arrived=arrived, num_finished=finished, num_preempted=preempted
             )
             progress(number / recording.num_chunks)
-        self.knob_values: Mapping[str, list[KnobValue]] = knobs.between(
-            first, recording.last_step or 0
-        )
+        last = recording.last_step or 0
+        self.knob_values: Mapping[str, list[KnobValue]] = knobs_between(knobs, first, last)
 
     @property
     def num_steps(self) -> int:

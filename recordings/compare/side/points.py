@@ -33,8 +33,7 @@ class StepPoint(NamedTuple):
     flags: int
 
 
-_NAMED = ("first", "last", "start_ns", "end_ns", "flags")
-_FIRST, _LAST, _START, _END, _FLAGS = map(StepPoint._fields.index, _NAMED)
+_FIRST, _LAST, _START, _END, _FLAGS = 0, 1, 2, 3, -1  # fields of `StepPoint`
 
 
 class StepPoints:
@@ -43,8 +42,7 @@ class StepPoints:
     def __init__(self) -> None:
         import numpy as np  # not at the start of the program
 
-        self.steps_per_point = 1
-        self.num_steps = 0
+        self._per_point = 1  # steps
         self._in_last = 0  # steps in the last point
         self._points = np.zeros((len(StepPoint._fields), 0), dtype=np.int64)
 
@@ -71,20 +69,19 @@ class StepPoints:
         """
         import numpy as np
 
-        self.num_steps += steps.shape[1]
-        per_point, num_held, points = self.steps_per_point, 0, self._points
-        if 0 < self._in_last < per_point:  # the last point has room: it is made anew with them
+        num_held, points = 0, self._points
+        if 0 < self._in_last < self._per_point:  # the last point is made anew with them
             num_held = self._in_last - 1  # in its column are more steps than one
             steps = np.concatenate((points[:, -1:], steps), axis=1)
             points = points[:, :-1]
         number = num_held + steps.shape[1]
-        begins = [max(0, begin - num_held) for begin in range(0, number, per_point)]
-        self._in_last = number - (len(begins) - 1) * per_point
+        begins = [max(0, begin - num_held) for begin in range(0, number, self._per_point)]
+        self._in_last = number - (len(begins) - 1) * self._per_point
         self._points = np.concatenate((points, _merged(steps, begins)), axis=1)
         while len(self) > MAX_POINTS:
             if len(self) % 2 == 0:
-                self._in_last += self.steps_per_point
-            self.steps_per_point *= 2
+                self._in_last += self._per_point
+            self._per_point *= 2
             self._points = _merged(self._points, range(0, len(self), 2))
 
     def flag(self, step: int, flag: int) -> None:

@@ -2,13 +2,11 @@
 
 import time
 from collections.abc import Iterator
-from itertools import islice
 
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.recordings.compare.side.feed import BATCH
 from stepscope.recordings.compare.side.side import RunFollower, Side, oldest_arrival
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.messages import Told, messages
+from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.state.clocks import known_since
@@ -19,7 +17,7 @@ _CLOCKS_APART_NS = 1_000_000_000  # most that the recorder's and the engine's cl
 
 
 class RecordingFeed:
-    """Reads a range of steps (`stretch`) from a recording. Implements `Feed`.
+    """Reads a range of steps (`stretch`) from a recording. A `Feed`.
 
     `recording`: the recording. `close` closes it.
 
@@ -35,9 +33,7 @@ class RecordingFeed:
         self._slo = slo
         self._note: str | None = None
         self._first, self._last = bounds(recording, stretch)
-        self._before = recording.find_step(self._first - 1) if self._first else None
-        self._past: RunFollower | None = None
-        self._messages: Iterator[Told] | None = None
+        self._reading = self._apply_messages()
 
     @property
     def note(self) -> str | None:
@@ -47,13 +43,10 @@ class RecordingFeed:
         if self.is_done:
             return False
         try:
-            if self._messages is None:
-                self._messages = self._begin()
-            while time.monotonic() < until_s:
-                told = list(islice(self._messages, BATCH))
-                if not told or not all(map(self._apply, told)):
-                    self.is_done, self.share = True, 1.0
-                    break
+            for _ in self._reading:
+                if time.monotonic() >= until_s:
+                    return True
+            self.is_done, self.share = True, 1.0
         except (RecordingError, OSError) as error:
             self._note, self.is_done = str(error), True
         return True
@@ -62,9 +55,14 @@ class RecordingFeed:
         self.is_done = True
         self._recording.close()
 
-    def _begin(self) -> Iterator[Told]:
-        """Begin at the oldest arrival among the requests that are live at the first step."""
-        recording, before = self._recording, self._before or Position(0, 0)
+    def _apply_messages(self) -> Iterator[None]:
+        """Apply the messages one by one; yields after each.
+
+        It begins at the oldest arrival among the requests that are live at the first step.
+        """
+        recording = self._recording
+        found = recording.find_step(self._first - 1) if self._first else None
+        before = found or Position(0, 0)  # the run begins here
         snapshot, position = recording.keyframe_before(before)
         state = SessionState.from_snapshot(snapshot)
         for each in messages(recording, position, snapshot.sequence):
@@ -78,21 +76,18 @@ class RecordingFeed:
             snapshot, position = recording.keyframe_before(start)
         # If the engine published no pauses, they are known since the beginning of the file.
         since_ns = max(recording.known_since_ns, known_since(snapshot))
-        self._past = RunFollower(self._slo, SessionState.from_snapshot(snapshot), since_ns)
-        return messages(recording, position, snapshot.sequence)
-
-    def _apply(self, told: Told) -> bool:
-        message, _, position, after_gap = told
-        if self.side is None:
-            assert self._past is not None
-            if self._before is not None and position <= self._before:
-                self._past.apply(message, after_gap)
-                return True
-            self.side = Side(self.name, self._slo, self._past)
-        if isinstance(message, StepRecord):
-            if message.step > self._last:
-                self.side.is_cut = True
-                return False
-            self.share = (message.step - self._first + 1) / (self._last - self._first + 1)
-        self.side.apply(message, after_gap)
-        return True
+        past = RunFollower(self._slo, SessionState.from_snapshot(snapshot), since_ns)
+        for message, _, place, after_gap in messages(recording, position, snapshot.sequence):
+            if self.side is None and place <= before:
+                past.apply(message, after_gap)
+                yield
+                continue
+            if self.side is None:
+                self.side = Side(self.name, self._slo, past)
+            if isinstance(message, StepRecord):
+                if message.step > self._last:
+                    self.side.is_cut = True
+                    return
+                self.share = (message.step - self._first + 1) / (self._last - self._first + 1)
+            self.side.apply(message, after_gap)
+            yield

@@ -1,6 +1,7 @@
 """The requests of two runs, and how they are matched with each other."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,12 +10,7 @@ MAX_REQUESTS = 100_000  # most requests kept of a run, the first to arrive
 
 @dataclass(slots=True)
 class RequestRun:
-    """What happened to one request in a run, in engine time. None: unknown, or not yet happened.
-
-    Attributes:
-        num_cached_tokens: prompt tokens that a prefix hit skipped at its first admission.
-        was_there, was_queued: whether it was live, or waited, before the first step of the run.
-    """
+    """What happened to one request in a run, in engine time. None: unknown, or not yet happened."""
 
     request_id: int
     client_id: str
@@ -27,10 +23,10 @@ class RequestRun:
     end_ns: int | None = None
     num_output_tokens: int = 0
     num_preemptions: int = 0
-    num_cached_tokens: int | None = None
+    num_cached_tokens: int | None = None  # of the prompt, skipped by a hit, at first admission
     max_tokens: int = 0  # 0 if unknown
-    was_there: bool = False
-    was_queued: bool = False
+    was_there: bool = False  # live before the first step of the run
+    was_queued: bool = False  # waited before it
     has_all: bool = False  # whether it finished normally, with all its output
 
 
@@ -62,19 +58,12 @@ class Pair(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """Pairs of matching requests, those with the largest differences first.
-
-    `by`: client id, order of arrival, or (within one session) request id.
-    `only_a`, `only_b`: numbers of requests without a partner.
-    """
+    """Pairs of matching requests, those with the largest differences first."""
 
     pairs: list[Pair]
-    by: str
-    only_a: int
+    by: str  # client id, order of arrival, or (within one session) request id
+    only_a: int  # number of requests without a partner
     only_b: int
-
-
-BY_NAME, BY_ORDER, BY_ITSELF = "client id", "order of arrival", "request id"
 
 
 def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
@@ -83,24 +72,19 @@ def matched(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched
     By client id if at least half of those of the smaller run occur in the other one; the n-th
     request of an id matches the n-th.
     """
-    runs_a, runs_b = _in_order(a.values()), _in_order(b.values())
-    names_a, names_b = _named(runs_a), _named(runs_b)
-    common = [key for key in names_a if key in names_b]
-    smaller = min(len(runs_a), len(runs_b))
-    if smaller and len(common) * 2 >= smaller:
-        pairs, by = [Pair(names_a[key], names_b[key]) for key in common], BY_NAME
-    else:
-        pairs, by = [Pair(*both) for both in zip(runs_a, runs_b, strict=False)], BY_ORDER
-    pairs.sort(key=lambda pair: -pair.difference_ns)
-    return Matched(pairs, by, len(runs_a) - len(pairs), len(runs_b) - len(pairs))
+    pairs, by = _of_one_name(a, b), "client id"
+    if len(pairs) * 2 < max(1, min(len(a), len(b))):
+        both = zip(_in_order(a), _in_order(b), strict=False)
+        pairs, by = [Pair(*each) for each in both], "order of arrival"
+    return _largest_first(pairs, by, len(a), len(b))
 
 
 def were_sent_twice(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> bool:
     """Whether both runs got the same requests, sent anew: equal client ids and prompt lengths."""
-    names_a, names_b = _named(_in_order(a.values())), _named(_in_order(b.values()))
-    pairs = [Pair(run, names_b[key]) for key, run in names_a.items() if key in names_b]
     again = [
-        pair for pair in pairs if pair.a.request_id != pair.b.request_id and pair.has_same_prompt
+        pair
+        for pair in _of_one_name(a, b)
+        if pair.a.request_id != pair.b.request_id and pair.has_same_prompt
     ]
     return bool(again) and len(again) * 10 >= min(len(a), len(b)) * 9
 
@@ -108,23 +92,32 @@ def were_sent_twice(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) ->
 def lived_in_both(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> Matched:
     """Match the requests that were live in both parts of one session."""
     pairs = [Pair(run, b[request_id]) for request_id, run in a.items() if request_id in b]
+    return _largest_first(pairs, "request id", len(a), len(b))
+
+
+def _largest_first(pairs: list[Pair], by: str, num_a: int, num_b: int) -> Matched:
     pairs.sort(key=lambda pair: -pair.difference_ns)
-    return Matched(pairs, BY_ITSELF, len(a) - len(pairs), len(b) - len(pairs))
+    return Matched(pairs, by, num_a - len(pairs), num_b - len(pairs))
 
 
-def _in_order(runs: Iterable[RequestRun]) -> list[RequestRun]:
-    return sorted(runs, key=lambda run: (run.arrival_ns, run.request_id))
+def _in_order(runs: Mapping[int, RequestRun]) -> list[RequestRun]:
+    return sorted(runs.values(), key=lambda run: (run.arrival_ns, run.request_id))
 
 
-def _named(runs: Sequence[RequestRun]) -> dict[tuple[str, int], RequestRun]:
+def _of_one_name(a: Mapping[int, RequestRun], b: Mapping[int, RequestRun]) -> list[Pair]:
+    """The n-th request of each client id in A, with the n-th of that id in B."""
+    others = _named(b)
+    return [Pair(run, others[key]) for key, run in _named(a).items() if key in others]
+
+
+def _named(runs: Mapping[int, RequestRun]) -> dict[tuple[str, int], RequestRun]:
     """Index requests by (client id, number of earlier requests with that client id)."""
     found: dict[tuple[str, int], RequestRun] = {}
-    times: dict[str, int] = {}
-    for run in runs:
+    times: Counter[str] = Counter()
+    for run in _in_order(runs):
         if run.client_id:
-            number = times.get(run.client_id, 0)
-            times[run.client_id] = number + 1
-            found[run.client_id, number] = run
+            found[run.client_id, times[run.client_id]] = run
+            times[run.client_id] += 1
     return found
 
 

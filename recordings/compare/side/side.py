@@ -4,6 +4,7 @@ Its memory is bounded, however many steps a run has.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
@@ -29,24 +30,21 @@ from stepscope.recordings.state.session import SessionState
 _MAX_VALUES = 8  # most values given of a knob, the last ones
 
 
-class KnobsInForce:
-    def __init__(self, before: Mapping[str, KnobValue]) -> None:
-        self._changes: list[tuple[int, Mapping[str, KnobValue]]] = [(-1, dict(before))]
+# Values of knobs, and the first step with them, in order.
+KnobChanges: TypeAlias = list[tuple[int, Mapping[str, KnobValue]]]
 
-    def add(self, step: int, values: Mapping[str, KnobValue]) -> None:
-        self._changes.append((step, values))
 
-    def between(self, first: int, last: int) -> dict[str, list[KnobValue]]:
-        """For each knob, the values that it had in these steps, in order (the last few)."""
-        found: dict[str, list[KnobValue]] = {}
-        for step, values in self._changes:
-            for name, value in values.items() if step <= last else ():
-                known = found.get(name, [])
-                if step <= first or not known:
-                    found[name] = [value]
-                elif known[-1] != value:
-                    found[name] = [*known, value][-_MAX_VALUES:]
-        return found
+def knobs_between(changes: KnobChanges, first: int, last: int) -> dict[str, list[KnobValue]]:
+    """For each knob, the values that it had in these steps, in order (the last few)."""
+    found: dict[str, list[KnobValue]] = {}
+    for step, values in changes:
+        for name, value in values.items() if step <= last else ():
+            known = found.get(name, [])
+            if step <= first or not known:
+                found[name] = [value]
+            elif known[-1] != value:
+                found[name] = [*known, value][-_MAX_VALUES:]
+    return found
 
 
 Kind: TypeAlias = Literal["TTFT", "ITL"]
@@ -113,19 +111,15 @@ class Side:
         past: the state right before the first message; waits in progress then are left out. Or a
             follower that was fed the messages before it.
 
-    Attributes:
-        lock: held while a message is processed. Readers of all else but figures must hold it too.
-        is_cut: whether a later step followed the last one. What happened between them counts there.
-        had_cache: whether the prefix cache may have held something before the first message.
-        cause_ns: time of each cause in the late waits for first (or next) tokens.
-        num_late: number of late waits that have this cause as their largest.
     """
 
     def __init__(self, name: str, slo: SLO, past: RunFollower | SessionState) -> None:
         self.name = name
         self.slo = slo
+        # Held while a message is processed. Readers of all else but figures must hold it too.
         self.lock = threading.RLock()
         self.version = 0  # grows with every message
+        # Whether a later step followed the last one. What happened between them counts there.
         self.is_cut = False
         self.requests: dict[int, RequestRun] = {}
         self._totals = RunTotals(slo)
@@ -137,11 +131,13 @@ class Side:
         self._follower = RunFollower(slo, past) if isinstance(past, SessionState) else past
         self._follower.explainer.late.clear()  # those waits ended before this run
         self._state = state = self._follower.state
+        # Whether the prefix cache may have held something before the first message.
         self.had_cache = state.kv is None or state.kv.cached + state.kv.used > 0
         self.num_unlisted = 0  # requests beyond the first MAX_REQUESTS
-        self.cause_ns: dict[tuple[Kind, Cause], int] = {}
-        self.num_late: dict[tuple[Kind, Cause], int] = {}
-        self._knobs = KnobsInForce(state.knobs)
+        # Time of each cause in the late waits, and the number of those with it as the largest.
+        self.cause_ns: Counter[tuple[Kind, Cause]] = Counter()
+        self.num_late: Counter[tuple[Kind, Cause]] = Counter()
+        self._knobs: KnobChanges = [(-1, dict(state.knobs))]
         self._coming: list[wire.KnobsChanged] = []  # changes of which no step has a flag yet
         for view in state.requests.values():
             if view.status != "finished" and not view.is_partial:
@@ -176,7 +172,7 @@ class Side:
         points = self.points
         if points.first_step is None or points.last_step is None:
             return {}
-        return self._knobs.between(points.first_step, points.last_step)
+        return knobs_between(self._knobs, points.first_step, points.last_step)
 
     @property
     def limited(self) -> Mapping[Limit, Sums]:
@@ -185,7 +181,7 @@ class Side:
     @property
     def share_late_beside_prefill(self) -> float:
         """The share of gaps between tokens that were late mainly due to prompts of others."""
-        return self.num_late.get(("ITL", "prefill"), 0) / max(1, self.totals.waits.of["itl"].count)
+        return self.num_late["ITL", "prefill"] / max(1, self.totals.waits.of["itl"].count)
 
     def sums(self) -> Sums:
         totals, between = self.totals, None if self.is_cut else self._state.between
@@ -206,9 +202,9 @@ class Side:
             self._count_causes()
             if isinstance(message, wire.KnobsChanged):
                 self._coming.append(message)
-                self._knobs.add(message.effective_step, message.new)
+                self._knobs.append((message.effective_step, message.new))
             elif isinstance(message, wire.Snapshot):
-                self._knobs.add(message.step + 1, message.knobs)
+                self._knobs.append((message.step + 1, message.knobs))
             elif isinstance(message, wire.EngineStatus):
                 self._apply_events(message, message.time_ns)
             elif isinstance(message, wire.StepRecord) and outcome is not None:
@@ -314,9 +310,7 @@ class Side:
         late = self._follower.explainer.late
         for each in late:
             if not each.is_excused:
-                key = each.kind, each.cause
-                self.num_late[key] = self.num_late.get(key, 0) + 1
+                self.num_late[each.kind, each.cause] += 1
                 for piece in each.pieces:
-                    key = each.kind, piece.cause
-                    self.cause_ns[key] = self.cause_ns.get(key, 0) + piece.ns
+                    self.cause_ns[each.kind, piece.cause] += piece.ns
         late.clear()

@@ -8,7 +8,7 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator
-from typing import IO, NamedTuple
+from typing import IO
 
 import zstandard
 from mcap.data_stream import ReadDataStream
@@ -27,19 +27,10 @@ _MESSAGE_HEAD = struct.Struct("<BQH")  # opcode, length, channel id
 _MESSAGE_OPCODE = int(Opcode.MESSAGE)
 
 
-class RawMessage(NamedTuple):
-    channel_id: int
-    sequence: int  # the lower 32 bits
-    log_ns: int
-    payload: bytes
-
-
 def read_chunk(stream: IO[bytes], place: ChunkPlace) -> tuple[bytes, bool]:
     """Read the intact records of a chunk: all, or up to its last good checkpoint.
 
     Returns them, decompressed, and whether others were lost.
-
-    Raises OSError: the file cannot be read.
     """
     body = read_chunk_bytes(stream, place)
     if len(body) < CHUNK_HEAD.size:
@@ -62,10 +53,7 @@ def read_chunk(stream: IO[bytes], place: ChunkPlace) -> tuple[bytes, bool]:
 
 
 def was_overwritten(stream: IO[bytes], place: ChunkPlace) -> bool:
-    """Whether an unfinished chunk contains wrong bytes, instead of being merely cut short.
-
-    Raises OSError: the file cannot be read.
-    """
+    """Whether an unfinished chunk contains wrong bytes, instead of being merely cut short."""
     compressed = memoryview(read_chunk_bytes(stream, place))[CHUNK_HEAD.size :]
     records, is_sound = _decompressed(compressed)
     return not (is_sound and _vouched(records)[1])
@@ -80,9 +68,7 @@ def read_chunk_bytes(stream: IO[bytes], place: ChunkPlace) -> bytes:
 def read_stored_index(stream: IO[bytes], place: ChunkPlace) -> bytes | None:
     """The index that is stored behind a chunk; None if there is none, or not all of it.
 
-    Raises:
-        ValueError: it is damaged.
-        OSError: the file cannot be read.
+    Raises ValueError: it is damaged.
     """
     stream.seek(place.end)
     head = stream.read(RECORD.size)
@@ -104,40 +90,29 @@ def has_sound_head(stream: IO[bytes], place: ChunkPlace) -> bool:
     head = stream.read(CHUNK_HEAD.size)
     if len(head) < CHUNK_HEAD.size:
         return False
-    opcode, length, start_ns, end_ns, _, _, _, _, num_compressed = CHUNK_HEAD.unpack(head)
-    return (opcode, length, start_ns, end_ns, num_compressed) == (
-        Opcode.CHUNK,
-        place.length - RECORD.size,
-        place.start_ns,
-        place.end_ns,
-        place.length - CHUNK_HEAD.size,
-    )
+    opcode, length, start_ns, end_ns, *_, num_compressed = CHUNK_HEAD.unpack(head)
+    found = opcode, RECORD.size + length, CHUNK_HEAD.size + num_compressed, start_ns, end_ns
+    return found == (Opcode.CHUNK, place.length, place.length, place.start_ns, place.end_ns)
 
 
-def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[RawMessage]:
-    """Yield messages from the beginning of a chunk, decompressed only as far as the caller reads.
+def first_messages(stream: IO[bytes], place: ChunkPlace) -> Iterator[tuple[int, bytes]]:
+    """Yield channel id and payload of the first messages of a chunk, as far as the caller reads.
 
     Checksums are not checked. So use these messages only to search, not as data.
     """
     frame = zstandard.ZstdDecompressor().decompressobj()
-    found = b""
-    position = place.offset + CHUNK_HEAD.size
-    while position < place.end and not frame.eof:
+    found, num_yielded = b"", 0
+    for position in range(place.offset + CHUNK_HEAD.size, place.end, _PEEK_BYTES):
         stream.seek(position)
-        piece = stream.read(min(_PEEK_BYTES, place.end - position))
-        if not piece:
-            return
-        position += len(piece)
         try:
-            found += frame.decompress(piece)
+            found += frame.decompress(stream.read(min(_PEEK_BYTES, place.end - position)))
         except zstandard.ZstdError:
             return
-        end = 0
-        for opcode, begin, length in _records(found):
-            end = begin + RECORD.size + length
-            if opcode == Opcode.MESSAGE and length >= _MESSAGE.size:
-                yield _message(found, begin, length)
-        found = found[end:]
+        begins, _ = message_places(found)
+        for begin in begins[num_yielded:]:
+            channel_id, _, _, payload = message_at(found, begin)
+            yield channel_id, payload
+        num_yielded = len(begins)
 
 
 def _decompressed(compressed: memoryview) -> tuple[bytes, bool]:
@@ -160,11 +135,8 @@ def _vouched(records: bytes) -> tuple[bytes, bool]:
     for opcode, begin, length in _records(records):
         if opcode == CHECKPOINT and length == 4:
             checksum = zlib.crc32(records[position:begin], checksum)
-            position = begin
-            if (
-                int.from_bytes(records[begin + RECORD.size : begin + RECORD.size + 4], "little")
-                != checksum
-            ):
+            position, body = begin, begin + RECORD.size
+            if int.from_bytes(records[body : body + length], "little") != checksum:
                 return records[:end], False
             end = begin
     return records[:end], True
@@ -188,16 +160,12 @@ def message_places(records: bytes) -> tuple["array[int]", "array[int]"]:
     return begins, channel_ids
 
 
-def message_at(records: bytes, begin: int) -> RawMessage:
+def message_at(records: bytes, begin: int) -> tuple[int, int, int, bytes]:
+    """Channel id, the lower 32 bits of the sequence number, log time and payload of a message."""
     _, length = RECORD.unpack_from(records, begin)
-    return _message(records, begin, length)
-
-
-def _message(records: bytes, begin: int, length: int) -> RawMessage:
     body = begin + RECORD.size
     channel_id, sequence, log_ns, _ = _MESSAGE.unpack_from(records, body)
-    payload = records[body + _MESSAGE.size : body + length]
-    return RawMessage(channel_id, sequence, log_ns, payload)
+    return channel_id, sequence, log_ns, records[body + _MESSAGE.size : body + length]
 
 
 def _records(records: bytes) -> Iterator[tuple[int, int, int]]:

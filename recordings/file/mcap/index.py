@@ -44,8 +44,12 @@ def record_at(stream: IO[bytes], position: int, size: int) -> tuple[int, int] | 
     if len(head) < RECORD.size:
         return None
     opcode, length = RECORD.unpack_from(head)
-    if head[_NAME] == _NAME_BYTES:
-        return _chunk_record(head, length)
+    if head[_NAME] == _NAME_BYTES and len(head) == CHUNK_HEAD.size:
+        # If its lengths agree, it is a chunk, whatever its opcode says.
+        if length == UNFINISHED:
+            return Opcode.CHUNK, CHUNK_HEAD.size
+        is_chunk = length == CHUNK_HEAD.size - RECORD.size + CHUNK_HEAD.unpack(head)[-1]
+        return (Opcode.CHUNK, RECORD.size + length) if is_chunk else None
     if opcode == Opcode.CHUNK or length > _MAX_LENGTH.get(opcode, -1):
         return None
     length += RECORD.size
@@ -64,18 +68,6 @@ def find_chunk(stream: IO[bytes], position: int, size: int) -> int:
                 return place
         position += _SEARCH_BYTES
     return size
-
-
-def _chunk_record(head: bytes, length: int) -> tuple[int, int] | None:
-    if len(head) < CHUNK_HEAD.size:
-        return None
-    # If its lengths agree, it is a chunk, whatever its opcode says.
-    num_compressed = CHUNK_HEAD.unpack(head)[-1]
-    if length == UNFINISHED:
-        return Opcode.CHUNK, CHUNK_HEAD.size
-    if length == CHUNK_HEAD.size - RECORD.size + num_compressed:
-        return Opcode.CHUNK, RECORD.size + length
-    return None
 
 
 BEING_WRITTEN = "it is being written right now"
@@ -219,21 +211,15 @@ def _read_summary(stream: IO[bytes], size: int, index: McapIndex) -> str | None:
     if checksum and zlib.crc32(head, zlib.crc32(summary)) != checksum:
         return damaged
     try:
-        for offset in _read_groups(summary, size, index):
-            if (record := record_at(stream, offset, size)) is not None:
-                _read_about(stream, offset, record, index)
+        _read_groups(stream, summary, size, index)
     except _UNREADABLE:
         return damaged
     return None
 
 
-def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
-    """Store chunks and counts of a summary in the index.
-
-    Returns the offsets of metadata records.
-    """
+def _read_groups(stream: IO[bytes], summary: bytes, size: int, index: McapIndex) -> None:
+    """Store the chunks and counts of a summary, and the metadata that it names, in the index."""
     position = 0
-    metadata: list[int] = []
     while position < len(summary):
         opcode, length = RECORD.unpack_from(summary, position)
         position += RECORD.size
@@ -247,9 +233,10 @@ def _read_groups(summary: bytes, size: int, index: McapIndex) -> list[int]:
             index.num_messages = Statistics.read(body).message_count
         elif opcode == Opcode.METADATA_INDEX:
             body = ReadDataStream(io.BytesIO(summary[position : position + length]))
-            metadata.append(MetadataIndex.read(body).offset)
+            offset = MetadataIndex.read(body).offset
+            if (record := record_at(stream, offset, size)) is not None:
+                _read_about(stream, offset, record, index)
         position += length
-    return metadata
 
 
 def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
@@ -271,8 +258,10 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
             position = found
             continue
         opcode, length = record
-        if opcode == Opcode.DATA_END and _is_end(stream, position + length, size):
-            return True
+        if opcode == Opcode.DATA_END:
+            after = record_at(stream, position + length, size)
+            if after is None or after[0] not in (Opcode.CHUNK, Opcode.MESSAGE_INDEX):
+                return True  # only records of a summary follow, as far as it can be read
         if opcode == Opcode.CHUNK:
             index.chunks.append(_chunk_at(stream, position, length, size))
             length = index.chunks[-1].length
@@ -280,12 +269,6 @@ def _walk(stream: IO[bytes], size: int, index: McapIndex) -> bool:
             _read_about(stream, position, record, index)
         position += length
     return False
-
-
-def _is_end(stream: IO[bytes], position: int, size: int) -> bool:
-    """Whether only records of a summary follow, as far as it can be read."""
-    record = record_at(stream, position, size)
-    return record is None or record[0] not in (Opcode.CHUNK, Opcode.MESSAGE_INDEX)
 
 
 def _chunk_at(stream: IO[bytes], position: int, length: int, size: int) -> ChunkPlace:

@@ -1,29 +1,29 @@
 """`McapSink`: writes one MCAP file, chunk by chunk. A crash costs only what was not flushed.
 
-The stock MCAP writer keeps a chunk in memory until it is full. Large chunks then compress well but
-lose much in a crash; small chunks lose little but compress badly. This writer writes a chunk while
-it grows. Compressed bytes are appended at every flush, or sooner (zstd can end a block without
-ending the frame). The header with length and checksum is filled in when the chunk ends.
+The stock MCAP writer keeps a chunk in memory until it is full: large chunks lose much in a crash,
+small ones compress badly. This one writes a chunk while it grows. Compressed bytes are appended at
+every flush, or sooner (zstd can end a block without ending the frame). The header with length and
+checksum is filled in when the chunk ends.
 
-Each flush also adds a checkpoint: a record with the checksum of everything before it in the chunk.
-Its opcode is one that the format leaves to applications, so other readers skip it. So everything up
-to the last good checkpoint of a cut or damaged chunk can be read and trusted.
-
-Behind a chunk, an attachment may hold the index of its messages (`session/index.py`). Format:
-mcap.dev/spec.
+Each flush also adds a checkpoint: a record with the checksum of everything before it in the chunk,
+up to which a cut or damaged chunk can be trusted. Other readers skip its opcode. Behind a chunk, an
+attachment may hold the index of its messages (`session/index.py`). Format: mcap.dev/spec.
 """
 
 import os
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from importlib.metadata import version
 from typing import IO
 
 import zstandard
 from mcap import records
 from mcap.data_stream import RecordBuilder
 from mcap.opcode import Opcode
+
+from stepscope.recordings.file.mcap.format import PROFILE, TOPICS
 
 INDEX_NAME, INDEX_TYPE = "index", "application/zstd"  # of the attachment behind a chunk
 MAGIC = b"\x89MCAP0\r\n"
@@ -39,26 +39,18 @@ RECORD = struct.Struct("<BQ")  # opcode, length of what follows
 CHUNK_HEAD = struct.Struct("<BQQQQI I4sQ")
 _MESSAGE = struct.Struct("<BQHIQQ")
 _CHECKPOINT = struct.Struct("<BQI")
-_NO_TIME = 0
 
 
 class McapSink:
-    """Writes one MCAP file.
+    """Writes one MCAP file. `stream`: seekable, at its start; the caller closes it."""
 
-    Args:
-        stream: seekable, at its start; the caller closes it.
-        topics: topics of the channels, whose ids are 1, 2, ... in this order.
-    """
-
-    def __init__(
-        self, stream: IO[bytes], profile: str, library: str, topics: Sequence[str]
-    ) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._channels = [
             records.Channel(
                 id=number, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0
             )
-            for number, topic in enumerate(topics, start=1)
+            for number, topic in enumerate(TOPICS, start=1)
         ]
         self._channel_bytes = _encoded(*self._channels)
         self._chunks: list[records.ChunkIndex] = []
@@ -74,8 +66,9 @@ class McapSink:
         self._checksum = 0
         self._is_flushed = True
         self._next_checkpoint = 0
-        self._start_ns = self._end_ns = _NO_TIME
-        stream.write(MAGIC + _encoded(records.Header(profile=profile, library=library)))
+        self._start_ns = self._end_ns = 0
+        library = f"stepscope {version('stepscope')}"
+        stream.write(MAGIC + _encoded(records.Header(profile=PROFILE, library=library)))
         self.num_bytes = stream.tell()  # bytes in the file, without those that the next flush adds
 
     def add_metadata(self, name: str, values: Mapping[str, str]) -> None:
@@ -102,10 +95,7 @@ class McapSink:
             self._put_checkpoint()
 
     def flush(self) -> None:
-        """Write all messages so far to the disk, so that they survive a crash of the machine.
-
-        Raises OSError: the file cannot be written.
-        """
+        """Write all messages so far to the disk, so that they survive a crash of the machine."""
         self._put_checkpoint()
         self._stream.flush()
         os.fsync(self._stream.fileno())
@@ -155,9 +145,20 @@ class McapSink:
         self.end_chunk()
         self._stream.write(_encoded(records.DataEnd(data_section_crc=0)))
         start = self._stream.tell()
+        statistics = records.Statistics(
+            attachment_count=len(self._attachments),
+            channel_count=len(self._channels),
+            channel_message_counts=dict(self._num_messages),
+            chunk_count=len(self._chunks),
+            message_count=self._num_messages.total(),
+            message_start_time=min((c.message_start_time for c in self._chunks), default=0),
+            message_end_time=max((c.message_end_time for c in self._chunks), default=0),
+            metadata_count=len(self._metadata),
+            schema_count=0,
+        )
         groups: list[tuple[int, bytes]] = [
             (Opcode.CHANNEL, self._channel_bytes),
-            (Opcode.STATISTICS, _encoded(self._statistics())),
+            (Opcode.STATISTICS, _encoded(statistics)),
             (Opcode.CHUNK_INDEX, _encoded(*self._chunks)),
             (Opcode.ATTACHMENT_INDEX, _encoded(*self._attachments)),
             (Opcode.METADATA_INDEX, _encoded(*self._metadata)),
@@ -212,19 +213,6 @@ class McapSink:
         return CHUNK_HEAD.pack(
             *(Opcode.CHUNK, length, self._start_ns, self._end_ns),
             *(self.num_chunk_bytes, self._checksum, len(name), name, self._num_compressed),
-        )
-
-    def _statistics(self) -> records.Statistics:
-        return records.Statistics(
-            attachment_count=len(self._attachments),
-            channel_count=len(self._channels),
-            channel_message_counts=dict(self._num_messages),
-            chunk_count=len(self._chunks),
-            message_count=self._num_messages.total(),
-            message_start_time=min((c.message_start_time for c in self._chunks), default=0),
-            message_end_time=max((c.message_end_time for c in self._chunks), default=0),
-            metadata_count=len(self._metadata),
-            schema_count=0,
         )
 
 

@@ -16,6 +16,7 @@ from stepscope.recordings.state.session import SessionState
 
 _INFO = wire.TOPICS[wire.EngineInfo]
 _KEYFRAME = wire.TOPICS[wire.Snapshot]
+_TIMED = wire.EngineStatus | wire.KnobsChanged | wire.Snapshot | wire.Audited | wire.StepInFlight
 _Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
@@ -42,10 +43,7 @@ class EngineLog:
         return self._anchor is not None and not self._indexer.needs_snapshot
 
     def go_on_in(self, file: RecordingFile) -> None:
-        """Write into another file from now on.
-
-        The new file can be read without the earlier ones.
-        """
+        """Write into another file from now on, which can be read without the earlier ones."""
         self._file = file
         self._begin_file()
         state = self._indexer.state
@@ -58,10 +56,7 @@ class EngineLog:
             file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
     def append(self, message: wire.Telemetry, frame: _Frame) -> None:
-        """Write the next message, given decoded and as received.
-
-        Raises OSError: the file cannot be written.
-        """
+        """Write the next message, given decoded and as received."""
         topic, sequence, payload = frame
         if self._anchor is None and not self._introduce(message, sequence):
             return
@@ -97,24 +92,20 @@ class EngineLog:
             self._file.add(_KEYFRAME, sequence, wire.encode(snapshot), self._last_log_ns)
 
     def _introduce(self, message: wire.Telemetry, sequence: int) -> bool:
-        """Begin the file, if a message describes the engine. Returns whether it did.
-
-        A file that begins without a snapshot begins with an empty keyframe.
-        """
-        if isinstance(message, wire.Snapshot):
-            self._begin(message.info, message.time_ns)
-        elif isinstance(message, wire.EngineInfo):
-            self._begin(message, message.monotonic_ns)
-            nothing = SessionState(info=message).snapshot(sequence - 1)
-            assert nothing is not None
-            self.append(nothing, (_KEYFRAME, nothing.sequence, wire.encode(nothing)))
-        return self._anchor is not None
-
-    def _begin(self, info: wire.EngineInfo, time_ns: int) -> None:
+        """Begin the file, if a message describes the engine. Returns whether it did."""
+        info = message.info if isinstance(message, wire.Snapshot) else message
+        if not isinstance(info, wire.EngineInfo):
+            return False
         self.engine_id = info.engine_id
         self._anchor = info
+        time_ns = message.time_ns if isinstance(message, wire.Snapshot) else info.monotonic_ns
         self._last_log_ns = info.wall_ns + time_ns - info.monotonic_ns
         self._begin_file()
+        if message is info:  # without a snapshot, the file begins with an empty keyframe
+            nothing = SessionState(info=info).snapshot(sequence - 1)
+            assert nothing is not None
+            self.append(nothing, (_KEYFRAME, nothing.sequence, wire.encode(nothing)))
+        return True
 
     def _begin_file(self) -> None:
         assert self._anchor is not None
@@ -122,16 +113,11 @@ class EngineLog:
 
     def _log_ns(self, message: wire.Telemetry) -> int:
         """Wall time of a message; never earlier than that of the message before it."""
-        time_ns = _time_ns(message)
-        if time_ns is not None and self._anchor is not None:
-            wall_ns = self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns
-            return max(self._last_log_ns, wall_ns)
-        return self._last_log_ns
-
-
-def _time_ns(message: wire.Telemetry) -> int | None:
-    """Engine time of a message; None for kinds without a time."""
-    if isinstance(message, wire.StepRecord):
-        return message.tokens_ns
-    timed = wire.EngineStatus | wire.KnobsChanged | wire.Snapshot | wire.Audited | wire.StepInFlight
-    return message.time_ns if isinstance(message, timed) else None
+        assert self._anchor is not None
+        if isinstance(message, wire.StepRecord):
+            time_ns = message.tokens_ns
+        elif isinstance(message, _TIMED):
+            time_ns = message.time_ns
+        else:
+            return self._last_log_ns
+        return max(self._last_log_ns, self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns)

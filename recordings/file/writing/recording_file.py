@@ -1,16 +1,19 @@
 """`RecordingFile`: a file while it is written, as `PATH.part`. Closing it renames it to `PATH`."""
 
 import contextlib
+import fcntl
 import os
+import secrets
+import stat
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file import access
 from stepscope.recordings.file.mcap.format import (
     FORMAT_VERSION,
     PACKED_STEP,
@@ -20,6 +23,7 @@ from stepscope.recordings.file.mcap.format import (
     engine_metadata,
 )
 from stepscope.recordings.file.mcap.sink import McapSink
+from stepscope.recordings.file.reader import is_being_written
 from stepscope.recordings.packing.steps import StepPacker
 
 CHUNK_BYTES = 1024 * 1024  # uncompressed, unless half of it is keyframes
@@ -46,7 +50,8 @@ class RecordingFile:
     messages.
 
     Only the owner may read the file, unless `begin` finds that it will contain no prompts and
-    outputs.
+    outputs: a program that has opened a file can keep reading it after its permissions change. The
+    lock on the file ends with the process that holds it.
 
     Args:
         path: path of the file, which is replaced if it exists. An existing `PATH.part` is never
@@ -75,21 +80,23 @@ class RecordingFile:
             raise FileExistsError(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # closed by close()
-            self._stream = open(self.part_path, "xb", opener=access.private)  # noqa: SIM115
+            self._stream = open(  # noqa: SIM115 - closed by close()
+                self.part_path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)
+            )
         except OSError as error:
             if isinstance(error, FileExistsError) and path.parent.is_dir():
                 if is_new:
                     raise
                 why = "a recorder was killed ('stepscope verify --repair' makes a whole file of it)"
-                if access.is_being_written(self.part_path):
+                if is_being_written(self.part_path):
                     why = "another recorder is at work"
                 raise RecordingError(
                     f"{self.part_path} is there: {why}; choose another name"
                 ) from error
             raise RecordingError(f"cannot write {path}: {error.strerror or error}") from error
-        access.lock(self._stream)
-        self._sink = McapSink(self._stream, PROFILE, f"stepscope {version('stepscope')}", TOPICS)
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._sink = McapSink(self._stream)
         self.opened_s = time.monotonic()
 
     @property
@@ -120,7 +127,7 @@ class RecordingFile:
         """
         self._index = index
         if not info.with_tokens:
-            access.share(self._stream, self.part_path)
+            _share(self._stream, self.part_path)
         self._packer = StepPacker(info.block_size)
         metadata = {
             **engine_metadata(info),
@@ -200,12 +207,28 @@ class RecordingFile:
             self._stream.close()
 
 
+def _share(stream: IO[bytes], path: Path) -> None:
+    """Give a private file the permissions that a new file in its folder would have.
+
+    It creates a file to find them out, because reading the umask would change it for all threads
+    for a moment. If it cannot create one, or the file system has no permissions, nothing changes.
+    """
+    other = path.with_name(f".stepscope-{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        descriptor = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            rights = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        finally:
+            os.close(descriptor)
+            other.unlink()
+        os.fchmod(stream.fileno(), rights)
+
+
 def _sync_folder(folder: Path) -> None:
     """Flush a folder to the disk, so that new file names in it survive a crash."""
-    try:
+    with contextlib.suppress(OSError):  # not every file system lets folders be opened
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return  # not every file system lets folders be opened
-    with contextlib.suppress(OSError):
-        os.fsync(descriptor)
-    os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

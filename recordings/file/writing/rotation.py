@@ -7,17 +7,15 @@ its name, its MCAP profile and the series in its metadata all match.
 import logging
 import os
 import re
-import stat
 import time
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.file.access import is_being_written
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.mcap.index import read_metadata
+from stepscope.recordings.file.reader import is_being_written
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 
 log = logging.getLogger("stepscope.recordings")
@@ -64,8 +62,7 @@ class SeriesLimits(NamedTuple):
         return cls(num_bytes, age_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _SeriesFile:
+class _SeriesFile(NamedTuple):
     path: Path
     num_bytes: int
     written_s: float
@@ -91,16 +88,8 @@ class FileSeries:
         # When earlier files of this recorder ended, by the monotonic clock. The wall clock may jump
         # by years (a start without a network) and must not make a new file look old.
         self._ended_s: dict[str, float] = {}
-        self._pattern = re.compile(
-            re.escape(self.name)
-            + r"-\d{8}T\d{6}Z-\d{3}"
-            + re.escape(self._suffix)
-            + f"(?:{re.escape(PART_SUFFIX)})?"
-        )
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        return {SERIES: self.name}
+        name, suffix, part = map(re.escape, (self.name, self._suffix, PART_SUFFIX))
+        self._pattern = re.compile(rf"{name}-\d{{8}}T\d{{6}}Z-\d{{3}}{suffix}(?:{part})?")
 
     def open_next(self) -> RecordingFile:
         """Create the next file. Existing files are not touched.
@@ -128,15 +117,18 @@ class FileSeries:
             return True
         return limits.age_s is not None and time.monotonic() - file.opened_s >= limits.age_s
 
-    def delete_old(self, current: RecordingFile) -> int:
-        """Delete the oldest files of this series beyond the limit. Returns how many."""
+    def delete_old(self, current: RecordingFile) -> None:
+        """Delete the oldest files of this series beyond the limit."""
         if self._keep is None:
-            return 0
+            return
         members = self._members(current)
         total = sum(member.num_bytes for member in members)
-        num_deleted = 0
         for member in members:
-            is_old = self._keep.age_s is not None and self._age_s(member) > self._keep.age_s
+            ended_s = self._ended_s.get(member.path.name)
+            age_s = time.time() - member.written_s
+            if ended_s is not None:
+                age_s = time.monotonic() - ended_s
+            is_old = self._keep.age_s is not None and age_s > self._keep.age_s
             is_much = self._keep.num_bytes is not None and total > self._keep.num_bytes
             if not is_old and not is_much:
                 continue
@@ -147,12 +139,6 @@ class FileSeries:
                 continue
             self._ended_s.pop(member.path.name, None)
             total -= member.num_bytes
-            num_deleted += 1
-        return num_deleted
-
-    def _age_s(self, member: _SeriesFile) -> float:
-        ended_s = self._ended_s.get(member.path.name)
-        return time.time() - member.written_s if ended_s is None else time.monotonic() - ended_s
 
     def _members(self, current: RecordingFile) -> list[_SeriesFile]:
         members = []
@@ -160,11 +146,11 @@ class FileSeries:
             path = Path(entry.path)
             if not self._pattern.fullmatch(entry.name) or path == current.part_path:
                 continue
+            if not entry.is_file(follow_symlinks=False):
+                continue
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
-                continue
-            if not stat.S_ISREG(status.st_mode):
                 continue
             if path.suffix == PART_SUFFIX and is_being_written(path):
                 continue  # from another recorder with the same name

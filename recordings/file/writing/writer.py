@@ -4,6 +4,7 @@ The receiving thread only hands messages over. Compression, writing and all thei
 here. `EngineLog` decides which messages a file contains, `RecordingFile` decides its layout.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -21,7 +22,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, as_metadata
 from stepscope.recordings.file.writing.engine_log import EngineLog
 from stepscope.recordings.file.writing.recording_file import RecordingFile
-from stepscope.recordings.file.writing.rotation import FileSeries
+from stepscope.recordings.file.writing.rotation import SERIES, FileSeries
 
 log = logging.getLogger("stepscope.recordings")
 
@@ -45,11 +46,6 @@ class RecordingWriter:
         levels: service levels to store in each file.
 
     Raises RecordingError: the file cannot be created.
-
-    Attributes:
-        path: path of the file that is being written, or was written last.
-        num_bytes, num_steps, num_files: written so far, in all files.
-        num_safe_steps: steps that would survive a crash of the process or the machine.
     """
 
     def __init__(
@@ -57,11 +53,14 @@ class RecordingWriter:
     ) -> None:
         self.state: RecordingState = "recording"  # failed: the file cannot be written (full disk)
         self.error: str | None = None  # why it failed or ended by itself, in one line
-        self.num_steps = self.num_safe_steps = 0
+        self.num_steps = 0  # in all files, as is `num_bytes`
+        self.num_safe_steps = 0  # those that would survive a crash of the process or the machine
         self.last_step: int | None = None  # the last recorded step of the current or last engine
-        self._series = target if isinstance(target, FileSeries) else None
+        self._series: FileSeries | None = None
         self._metadata = as_metadata(levels)
         if isinstance(target, FileSeries):
+            self._series = target
+            self._metadata[SERIES] = target.name
             self._file = target.open_next()
         else:
             self._file = RecordingFile(Path(target))
@@ -76,15 +75,12 @@ class RecordingWriter:
         self._next_clean_s = 0.0
         self._has_come = False  # whether any message came since the last `_look_after`
         self._why_ended: str | None = None
-        self._log = self._new_log()
+        self._log = EngineLog(self._file, self._metadata)
 
     @property
     def path(self) -> Path:
+        """The file that is being written, or was written last."""
         return self._file.path
-
-    @property
-    def part_path(self) -> Path:
-        return self._file.part_path
 
     @property
     def num_bytes(self) -> int:
@@ -125,15 +121,15 @@ class RecordingWriter:
             self._file.close()
         except OSError as error:
             self._file.abandon()
-            reason = f"cannot write {self.part_path}: {error.strerror or error}"
-            self._fail(reason + _kept(self.part_path))
+            part = self._file.part_path
+            self._fail(f"cannot write {part}: {error.strerror or error}{_kept(part)}")
             return
         except RecordingError as error:  # the next file cannot be created; this one is finished
             self._fail(f"{error}{_kept(self.path)}")
             return
         except Exception as error:
             # This is a bug of ours, which must not stop the session that is recorded.
-            log.exception("recording to %s failed", self.part_path)
+            log.exception("recording to %s failed", self.path)
             self._fail(f"recording failed, see the log: {error!r}")
             self._file.abandon()
             return
@@ -191,10 +187,6 @@ class RecordingWriter:
         self._file = series.open_next()
         self.num_files += 1
 
-    def _new_log(self) -> EngineLog:
-        series = {} if self._series is None else self._series.metadata
-        return EngineLog(self._file, series | self._metadata)
-
     def _write(self, topic: bytes, sequence: int, payload: bytes) -> None:
         try:
             message = wire.decode(payload)
@@ -203,13 +195,11 @@ class RecordingWriter:
         info = message.info if isinstance(message, Snapshot) else message
         if isinstance(info, EngineInfo) and self._log.engine_id not in ("", info.engine_id):
             if self._series is None:
-                at = f"the recording ends at step {self.last_step}"
-                if self.last_step is None:
-                    at = "the recording ends without a step"
-                self._why_ended = f"the engine restarted: {at}"
+                at = "without a step" if self.last_step is None else f"at step {self.last_step}"
+                self._why_ended = f"the engine restarted: the recording ends {at}"
                 return
             self._next_file(self._series)
-            self._log = self._new_log()
+            self._log = EngineLog(self._file, self._metadata)
         num_steps_before = self._log.num_steps
         self._log.append(message, (topic, sequence, payload))
         self._has_come = True
@@ -225,10 +215,11 @@ class RecordingWriter:
 
 def _kept(path: Path) -> str:
     """Text for which steps can be read from a file whose writing failed; "" if none."""
-    try:
-        with Recording(path) as recording:
-            if recording.first_step is None or recording.last_step is None:
-                return ""
-            return f" (steps {recording.first_step:,} to {recording.last_step:,} are in it)"
-    except (RecordingError, OSError, msgspec.DecodeError):
-        return ""
+    with (
+        contextlib.suppress(RecordingError, OSError, msgspec.DecodeError),
+        Recording(path) as recording,
+    ):
+        first, last = recording.first_step, recording.last_step
+        if first is not None and last is not None:
+            return f" (steps {first:,} to {last:,} are in it)"
+    return ""

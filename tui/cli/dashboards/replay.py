@@ -9,8 +9,7 @@ from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings import samples
 from stepscope.recordings.file.incident import incident_in, incidents_in
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.replay.playhead import MAX_SPEED, MIN_SPEED
-from stepscope.recordings.replay.replay import ReplaySource
+from stepscope.recordings.replay.replay import MAX_SPEED, MIN_SPEED, ReplaySource
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
 from stepscope.tui.cli.shared.arguments import (
     find_recording,

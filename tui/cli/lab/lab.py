@@ -115,7 +115,7 @@ def lines(experiment: Experiment, finding: LabFinding, runs: Sequence[ArmRun]) -
     yield f"  source    {experiment.source}"
     yield f"  measured  {finding.measured}"
     for run in runs:
-        yield f"  by        {run.path.name} ({run.name}: {run.side.points.num_steps:,} steps)"
+        yield f"  by        {run.path.name} ({run.name}: {run.side.sums().num_records:,} steps)"
     yield f"  verdict   {finding.text}"
     if finding.rows:
         yield from (f"  {line}" for line in text_table(*experiment.table(finding)))

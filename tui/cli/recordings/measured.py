@@ -110,7 +110,7 @@ def read_side(feed: Feed) -> Side:
                     break  # a live feed has no end: everything up to now has been read
                 progress(f"reading {feed.name}", feed.share)
         note(feed.note)
-        if feed.side is None or not feed.side.points.num_steps:
+        if feed.side is None or feed.side.points.first_step is None:
             raise NothingMeasured(f"{feed.name}: there is no step to measure")
         feed.side.settle()
         return feed.side

@@ -7,9 +7,8 @@ import msgspec
 
 from stepscope.recordings.check.rewrite import RewriteReport, default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import VerifyReport, verify
-from stepscope.recordings.file.chunk_cache import REPAIR_HINT
-from stepscope.recordings.file.losses import Loss
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
+from stepscope.recordings.file.reader import REPAIR_HINT
 from stepscope.recordings.file.service_levels import levels_text
 from stepscope.tui.cli.shared.arguments import find_recording, output_path
 from stepscope.tui.cli.shared.options import RecordingFile, command, flag, option
@@ -100,7 +99,7 @@ def _lines(report: VerifyReport) -> Iterator[str]:
             yield f"      ... and {check.num_problems - len(check.problems):,} more"
     well = "all is well" if report.num_steps else "nothing is wrong, but it holds no steps"
     if report.losses:
-        well = f"whole but for {' and '.join(map(_loss, report.losses))}, repaired"
+        well = f"whole but for {' and '.join(loss.text for loss in report.losses)}, repaired"
     so_far = " so far" if report.is_being_written else ""
     yield f"{well}{so_far}" if report.is_good else "something is wrong"
 
@@ -133,7 +132,7 @@ def rewrite_file(file: str, output: str | None, strip_tokens: bool) -> None:
     say(
         wrong.replace(REPAIR_HINT, ""),
         f"kept: {_steps(report)}, {report.num_messages:,} messages; {chunks}",
-        *(f"lost: {_loss(loss)}" for loss in report.losses),
+        *(f"lost: {loss.text}" for loss in report.losses),
     )
     if report.num_lost_bytes:
         say(f"lost: {file_size(report.num_lost_bytes)} outside of any chunk")
@@ -144,16 +143,3 @@ def _steps(report: VerifyReport | RewriteReport) -> str:
     if report.first_step is None or report.last_step is None:
         return "no steps"
     return f"{report.num_steps:,} steps ({report.first_step:,} to {report.last_step:,})"
-
-
-def _loss(loss: Loss) -> str:
-    """Say which steps are lost: 312 steps (100 to 411), or whatever came after step 4,000."""
-    if loss.before_step is None:
-        since = loss.after_step
-        return f"whatever came {'' if since is None else f'after step {since:,}'}".strip()
-    if loss.after_step is None:
-        return f"whatever came before step {loss.before_step:,}"
-    first = loss.after_step + 1
-    if not (num_steps := loss.before_step - first):
-        return f"no step, but messages before step {loss.before_step:,}"
-    return f"{num_steps:,} steps ({first:,} to {loss.before_step - 1:,})"
