@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,7 +24,7 @@ from stepscope.recordings.history.source import Source
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.textual_parts import keymap, use_colours
 from stepscope.tui.session.live_source import control_of
-from stepscope.tui.session.session import SessionMaker
+from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.settings.action_table import Action, Page
 from stepscope.tui.settings.actions import ACTIONS
@@ -99,7 +98,11 @@ class Dashboard(App[None], inherit_bindings=False):
         self.title = title
         clock = clock or time.monotonic
         self._fleet_view = FleetView(fleet or Fleet([source], clock), open=self._open_engine)
-        self._sessions = SessionMaker(
+        self.session = Session(
+            source,
+            history,
+            control_endpoint,
+            recorder,
             self._fleet_view,
             title,
             readonly,
@@ -112,18 +115,16 @@ class Dashboard(App[None], inherit_bindings=False):
         colours = self.console.color_system, self.no_color
         mode = theme if any_terminal else colour_mode(theme, *colours)
         use_colours(self, mode)
-        session = self._sessions.make(source, history, control_endpoint, recorder)
-        self.session = session
-        self.main = MainScreen(session, Skin(mode, ascii_only), fps)
+        self.main = MainScreen(self.session, Skin(mode, ascii_only), fps)
         self.main.view.sort, self.main.view.axis = sort, axis
         if fleet is not None and len(fleet) > 1:
             self.main.view.page = "fleet"
             fleet.open(source)
         self._screens = {self._fleet_view.name_of(source): self.main}  # by engine name
         self._unkept: str | None = None  # why changed settings were not saved
-        self._sides = SideScreens(self._sessions, self._switch_to)
-        self.main.session.compare.open = lambda *what: self._sides.open(self.main, *what)
-        self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
+        self._sides = SideScreens(self._switch_to)
+        self.session.compare.open = lambda *what: self._sides.open(self.main, *what)
+        self.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
 
     # Several engines
 
@@ -133,9 +134,8 @@ class Dashboard(App[None], inherit_bindings=False):
         if screen is None:
             fleet = self._fleet_view.fleet
             source = fleet.sources[fleet.names.index(name)]
-            session = self._sessions.make(source, source.history, control_of(source))
-            screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
-            screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
+            screen = _screen_beside(before, before.session.beside(source, control_of(source)))
+            self._screens[name] = screen
             self.install_screen(screen, name)
         if screen is not before:
             before.view.page, before.view.trail = "live", ()
@@ -228,11 +228,16 @@ class Dashboard(App[None], inherit_bindings=False):
         return [*self.session.switches.last(), *unkept]
 
 
-class SideScreens:
-    """The screens of compared recordings, made on demand by `sessions`; `switch` shows one."""
+def _screen_beside(before: MainScreen, session: Session) -> MainScreen:
+    screen = MainScreen(session, before.skin, before.fps)
+    screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
+    return screen
 
-    def __init__(self, sessions: SessionMaker, switch: Callable[[MainScreen], None]) -> None:
-        self._sessions = sessions
+
+class SideScreens:
+    """The screens of compared recordings, made on demand; `switch` shows one."""
+
+    def __init__(self, switch: Callable[[MainScreen], None]) -> None:
         self._switch = switch
         self._home: MainScreen | None = None
         self._opened: dict[Path, tuple[ReplaySource, MainScreen]] = {}
@@ -278,10 +283,9 @@ class SideScreens:
         source = ReplaySource(Recording(origin.path), History(origin.slo), playing=False)
         source.start()
         # Its own fleet, because it is not one of the watched engines.
-        fleet_view = FleetView(Fleet([source], self._sessions.clock))
-        sessions = replace(self._sessions, fleet_view=fleet_view, readonly=True)
-        screen = MainScreen(sessions.make(source, source.history, None), home.skin, home.fps)
-        screen.view.sort, screen.view.axis = home.view.sort, home.view.axis
+        session = home.session.beside(source, None)
+        session.fleet_view = FleetView(Fleet([source], session.clock))
+        screen = _screen_beside(home, session)
         home.app.install_screen(screen, f"side {len(self._opened)} {origin.name}")
         self._opened[origin.path] = source, screen
         return source, screen

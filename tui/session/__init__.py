@@ -6,5 +6,5 @@ May import: engine.adapters.metrics, engine.adapters.sglang, engine.client, engi
   recordings.history, recordings.importing, recordings.live, recordings.state,
   tui.session.control, tui.session.tour, tui.settings, tui.views, tui.views.frame,
   tui.views.pages.
-`SessionMaker` in `session.py` makes everything that a new session needs.
+`Session` in `session.py` makes everything that it needs.
 """

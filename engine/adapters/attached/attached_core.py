@@ -125,14 +125,6 @@ class AttachedCore:
                     self.audit.refused(name, asker, UNSUPPORTED, message)
                 call.client.reply(Error(code=UNSUPPORTED, message=message))
 
-    def end_lease_if_due(self) -> None:
-        """Restore knobs that were set under a lease, if the client has stopped renewing it.
-
-        Does nothing if knob changes are deferred: then `apply_deferred` does this.
-        """
-        if not self._knobs.is_deferred:
-            end_lease_if_due(self)
-
     def note_change(self, command: commands.Change, detail: str) -> None:
         """Audit a change that came through the engine's own server, and publish the new state."""
         self.audit.done(command, Asker(command.who), self.next_step, ChangeEffect(detail=detail))

@@ -23,11 +23,11 @@ from typing import Any
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
 from stepscope.engine.adapters.attached.description import AttachedKnobs
-from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.hooks import Hooks, StepNotes
 from stepscope.engine.adapters.attached.reports import ProcessReports
-from stepscope.engine.adapters.attached.step_notes import StepNotes
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.audit import ControlTally
+from stepscope.engine.loop.changes import end_lease_if_due
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
@@ -201,7 +201,8 @@ class Attachment:
                 core.take(core.inbox.get_nowait())
             except queue.Empty:
                 break
-        core.end_lease_if_due()
+        if not self.knobs.is_deferred:
+            end_lease_if_due(core)
         core.snapshots.serve()
         core.audit.publish_if_due()
         core.heartbeat.publish(idle=not core.has_work)

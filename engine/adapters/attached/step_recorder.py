@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
 from typing import Any
 
-from stepscope.engine.adapters.attached import rows
 from stepscope.engine.adapters.attached.hold_ups import HoldUps
 from stepscope.engine.adapters.attached.settlement import (
     BlockGroups,
@@ -23,6 +22,9 @@ from stepscope.engine.adapters.attached.tracked import (
     Freed,
     TrackedRequest,
     UnfinishedStep,
+    gives_first_token,
+    gives_token,
+    num_tokens_of,
 )
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import HeldRow, RequestEvent
@@ -181,9 +183,9 @@ class StepRecorder:
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
         has_lost = step.lost or step.number <= self._last_to_sift
-        num_wasted = rows.drop_lost(step, ended_now) if has_lost else 0
+        num_wasted = step.drop_lost(ended_now) if has_lost else 0
         self._note_tokens(step, tokens_ns, events)
-        drafts = rows.check_drafts(step)
+        drafts = step.check_drafts()
         self._set_back(step)
         kv, moves = self._settlement.drain()
         is_ahead, not_before_ns = step.start_ns < self._tokens_ns, self._tokens_ns
@@ -279,9 +281,8 @@ class StepRecorder:
         """The oldest unfinished step that runs something, or None."""
         for step in self._in_flight:
             if step.number is not None:
-                running = [rows.running_row(row) for row in step.rows]
                 since_ns = max(step.start_ns, self._tokens_ns)
-                return StepUnderWay(step.number, since_ns, running, step.token_budget)
+                return StepUnderWay(step.number, since_ns, step.running_rows(), step.token_budget)
         return None
 
     def views(self) -> list[wire.RequestView]:
@@ -289,7 +290,7 @@ class StepRecorder:
         in_flight: Counter[int] = Counter()
         for step in self._in_flight:
             for row in step.rows:
-                in_flight[row[0].request_id] += rows.num_tokens_of(row)
+                in_flight[row[0].request_id] += num_tokens_of(row)
         return [tracked.view(in_flight[tracked.request_id]) for tracked in self.table.values()]
 
     def known(self, names: Collection[str]) -> list[TrackedRequest]:
@@ -325,15 +326,14 @@ class StepRecorder:
             for later in self._in_flight:
                 later.set_back[tracked] = later.set_back.get(tracked, 0) + num_rejected
 
-    def _note_tokens(
-        self, step: UnfinishedStep, tokens_ns: int, events: list[RequestEvent]
-    ) -> None:
+    @staticmethod
+    def _note_tokens(step: UnfinishedStep, tokens_ns: int, events: list[RequestEvent]) -> None:
         for row in step.rows:
             if row[3] is None:  # an ordinary decode: almost every row is one, so avoid a call
                 row[0].last_ns = tokens_ns
-            elif rows.gives_token(row):
+            elif gives_token(row):
                 tracked = row[0]
                 tracked.last_ns = tokens_ns
-                if rows.gives_first_token(row):
+                if gives_first_token(row):
                     tracked.first_ns = tokens_ns
                     events.append(wire.FirstToken(tracked.request_id))

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any, cast
 
-from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
@@ -238,7 +237,7 @@ class SglangWatcher:
             ):
                 tracked = self._tracked(req) or self._arrived(req)
                 self._add_row(step, tracked, start, num_tokens)
-        encode_rows(step)
+        step.encode()
         if step.num_prefill_tokens:
             step.token_budget = self._scheduler.chunked_prefill_size
         step.num_running, step.num_waiting = self.num_running, self.num_waiting
@@ -277,11 +276,8 @@ class SglangWatcher:
             step.admitted.append((tracked, start))
         num_pages = -(-(start + num_tokens) // self._scheduler.page_size)
         tracked.block_table = [0] * num_pages
-        fields = fields_of(step, tracked, start, num_tokens, num_pages)
         step.num_tokens += num_tokens
-        if fields[1] != DECODE:
-            step.num_prefill_tokens += num_tokens
-        step.rows.append((tracked, None, start, fields))
+        step.add_row(tracked, start, num_tokens, num_pages)
 
     def _waiting_reasons(self, step: UnfinishedStep, running: SglangBatch) -> dict[str, int]:
         num_waiting, budget = step.num_waiting, step.token_budget
