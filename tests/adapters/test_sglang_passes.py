@@ -11,9 +11,12 @@ import msgspec
 import pytest
 import zmq
 
-from stepscope.engine.adapters.sglang.forward_passes import ForwardPassAddress, decode
 from stepscope.engine.protocol.settings.knobs import WrongValue
-from stepscope.recordings.live.forward_passes import ForwardPassSource
+from stepscope.recordings.live.forward_passes import (
+    ForwardPassAddress,
+    ForwardPassSource,
+    decode,
+)
 from stepscope.tui.session.live_source import addresses
 from tests.support.waiting import wait_for
 

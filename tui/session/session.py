@@ -17,11 +17,9 @@ from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source, add_mark
 from stepscope.tui.session.compare_state import CompareState
-from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import EngineLink
-from stepscope.tui.session.control.who import who
-from stepscope.tui.session.file_jobs import FileJobs
-from stepscope.tui.session.record_switch import RecordSwitch, RecordSwitches
+from stepscope.tui.session.control.operator import AutopilotSwitch
+from stepscope.tui.session.record_switch import FileJobs, RecordSwitch, RecordSwitches
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.action_table import Action, Need
 from stepscope.tui.settings.actions import ACTIONS, Abilities
@@ -118,7 +116,7 @@ class Session:
                 self.link = EngineLink(
                     partial(ControlClient, control), lambda: siblings_of(Endpoint.parse(control))
                 )
-                self.autopilot = AutopilotSwitch(control, who)
+                self.autopilot = AutopilotSwitch(control)
         self.abilities = Abilities(self.readonly, frozenset(needs), self.actions)
         self.endpoint = self.source.name if control is None else shown_endpoint(control)
         self.alerts = AlertWatch(self.source, self.rules, self.clock)

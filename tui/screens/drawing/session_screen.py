@@ -64,9 +64,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.navigator = Navigator(
             self.view, session.history, session.source, self.notices, self._key
         )
-        self.operator = Operator(
-            session.history, session.link, self.notices, self._key, session.autopilot
-        )
+        self.operator = Operator(session.history, session.link, self.notices, session.autopilot)
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
         self.frames = FrameMaker(session, self.view, self.canvas)

@@ -15,7 +15,7 @@ from textual.app import App
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.mcap.format import default_name
-from stepscope.recordings.history.source import Source
+from stepscope.recordings.history.source import NO_ENGINE, Source
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
@@ -201,7 +201,7 @@ class Handlers:
             switch.stop()
             self._notices.say(f"{who}recording ended: {switch.path}", "good")
             return
-        if not switch.has_engine:
+        if source.status in NO_ENGINE:
             self._notices.warn(f"{who}no engine answers, so nothing can be recorded")
             return
         try:
