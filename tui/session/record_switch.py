@@ -34,26 +34,14 @@ class RecordSwitch:
         self._folder = folder
         self._recorder = recorder
         self._ending: threading.Thread | None = None
-        self._is_ending = False
         self._is_seen = False  # whether the operator has seen why the last recording ended
 
     @property
-    def active(self) -> bool:
+    def active(self) -> "Recorder | None":
+        """The recording that runs, if there is one."""
         recorder = self._recorder
-        return recorder is not None and recorder.state == "recording" and not self._is_ending
-
-    @property
-    def path(self) -> Path | None:
-        """Path of the current recording, or else of the last one; None before the first."""
-        return None if self._recorder is None else self._recorder.path
-
-    @property
-    def num_bytes(self) -> int:
-        return 0 if self._recorder is None else self._recorder.num_bytes
-
-    @property
-    def seconds(self) -> float:
-        return 0.0 if self._recorder is None else self._recorder.elapsed_s
+        is_running = recorder is not None and recorder.state == "recording"
+        return recorder if is_running and self._ending is None else None
 
     @property
     def error(self) -> str | None:
@@ -70,7 +58,7 @@ class RecordSwitch:
 
         chosen = dict(self._source.history.chosen)  # the file holds those of the engine
         self._recorder = Recorder(self._source, self.new_path(), chosen)
-        self._is_ending = self._is_seen = False
+        self._ending, self._is_seen = None, False
         return self._recorder.path
 
     def new_path(self) -> Path:
@@ -85,10 +73,9 @@ class RecordSwitch:
 
     def stop(self) -> None:
         """End the recording; a thread of its own finishes the file."""
-        if self._recorder is not None and self.active:
-            self._is_ending = True
+        if (recorder := self.active) is not None:
             # Not a daemon thread: the process waits on exit until the file is complete.
-            self._ending = threading.Thread(target=self._recorder.stop, name="end of the recording")
+            self._ending = threading.Thread(target=recorder.stop, name="end of the recording")
             self._ending.start()
 
     def last(self) -> str | None:
@@ -126,8 +113,8 @@ class RecordSwitches:
     @property
     def errors(self) -> dict[Source, str]:
         """Source -> why its recording has ended by itself, for errors that were not seen yet."""
-        found = {source: switch.error for source, switch in self._switches.items()}
-        return {source: error for source, error in found.items() if error is not None}
+        switches = self._switches.items()
+        return {source: each.error for source, each in switches if each.error is not None}
 
     def seen(self, source: Source | None) -> None:
         """Count errors as seen, after a key: those of the `source` on the screen; None: of all."""

@@ -197,9 +197,9 @@ class Handlers:
         switch = None if source is None else session.switches.of(source)
         if source is None or switch is None:
             return
-        if switch.active:
+        if (recorder := switch.active) is not None:
             switch.stop()
-            self._notices.say(f"{who}recording ended: {switch.path}", "good")
+            self._notices.say(f"{who}recording ended: {recorder.path}", "good")
             return
         if source.status in NO_ENGINE:
             self._notices.warn(f"{who}no engine answers, so nothing can be recorded")
