@@ -24,7 +24,7 @@ def register() -> None:
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        from stepscope.engine.adapters.sglang.knobs import around_change
+        from stepscope.engine.adapters.sglang.attachment import around_change
 
         HookRegistry.register(
             f"{_MODULE}.Scheduler.run_event_loop", _around_event_loop, HookType.AROUND
