@@ -148,7 +148,7 @@ class Fleet:
         self._changed()
 
     def _changed(self) -> None:
-        self._keeper.forget()
+        self._keeper = ImbalanceKeeper()
         self._look_due_s = 0.0
 
     # Life

@@ -71,19 +71,17 @@ def _time(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms >= 999.5 else f"{ms:.0f} ms"
 
 
-def _times(value: float, others: float, unit: Callable[[float], str]) -> str:
-    if not others:
-        return unit(value)
-    return f"{unit(value)}, {value / others:.1f}x the median of the others"
+def _times(ms: float, others: float) -> str:
+    return _time(ms) + (f", {ms / others:.1f}x the median of the others" if others else "")
 
 
 _RULES = (
     _Rule("kv", lambda e: e.kv_used, 1.3, 0.25, 0.6,
           lambda s: f"KV {_percent(s.value)}, {s.lowest} {_percent(s.least)}"),
     _Rule("ttft", lambda e: e.ttft_p95_ms, 2.0, 100.0, 0.0,
-          lambda s: f"TTFT p95 {_times(s.value, s.median, _time)}"),
+          lambda s: f"TTFT p95 {_times(s.value, s.median)}"),
     _Rule("itl", lambda e: e.itl_p95_ms, 1.5, 10.0, 0.0,
-          lambda s: f"ITL p95 {_times(s.value, s.median, _time)}"),
+          lambda s: f"ITL p95 {_times(s.value, s.median)}"),
     _Rule("preemptions", lambda e: e.num_preempted, 3.0, 3.0, 0.0,
           lambda s: f"{s.value:.0f} preemptions a minute, the others {s.median:.0f}"),
     _Rule("waiting", lambda e: e.num_waiting, 2.0, 4.0, 0.0,
@@ -190,10 +188,6 @@ class ImbalanceKeeper:
             for place, mine in held.items()
         ]
         return sorted(imbalances, key=lambda each: (each.has_room, -each.weight))
-
-    def forget(self) -> None:
-        """Forget all findings, because the set of engines has changed."""
-        self._since_s.clear()
 
 
 def differences(engines: Sequence[EngineFigures]) -> list[str]:

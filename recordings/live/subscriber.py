@@ -131,8 +131,6 @@ class Subscriber:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(disconnected, zmq.POLLIN)
-        resting = zmq.Poller()
-        resting.register(disconnected, zmq.POLLIN)
         try:
             socket.linger = 0
             socket.rcvhwm = RECEIVE_QUEUE
@@ -151,7 +149,7 @@ class Subscriber:
                         self._doubt = True
                     if socket in ready:
                         if self._receive(socket, client):
-                            self._rest(resting, socket, client)
+                            self._rest(disconnected, socket, client)
                     elif is_lost or self._is_probe_due():
                         self._probe()
                         if time.monotonic() >= self._next_reconnect_s:
@@ -206,7 +204,7 @@ class Subscriber:
         return is_all
 
     def _rest(
-        self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
+        self, disconnected: zmq.Socket[bytes], socket: zmq.Socket[bytes], client: ControlClient
     ) -> None:
         """Wait some milliseconds for more messages, or for the last ones of a lost connection."""
         start_s = time.monotonic()

@@ -243,6 +243,16 @@ class Attachment:
         steps = StepWatcher(self.watcher.recorder, self.publisher.publish)
         next_look_s = 0.0
         hold_ups = self.watcher.recorder.hold_ups
+
+        def tend_in_quiet() -> None:
+            nonlocal next_look_s
+            with self.notes.done():
+                self._tend()
+                if time.monotonic() >= next_look_s:
+                    next_look_s = time.monotonic() + LOOK_S
+                    steps.look()
+            self._next_tend_ns = 0  # so the next step publishes that the engine runs again
+
         while not self._ended.is_set():
             self.notes.wait(PUMP_S)
             self.guard(hold_ups.pumping)
@@ -251,18 +261,7 @@ class Attachment:
                 continue
             hold_ups.pump_rests()
             with self.lock:
-                if not self.is_attached:
-                    break
-                try:
-                    with self.notes.done():
-                        self._tend()
-                        if time.monotonic() >= next_look_s:
-                            next_look_s = time.monotonic() + LOOK_S
-                            steps.look()
-                except Exception as error:  # noqa: BLE001
-                    self.fail(error)
-                    break
-                self._next_tend_ns = 0  # so the next step publishes that the engine runs again
+                self.guard(tend_in_quiet)
             self.guard(hold_ups.pumping)
         try:
             self._to_close.close()

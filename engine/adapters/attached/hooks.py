@@ -61,7 +61,6 @@ class StepNotes:
             self._news.put(None)
 
     def wait(self, timeout_s: float) -> None:
-        """Block until the next `wake`, or until `timeout_s` has passed."""
         with contextlib.suppress(queue.Empty):
             self._news.get(timeout=timeout_s)
 

@@ -109,7 +109,6 @@ class ProcessReports:
         self._socket.close()
 
     def arrived(self, name: str, request_id: int) -> None:
-        """Note that the engine has got a request."""
         keep(self._arrived, name, request_id)
         if (early := self._early.pop(name, None)) is not None:
             self._take(early)
@@ -120,7 +119,6 @@ class ProcessReports:
         return self._reasons.pop(request_id, None)
 
     def read(self) -> None:
-        """Read the reports that are there."""
         for _ in range(_MOST_REPORTS):
             try:
                 payload = self._socket.recv(_MAX_BYTES)
