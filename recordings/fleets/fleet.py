@@ -96,8 +96,7 @@ class _FleetMember:
 class Fleet:
     """The engines that a dashboard watches.
 
-    `newcomers`: returns a source, not yet started, for each engine that has appeared since it was
-    called last.
+    `newcomers`: returns a source, not yet started, for each engine that is new since its last call.
     """
 
     def __init__(
@@ -158,10 +157,7 @@ class Fleet:
             source.start()
 
     def stop(self) -> None:
-        """Stop all sources at the same time.
-
-        Stopping a source whose engine is dead takes a second.
-        """
+        """Stop all sources at the same time: one whose engine is dead takes a second."""
         threads = [Thread(target=source.stop, name="end of a source") for source in self.sources]
         for thread in threads:
             thread.start()

@@ -99,8 +99,7 @@ _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
 def findings(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
     """Return the engines and figures that stand out now, the worst first.
 
-    Skips engines that are down. Engines that only prefill, or only decode, are compared among
-    themselves.
+    Engines that only prefill, or only decode, are compared among themselves.
     """
     roles = [None if engine.info is None else engine.info.role for engine in engines]
     found: list[OutlierFigure] = []
@@ -166,10 +165,7 @@ class ImbalanceKeeper:
         self._since_s: dict[tuple[int, FleetFigure], float] = {}
 
     def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
-        """Return the engines that have stood out for `HOLD_S`.
-
-        Overloaded engines come before those with free seats, and the worst come first.
-        """
+        """Return the engines that have stood out for `HOLD_S`: overloaded ones first, by weight."""
         found = {(each.engine, each.figure): each for each in findings(engines)}
         self._since_s = {key: self._since_s.get(key, now_s) for key in found}
         held: dict[int, list[OutlierFigure]] = {}
@@ -191,10 +187,7 @@ class ImbalanceKeeper:
 
 
 def differences(engines: Sequence[EngineFigures]) -> list[str]:
-    """Return a text for each setting that differs between engines, a frequent cause of imbalance.
-
-    Engines that are down are left out.
-    """
+    """Return a text for each setting that differs between engines that are up."""
     up = [engine for engine in engines if engine.is_up and engine.info is not None]
     ids = _by_value(up, [getattr(each.info, "engine_id", None) for each in up])
     same = [" and ".join(names) for names in ids.values() if len(names) > 1]

@@ -25,8 +25,7 @@ _JOIN_S = 3.0  # a server may delay its answer; the thread is a daemon
 class Scraper:
     """Fills `history` from a server's metrics; implements `Source`.
 
-    `every_s`: seconds between two requests for metrics. A request that is not answered is repeated
-    after its timeout.
+    `every_s`: seconds between two requests for metrics, but a timeout may take longer.
     """
 
     is_live = True

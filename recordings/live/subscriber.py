@@ -49,8 +49,7 @@ class Subscriber:
     Args:
         stale_s: seconds without any message until the status is `stale`.
         retry_s: seconds between attempts to reach an engine that does not answer.
-        past_s: how many seconds before the join the history should begin, as far as the engine
-            keeps the messages.
+        past_s: seconds before the join at which the history begins, as far as the engine keeps it.
     """
 
     is_live = True

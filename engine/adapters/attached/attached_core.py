@@ -51,11 +51,6 @@ class AttachedCore:
     """Answers commands and publishes state for an attached engine.
 
     Use it only inside `with attachment.notes.done()`. But any thread may put into `inbox`.
-
-    Args:
-        engine: the engine's name, for messages.
-        info: the engine's description. Only its clock readings are ever renewed.
-        sink: publishes the telemetry.
     """
 
     def __init__(

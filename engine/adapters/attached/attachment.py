@@ -47,7 +47,6 @@ class Attachment:
     """Owns the sockets, threads and hooks of stepscope in one process of the engine.
 
     Args:
-        engine: the engine's name, for messages.
         hook: wraps the engine's methods, with `hooks`.
         reports: what the engine's other processes tell; None: they tell nothing.
 
@@ -56,7 +55,6 @@ class Attachment:
             the engine calls some of the wrapped methods from within others.
         notes: what the engine's thread saw and nobody has processed yet. Use the core or the
             recorder only inside `with notes.done()`. Take `lock` first if both are needed.
-        hooks: wraps the engine's methods until stepscope detaches.
         is_attached: False once stepscope has detached or the engine was shut down.
 
     Raises:
@@ -117,10 +115,7 @@ class Attachment:
         return now_ns
 
     def tend_if_due(self) -> int:
-        """Like `seen`, but first apply commands and publish state, if due.
-
-        Call it between two steps, under the lock.
-        """
+        """As `seen`, but first apply commands and publish, if due: between steps, under the lock."""
         self._seen_ns = now_ns = monotonic_ns()
         if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
             return now_ns
@@ -139,10 +134,7 @@ class Attachment:
             self.guard(when_read)
 
     def guard(self, ours: Callable[[], object]) -> None:
-        """Call `ours` without taking the lock. Does nothing once detached.
-
-        If `ours` raises an error, stepscope detaches. The caller never sees the error.
-        """
+        """Call `ours`, without the lock, unless detached. After an error of it stepscope detaches."""
         if self.is_attached:
             try:
                 ours()
@@ -189,7 +181,8 @@ class Attachment:
         said = "stepscope has detached itself, %s goes on: %s: %s%s"
         self._log.warning(said, self._engine, type(error).__name__, error, place)
         self._restore()
-        self._end()
+        self._ended.set()
+        self.notes.wake()
 
     # Between steps: the lock and the notes are held
 
@@ -226,12 +219,9 @@ class Attachment:
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
-        self._end()
-        self._pump.join(timeout=2)
-
-    def _end(self) -> None:
         self._ended.set()
         self.notes.wake()
+        self._pump.join(timeout=2)
 
     def _read(self) -> None:
         with self.notes.done():

@@ -81,13 +81,11 @@ class AttachedKnobs:
     """All settings that stepscope shows, some of which can change while the engine runs.
 
     Args:
-        engine: the engine's name, for messages.
         live: the knobs that can change, and how their specs differ from those of our engine.
         write: sets knobs between two steps; they apply from the next step that is scheduled.
 
     Attributes:
         limits: the values at engine start, which bound the knobs.
-        values: the current values, by name.
         specs: of the knobs that can change.
         is_deferred: whether only the engine's thread may apply changes, by calling
             `AttachedCore.apply_deferred`.
@@ -134,7 +132,6 @@ class AttachedKnobs:
         self._become(self.changed(changes))
 
     def restore(self) -> None:
-        """Restore the values at engine start."""
         self._become(self._start)
 
     def _become(self, values: dict[str, KnobValue]) -> None:

@@ -42,9 +42,7 @@ class StepRecorder:
 
     Attributes:
         table: requests that have not ended, by the engine's ids.
-        next_step: number of the next step that the engine schedules.
         published_step: number of the last published step, -1 before the first.
-        knobs_version: version of the knobs, published with each step.
         has_unpublished: whether something happened that is not published yet.
         hold_ups: what held up the engine's thread; each record takes those before its tokens.
     """
@@ -134,10 +132,8 @@ class StepRecorder:
         """Remove and return the step that the engine has finished: of which `is_it` is true.
 
         Also applies the effects of older steps that ran no request. Their events are published with
-        the next record. Returns None if the finished step ran no request either.
-
-        Raises:
-            RuntimeError: the engine finished a step that is not the oldest one in flight.
+        the next record. Returns None if the finished step ran no request either. Raises
+        RuntimeError: the engine finished a step that is not the oldest one in flight.
         """
         while self._in_flight:
             step = self._in_flight[0]
@@ -178,7 +174,6 @@ class StepRecorder:
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
             kv_used: the share of the KV pool in use, if the pool is not published.
-            transfers: see `StepRecord.kv_transfers`.
         """
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
@@ -245,7 +240,6 @@ class StepRecorder:
         self._held_between = [*(self._held_between or ()), *(self._hold(held) or ())] or None
 
     def tell(self, front: wire.FrontEnd) -> None:
-        """Publish what a front end did with requests that have arrived."""
         self._front.append(front)
         self.has_unpublished = True
 
@@ -286,7 +280,6 @@ class StepRecorder:
         return None
 
     def views(self) -> list[wire.RequestView]:
-        """Return all requests that have not ended, in their published state."""
         in_flight: Counter[int] = Counter()
         for step in self._in_flight:
             for row in step.rows:

@@ -64,11 +64,9 @@ class TrackedRequest:
         num_blocks, status, num_preemptions, num_cached: as published.
         held, held_blocks: why the engine holds it back while it waits, and the blocks that it has
             meanwhile, as published in `HeldRow`.
-        elsewhere: as in `Arrived`.
         num_loaded: tokens whose keys and values come from elsewhere, as scheduled.
         is_loaded_early: whether they came before its first step.
         was_overtaken: whether one that came later was scheduled before it, for its priority.
-        ended: whether the engine has ended it.
     """
 
     request_id: int
@@ -180,7 +178,6 @@ class UnfinishedStep:
         held: waiting requests that the engine holds back for a reason of their own, see `HeldRow`;
             None: the same as before.
         overtaken: waiting requests that came before one that this step admits for its priority.
-        held_prefills, ranks: as in `StepRecord`.
         lost: requests preempted before the step ended. Their rows in this step are wasted.
     """
 

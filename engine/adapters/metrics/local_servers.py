@@ -79,10 +79,7 @@ class LocalServers:
 
 
 def listening_ports() -> list[tuple[int, int | None]]:
-    """Return the default ports, and those of this user's processes that look like an engine.
-
-    Each has the pid that listens there, or None.
-    """
+    """Return the default ports, and those of this user's engines with the pid that listens."""
     found: dict[int, int | None] = dict.fromkeys(USUAL_PORTS)
     own = psutil.Process().uids().real
     for process in psutil.process_iter(["pid", "uids", "cmdline"]):

@@ -97,10 +97,7 @@ _MAX_COUNT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The values of one response, from the series that count.
-
-    A value is None or empty if the server does not export the metric.
-    """
+    """The values of one response, from the series that count; None or empty: not exported."""
 
     engine: str
     model: str
@@ -114,10 +111,7 @@ class Reading:
 
 
 def read(text: str) -> Reading | None:
-    """Return the values in a text in the Prometheus format.
-
-    None if it has no metric of a known engine.
-    """
+    """Return the values in a text of Prometheus; None if it has no metric of a known engine."""
     text = f"\n{text}"
     known = next((each for each in ENGINES if f"\n{each[1]}" in text), None)
     if known is None:
@@ -205,10 +199,7 @@ _POINTS = 8  # the samples of a bucket are spread evenly over these, as Promethe
 
 
 def has_restarted(before: Reading, now: Reading) -> bool:
-    """Whether the server was restarted, or replaced, between two readings.
-
-    True if a counter went down, or if the engine or its start time changed.
-    """
+    """Whether the server was restarted, or replaced, between two readings."""
     return (
         (before.engine, before.start_s) != (now.engine, now.start_s)
         or any(now.counters.get(key, 0.0) < value for key, value in before.counters.items())
@@ -236,8 +227,7 @@ def totals(before: Reading, now: Reading) -> Totals:
 def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate]:
     """Return estimates of the latencies that a histogram gained, spread evenly within each bucket.
 
-    Samples above the highest finite bound get this bound as value, because their values are
-    unknown.
+    Samples above the highest finite bound get this bound as value: theirs are unknown.
     """
     was, found = before.histograms.get(kind, {}), []
     low_ms, seen = 0.0, 0.0

@@ -42,10 +42,7 @@ _MARK = "stepscope"
 def describe(
     scheduler: SglangScheduler, parallel: Any, knobs: AttachedKnobs, endpoint: Endpoint
 ) -> EngineInfo:
-    """Return the engine's description. Values that this version of SGLang lacks are None.
-
-    The number of blocks is None, because SGLang does not report single blocks.
-    """
+    """Return the engine's description. Values that this version of SGLang lacks are None."""
     args, model = scheduler.server_args, scheduler.model_config
     release = known(lambda: version("sglang"))
     rank, size = data_parallel(parallel)
@@ -98,8 +95,7 @@ def around_change(change: Callable[..., Any], scheduler: Any, request: Any) -> A
 def knobs_of(scheduler: SglangScheduler, parallel: Any) -> tuple[AttachedKnobs, list[Any]]:
     """Return the knobs of a tensor-parallel group, and where requests to change them wait.
 
-    They are to be sent to all ranks, in order. Raises ImportError: this SGLang has no
-    `SetInternalStateReq`.
+    They are to be sent to all ranks, in order.
     """
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
@@ -145,9 +141,7 @@ def attach(scheduler: Any, endpoint: str) -> Attachment | None:
 
     Returns None on a rank that repeats the decisions of the first of its tensor-parallel group.
 
-    Args:
-        endpoint: an endpoint as in STEPSCOPE_ENDPOINT, from which `rank_endpoint` derives that of
-            this data-parallel rank.
+    `endpoint`: as in STEPSCOPE_ENDPOINT; `rank_endpoint` derives that of this data-parallel rank.
 
     Raises:
         Exception: the scheduler cannot be watched, or the endpoint is not available. The scheduler

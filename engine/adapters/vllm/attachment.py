@@ -124,9 +124,7 @@ def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
 def attach(scheduler: Any, endpoint: str) -> Attachment:
     """Watch a scheduler that vLLM has just built, and return the attachment.
 
-    Args:
-        endpoint: an endpoint as in STEPSCOPE_ENDPOINT, from which `rank_endpoint` derives that of
-            this data-parallel rank.
+    `endpoint`: as in STEPSCOPE_ENDPOINT; `rank_endpoint` derives that of this data-parallel rank.
 
     Raises:
         Exception: the scheduler cannot be watched, or the endpoint is not available. The scheduler

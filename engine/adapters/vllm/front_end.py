@@ -89,9 +89,7 @@ class Stream:
 class FrontEndWatch:
     """Follows the requests of one API server. The first error of ours ends it for good.
 
-    Args:
-        number: of the API server.
-        paths: sockets of engines; each skips what is not its own.
+    `paths`: sockets of engines; each skips what is not its own.
     """
 
     def __init__(self, number: int, paths: Sequence[Path]) -> None:
@@ -111,7 +109,6 @@ class FrontEndWatch:
         self._ended: list[tuple[int, str]] = []
 
     def hook(self, processor: Any) -> None:
-        """Wrap methods of vLLM's output processor."""
         wrap = self._hooks.wrap
         wrap(processor, "add_request", lambda add: self._then(add, self._added))
         wrap(processor, "process_outputs", self._around_process)

@@ -132,28 +132,25 @@ class VllmWatcher:
             return None
         if self._has_ranks and out.total_num_scheduled_tokens:
             self._ranks.stamp(out)
-        num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
+        num_seats, num_waiting, held = versions.num_seats(scheduler), self.num_waiting, self._held
         is_free = (is_throttled or self._has_cadence) and scheduled.leaves_out_prefills(
             scheduler, is_throttled=is_throttled
         )
-        held_anew: Mapping[str, str] | None = None
-        reasons: dict[str, int] = {}
-        halted = None
-        if num_waiting or self._held.reasons:
+        held_anew, reasons, halted = None, dict[str, int](), None
+        if num_waiting or held.reasons:
             halted = self.halted
             is_due = bool(self._loads) or not self.recorder.next_step % _LOOK_STEPS
-            held_anew = self._held.look_after(out, 0 if halted else num_waiting, is_due=is_due)
+            held_anew = held.look_after(out, 0 if halted else num_waiting, is_due=is_due)
             if held_anew is None and self._loads:  # their blocks are told with it
-                held_anew = self._held.reasons
+                held_anew = held.reasons
         loads, self._loads = self._loads, []
         if num_waiting:
-            held = self._held.reasons
             common = "preemption" if preempted else "paused" if halted else None
             if common is None:
                 common = scheduled.common_reason(
-                    scheduler, out, num_seats, budget, held, is_without_prefills=is_free
+                    scheduler, out, num_seats, budget, held.reasons, is_without_prefills=is_free
                 )
-            reasons = scheduled.counted(num_waiting, common, held)
+            reasons = scheduled.counted(num_waiting, common, held.reasons)
         told = [
             (name, count, scheduler.kv_cache_manager.get_block_ids(name) if is_late else ())
             for name, count, is_late in loads
@@ -239,9 +236,7 @@ class VllmWatcher:
         Args:
             result: vLLM's `ModelRunnerOutput`, with graphs if `--cudagraph-metrics` is on.
             tokens_ns: when `update_from_output` was called.
-            num_dropped: messages that subscribers have missed so far.
             num_got: for each request with drafts, how many tokens it got.
-            kv_used: share of the KV pool in use, see `kv_used`.
             finished, freed: see `note_ended`.
         """
         ended_now, recorder = self.note_ended(finished, freed), self.recorder
@@ -281,10 +276,7 @@ class VllmWatcher:
         return set(found)
 
     def forgot_cache(self, running: Collection[str]) -> None:
-        """Note that vLLM has reset its prefix cache, and for that taken blocks of `running` ones.
-
-        Cached blocks are checked again.
-        """
+        """Note that vLLM has reset its prefix cache, and taken back blocks of `running` ones."""
         if lost := self.recorder.known(running):
             self._taken_back.update(running)
             self.recorder.lost(lost)
@@ -316,8 +308,7 @@ class VllmWatcher:
     def kv_used(self) -> float | None:
         if self.pool is not None or not self._scheduler.kv_cache_config.kv_cache_groups:
             return None
-        usage: float = self._scheduler.kv_cache_manager.usage
-        return usage
+        return float(self._scheduler.kv_cache_manager.usage)
 
     @property
     def halted(self) -> wire.EngineState | None:
