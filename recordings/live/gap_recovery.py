@@ -55,7 +55,6 @@ class GapRecovery:
     def __init__(
         self, history: History, tap: FrameTap, stopping: threading.Event, past_s: float = 0.0
     ) -> None:
-        self.num_recovered = 0  # number of missing messages that were recovered
         self.num_bad = 0  # number of messages that could not be read
         self.bad: str | None = None  # the error of the last bad message; None without one
         self._history = history
@@ -93,11 +92,7 @@ class GapRecovery:
                 self._history.reset(first)
             self._send_on(first)
             if first is not snapshot:
-                num_recovered = self.num_recovered
-                try:
-                    self._catch_up(client, first.sequence, snapshot)
-                finally:
-                    self.num_recovered = num_recovered  # earlier messages were never missing
+                self._catch_up(client, first.sequence, snapshot)
             self._next_sequence = snapshot.sequence + 1
         else:
             self._catch_up(client, last_sequence, snapshot)
@@ -276,7 +271,6 @@ class GapRecovery:
         except msgspec.DecodeError as error:
             self.note_bad(error)
             return
-        self.num_recovered += 1
         self._accept(frame.sequence, frame.topic, frame.payload, message)
 
     def _accept(

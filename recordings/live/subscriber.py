@@ -85,10 +85,6 @@ class Subscriber:
         return self._error or self._recovery.bad
 
     @property
-    def num_recovered(self) -> int:
-        return self._recovery.num_recovered
-
-    @property
     def num_bad(self) -> int:
         return self._recovery.num_bad
 

@@ -115,7 +115,7 @@ class Attachment:
         return now_ns
 
     def tend_if_due(self) -> int:
-        """As `seen`, but first apply commands and publish, if due: between steps, under the lock."""
+        """As `seen`, but first tend to what is due. Call it between steps, under the lock."""
         self._seen_ns = now_ns = monotonic_ns()
         if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
             return now_ns
@@ -134,7 +134,7 @@ class Attachment:
             self.guard(when_read)
 
     def guard(self, ours: Callable[[], object]) -> None:
-        """Call `ours`, without the lock, unless detached. After an error of it stepscope detaches."""
+        """Call `ours`, without the lock, unless detached. After an error stepscope detaches."""
         if self.is_attached:
             try:
                 ours()
