@@ -40,18 +40,11 @@ _QUEUE = 10_000  # messages waiting in the socket
 _Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
-class ScheduledRequests(Struct, frozen=True):
-    """Totals over the requests in the forward pass."""
+class RequestTotals(Struct, frozen=True):
+    """Totals over the requests in the forward pass, or over those that wait."""
 
     num_prefill_requests: _Count = 0
     sum_prefill_tokens: _Count = 0
-    num_decode_requests: _Count = 0
-
-
-class QueuedRequests(Struct, frozen=True):
-    """Totals over the requests that wait."""
-
-    num_prefill_requests: _Count = 0
     num_decode_requests: _Count = 0
 
 
@@ -65,8 +58,8 @@ class ForwardPass(Struct, frozen=True):
     worker_id: str = ""
     dp_rank: int = 0
     wall_time: Annotated[float, Meta(ge=0, lt=3600)] = 0.0
-    scheduled_requests: ScheduledRequests = ScheduledRequests()
-    queued_requests: QueuedRequests = QueuedRequests()
+    scheduled_requests: RequestTotals = RequestTotals()
+    queued_requests: RequestTotals = RequestTotals()
 
 
 @dataclass(frozen=True, slots=True)

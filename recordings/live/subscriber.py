@@ -9,7 +9,6 @@ whether it is still the same engine.
 import logging
 import threading
 import time
-from typing import Literal, TypeAlias
 
 import msgspec
 import zmq
@@ -27,7 +26,7 @@ from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import RECONNECT_MS, client_socket
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap
+from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.gap_recovery import ASK_TIMEOUT_S, TOPICS, GapRecovery, JoinAgain
 
 log = logging.getLogger("stepscope.recordings")
@@ -39,8 +38,6 @@ _DEAD_AFTER = 2.0  # times `stale_s`
 _POLL_MS = 50
 _BURST = 2_000  # messages taken before it checks whether to stop
 _REST_MS = 50  # let messages gather, as a wake-up costs more than a message
-
-LiveStatus: TypeAlias = Literal["starting", "connecting", "live", "stale", "down"]
 
 
 class Subscriber:
@@ -68,7 +65,7 @@ class Subscriber:
         self.tap = FrameTap()
         self._stale_s = stale_s
         self._retry_s = retry_s
-        self.status: LiveStatus = "connecting"
+        self.status: SourceStatus = "connecting"
         self._error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)

@@ -37,7 +37,6 @@ from stepscope.tui.views.view import Axis, Sort
 
 if TYPE_CHECKING:
     from stepscope.recordings.live.recorder import Recorder
-    from stepscope.recordings.replay.replay import ReplaySource
 
 log = logging.getLogger("stepscope.tui")
 
@@ -240,7 +239,7 @@ class SideScreens:
     def __init__(self, switch: Callable[[MainScreen], None]) -> None:
         self._switch = switch
         self._home: MainScreen | None = None
-        self._opened: dict[Path, tuple[ReplaySource, MainScreen]] = {}
+        self._opened: dict[Path, MainScreen] = {}
 
     def open(
         self, home: MainScreen, origin: Origin, step: int | None, request_id: int | None
@@ -249,13 +248,10 @@ class SideScreens:
         self._home = home
         screen = home
         if not origin.is_shown and origin.path is not None:
-            source, screen = self._opened.get(origin.path) or self._new(home, origin)
-            if step is not None:
-                source.seek(step)
-                source.wait(_SEEK_S)
-        elif step is not None:
+            screen = self._opened.get(origin.path) or self._new(home, origin, origin.path)
+        if step is not None:
             screen.navigator.go(step)
-            if (replay := replay_of(home.session.source)) is not None:
+            if (replay := replay_of(screen.session.source)) is not None:
                 replay.wait(_SEEK_S)
         view = screen.view
         view.trail, view.row = ("compare",), 0
@@ -264,28 +260,26 @@ class SideScreens:
         self._switch(screen)
 
     def go_home(self, screen: MainScreen) -> None:
-        is_side = any(each is screen for _, each in self._opened.values())
-        if is_side and self._home is not None:
+        if screen in self._opened.values() and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)
             self._switch(self._home)
 
     def close(self) -> None:
-        for source, _ in self._opened.values():
-            source.stop()
+        for screen in self._opened.values():
+            screen.session.source.stop()
         self._opened.clear()
 
-    def _new(self, home: MainScreen, origin: Origin) -> "tuple[ReplaySource, MainScreen]":
+    def _new(self, home: MainScreen, origin: Origin, path: Path) -> MainScreen:
         from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
         from stepscope.recordings.replay.replay import ReplaySource
 
-        assert origin.path is not None
-        source = ReplaySource(Recording(origin.path), History(origin.slo), playing=False)
+        source = ReplaySource(Recording(path), History(origin.slo), playing=False)
         source.start()
         # Its own fleet, because it is not one of the watched engines.
         session = home.session.beside(source, None)
         session.fleet_view = FleetView(Fleet([source], session.clock))
         screen = _screen_beside(home, session)
         home.app.install_screen(screen, f"side {len(self._opened)} {origin.name}")
-        self._opened[origin.path] = source, screen
-        return source, screen
+        self._opened[path] = screen
+        return screen

@@ -95,7 +95,7 @@ class Session:
     switches: RecordSwitches = field(default_factory=RecordSwitches)
     # Of this session alone:
     abilities: Abilities = field(init=False)
-    endpoint: str = field(init=False)  # as people read it
+    endpoint: str = field(init=False)  # as people read it, without the folder of a socket
     link: EngineLink | None = field(init=False)  # None if there is no engine to change
     autopilot: AutopilotSwitch | None = field(init=False)  # the same
     alerts: AlertWatch = field(init=False)
@@ -109,16 +109,17 @@ class Session:
             needs.add("recorder")
         if not in_browser():
             needs.add("files")
-        self.link = self.autopilot = None
+        self.link, self.autopilot, self.endpoint = None, None, self.source.name
         if control is not None:
             needs.add("engine")
+            scheme, _, path = control.partition("://")
+            self.endpoint = f"ipc://{Path(path).name}" if scheme == "ipc" else control
             if not self.readonly:
                 self.link = EngineLink(
                     partial(ControlClient, control), lambda: siblings_of(Endpoint.parse(control))
                 )
                 self.autopilot = AutopilotSwitch(control)
         self.abilities = Abilities(self.readonly, frozenset(needs), self.actions)
-        self.endpoint = self.source.name if control is None else shown_endpoint(control)
         self.alerts = AlertWatch(self.source, self.rules, self.clock)
 
     def beside(self, source: Source, control_endpoint: str | None) -> "Session":
@@ -149,9 +150,3 @@ class Session:
     def record_switch(self) -> RecordSwitch | None:
         """What starts and ends recordings of this source; None if the source is not live."""
         return self.switches.of(self.source)
-
-
-def shown_endpoint(control: str) -> str:
-    """Return an address as people read it: an IPC address without the folder of its socket."""
-    scheme, _, path = control.partition("://")
-    return f"ipc://{Path(path).name}" if scheme == "ipc" else control

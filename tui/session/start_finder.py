@@ -7,7 +7,7 @@ opens the recordings.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,12 +36,11 @@ class _Opened(NamedTuple):
 class Finder:
     """Finds engines and recordings for the screen's thread; a thread of its own opens files."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._clock = clock
         self._servers = LocalServers()
         self._sources: dict[Address, Source] = {}
-        self._fleet = Fleet([], clock)
+        self._fleet = Fleet([])
         self._find_due_s = 0.0
         self._files: tuple[File, ...] = ()
         self._opened: dict[Path, _Opened] = {}  # for the thread that opens files
@@ -50,11 +49,11 @@ class Finder:
 
     def look(self) -> None:
         """Update the figures of the known engines, and once a second search for new engines."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if now_s >= self._find_due_s:
             self._find_due_s = now_s + _FIND_S
             try:
-                found = local_addresses(self._servers.found())
+                found = local_addresses(self._servers.found)
             except (ConfigError, OSError):
                 found = []  # the runtime folder belongs to someone else: it holds no engine of ours
             self._follow(found)

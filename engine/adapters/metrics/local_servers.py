@@ -34,32 +34,29 @@ class LocalServer(NamedTuple):
 class LocalServers:
     """Looks for local servers again and again, on a background thread.
 
-    `ports` returns the ports to ask, each with the pid that listens there, or None.
+    `ports` returns the ports to ask, each with the pid that listens there, or None; `found`: those
+    that answered in the last round.
     """
 
     def __init__(self, ports: Callable[[], Iterable[tuple[int, int | None]]] | None = None) -> None:
         self._ports = ports or listening_ports
-        self._found: tuple[LocalServer, ...] = ()
+        self.found: tuple[LocalServer, ...] = ()
         self._not_before_s: dict[tuple[int, int | None], float] = {}
         self._has_looked = threading.Event()
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="local servers", daemon=True).start()
 
-    def found(self) -> tuple[LocalServer, ...]:
-        """Return the servers that answered in the last round."""
-        return self._found
-
     def wait(self, timeout_s: float) -> tuple[LocalServer, ...]:
         """Return the servers found when the first round is done, or after `timeout_s`."""
         self._has_looked.wait(timeout_s)
-        return self._found
+        return self.found
 
     def stop(self) -> None:
         self._stopping.set()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._found = tuple(self._answering())
+            self.found = tuple(self._answering())
             self._has_looked.set()
             self._stopping.wait(_LOOK_S)
 

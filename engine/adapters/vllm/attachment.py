@@ -211,7 +211,6 @@ class _VllmHooks:
     def _around_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
         watcher, attachment = self._watcher, self._attachment
         lock, publisher, notes = attachment.lock, attachment.publisher, attachment.notes
-        has_pool = watcher.pool is not None
 
         def publish(out: SchedulerOutput, result: object, tokens_ns: int, *told: Any) -> None:
             record = watcher.updated(out, result, tokens_ns, publisher.num_dropped, *told)
@@ -233,9 +232,8 @@ class _VllmHooks:
                             name: request.num_output_tokens - before
                             for name, request, before in drafted
                         }
-                        kv_used = None if has_pool else watcher.kv_used
                         ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
-                        found = out, model_runner_output, tokens_ns, num_got, kv_used
+                        found = out, model_runner_output, tokens_ns, num_got, watcher.kv_used
                         notes.put(publish, *found, *ended)
                         notes.wake()
                     except Exception as error:  # noqa: BLE001

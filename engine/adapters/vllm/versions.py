@@ -203,13 +203,11 @@ def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
 
 
 def num_seats(scheduler: VllmScheduler) -> int:
-    """Return how many requests may run at once."""
     seats: int | None = getattr(scheduler, SEATS, None)
     return scheduler.max_num_running_reqs if seats is None else seats
 
 
 def token_budget(scheduler: VllmScheduler) -> int:
-    """Return the maximum number of tokens of the next step."""
     most: int = scheduler.scheduler_config.max_num_batched_tokens
     return min(scheduler.max_num_scheduled_tokens, most)
 

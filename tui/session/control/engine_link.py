@@ -108,8 +108,7 @@ class EngineLink:
 
     def _ask_all(self, client: ControlClient, command: Command) -> AnyReply:
         """Send a command; a change of knobs goes to all data-parallel ranks or to none of them."""
-        siblings = self._siblings() if isinstance(command, SetKnobs) else []
-        if not isinstance(command, SetKnobs) or not siblings:
+        if not isinstance(command, SetKnobs) or not (siblings := self._siblings()):
             return client.ask(command)
         with contextlib.ExitStack() as stack:
             others = [stack.enter_context(ControlClient(each)) for each in siblings]
