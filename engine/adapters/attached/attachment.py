@@ -13,7 +13,6 @@ engine does not wait for them.
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 import traceback
@@ -28,6 +27,7 @@ from stepscope.engine.adapters.attached.reports import ProcessReports
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.changes import end_lease_if_due
+from stepscope.engine.loop.inbox import CommandTime
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
@@ -40,7 +40,6 @@ REPLAY_BYTES = 64 * 1024 * 1024
 PUMP_S = 0.05
 QUIET_NS = 100_000_000  # the pump applies commands after the engine's thread was away this long
 _ADVICE = "set STEPSCOPE_ENDPOINT to another name"
-MAX_COMMANDS = 20  # applied between two steps at most
 
 
 class Attachment:
@@ -77,6 +76,7 @@ class Attachment:
         self.watcher, self.knobs, self._reports = watcher, knobs, reports
         self.lock = threading.RLock()
         self.notes = StepNotes()
+        self._command_time = CommandTime(monotonic_ns)
         self._ended = threading.Event()
         self._seen_ns = 0  # when the engine's thread was here last
         self._next_tend_ns = 0
@@ -189,11 +189,7 @@ class Attachment:
     def _tend(self) -> None:
         """Apply commands; publish the engine's info and its state, if they are due."""
         core = self.core
-        for _ in range(MAX_COMMANDS):
-            try:
-                core.take(core.inbox.get_nowait())
-            except queue.Empty:
-                break
+        self._command_time.take(core.inbox, core.take)
         if not self.knobs.is_deferred:
             end_lease_if_due(core)
         core.snapshots.serve()

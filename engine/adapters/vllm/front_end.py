@@ -182,13 +182,10 @@ class FrontEndWatch:
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
             self._is_flush_due = True
-            asyncio.get_running_loop().call_later(_FLUSH_S, self.guard, self._flush_later)
-
-    def _flush_later(self) -> None:
-        self._is_flush_due = False
-        self._flush()
+            asyncio.get_running_loop().call_later(_FLUSH_S, self.guard, self._flush)
 
     def _flush(self) -> None:
+        self._is_flush_due = False
         if self._taken or self._chunks or self._ended:
             front = FrontEnd.of(self._number, self._taken, self._chunks, self._ended)
             self._sender.put(FrontReport(os.getpid(), front, self._names))

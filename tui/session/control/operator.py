@@ -81,22 +81,13 @@ class Operator:
             self._autopilot.stop()
             self._notices.say("undo: ending the autopilot: it gives the knobs back")
             return
-        if self._is_settled():
-            self._undo()
-        else:
-            self._notices.say("not yet: the engine has not answered your last change", "caution")
-
-    def _is_settled(self) -> bool:
-        """Whether all our knob changes are answered, and telemetry shows the accepted ones."""
         state = self._history.state
         engine_id = "" if state.info is None else state.info.engine_id
         newest = max((version for owner, version in self._own if owner == engine_id), default=0)
-        return not self._num_knobs_asked and newest <= state.knobs_version
-
-    def _undo(self) -> None:
-        state = self._history.state
+        if self._num_knobs_asked or newest > state.knobs_version:
+            self._notices.say("not yet: the engine has not answered your last change", "caution")
+            return
         changes = known_changes(self._history.knob_changes, state.audit)
-        engine_id = "" if self._history.info is None else self._history.info.engine_id
         last = next((c for c in reversed(changes) if (engine_id, c.version) in self._own), None)
         if last is None:
             said = "this dashboard has not changed a knob"
