@@ -144,11 +144,11 @@ class Subscriber:
                             self._rest(disconnected, socket, client)
                     elif is_lost or self._is_probe_due():
                         self._probe()
-                        if time.monotonic() >= self._next_reconnect_s:
+                        if (now_s := time.monotonic()) >= self._next_reconnect_s:
                             # The engine answers but publishes nothing: the connection may be dead.
                             socket.disconnect(self.endpoint.here.telemetry)
                             socket.connect(self.endpoint.here.telemetry)
-                            self._put_off_reconnecting()
+                            self._next_reconnect_s = now_s + _DEAD_AFTER * self._stale_s
                 for _ in range(RECEIVE_QUEUE // _BURST):  # bounded: an engine may send without end
                     if self._receive(socket, client):
                         break
@@ -255,11 +255,8 @@ class Subscriber:
         return f"{info.name} is down: {text}"
 
     def _heard(self) -> None:
-        self._last_heard_s = time.monotonic()
-        self._put_off_reconnecting()
+        self._last_heard_s = now_s = time.monotonic()
+        self._next_reconnect_s = now_s + _DEAD_AFTER * self._stale_s
         self._doubt = False
         self.status = "live"
         self._error = None
-
-    def _put_off_reconnecting(self) -> None:
-        self._next_reconnect_s = time.monotonic() + _DEAD_AFTER * self._stale_s

@@ -223,10 +223,6 @@ class UnfinishedStep:
             tracked.is_prefilling = tracked.was_preempted = True
             self.preempted.append(tracked)
 
-    def resume(self, tracked: TrackedRequest) -> None:
-        """Note that a preempted request runs again."""
-        tracked.num_known = tracked.engine_request.num_tokens
-
     def encode(self) -> None:
         """Encode `rows` into `batch`, before a later step changes the block tables."""
         self.batch = msgspec.Raw(_encode(self.rows, Phase.DECODE, TrackedRequest, _fields))

@@ -257,7 +257,7 @@ class SglangWatcher:
         if request.is_waiting:
             request.is_waiting = False
             if request.was_admitted:
-                step.resume(tracked)
+                tracked.num_known = request.num_tokens
             request.was_admitted = True
             step.admitted.append((tracked, start))
         num_pages = -(-(start + num_tokens) // self._scheduler.page_size)

@@ -168,7 +168,7 @@ class _VllmHooks:
 
     def _around_schedule(self, schedule: Callable[..., SchedulerOutput]) -> Callable[..., Any]:
         scheduler, watcher, attachment = self._scheduler, self._watcher, self._attachment
-        lock, notes = attachment.lock, attachment.notes
+        lock, notes, core = attachment.lock, attachment.notes, attachment.core
 
         def stepscope_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
             with lock:
@@ -193,20 +193,16 @@ class _VllmHooks:
                             if noted.loads and not out.total_num_scheduled_tokens:
                                 with notes.done():
                                     watcher.recorder.settle_empty()
-                                    self._publish_status()
+                                    core.heartbeat.publish_status(core.state)
                         elif (held := watcher.held_anew()) is not None:
                             with notes.done():
                                 watcher.recorder.hold_between(held)
-                                self._publish_status()
+                                core.heartbeat.publish_status(core.state)
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return out
 
         return stepscope_schedule
-
-    def _publish_status(self) -> None:
-        core = self._attachment.core
-        core.heartbeat.publish_status(core.state)
 
     def _around_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
         watcher, attachment = self._watcher, self._attachment

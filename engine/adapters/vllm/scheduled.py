@@ -38,7 +38,7 @@ def note_blocks(
 
     def admit(tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], num_cached: int) -> None:
         if tracked.was_preempted:
-            step.resume(tracked)
+            tracked.num_known = tracked.engine_request.num_tokens
         tracked.was_overtaken = False
         tracked.block_table = [] if holders is None else [0] * holders.num_held[tracked]
         give(tracked, block_ids, num_cached)
