@@ -150,8 +150,6 @@ class Fleet:
         self._keeper = ImbalanceKeeper()
         self._look_due_s = 0.0
 
-    # Life
-
     def start(self) -> None:
         for source in self.sources:
             source.start()
@@ -182,8 +180,6 @@ class Fleet:
             source.start()
             self._say(self._members[-1], "has appeared", True)
             self.open(self._opened or self._members[0].source)
-
-    # Looking
 
     def look(self) -> FleetPicture:
         """Return the current picture of all engines. It is computed at most once every `LOOK_S`."""

@@ -63,10 +63,6 @@ class _Seen(NamedTuple):
     least: float
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}%"
-
-
 def _time(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms >= 999.5 else f"{ms:.0f} ms"
 
@@ -77,7 +73,7 @@ def _times(ms: float, others: float) -> str:
 
 _RULES = (
     _Rule("kv", lambda e: e.kv_used, 1.3, 0.25, 0.6,
-          lambda s: f"KV {_percent(s.value)}, {s.lowest} {_percent(s.least)}"),
+          lambda s: f"KV {s.value:.0%}, {s.lowest} {s.least:.0%}"),
     _Rule("ttft", lambda e: e.ttft_p95_ms, 2.0, 100.0, 0.0,
           lambda s: f"TTFT p95 {_times(s.value, s.median)}"),
     _Rule("itl", lambda e: e.itl_p95_ms, 1.5, 10.0, 0.0,
@@ -85,12 +81,12 @@ _RULES = (
     _Rule("preemptions", lambda e: e.num_preempted, 3.0, 3.0, 0.0,
           lambda s: f"{s.value:.0f} preemptions a minute, the others {s.median:.0f}"),
     _Rule("waiting", lambda e: e.num_waiting, 2.0, 4.0, 0.0,
-          lambda s: f"{_percent(s.value / s.total)} of all waiting requests ({s.value:.0f} of "
+          lambda s: f"{s.value / s.total:.0%} of all waiting requests ({s.value:.0f} of "
                     f"{s.total:.0f}), {s.lowest} has {s.least:.0f}"),
     # Prompt tokens that were not in the cache: they may be cached on another engine.
     _Rule("hits", lambda e: None if e.prefix_hit_rate is None else 1 - e.prefix_hit_rate,
           1.0, 0.3, 0.0,
-          lambda s: f"prefix hits {_percent(1 - s.value)}, the others {_percent(1 - s.median)}"),
+          lambda s: f"prefix hits {1 - s.value:.0%}, the others {1 - s.median:.0%}"),
 )  # fmt: skip
 _ROOM_WAITING = 4  # least number of requests that wait in other engines
 _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
@@ -152,7 +148,7 @@ def _room(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
         kv = engine.kv_used
         is_open = engine.state in ("running", "idle")
         if is_open and running <= seats * _ROOM_SHARE and (kv is None or kv <= _ROOM_SHARE):
-            cache = "" if kv is None else f", KV {_percent(kv)}"
+            cache = "" if kv is None else f", KV {kv:.0%}"
             text = f"has room: {running} of {seats} seats{cache}, {elsewhere:.0f} wait elsewhere"
             found.append(OutlierFigure(place, "room", 1 - running / seats, text))
     return found

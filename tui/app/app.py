@@ -125,8 +125,6 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session.compare.open = lambda *what: self._sides.open(self.main, *what)
         self.session.compare.go_home = lambda: self._sides.go_home(self.main)
 
-    # Several engines
-
     def _open_engine(self, name: str, page: Page) -> None:
         """Show a page of this engine on its own screen, which keeps its cursor and settings."""
         before, screen = self.main, self._screens.get(name)
@@ -163,8 +161,6 @@ class Dashboard(App[None], inherit_bindings=False):
                 self.push_screen(screen)
         if screen.is_mounted:
             screen.draw()
-
-    # Two runs
 
     def compare(self, a: Origin, b: Origin, align: Align) -> None:
         """Show the comparison of two runs; raise RecordingError if one cannot be read."""
@@ -215,10 +211,9 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session.exports.close()
         self._sides.close()
         for screen in self._screens.values():
-            if screen.session.link is not None:
-                screen.session.link.close()
-            if screen.session.autopilot is not None:
-                screen.session.autopilot.close()
+            for each in (screen.session.link, screen.session.autopilot):
+                if each is not None:
+                    each.close()
         self.session.switches.stop()
 
     def last_words(self) -> list[str]:

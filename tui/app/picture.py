@@ -45,7 +45,6 @@ def screenshot(
     If the engine publishes prompts and outputs, only the owner may read the file.
 
     Args:
-        axis: whether chart columns hold steps or time.
         zoom: a column holds `zoom` steps, or `zoom` times 10 ms; one of `ZOOMS`. None: a step, or
             a time by which all of a recording fits.
         compared: two runs to read completely and compare, and how to align them.

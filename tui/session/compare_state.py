@@ -100,8 +100,6 @@ class CompareState:
     _left: int = 0  # offset of the first column on the axis
     _num_columns: int = 1
 
-    # What is compared
-
     def begin(self, a: Origin, b: Origin) -> None:
         """Compare two runs; if one cannot be read, raise RecordingError, change nothing."""
         first = a.feed()
@@ -151,8 +149,6 @@ class CompareState:
             state = (id(comparer), comparer.version, shares, comparer.is_reading)
         choosing = self.chooser.key
         return state, self.align, self.focus, self.selected, choosing, self._zoom, self._cursor
-
-    # Which part is shown
 
     def next_align(self) -> None:
         self.align = ALIGNMENTS[(ALIGNMENTS.index(self.align) + 1) % len(ALIGNMENTS)]
@@ -221,8 +217,6 @@ class CompareState:
             return False
         self._go(axis, min(inside) if direction > 0 else max(inside))
         return True
-
-    # What to draw
 
     def page(self, num_columns: int) -> ComparePage:
         self._num_columns = max(1, num_columns)

@@ -9,11 +9,7 @@ from stepscope.engine.transport.endpoints import Endpoint, find_local, ranks_of
 from stepscope.engine.transport.local_engines import called, holder_pid
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.recordings.live.forward_passes import (
-    PREFIX,
-    ForwardPassAddress,
-    ForwardPassSource,
-)
+from stepscope.recordings.live.forward_passes import PREFIX, ForwardPassAddress, ForwardPassSource
 from stepscope.recordings.live.subscriber import Subscriber
 
 if TYPE_CHECKING:

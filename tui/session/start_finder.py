@@ -7,7 +7,7 @@ opens the recordings.
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,8 +73,7 @@ class Finder:
         self._servers.stop()
         self._fleet.stop()
 
-    def _follow(self, found: Iterable[Address]) -> None:
-        endpoints = list(found)
+    def _follow(self, endpoints: Sequence[Address]) -> None:
         for endpoint in endpoints:
             if endpoint not in self._sources:
                 history = History(max_steps=_MAX_STEPS, max_bytes=_MAX_BYTES)

@@ -69,8 +69,6 @@ class StepRecorder:
         self._next_id = 0
         self._tokens_ns = 0
 
-    # What the engine does
-
     def arrived(
         self,
         engine_request: EngineRequest,
@@ -222,8 +220,6 @@ class StepRecorder:
             kv_transfers=transfers,
             **self._grouped(moves),
         )
-
-    # Outside of a step
 
     @property
     def groups(self) -> BlockGroups | None:

@@ -62,8 +62,6 @@ class Navigator:
         """Move through another history from now on, such as the one from before a restart."""
         self._history = history
 
-    # Pause and follow
-
     def pause(self) -> None:
         replay, view = self._replay, self.view
         if replay is None and view.live:
@@ -95,8 +93,6 @@ class Navigator:
         elif (first := self._history.first_step) is not None:
             self.go(first)
             self._notices.say_of_place("the oldest step in memory")
-
-    # Steps
 
     def go(self, step: int) -> None:
         """Move the cursor to a step; a replay seeks it in the file if it is not in memory."""
@@ -147,8 +143,6 @@ class Navigator:
         column = columns[x] if 0 <= x < len(columns) else None
         if column is not None:
             self.go(column.last)
-
-    # Landmarks
 
     def event(self, direction: int, kinds: Collection[str] = NOTABLE) -> None:
         at = self._at_or_say()
@@ -253,8 +247,6 @@ class Navigator:
         levels = f"TTFT {history.slo.ttft_ms:g} ms, ITL {history.slo.itl_ms:g} ms"
         return f"no token{where} came later than {levels} ({self._key('service_levels')})"
 
-    # Words
-
     def goto(self, text: str) -> None:
         """Go to what was typed: a step, a time of day, or a time difference from the cursor."""
         if text.strip():
@@ -273,8 +265,6 @@ class Navigator:
 
     def _wanted(self, text: str) -> Wanted:
         return wanted(text, self._at(), self._history, self._replay)
-
-    # Replay
 
     def change_speed(self, factor: float) -> None:
         if self._replay is not None:
