@@ -104,7 +104,7 @@ class Fleet:
         sources: Sequence[Source],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        newcomers: Callable[[], Sequence[Source]] | None = None,
+        newcomers: Callable[[], Sequence[Source]] = tuple,
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
@@ -116,7 +116,6 @@ class Fleet:
         self._events: deque[FleetEvent] = deque(maxlen=_NUM_EVENTS)
         self._look_due_s = 0.0
         self.picture = FleetPicture()
-        self.version = 0  # grows with every look
         for source in sources:
             self.add(source)
 
@@ -175,7 +174,7 @@ class Fleet:
 
     def take_in(self) -> None:
         """Add and start the engines that have appeared. Engines that are down are not removed."""
-        for source in () if self._newcomers is None else self._newcomers():
+        for source in self._newcomers():
             self.add(source)
             source.start()
             self._say(self._members[-1], "has appeared", True)
@@ -191,7 +190,6 @@ class Fleet:
             self._look_at(member, now_s)
         lines = tuple(self._line(member, now_s) for member in self._members)
         engines = [line.figures for line in lines]
-        self.version += 1
         self.picture = FleetPicture(
             lines,
             tuple(self._keeper.update(engines, now_s)),

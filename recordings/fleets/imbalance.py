@@ -63,12 +63,9 @@ class _Seen(NamedTuple):
     least: float
 
 
-def _time(ms: float) -> str:
-    return f"{ms / 1000:.1f} s" if ms >= 999.5 else f"{ms:.0f} ms"
-
-
 def _times(ms: float, others: float) -> str:
-    return _time(ms) + (f", {ms / others:.1f}x the median of the others" if others else "")
+    said = f"{ms / 1000:.1f} s" if ms >= 999.5 else f"{ms:.0f} ms"
+    return f"{said}, {ms / others:.1f}x the median of the others" if others else said
 
 
 _RULES = (

@@ -101,10 +101,10 @@ class ForwardPassSource:
 
     is_live = True
 
-    def __init__(self, address: ForwardPassAddress, history: History | None = None) -> None:
+    def __init__(self, address: ForwardPassAddress, history: History) -> None:
         self.address = address
         self.name = address.name
-        self.history = history if history is not None else History()
+        self.history = history
         self.tap = FrameTap()
         self.num_bad = 0
         self._bad: str | None = None

@@ -47,9 +47,8 @@ class JoinAgain(Exception):  # noqa: N818 - a turn of the loop, not an error
 class GapRecovery:
     """Appends messages to `history` and hands them to `tap`, without gaps where possible.
 
-    Args:
-        stopping: once set, missing messages are no longer waited for.
-        past_s: seconds before the first join to ask for, as far as the engine keeps them.
+    Once `stopping` is set, missing messages are no longer waited for. `past_s`: seconds before the
+    first join to ask for, as far as the engine keeps them.
     """
 
     def __init__(

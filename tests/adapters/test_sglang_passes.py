@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from stepscope.engine.protocol.settings.knobs import WrongValue
+from stepscope.recordings.history.history import History
 from stepscope.recordings.live.forward_passes import (
     ForwardPassAddress,
     ForwardPassSource,
@@ -47,7 +48,7 @@ def stream(tmp_path: Path) -> Iterator[Stream]:
     with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.linger = 0
         socket.bind(where)
-        source = ForwardPassSource(ForwardPassAddress(where))
+        source = ForwardPassSource(ForwardPassAddress(where), History())
         source.start()
         assert socket.poll(30_000)
         socket.recv()  # it has subscribed

@@ -59,8 +59,7 @@ class Dashboard(App[None], inherit_bindings=False):
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
         fleet: several engines, `source` among them; the caller starts and stops them. The dashboard
             opens with a list of them.
-        rules: alert rules for a live engine; a rule that fires shows a line, rings the bell and
-            sets a mark.
+        rules: of alerts, for a live engine.
     """
 
     CSS = "Screen { padding: 0; border: none; }"

@@ -38,10 +38,8 @@ class FrontReport(Struct, array_like=True, frozen=True, tag=True):
 class RankReport(Struct, array_like=True, frozen=True, gc=False, tag=True):
     """A rank's part of the forward pass of a step.
 
-    Attributes:
-        step: the stamp of its scheduler output.
-        forward_ns: from `begin_ns` until its result was there: logits, or what the next stage gets.
-        wait_ns: of that, in collectives; None: unknown.
+    `step`: the stamp of its scheduler output; `forward_ns`: from `begin_ns` until its result was
+    there, logits or what the next stage gets; `wait_ns`: of that, in collectives, None: unknown.
     """
 
     step: int

@@ -8,7 +8,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import psutil
@@ -32,15 +32,10 @@ class LocalServer(NamedTuple):
 
 
 class LocalServers:
-    """Looks for local servers again and again, on a background thread.
+    """Looks for local servers again and again, on a background thread."""
 
-    `ports` returns the ports to ask, each with the pid that listens there, or None; `found`: those
-    that answered in the last round.
-    """
-
-    def __init__(self, ports: Callable[[], Iterable[tuple[int, int | None]]] | None = None) -> None:
-        self._ports = ports or listening_ports
-        self.found: tuple[LocalServer, ...] = ()
+    def __init__(self) -> None:
+        self.found: tuple[LocalServer, ...] = ()  # those that answered in the last round
         self._not_before_s: dict[tuple[int, int | None], float] = {}
         self._has_looked = threading.Event()
         self._stopping = threading.Event()
@@ -61,7 +56,7 @@ class LocalServers:
             self._stopping.wait(_LOOK_S)
 
     def _answering(self) -> Iterator[LocalServer]:
-        for port, pid in self._ports():
+        for port, pid in listening_ports():
             if time.monotonic() < self._not_before_s.get((port, pid), 0.0):
                 continue
             address = MetricsAddress(f"http://127.0.0.1:{port}")

@@ -54,10 +54,8 @@ def _watch(llm: Any, endpoint: str) -> None:
 class Stream:
     """A request, or `n` requests with one prompt, until the answer has gone out.
 
-    Attributes:
-        numbers: of the requests, by the index of their choice.
-        came: when the tokens came that are in the queue, by number.
-        going: the same of tokens that HTTP has taken.
+    `numbers`: of the requests, by the index of their choice; `came`: when the tokens came that are
+    in the queue, by number; `going`: the same of tokens that HTTP has taken.
     """
 
     __slots__ = ("came", "going", "numbers", "watch")

@@ -115,8 +115,7 @@ def check(scheduler: Any) -> None:
 
 def live_knobs(release: str) -> list[str]:
     """Return the knobs that can change while a release (`0.32.0`) runs; none if it is too old."""
-    parts = release.split(".")
-    number = (int(parts[0]), int(parts[1]))
+    number = tuple(map(int, release.split(".")[:2]))
     return [name for name, live in LIVE.items() if number >= live.since]
 
 

@@ -54,10 +54,8 @@ class VllmWatcher:
 
     Use it only inside `with attachment.notes.done()`, except for `note` and what it passes on.
 
-    Attributes:
-        pool: the state of the KV blocks. None if vLLM has kinds of layers that are not known.
-        groups: of the KV blocks; None if all are of one, which holds the whole context.
-        device_times: None if the GPU times are unknown.
+    `pool`, the state of the KV blocks, is None if vLLM has kinds of layers that are not known;
+    `groups` if all blocks are of one, which holds the whole context.
     """
 
     def __init__(self, scheduler: VllmScheduler, reports_path: Path) -> None:

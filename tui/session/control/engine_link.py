@@ -61,13 +61,9 @@ class Answer:
 class EngineLink:
     """A queue of commands to one engine, sent one at a time and answered in order.
 
-    The first command starts the thread and its socket. `ask`, `answers` and `pending` belong to the
-    UI thread.
-
-    Args:
-        connect: makes the client, in the thread that uses it.
-        siblings: returns the addresses of the engine's other data-parallel ranks; called for each
-            knob change.
+    The first command starts the thread, which makes its client by `connect`. `ask`, `answers` and
+    `pending` belong to the UI thread. `siblings` returns the addresses of the engine's other
+    data-parallel ranks; it is called for each knob change.
     """
 
     def __init__(
