@@ -11,7 +11,7 @@ dashboard of a single engine.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from stepscope.recordings.fleets.figures import EngineFigures, figures, measure
@@ -155,11 +155,8 @@ class Fleet:
 
     def stop(self) -> None:
         """Stop all sources at the same time: one whose engine is dead takes a second."""
-        threads = [Thread(target=source.stop, name="end of a source") for source in self.sources]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(self) or 1) as pool:
+            list(pool.map(lambda source: source.stop(), self.sources))
 
     def open(self, source: Source) -> None:
         """Keep a long history of this engine, and a short one of the others."""

@@ -99,13 +99,8 @@ class Subscriber:
                 self._follow()
             except JoinAgain:
                 continue
-            except EngineStarting as error:
-                self.status = "starting"
-                self._error = str(error)
             except (EngineUnreachable, CommandRefused) as error:
-                if self.status != "connecting":
-                    self.status = "down"
-                self._error = self._in_words(error)
+                self._note_down(error)
             except Exception as error:
                 # This is a bug of ours, which must not lose the session on the screen.
                 log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
@@ -236,8 +231,7 @@ class Subscriber:
                 if not self._recovery.is_of(client.info().engine_id):
                     raise JoinAgain
         except (EngineUnreachable, CommandRefused) as error:
-            self.status = "starting" if isinstance(error, EngineStarting) else "down"
-            self._error = self._in_words(error)
+            self._note_down(error)
         else:
             if silent_s <= self._stale_s:
                 return  # only the connection was lost
@@ -245,14 +239,18 @@ class Subscriber:
             self._error = f"the engine answers, but nothing came from it for {silent_s:.0f} s"
         self._next_probe_s = time.monotonic() + self._retry_s
 
-    def _in_words(self, error: Exception) -> str:
-        """Return a text for the user on why the engine does not answer, with its name if known."""
+    def _note_down(self, error: Exception) -> None:
+        if isinstance(error, EngineStarting):
+            self.status = "starting"
+        elif self.status != "connecting":
+            self.status = "down"
         text, info = str(error), self.history.info
-        if info is None or text.startswith(f"{info.name} "):
-            return text
-        if isinstance(error, EngineSilent):
-            return f"{info.name} answers nothing: stopped or cut off (at {self.endpoint.control})"
-        return f"{info.name} is down: {text}"
+        if info is not None and not text.startswith(f"{info.name} "):
+            text = f"{info.name} is down: {text}"
+            if isinstance(error, EngineSilent):
+                where = self.endpoint.control
+                text = f"{info.name} answers nothing: stopped or cut off (at {where})"
+        self._error = text
 
     def _heard(self) -> None:
         self._last_heard_s = now_s = time.monotonic()

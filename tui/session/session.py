@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from stepscope.recordings.live.recorder import Recorder
 
 _LOOK_S = 1.0
-_WHO = "alert"
 
 
 class AlertWatch:
@@ -53,7 +52,7 @@ class AlertWatch:
         changes = self._judge.apply(self._meter.measure(), now_s)
         for change in changes:
             if change.is_firing and self._source.history.last_step is not None:
-                add_mark(self._source, change.text, _WHO)
+                add_mark(self._source, change.text, "alert")
         return changes
 
     @property

@@ -71,10 +71,9 @@ def described(engine: str, endpoint: Endpoint, knobs: "AttachedKnobs") -> Engine
 
 def known(get: Callable[[], _T]) -> _T | None:
     """Return what `get` returns; None if it raises, because this version lacks the value."""
-    try:
+    with suppress(Exception):
         return get()
-    except Exception:  # noqa: BLE001 - after any error the value is unknown
-        return None
+    return None
 
 
 class AttachedKnobs:
