@@ -42,7 +42,7 @@ class Finder:
         self._sources: dict[Address, Source] = {}
         self._fleet = Fleet([])
         self._find_due_s = 0.0
-        self._files: tuple[File, ...] = ()
+        self.files: tuple[File, ...] = ()  # the recordings found, the last written first
         self._opened: dict[Path, _Opened] = {}  # for the thread that opens files
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="recordings", daemon=True).start()
@@ -63,10 +63,6 @@ class Finder:
         lines = self._fleet.picture.lines
         addresses = [endpoint.control for endpoint in self._sources]
         return list(zip(addresses, lines, strict=False))
-
-    def files(self) -> tuple[File, ...]:
-        """Return the recordings that were found, the last written first."""
-        return self._files
 
     def stop(self) -> None:
         self._stopping.set()
@@ -90,12 +86,12 @@ class Finder:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._files = tuple(self._listed())
-            for file in self._files:
+            self.files = tuple(self._listed())
+            for file in self.files:
                 if self._stopping.is_set():
                     return
                 self._open(file)
-                self._files = tuple(self._listed())
+                self.files = tuple(self._listed())
             self._stopping.wait(_FILES_S)
 
     def _listed(self) -> list[File]:

@@ -134,7 +134,8 @@ class VllmWatcher:
         is_free = (is_throttled or self._has_cadence) and scheduled.leaves_out_prefills(
             scheduler, is_throttled=is_throttled
         )
-        held_anew, reasons, halted = None, dict[str, int](), None
+        reasons: dict[str, int] = {}
+        held_anew = halted = None
         if num_waiting or held.reasons:
             halted = self.halted
             is_due = bool(self._loads) or not self.recorder.next_step % _LOOK_STEPS
