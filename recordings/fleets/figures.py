@@ -20,10 +20,7 @@ RATE_WINDOW_S = 10.0  # window of quickly changing figures: budget, steps and to
 
 
 class EngineFigures(NamedTuple):
-    """Current figures of one engine.
-
-    Shares are 0..1, latencies in milliseconds; None is unknown.
-    """
+    """Current figures of one engine. Shares are 0..1; None is unknown."""
 
     name: str
     status: SourceStatus
@@ -84,10 +81,7 @@ def measure(history: History) -> dict[str, Any]:
 
 
 def figures(name: str, source: Source, measured: Mapping[str, Any]) -> EngineFigures:
-    """Return the current figures of one engine.
-
-    `measured`: what `measure` returned last; empty before that.
-    """
+    """Return the current figures; `measured`: what `measure` returned last, empty before that."""
     history, status, error = source.history, _status(source), source.error
     if status in ("starting", "connecting", "down"):
         return EngineFigures(name, status, error, info=history.info)
@@ -114,10 +108,7 @@ def _last_summary(history: History) -> StepSummary | None:
 
 
 def _status(source: Source) -> SourceStatus:
-    """Return the status of a source.
-
-    An engine that has never answered and cannot be reached is down, not connecting.
-    """
+    # An engine that has never answered and cannot be reached is down, not connecting.
     is_missing = source.status == "connecting" and source.error is not None
     return "down" if is_missing else source.status
 

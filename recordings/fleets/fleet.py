@@ -11,7 +11,7 @@ dashboard of a single engine.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from stepscope.recordings.fleets.figures import EngineFigures, figures, measure
@@ -96,8 +96,7 @@ class _FleetMember:
 class Fleet:
     """The engines that a dashboard watches.
 
-    `newcomers`: returns a source, not yet started, for each engine that has appeared since it was
-    called last.
+    `newcomers`: returns a source, not yet started, for each engine that is new since its last call.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Fleet:
         sources: Sequence[Source],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        newcomers: Callable[[], Sequence[Source]] | None = None,
+        newcomers: Callable[[], Sequence[Source]] = tuple,
     ) -> None:
         self._clock = clock
         self._wall_clock = wall_clock
@@ -117,7 +116,6 @@ class Fleet:
         self._events: deque[FleetEvent] = deque(maxlen=_NUM_EVENTS)
         self._look_due_s = 0.0
         self.picture = FleetPicture()
-        self.version = 0  # grows with every look
         for source in sources:
             self.add(source)
 
@@ -148,25 +146,17 @@ class Fleet:
         self._changed()
 
     def _changed(self) -> None:
-        self._keeper.forget()
+        self._keeper = ImbalanceKeeper()
         self._look_due_s = 0.0
-
-    # Life
 
     def start(self) -> None:
         for source in self.sources:
             source.start()
 
     def stop(self) -> None:
-        """Stop all sources at the same time.
-
-        Stopping a source whose engine is dead takes a second.
-        """
-        threads = [Thread(target=source.stop, name="end of a source") for source in self.sources]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        """Stop all sources at the same time: one whose engine is dead takes a second."""
+        with ThreadPoolExecutor(len(self) or 1) as pool:
+            list(pool.map(lambda source: source.stop(), self.sources))
 
     def open(self, source: Source) -> None:
         """Keep a long history of this engine, and a short one of the others."""
@@ -181,13 +171,11 @@ class Fleet:
 
     def take_in(self) -> None:
         """Add and start the engines that have appeared. Engines that are down are not removed."""
-        for source in () if self._newcomers is None else self._newcomers():
+        for source in self._newcomers():
             self.add(source)
             source.start()
             self._say(self._members[-1], "has appeared", True)
             self.open(self._opened or self._members[0].source)
-
-    # Looking
 
     def look(self) -> FleetPicture:
         """Return the current picture of all engines. It is computed at most once every `LOOK_S`."""
@@ -199,7 +187,6 @@ class Fleet:
             self._look_at(member, now_s)
         lines = tuple(self._line(member, now_s) for member in self._members)
         engines = [line.figures for line in lines]
-        self.version += 1
         self.picture = FleetPicture(
             lines,
             tuple(self._keeper.update(engines, now_s)),

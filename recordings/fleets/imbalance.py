@@ -63,36 +63,27 @@ class _Seen(NamedTuple):
     least: float
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f}%"
-
-
-def _time(ms: float) -> str:
-    return f"{ms / 1000:.1f} s" if ms >= 999.5 else f"{ms:.0f} ms"
-
-
-def _times(value: float, others: float, unit: Callable[[float], str]) -> str:
-    if not others:
-        return unit(value)
-    return f"{unit(value)}, {value / others:.1f}x the median of the others"
+def _times(ms: float, others: float) -> str:
+    said = f"{ms / 1000:.1f} s" if ms >= 999.5 else f"{ms:.0f} ms"
+    return f"{said}, {ms / others:.1f}x the median of the others" if others else said
 
 
 _RULES = (
     _Rule("kv", lambda e: e.kv_used, 1.3, 0.25, 0.6,
-          lambda s: f"KV {_percent(s.value)}, {s.lowest} {_percent(s.least)}"),
+          lambda s: f"KV {s.value:.0%}, {s.lowest} {s.least:.0%}"),
     _Rule("ttft", lambda e: e.ttft_p95_ms, 2.0, 100.0, 0.0,
-          lambda s: f"TTFT p95 {_times(s.value, s.median, _time)}"),
+          lambda s: f"TTFT p95 {_times(s.value, s.median)}"),
     _Rule("itl", lambda e: e.itl_p95_ms, 1.5, 10.0, 0.0,
-          lambda s: f"ITL p95 {_times(s.value, s.median, _time)}"),
+          lambda s: f"ITL p95 {_times(s.value, s.median)}"),
     _Rule("preemptions", lambda e: e.num_preempted, 3.0, 3.0, 0.0,
           lambda s: f"{s.value:.0f} preemptions a minute, the others {s.median:.0f}"),
     _Rule("waiting", lambda e: e.num_waiting, 2.0, 4.0, 0.0,
-          lambda s: f"{_percent(s.value / s.total)} of all waiting requests ({s.value:.0f} of "
+          lambda s: f"{s.value / s.total:.0%} of all waiting requests ({s.value:.0f} of "
                     f"{s.total:.0f}), {s.lowest} has {s.least:.0f}"),
     # Prompt tokens that were not in the cache: they may be cached on another engine.
     _Rule("hits", lambda e: None if e.prefix_hit_rate is None else 1 - e.prefix_hit_rate,
           1.0, 0.3, 0.0,
-          lambda s: f"prefix hits {_percent(1 - s.value)}, the others {_percent(1 - s.median)}"),
+          lambda s: f"prefix hits {1 - s.value:.0%}, the others {1 - s.median:.0%}"),
 )  # fmt: skip
 _ROOM_WAITING = 4  # least number of requests that wait in other engines
 _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
@@ -101,8 +92,7 @@ _ROOM_SHARE = 0.5  # most seats, and KV blocks, in use
 def findings(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
     """Return the engines and figures that stand out now, the worst first.
 
-    Skips engines that are down. Engines that only prefill, or only decode, are compared among
-    themselves.
+    Engines that only prefill, or only decode, are compared among themselves.
     """
     roles = [None if engine.info is None else engine.info.role for engine in engines]
     found: list[OutlierFigure] = []
@@ -155,7 +145,7 @@ def _room(engines: Sequence[EngineFigures]) -> list[OutlierFigure]:
         kv = engine.kv_used
         is_open = engine.state in ("running", "idle")
         if is_open and running <= seats * _ROOM_SHARE and (kv is None or kv <= _ROOM_SHARE):
-            cache = "" if kv is None else f", KV {_percent(kv)}"
+            cache = "" if kv is None else f", KV {kv:.0%}"
             text = f"has room: {running} of {seats} seats{cache}, {elsewhere:.0f} wait elsewhere"
             found.append(OutlierFigure(place, "room", 1 - running / seats, text))
     return found
@@ -168,10 +158,7 @@ class ImbalanceKeeper:
         self._since_s: dict[tuple[int, FleetFigure], float] = {}
 
     def update(self, engines: Sequence[EngineFigures], now_s: float) -> list[Imbalance]:
-        """Return the engines that have stood out for `HOLD_S`.
-
-        Overloaded engines come before those with free seats, and the worst come first.
-        """
+        """Return the engines that have stood out for `HOLD_S`: overloaded ones first, by weight."""
         found = {(each.engine, each.figure): each for each in findings(engines)}
         self._since_s = {key: self._since_s.get(key, now_s) for key in found}
         held: dict[int, list[OutlierFigure]] = {}
@@ -191,16 +178,9 @@ class ImbalanceKeeper:
         ]
         return sorted(imbalances, key=lambda each: (each.has_room, -each.weight))
 
-    def forget(self) -> None:
-        """Forget all findings, because the set of engines has changed."""
-        self._since_s.clear()
-
 
 def differences(engines: Sequence[EngineFigures]) -> list[str]:
-    """Return a text for each setting that differs between engines, a frequent cause of imbalance.
-
-    Engines that are down are left out.
-    """
+    """Return a text for each setting that differs between engines that are up."""
     up = [engine for engine in engines if engine.is_up and engine.info is not None]
     ids = _by_value(up, [getattr(each.info, "engine_id", None) for each in up])
     same = [" and ".join(names) for names in ids.values() if len(names) > 1]

@@ -15,10 +15,7 @@ KEPT_NS = 60_000_000_000  # how long a life is kept after its end
 
 
 class WholeLife(NamedTuple):
-    """One request in its prefill and its decode engine.
-
-    Times are of the clock that both engines share; None: not yet, or unknown.
-    """
+    """One request in its prefill and its decode engine; None: not yet, or unknown."""
 
     prefill: str  # name of the prefill engine
     request_id: int  # in the prefill engine
@@ -36,10 +33,7 @@ class WholeLife(NamedTuple):
 
 
 class WholeLives:
-    """Joins what the prefill and decode engines of one fleet tell of each request.
-
-    Belongs to the screen's thread.
-    """
+    """Joins what the prefill and decode engines of a fleet tell of each request. For one thread."""
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, int], WholeLife] = {}
@@ -49,11 +43,7 @@ class WholeLives:
     def look(
         self, engines: Sequence[EngineFigures], states: Sequence[SessionState]
     ) -> tuple[WholeLife, ...]:
-        """Return the lives of current requests, in order of arrival.
-
-        The result is empty if no engine hands requests over. Ended requests are included for
-        `KEPT_NS`.
-        """
+        """Return the lives of requests, in order of arrival; of ended ones for `KEPT_NS`."""
         self._seen.clear()
         pairs = list(zip(engines, states, strict=True))
         self.now_ns = max((state.time_ns for state in states), default=0)

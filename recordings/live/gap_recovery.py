@@ -1,32 +1,39 @@
 """`GapRecovery`: puts one engine's messages in sequence order and asks for missing ones.
 
 It knows the number of the message that comes next. Messages with later numbers are buffered until
-those before them have arrived or are lost. It belongs to the thread of its `Subscriber`.
+those before them have arrived or are lost. It begins with a snapshot: the current one, or an
+earlier one that the engine keeps. It belongs to the thread of its `Subscriber`.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import msgspec
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.client.reorder_buffer import Received, ReorderBuffer
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.commands import ReplayFrom
-from stepscope.engine.protocol.replies import Replayed, ReplayedFrame
+from stepscope.engine.protocol.commands import GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.replies import Error, Replayed, ReplayedFrame
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap
-from stepscope.recordings.live.snapshots import ASK_AGAIN_S, ask_for_earlier, ask_for_snapshot
 
 log = logging.getLogger("stepscope.recordings")
 
 ASK_TIMEOUT_S = 2.0
-SNAPSHOT_REST_S = 0.25  # minimum time between two questions: each snapshot costs the engine time
+ASK_AGAIN_S = 0.4  # repeat a question then: the answer may be lost with a connection
 LAST_ASK_S = 1.0  # total time to wait for answers after `stopping` is set
+SNAPSHOT_REST_S = 0.25  # minimum time between two questions: each snapshot costs the engine time
+SNAPSHOT_AGAIN_S = 4.0  # as ASK_AGAIN_S: snapshots are larger, and wait for a step to end
+SNAPSHOT_TIMEOUT_S = 30.0
+BUSY_S = 1.0  # after so long, the engine is assumed to be in a long step
+MAX_CATCH_UP_S = 4.0  # most that earlier messages may delay live ones
+NUM_TRIED = 100  # messages to fetch to measure the speed
+MIN_PAST_S = 1.0  # do not ask for less than this
+_POLL_S = 0.05
 TOPICS = frozenset(wire.TOPICS.values())
 _MAX_REPLAY = 2_000  # most messages per question ...
 _MIN_REPLAY = 20  # ... and fewest, where answers come too late over a slow connection
@@ -40,22 +47,20 @@ class JoinAgain(Exception):  # noqa: N818 - a turn of the loop, not an error
 class GapRecovery:
     """Appends messages to `history` and hands them to `tap`, without gaps where possible.
 
-    Args:
-        stopping: once set, missing messages are no longer waited for.
-        past_s: seconds before the first join to ask for, as far as the engine keeps them.
+    Once `stopping` is set, missing messages are no longer waited for. `past_s`: seconds before the
+    first join to ask for, as far as the engine keeps them.
     """
 
     def __init__(
         self, history: History, tap: FrameTap, stopping: threading.Event, past_s: float = 0.0
     ) -> None:
-        self.num_recovered = 0  # number of missing messages that were recovered
         self.num_bad = 0  # number of messages that could not be read
         self.bad: str | None = None  # the error of the last bad message; None without one
         self._history = history
         self._tap = tap
         self._stopping = stopping
         self._past_s = past_s
-        self._last_ask_s = LAST_ASK_S  # what is left of LAST_ASK_S
+        self._ask_until_s: float | None = None  # once `stopping` is set
         self._next_snapshot_s = 0.0
         # Of the joined engine:
         self._engine_id = ""
@@ -69,31 +74,24 @@ class GapRecovery:
 
         If its id is the known one, ask for the messages missed since the last one received.
         """
-        info = snapshot.info
         known = self._history.info
-        is_new = known is None or known.engine_id != info.engine_id
+        is_new = known is None or known.engine_id != snapshot.info.engine_id
         self._pending = None
         if is_new:
             self.end()  # append the last messages of the engine before
-        self._engine_id = info.engine_id
-        last_sequence = self._history.last_sequence
-        if last_sequence is None:
-            last_sequence = -1
-        if is_new or last_sequence > snapshot.sequence:
-            earlier = None
+        self._engine_id = snapshot.info.engine_id
+        last_sequence, first = self._history.last_sequence, snapshot
+        if is_new or last_sequence is None or last_sequence > snapshot.sequence:
             if known is None:
-                earlier = ask_for_earlier(client, snapshot, self._past_s, self._stopping)
+                past_s, stopping = self._past_s, self._stopping
+                first = ask_for_earlier(client, snapshot, past_s, stopping) or snapshot
             if is_new and known is not None:
                 self._history.append(snapshot.sequence, snapshot)
             else:  # the history is empty or contradicts this engine
-                self._history.reset(earlier or snapshot)
-            self._send_on(earlier or snapshot)
-            if earlier is not None:
-                num_recovered = self.num_recovered
-                try:
-                    self._catch_up(client, earlier.sequence, snapshot)
-                finally:
-                    self.num_recovered = num_recovered  # earlier messages were never missing
+                self._history.reset(first)
+            self._send_on(first)
+            if first is not snapshot:
+                self._catch_up(client, first.sequence, snapshot)
             self._next_sequence = snapshot.sequence + 1
         else:
             self._catch_up(client, last_sequence, snapshot)
@@ -118,7 +116,14 @@ class GapRecovery:
             else:
                 buffered.add(received)
         if buffered:
-            self._check_buffered(client)
+            try:
+                self.check(client)
+            except JoinAgain:
+                buffered.clear()
+                raise
+            except (EngineUnreachable, CommandRefused):
+                if not self._stopping.is_set():
+                    raise
             self._recover(client, buffered.newest + 1)
         now_s = time.monotonic()
         if (
@@ -140,9 +145,7 @@ class GapRecovery:
 
     def check(self, client: ControlClient) -> None:
         """Ask the engine for its id. Raises JoinAgain if it is not the joined engine."""
-        with self._asking() as timeout_s:
-            info = client.info(ASK_AGAIN_S, timeout_s)
-        if not self.is_of(info.engine_id):
+        if not self.is_of(client.info(ASK_AGAIN_S, self._timeout_s()).engine_id):
             raise JoinAgain
 
     def note_bad(self, error: Exception) -> None:
@@ -150,19 +153,40 @@ class GapRecovery:
         self.bad = f"{self.num_bad:,} messages could not be read, the last one: {error}"
 
     def snapshot(self, client: ControlClient) -> Snapshot:
-        known = self._history.info
-        return ask_for_snapshot(client, self._stopping, None if known is None else known.engine_id)
+        """Ask for a current snapshot. The engine takes it between two steps, so it may take long.
 
-    def _check_buffered(self, client: ControlClient) -> None:
-        """Raise JoinAgain, without the buffer, if the engine is not the joined one."""
-        try:
-            self.check(client)
-        except JoinAgain:
-            self._buffered.clear()
-            raise
-        except (EngineUnreachable, CommandRefused):
-            if not self._stopping.is_set():
-                raise
+        If the engine is in a long step and the history has none of its messages yet, the newest
+        snapshot that the engine keeps is returned, as the messages since then can be replayed.
+
+        Raises:
+            EngineUnreachable: no answer in time, or `stopping` was set.
+            CommandRefused: the engine refused, or answered with something else.
+        """
+        info = client.info(ASK_AGAIN_S)  # this is quick and shows whether the engine answers at all
+        known = self._history.info
+        takes_kept = info.keeps_snapshots and (known is None or info.engine_id != known.engine_id)
+        now_s = next_ask_s = time.monotonic()
+        busy_s, deadline_s = now_s + BUSY_S, now_s + SNAPSHOT_TIMEOUT_S
+        wanted: set[int] = set()
+        while (now_s := time.monotonic()) < deadline_s and not self._stopping.is_set():
+            if now_s >= next_ask_s:
+                wanted.add(client.send(GetSnapshot()))
+                next_ask_s = now_s + SNAPSHOT_AGAIN_S
+            if takes_kept and now_s >= busy_s:
+                takes_kept = False
+                if (kept := client.kept_snapshot(0.0)) is not None:
+                    return kept
+            received = client.receive(_POLL_S)
+            if received is None or received[0] not in wanted:
+                continue
+            reply = received[1]
+            if isinstance(reply, Snapshot):
+                return reply
+            if isinstance(reply, Error):
+                raise CommandRefused(reply.code, reply.message)
+            raise _wrong_reply(client, reply)
+        where = client.endpoint.control
+        raise EngineUnreachable(f"{where} gave no snapshot within {SNAPSHOT_TIMEOUT_S:g} s")
 
     def _set_right(self, client: ControlClient) -> None:
         """Ask for a snapshot, to correct the session's state after messages were lost."""
@@ -198,7 +222,7 @@ class GapRecovery:
 
     def _ask(self, client: ControlClient, sequence: int, limit: int) -> Replayed | None:
         """Ask the engine for missing messages; None if it replays none."""
-        while self._last_ask_s > 0:
+        while self._timeout_s() != 0:
             try:
                 return self._replay(client, sequence, limit)
             except CommandRefused as error:
@@ -212,37 +236,29 @@ class GapRecovery:
                 return None
         return None
 
-    @contextmanager
-    def _asking(self) -> Iterator[float | None]:
-        """Yield the time limit for an answer in seconds; None for the client's default.
+    def _timeout_s(self) -> float | None:
+        """How long to wait for an answer, in seconds; None: the client's default.
 
-        Once `stopping` is set, the limit is what is left of `LAST_ASK_S` for all answers together,
-        and the time spent in the block is deducted from it.
+        Once `stopping` is set, what is left of `LAST_ASK_S` for all answers together.
         """
         if not self._stopping.is_set():
-            yield None
-            return
-        start_s = time.monotonic()
-        try:
-            yield self._last_ask_s
-        finally:
-            self._last_ask_s = max(0.0, self._last_ask_s - (time.monotonic() - start_s))
+            return None
+        now_s = time.monotonic()
+        if self._ask_until_s is None:
+            self._ask_until_s = now_s + LAST_ASK_S
+        return max(0.0, self._ask_until_s - now_s)
 
     def _replay(self, client: ControlClient, sequence: int, limit: int) -> Replayed:
         command = ReplayFrom(sequence=sequence, limit=limit)
         try:
             # Few repeats: each answer may be megabytes over the same slow connection.
-            with self._asking() as timeout_s:
-                reply = client.ask(command, timeout_s, again_s=ASK_TIMEOUT_S / 2)
+            reply = client.ask(command, self._timeout_s(), again_s=ASK_TIMEOUT_S / 2)
         except EngineUnreachable:
             self._replay_limit = max(_MIN_REPLAY, self._replay_limit // 4)
             raise
         self._replay_limit = min(_MAX_REPLAY, self._replay_limit * 2)
         if not isinstance(reply, Replayed):
-            raise CommandRefused(
-                "protocol",
-                f"{client.endpoint.control} answered with {type(reply).__name__}, not Replayed",
-            )
+            raise _wrong_reply(client, reply)
         # The reply does not name its engine, and a new one numbers messages from 0.
         self.check(client)
         return reply
@@ -254,7 +270,6 @@ class GapRecovery:
         except msgspec.DecodeError as error:
             self.note_bad(error)
             return
-        self.num_recovered += 1
         self._accept(frame.sequence, frame.topic, frame.payload, message)
 
     def _accept(
@@ -290,3 +305,39 @@ class GapRecovery:
 
     def _send_on(self, snapshot: Snapshot) -> None:
         self._tap.send(_KEYFRAME, snapshot.sequence, wire.encode(snapshot))
+
+
+def ask_for_earlier(
+    client: ControlClient, now: Snapshot, past_s: float, stopping: threading.Event
+) -> Snapshot | None:
+    """Ask for a snapshot from about `past_s` seconds before `now`, of the same engine.
+
+    If replaying the messages since then would take too long, a later snapshot is asked for. Returns
+    None if the engine keeps no such snapshot, `stopping` is set, or the connection is too slow:
+    live messages matter more.
+    """
+    try:
+        while now.info.keeps_snapshots and past_s >= MIN_PAST_S and not stopping.is_set():
+            earlier = client.kept_snapshot(past_s)
+            if earlier is None or earlier.info.engine_id != now.info.engine_id:
+                return None
+            num_messages = now.sequence - earlier.sequence
+            if num_messages <= 0:
+                return None
+            # Fetch some of them, to estimate how long it takes to fetch all.
+            start_s = time.monotonic()
+            few = ReplayFrom(sequence=earlier.sequence + 1, limit=min(num_messages, NUM_TRIED))
+            answer = client.ask(few)
+            num_tried = len(answer.frames) if isinstance(answer, Replayed) else 0
+            took_s = time.monotonic() - start_s
+            if took_s * num_messages / max(1, num_tried) <= MAX_CATCH_UP_S:
+                return earlier
+            past_s /= 2
+    except (EngineUnreachable, CommandRefused) as error:
+        log.warning("%s gives no older steps: %s", client.endpoint.control, error)
+    return None
+
+
+def _wrong_reply(client: ControlClient, reply: object) -> CommandRefused:
+    what = f"{client.endpoint.control} gave a wrong answer: {type(reply).__name__}"
+    return CommandRefused("protocol", what)

@@ -12,11 +12,9 @@ from stepscope.recordings.history.source import Source
 
 
 class Recorder(RecordingWriter):
-    """Writes what a live source receives, beginning at once.
+    """Writes what a live source receives, beginning at once; it need not have joined an engine yet.
 
-    Args:
-        source: a live source, which need not have joined an engine yet.
-        levels: service levels to store in the file.
+    `levels`: service levels to store in the file.
 
     Raises RecordingError: the source is itself a recording, or `target` cannot be written.
     """

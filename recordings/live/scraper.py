@@ -18,27 +18,20 @@ from stepscope.recordings.history.source import FrameTap, Numbered, SourceStatus
 
 log = logging.getLogger("stepscope.recordings")
 
-EVERY_S = 1.0
+EVERY_S = 1.0  # between two requests for metrics, but a timeout may take longer
 _JOIN_S = 3.0  # a server may delay its answer; the thread is a daemon
 
 
 class Scraper:
-    """Fills `history` from a server's metrics; implements `Source`.
-
-    `every_s`: seconds between two requests for metrics. A request that is not answered is repeated
-    after its timeout.
-    """
+    """Fills `history` from a server's metrics; implements `Source`."""
 
     is_live = True
 
-    def __init__(
-        self, address: MetricsAddress, history: History | None = None, every_s: float = EVERY_S
-    ) -> None:
+    def __init__(self, address: MetricsAddress, history: History) -> None:
         self.address = address
         self.name = address.name
-        self.history = history if history is not None else History()
+        self.history = history
         self.tap = FrameTap()
-        self._every_s = every_s
         self.status: SourceStatus = "connecting"
         self.error: str | None = None
         self._stopping = threading.Event()
@@ -70,7 +63,7 @@ class Scraper:
                 self._note_down(f"internal error, see the log: {error!r}")
             else:
                 self.status, self.error = "live", None
-            self._stopping.wait(max(0.0, self._every_s - (time.monotonic() - started_s)))
+            self._stopping.wait(max(0.0, EVERY_S - (time.monotonic() - started_s)))
 
     def _note_down(self, why: str) -> None:
         if self.status != "connecting":
@@ -119,7 +112,7 @@ class Scraper:
             http_endpoint=self.address.server.partition("://")[2],
             monotonic_ns=now_ns,
             wall_ns=time.time_ns(),
-            totals_every_s=self._every_s,
+            totals_every_s=EVERY_S,
         )
         self._step = -1
         self._messages.begin(info)

@@ -9,7 +9,6 @@ whether it is still the same engine.
 import logging
 import threading
 import time
-from typing import Literal, TypeAlias
 
 import msgspec
 import zmq
@@ -27,7 +26,7 @@ from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import RECONNECT_MS, client_socket
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap
+from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.gap_recovery import ASK_TIMEOUT_S, TOPICS, GapRecovery, JoinAgain
 
 log = logging.getLogger("stepscope.recordings")
@@ -40,8 +39,6 @@ _POLL_MS = 50
 _BURST = 2_000  # messages taken before it checks whether to stop
 _REST_MS = 50  # let messages gather, as a wake-up costs more than a message
 
-LiveStatus: TypeAlias = Literal["starting", "connecting", "live", "stale", "down"]
-
 
 class Subscriber:
     """Fills `history` from a running engine; implements `Source`.
@@ -49,8 +46,7 @@ class Subscriber:
     Args:
         stale_s: seconds without any message until the status is `stale`.
         retry_s: seconds between attempts to reach an engine that does not answer.
-        past_s: how many seconds before the join the history should begin, as far as the engine
-            keeps the messages.
+        past_s: seconds before the join at which the history begins, as far as the engine keeps it.
     """
 
     is_live = True
@@ -69,7 +65,7 @@ class Subscriber:
         self.tap = FrameTap()
         self._stale_s = stale_s
         self._retry_s = retry_s
-        self.status: LiveStatus = "connecting"
+        self.status: SourceStatus = "connecting"
         self._error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
@@ -84,10 +80,6 @@ class Subscriber:
     @property
     def error(self) -> str | None:
         return self._error or self._recovery.bad
-
-    @property
-    def num_recovered(self) -> int:
-        return self._recovery.num_recovered
 
     @property
     def num_bad(self) -> int:
@@ -107,13 +99,8 @@ class Subscriber:
                 self._follow()
             except JoinAgain:
                 continue
-            except EngineStarting as error:
-                self.status = "starting"
-                self._error = str(error)
             except (EngineUnreachable, CommandRefused) as error:
-                if self.status != "connecting":
-                    self.status = "down"
-                self._error = self._in_words(error)
+                self._note_down(error)
             except Exception as error:
                 # This is a bug of ours, which must not lose the session on the screen.
                 log.exception("the subscriber of %s failed and joins again", self.endpoint.control)
@@ -131,8 +118,6 @@ class Subscriber:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(disconnected, zmq.POLLIN)
-        resting = zmq.Poller()
-        resting.register(disconnected, zmq.POLLIN)
         try:
             socket.linger = 0
             socket.rcvhwm = RECEIVE_QUEUE
@@ -151,14 +136,14 @@ class Subscriber:
                         self._doubt = True
                     if socket in ready:
                         if self._receive(socket, client):
-                            self._rest(resting, socket, client)
+                            self._rest(disconnected, socket, client)
                     elif is_lost or self._is_probe_due():
                         self._probe()
-                        if time.monotonic() >= self._next_reconnect_s:
+                        if (now_s := time.monotonic()) >= self._next_reconnect_s:
                             # The engine answers but publishes nothing: the connection may be dead.
                             socket.disconnect(self.endpoint.here.telemetry)
                             socket.connect(self.endpoint.here.telemetry)
-                            self._put_off_reconnecting()
+                            self._next_reconnect_s = now_s + _DEAD_AFTER * self._stale_s
                 for _ in range(RECEIVE_QUEUE // _BURST):  # bounded: an engine may send without end
                     if self._receive(socket, client):
                         break
@@ -206,7 +191,7 @@ class Subscriber:
         return is_all
 
     def _rest(
-        self, disconnected: zmq.Poller, socket: zmq.Socket[bytes], client: ControlClient
+        self, disconnected: zmq.Socket[bytes], socket: zmq.Socket[bytes], client: ControlClient
     ) -> None:
         """Wait some milliseconds for more messages, or for the last ones of a lost connection."""
         start_s = time.monotonic()
@@ -246,8 +231,7 @@ class Subscriber:
                 if not self._recovery.is_of(client.info().engine_id):
                     raise JoinAgain
         except (EngineUnreachable, CommandRefused) as error:
-            self.status = "starting" if isinstance(error, EngineStarting) else "down"
-            self._error = self._in_words(error)
+            self._note_down(error)
         else:
             if silent_s <= self._stale_s:
                 return  # only the connection was lost
@@ -255,21 +239,22 @@ class Subscriber:
             self._error = f"the engine answers, but nothing came from it for {silent_s:.0f} s"
         self._next_probe_s = time.monotonic() + self._retry_s
 
-    def _in_words(self, error: Exception) -> str:
-        """Return a text for the user on why the engine does not answer, with its name if known."""
+    def _note_down(self, error: Exception) -> None:
+        if isinstance(error, EngineStarting):
+            self.status = "starting"
+        elif self.status != "connecting":
+            self.status = "down"
         text, info = str(error), self.history.info
-        if info is None or text.startswith(f"{info.name} "):
-            return text
-        if isinstance(error, EngineSilent):
-            return f"{info.name} answers nothing: stopped or cut off (at {self.endpoint.control})"
-        return f"{info.name} is down: {text}"
+        if info is not None and not text.startswith(f"{info.name} "):
+            text = f"{info.name} is down: {text}"
+            if isinstance(error, EngineSilent):
+                where = self.endpoint.control
+                text = f"{info.name} answers nothing: stopped or cut off (at {where})"
+        self._error = text
 
     def _heard(self) -> None:
-        self._last_heard_s = time.monotonic()
-        self._put_off_reconnecting()
+        self._last_heard_s = now_s = time.monotonic()
+        self._next_reconnect_s = now_s + _DEAD_AFTER * self._stale_s
         self._doubt = False
         self.status = "live"
         self._error = None
-
-    def _put_off_reconnecting(self) -> None:
-        self._next_reconnect_s = time.monotonic() + _DEAD_AFTER * self._stale_s

@@ -5,13 +5,13 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from socket import create_server
 from typing import Any
 
 import pytest
 
+from stepscope.engine.adapters.metrics import local_servers
 from stepscope.engine.adapters.metrics.fetch import (
     MAX_BYTES,
     FetchError,
@@ -81,9 +81,14 @@ def text_of(name: str) -> str:
     return (TEXTS / f"{name}.txt").read_text()
 
 
+@pytest.fixture(autouse=True)
+def is_scraped_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scraper, "EVERY_S", EVERY_S)
+
+
 @contextmanager
 def scraped(url: str) -> Iterator[Scraper]:
-    source = Scraper(MetricsAddress.parse(url), History(), EVERY_S)
+    source = Scraper(MetricsAddress.parse(url), History())
     source.start()
     try:
         yield source
@@ -303,7 +308,7 @@ def test_several_metrics_servers_are_shown_as_a_fleet() -> None:
     engines[1].running = 30
     with metrics_server(engines[0].text) as one, metrics_server(engines[1].text) as two:
         found = [MetricsAddress.parse(url) for url in (one, two)]
-        fleet = Fleet([Scraper(each, History(), EVERY_S) for each in found])
+        fleet = Fleet([Scraper(each, History()) for each in found])
         with ExitStack() as stack:
             stack.callback(fleet.stop)
             fleet.start()
@@ -334,8 +339,7 @@ def _drawn(lines: Any) -> str:
     return "\n".join("".join(text for text, *_ in line) for line in lines)
 
 
-def test_stats_and_snapshot_read_a_server(stepscope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scraper, "Scraper", partial(Scraper, every_s=EVERY_S))
+def test_stats_and_snapshot_read_a_server(stepscope: Any) -> None:
     engine = Engine()
 
     def text() -> bytes:
@@ -356,7 +360,9 @@ def test_stats_and_snapshot_read_a_server(stepscope: Any, monkeypatch: pytest.Mo
     assert (done.exit_code != 0, done.stderr.count("\n")) == (True, 1)
 
 
-def test_inference_servers_on_this_machine_are_found_and_other_servers_left_out() -> None:
+def test_inference_servers_on_this_machine_are_found_and_other_servers_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with (
         metrics_server(text_of("vllm-0.32").encode) as vllm,
         metrics_server(lambda: b"stepscope_steps_total 5\n") as ours,
@@ -365,7 +371,10 @@ def test_inference_servers_on_this_machine_are_found_and_other_servers_left_out(
     ):
         ports = [int(url.rpartition(":")[2]) for url in (vllm, ours, other)]
         ports.append(silent.getsockname()[1])
-        servers = LocalServers(lambda: [(port, None) for port in ports])
+        monkeypatch.setattr(
+            local_servers, "listening_ports", lambda: [(port, None) for port in ports]
+        )
+        servers = LocalServers()
         try:
             assert servers.wait(30) == (LocalServer(MetricsAddress(vllm), "vllm", None),)
         finally:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from stepscope.engine.adapters.attached.attachment import Attachment
-from stepscope.engine.adapters.sglang.knobs import around_change
+from stepscope.engine.adapters.sglang.attachment import around_change
 from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.protocol.wire import KnobValue, StepRecord
 from tests.adapters.conftest import AttachSglang, published

@@ -11,9 +11,13 @@ import msgspec
 import pytest
 import zmq
 
-from stepscope.engine.adapters.sglang.forward_passes import ForwardPassAddress, decode
 from stepscope.engine.protocol.settings.knobs import WrongValue
-from stepscope.recordings.live.forward_passes import ForwardPassSource
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.forward_passes import (
+    ForwardPassAddress,
+    ForwardPassSource,
+    decode,
+)
 from stepscope.tui.session.live_source import addresses
 from tests.support.waiting import wait_for
 
@@ -44,7 +48,7 @@ def stream(tmp_path: Path) -> Iterator[Stream]:
     with zmq.Context() as context, context.socket(zmq.XPUB) as socket:
         socket.linger = 0
         socket.bind(where)
-        source = ForwardPassSource(ForwardPassAddress(where))
+        source = ForwardPassSource(ForwardPassAddress(where), History())
         source.start()
         assert socket.poll(30_000)
         socket.recv()  # it has subscribed

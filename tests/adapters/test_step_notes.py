@@ -2,7 +2,7 @@
 
 import threading
 
-from stepscope.engine.adapters.attached.step_notes import StepNotes
+from stepscope.engine.adapters.attached.hooks import StepNotes
 
 
 def test_queued_step_calls_are_made_in_order_whichever_thread_makes_them() -> None:

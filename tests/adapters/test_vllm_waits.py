@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.adapters.vllm import waits
+from stepscope.engine.adapters.vllm import scheduled
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
 from stepscope.recordings.alerts.judge import waiting_figures
@@ -86,7 +86,7 @@ def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
 ) -> None:
     request = SimpleNamespace(request_id="a", status=SimpleNamespace(name=status))
     scheduler: Any = SimpleNamespace(skipped_waiting=[request], connector=connector)
-    assert waits.HeldRequests(scheduler).look(1) == {"a": reason}
+    assert scheduled.HeldRequests(scheduler).look(1) == {"a": reason}
 
 
 def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(attach: Attach) -> None:
@@ -156,18 +156,18 @@ def test_a_request_overtaken_by_later_ones_waits_for_priority(attach: Attach) ->
 def test_a_step_without_prefills_and_a_full_encoder_are_not_taken_for_missing_blocks() -> None:
     decoding, prefilling = (SimpleNamespace(is_prefill_chunk=each) for each in (False, True))
     scheduler: Any = SimpleNamespace(running=[prefilling], prefill_capacity_bound=False)
-    assert not waits.leaves_out_prefills(scheduler, is_throttled=True)
+    assert not scheduled.leaves_out_prefills(scheduler, is_throttled=True)
     scheduler.running.append(decoding)
-    assert waits.leaves_out_prefills(scheduler, is_throttled=True)
-    assert not waits.leaves_out_prefills(scheduler, is_throttled=False)
+    assert scheduled.leaves_out_prefills(scheduler, is_throttled=True)
+    assert not scheduled.leaves_out_prefills(scheduler, is_throttled=False)
     scheduler.prefill_capacity_bound = True
-    assert not waits.leaves_out_prefills(scheduler, is_throttled=True)
+    assert not scheduled.leaves_out_prefills(scheduler, is_throttled=True)
 
     picture = SimpleNamespace(request_id="a", has_encoder_inputs=True, num_tokens=100)
     pool = SimpleNamespace(get_num_free_blocks=lambda: 7)
     scheduler.max_num_encoder_input_tokens, scheduler.block_size = 512, 16
     scheduler.waiting = [SimpleNamespace(request_id="held"), picture]
     scheduler.kv_cache_manager = SimpleNamespace(block_pool=pool)
-    assert waits.lacks_encoder_budget(scheduler, {"held"})
+    assert scheduled.lacks_encoder_budget(scheduler, {"held"})
     picture.num_tokens = 113  # does not fit into seven blocks
-    assert not waits.lacks_encoder_budget(scheduler, {"held"})
+    assert not scheduled.lacks_encoder_budget(scheduler, {"held"})

@@ -80,7 +80,7 @@ def note_session(log: IO[str], history: History, source: subscriber.Subscriber) 
     }
     for of, names in (
         (history, ("num_lost", "last_sequence", "needs_snapshot")),
-        (source, ("num_recovered", "num_bad", "status", "error")),
+        (source, ("num_bad", "status", "error")),
     ):
         told |= {name: getattr(of, name) for name in names}
     log.write(f"session {json.dumps(told)}\n")

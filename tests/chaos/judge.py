@@ -124,7 +124,8 @@ def check_observer(client: Client, engines: Sequence[Engine]) -> dict[str, int]:
         told["received"] += len(mine.got)
         told["lost"] += len(missing)
         told["gaps"] += len(session["gaps"])
-        told["healed"] = session["num_recovered"]
+        asked = {number for first, end, _ in mine.replays for number in range(first, end)}
+        told["healed"] += len(asked & mine.got.keys())
     last = noted[engines[-1].name].session
     if (last["status"], last["error"], last["needs_snapshot"]) != ("live", None, False):
         raise Wrong(f"{client.name} ends {last['status']}: {last['error']}")

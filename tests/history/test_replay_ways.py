@@ -20,7 +20,7 @@ from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import Reach
 from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.session.time.navigator import Navigator, recorded_extent
+from stepscope.tui.session.time.navigator import Navigator
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.notices import Notices
@@ -41,8 +41,7 @@ class Way:
         self.source = source
         self.navigator = Navigator(self.view, source.history, source, self.notices, str)
         self.now_s = 0.0
-        extent = recorded_extent(source)
-        self.builder = FrameBuilder(source.history, extent, lambda: self.now_s)
+        self.builder = FrameBuilder(source.history, source.extent, lambda: self.now_s)
 
     def said(self) -> str:
         return "".join(text for text, _ in self.notices.line([], 200)).strip()

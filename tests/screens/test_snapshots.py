@@ -180,7 +180,7 @@ def found(fleet: Fleet) -> Any:
         File(Path("/data/new.mcap"), 99, 1_699_900_000.0, None),
     )
     done = {"look": lambda: None, "stop": lambda: None}
-    return SimpleNamespace(engines=lambda: engines, files=lambda: files, **done)
+    return SimpleNamespace(engines=lambda: engines, files=files, **done)
 
 
 async def taken(world: World, screen: str, size: Size, look: Look) -> list[Cells]:

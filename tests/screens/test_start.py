@@ -73,7 +73,7 @@ def found(*files: File) -> Any:
     figures = EngineFigures("engine-0", "live", state="running", num_running=4, num_waiting=1)
     engine = ("ipc:///run/engine-0", EngineLine(figures, (), 0.0, 0.0, None))
     done = {"look": lambda: None, "stop": lambda: None}
-    return SimpleNamespace(engines=lambda: [engine], files=lambda: files, **done)
+    return SimpleNamespace(engines=lambda: [engine], files=files, **done)
 
 
 FOUND = found(
@@ -229,8 +229,8 @@ def test_the_recordings_of_the_folder_are_listed_the_newest_first(
         os.utime(tmp_path / name, (written_s, written_s))
     finder = Finder(tmp_path)
     try:
-        wait_for(lambda: [file.overview is None for file in finder.files()] == [False] * 2)
-        found = finder.files()
+        wait_for(lambda: [file.overview is None for file in finder.files] == [False] * 2)
+        found = finder.files
         seen = [(file.path.name, file.written_s, file.overview.num_steps) for file in found]
         assert seen == [("a.mcap", NOW_S, 454), ("c.mcap", NOW_S - 5, None)]
         finder.look()

@@ -139,7 +139,6 @@ def test_on_a_slow_link_gap_recovery_requests_less_at_once(
     session.run(1200, lost=True)
     settled(session, 1)
     assert session.history.num_lost == 0
-    assert session.subscriber.num_recovered >= 1200
     session.subscriber.stop()
     session.engine.close()
 
@@ -379,7 +378,6 @@ def test_many_gaps_close_together_are_recovered_with_few_queries(session: Sessio
     session.engine.replays.set()
     wait_for(session.has_caught_up, "caught up")
     assert session.history.num_lost == 0
-    assert session.subscriber.num_recovered == 500
     questions = sorted(set(session.engine.asked), key=lambda asked: asked.start)
     assert len(questions) < 10
     assert all(one.stop <= other.start for one, other in pairwise(questions))
@@ -402,7 +400,6 @@ def test_exactly_the_forgotten_messages_among_recovered_gaps_are_lost(session: S
     session.engine.replays.set()
     wait_for(session.has_caught_up, "caught up")
     assert session.history.num_lost == 3
-    assert session.subscriber.num_recovered == 20
 
 
 def test_gap_recovery_alone_never_reaches_the_rate_limit(session: Session) -> None:

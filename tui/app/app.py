@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,7 +24,7 @@ from stepscope.recordings.history.source import Source
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.textual_parts import keymap, use_colours
 from stepscope.tui.session.live_source import control_of
-from stepscope.tui.session.session import SessionMaker
+from stepscope.tui.session.session import Session
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.settings.action_table import Action, Page
 from stepscope.tui.settings.actions import ACTIONS
@@ -38,7 +37,6 @@ from stepscope.tui.views.view import Axis, Sort
 
 if TYPE_CHECKING:
     from stepscope.recordings.live.recorder import Recorder
-    from stepscope.recordings.replay.replay import ReplaySource
 
 log = logging.getLogger("stepscope.tui")
 
@@ -61,8 +59,7 @@ class Dashboard(App[None], inherit_bindings=False):
         any_terminal: use the theme without asking which colours the terminal has; for pictures.
         fleet: several engines, `source` among them; the caller starts and stops them. The dashboard
             opens with a list of them.
-        rules: alert rules for a live engine; a rule that fires shows a line, rings the bell and
-            sets a mark.
+        rules: of alerts, for a live engine.
     """
 
     CSS = "Screen { padding: 0; border: none; }"
@@ -99,7 +96,11 @@ class Dashboard(App[None], inherit_bindings=False):
         self.title = title
         clock = clock or time.monotonic
         self._fleet_view = FleetView(fleet or Fleet([source], clock), open=self._open_engine)
-        self._sessions = SessionMaker(
+        self.session = Session(
+            source,
+            history,
+            control_endpoint,
+            recorder,
             self._fleet_view,
             title,
             readonly,
@@ -112,20 +113,16 @@ class Dashboard(App[None], inherit_bindings=False):
         colours = self.console.color_system, self.no_color
         mode = theme if any_terminal else colour_mode(theme, *colours)
         use_colours(self, mode)
-        session = self._sessions.make(source, history, control_endpoint, recorder)
-        self.session = session
-        self.main = MainScreen(session, Skin(mode, ascii_only), fps)
+        self.main = MainScreen(self.session, Skin(mode, ascii_only), fps)
         self.main.view.sort, self.main.view.axis = sort, axis
         if fleet is not None and len(fleet) > 1:
             self.main.view.page = "fleet"
             fleet.open(source)
         self._screens = {self._fleet_view.name_of(source): self.main}  # by engine name
         self._unkept: str | None = None  # why changed settings were not saved
-        self._sides = SideScreens(self._sessions, self._switch_to)
-        self.main.session.compare.open = lambda *what: self._sides.open(self.main, *what)
-        self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
-
-    # Several engines
+        self._sides = SideScreens(self._switch_to)
+        self.session.compare.open = lambda *what: self._sides.open(self.main, *what)
+        self.session.compare.go_home = lambda: self._sides.go_home(self.main)
 
     def _open_engine(self, name: str, page: Page) -> None:
         """Show a page of this engine on its own screen, which keeps its cursor and settings."""
@@ -133,9 +130,8 @@ class Dashboard(App[None], inherit_bindings=False):
         if screen is None:
             fleet = self._fleet_view.fleet
             source = fleet.sources[fleet.names.index(name)]
-            session = self._sessions.make(source, source.history, control_of(source))
-            screen = self._screens[name] = MainScreen(session, before.skin, before.fps)
-            screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
+            screen = _screen_beside(before, before.session.beside(source, control_of(source)))
+            self._screens[name] = screen
             self.install_screen(screen, name)
         if screen is not before:
             before.view.page, before.view.trail = "live", ()
@@ -164,8 +160,6 @@ class Dashboard(App[None], inherit_bindings=False):
                 self.push_screen(screen)
         if screen.is_mounted:
             screen.draw()
-
-    # Two runs
 
     def compare(self, a: Origin, b: Origin, align: Align) -> None:
         """Show the comparison of two runs; raise RecordingError if one cannot be read."""
@@ -216,10 +210,9 @@ class Dashboard(App[None], inherit_bindings=False):
         self.session.exports.close()
         self._sides.close()
         for screen in self._screens.values():
-            if screen.session.link is not None:
-                screen.session.link.close()
-            if screen.session.autopilot is not None:
-                screen.session.autopilot.close()
+            for each in (screen.session.link, screen.session.autopilot):
+                if each is not None:
+                    each.close()
         self.session.switches.stop()
 
     def last_words(self) -> list[str]:
@@ -228,14 +221,19 @@ class Dashboard(App[None], inherit_bindings=False):
         return [*self.session.switches.last(), *unkept]
 
 
-class SideScreens:
-    """The screens of compared recordings, made on demand by `sessions`; `switch` shows one."""
+def _screen_beside(before: MainScreen, session: Session) -> MainScreen:
+    screen = MainScreen(session, before.skin, before.fps)
+    screen.view.sort, screen.view.axis = before.view.sort, before.view.axis
+    return screen
 
-    def __init__(self, sessions: SessionMaker, switch: Callable[[MainScreen], None]) -> None:
-        self._sessions = sessions
+
+class SideScreens:
+    """The screens of compared recordings, made on demand; `switch` shows one."""
+
+    def __init__(self, switch: Callable[[MainScreen], None]) -> None:
         self._switch = switch
         self._home: MainScreen | None = None
-        self._opened: dict[Path, tuple[ReplaySource, MainScreen]] = {}
+        self._opened: dict[Path, MainScreen] = {}
 
     def open(
         self, home: MainScreen, origin: Origin, step: int | None, request_id: int | None
@@ -244,13 +242,10 @@ class SideScreens:
         self._home = home
         screen = home
         if not origin.is_shown and origin.path is not None:
-            source, screen = self._opened.get(origin.path) or self._new(home, origin)
-            if step is not None:
-                source.seek(step)
-                source.wait(_SEEK_S)
-        elif step is not None:
+            screen = self._opened.get(origin.path) or self._new(home, origin, origin.path)
+        if step is not None:
             screen.navigator.go(step)
-            if (replay := replay_of(home.session.source)) is not None:
+            if (replay := replay_of(screen.session.source)) is not None:
                 replay.wait(_SEEK_S)
         view = screen.view
         view.trail, view.row = ("compare",), 0
@@ -258,30 +253,27 @@ class SideScreens:
         view.page = "step" if request_id is None else "request"
         self._switch(screen)
 
-    def go_home(self, screen: MainScreen, page: str) -> None:
-        is_side = any(each is screen for _, each in self._opened.values())
-        if is_side and self._home is not None:
+    def go_home(self, screen: MainScreen) -> None:
+        if screen in self._opened.values() and self._home is not None:
             screen.view.leave()
             self._home.view.page, self._home.view.trail = "compare", ("live",)
             self._switch(self._home)
 
     def close(self) -> None:
-        for source, _ in self._opened.values():
-            source.stop()
+        for screen in self._opened.values():
+            screen.session.source.stop()
         self._opened.clear()
 
-    def _new(self, home: MainScreen, origin: Origin) -> "tuple[ReplaySource, MainScreen]":
+    def _new(self, home: MainScreen, origin: Origin, path: Path) -> MainScreen:
         from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
         from stepscope.recordings.replay.replay import ReplaySource
 
-        assert origin.path is not None
-        source = ReplaySource(Recording(origin.path), History(origin.slo), playing=False)
+        source = ReplaySource(Recording(path), History(origin.slo), playing=False)
         source.start()
         # Its own fleet, because it is not one of the watched engines.
-        fleet_view = FleetView(Fleet([source], self._sessions.clock))
-        sessions = replace(self._sessions, fleet_view=fleet_view, readonly=True)
-        screen = MainScreen(sessions.make(source, source.history, None), home.skin, home.fps)
-        screen.view.sort, screen.view.axis = home.view.sort, home.view.axis
+        session = home.session.beside(source, None)
+        session.fleet_view = FleetView(Fleet([source], session.clock))
+        screen = _screen_beside(home, session)
         home.app.install_screen(screen, f"side {len(self._opened)} {origin.name}")
-        self._opened[origin.path] = source, screen
-        return source, screen
+        self._opened[path] = screen
+        return screen

@@ -4,7 +4,7 @@ The `Dashboard` is the same as on a terminal.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from textual.app import App
@@ -45,7 +45,6 @@ def screenshot(
     If the engine publishes prompts and outputs, only the owner may read the file.
 
     Args:
-        axis: whether chart columns hold steps or time.
         zoom: a column holds `zoom` steps, or `zoom` times 10 ms; one of `ZOOMS`. None: a step, or
             a time by which all of a recording fits.
         compared: two runs to read completely and compare, and how to align them.
@@ -71,19 +70,19 @@ def screenshot(
         view.zoom_idx, view.is_time_fitted = ZOOMS.index(zoom), True
     if compared is not None:
         app.compare(*compared)
-    encode = _ENCODERS[path.suffix.removeprefix(".").lower()]
-    content = asyncio.run(_picture(app, size, request_id, encode))
+    draw = svg if path.suffix.lower() == ".svg" else text
+    content = asyncio.run(_picture(app, size, request_id, draw))
     is_private = history.info is not None and history.info.with_tokens
     with writing(path, replace=True, is_private=is_private) as stream:
-        stream.write(content)
+        stream.write(content.encode())
 
 
 async def _picture(
     app: Dashboard,
     size: tuple[int, int],
     request_id: int | None,
-    encode: Callable[[App[None]], bytes],
-) -> bytes:
+    draw: Callable[[App[None]], str],
+) -> str:
     try:
         async with app.run_test(size=size) as pilot:
             screen = app.main
@@ -98,7 +97,7 @@ async def _picture(
                     "another ('stepscope explain' says when it ran)"
                 )
             await pilot.pause()
-            return encode(app)
+            return draw(app)
     finally:
         app.close()
 
@@ -111,9 +110,3 @@ def text(app: App[None]) -> str:
         for y, line in enumerate(shown.plain_text(), place.y):
             rows[y] = rows[y][: place.x] + line + rows[y][place.right :]
     return "".join(row.rstrip() + "\n" for row in rows)
-
-
-_ENCODERS: Mapping[str, Callable[[App[None]], bytes]] = {
-    "svg": lambda app: svg(app).encode(),
-    "txt": lambda app: text(app).encode(),
-}

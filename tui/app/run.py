@@ -28,12 +28,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.session.tour.tour import Tour
-from stepscope.tui.settings.terminal import (
-    in_browser,
-    logged_to_file,
-    only_ascii,
-    see_log,
-)
+from stepscope.tui.settings.terminal import in_browser, logged_to_file, only_ascii, see_log
 from stepscope.tui.views.frame.compare_choices import Origin
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -73,7 +68,7 @@ def left_on_signals(app: App[Any], close: Callable[[], None]) -> Iterator[None]:
     before = [signal.signal(each, leave) for each in _ENDING]
     try:
         try:
-            with _terminal_may_go(), noticed_hang_up(_hang_up):
+            with _terminal_may_go(), _noticed_hang_up():
                 yield
         finally:
             is_left.set()
@@ -138,8 +133,8 @@ def _terminal_may_go() -> Iterator[None]:
 
 
 @contextmanager
-def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
-    """Inside this context, call `gone` once, from a thread, if the terminal hangs up."""
+def _noticed_hang_up() -> Iterator[None]:
+    """Inside this context, send SIGHUP to this process, from a thread, if the terminal hangs up."""
     terminals = [
         stream.fileno()
         for stream in (sys.__stdin__, sys.__stderr__)
@@ -149,8 +144,7 @@ def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
         yield
         return
     ended, end = os.pipe()
-    watch = partial(_watch, terminals, ended, gone)
-    watcher = Thread(target=watch, name="terminal watch", daemon=True)
+    watcher = Thread(target=_watch, args=(terminals, ended), name="terminal watch", daemon=True)
     watcher.start()
     try:
         yield
@@ -160,7 +154,7 @@ def noticed_hang_up(gone: Callable[[], None]) -> Iterator[None]:
         os.close(ended)
 
 
-def _watch(terminals: list[int], ended: int, gone: Callable[[], None]) -> None:
+def _watch(terminals: list[int], ended: int) -> None:
     poll = select.poll()
     for number in (*terminals, ended):
         poll.register(number, 0)  # poll reports hang-ups and errors without a flag
@@ -169,7 +163,7 @@ def _watch(terminals: list[int], ended: int, gone: Callable[[], None]) -> None:
             if number == ended:
                 return
             if what & select.POLLHUP:
-                gone()
+                _hang_up()
                 return
             poll.unregister(number)  # this system cannot poll a terminal
 

@@ -123,7 +123,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def sections(self) -> list[Section]:
         finder = self._finder
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
-        engines, files = ((), ()) if finder is None else (finder.engines(), finder.files())
+        engines, files = ((), ()) if finder is None else (finder.engines(), finder.files)
         return [
             start_page.engines_section(engines, self._configured, finder is None),
             start_page.recordings_section(files, self._wall_clock()),

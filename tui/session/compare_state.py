@@ -13,7 +13,6 @@ from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
-from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.compare_choices import (
     CompareChoice,
@@ -95,13 +94,11 @@ class CompareState:
     # Opens the main screen of a side at a step and a request. The dashboard sets it.
     open: Callable[[Origin, int | None, int | None], None] = lambda origin, step, request_id: None
     # Returns from the screens of a side to those of the dashboard's own session.
-    go_home: Callable[[Page], None] = lambda page: None
+    go_home: Callable[[], None] = lambda: None
     _zoom: int = 0  # how often the shown part is halved; 0 shows the whole
     _cursor: int = 0
     _left: int = 0  # offset of the first column on the axis
     _num_columns: int = 1
-
-    # What is compared
 
     def begin(self, a: Origin, b: Origin) -> None:
         """Compare two runs; if one cannot be read, raise RecordingError, change nothing."""
@@ -152,8 +149,6 @@ class CompareState:
             state = (id(comparer), comparer.version, shares, comparer.is_reading)
         choosing = self.chooser.key
         return state, self.align, self.focus, self.selected, choosing, self._zoom, self._cursor
-
-    # Which part is shown
 
     def next_align(self) -> None:
         self.align = ALIGNMENTS[(ALIGNMENTS.index(self.align) + 1) % len(ALIGNMENTS)]
@@ -222,8 +217,6 @@ class CompareState:
             return False
         self._go(axis, min(inside) if direction > 0 else max(inside))
         return True
-
-    # What to draw
 
     def page(self, num_columns: int) -> ComparePage:
         self._num_columns = max(1, num_columns)

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, in_file, is_metrics_url
-from stepscope.engine.adapters.sglang.forward_passes import PREFIX, ForwardPassAddress
 from stepscope.engine.transport.endpoints import Endpoint, find_local, ranks_of
 from stepscope.engine.transport.local_engines import called, holder_pid
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.recordings.live.forward_passes import ForwardPassSource
+from stepscope.recordings.live.forward_passes import PREFIX, ForwardPassAddress, ForwardPassSource
 from stepscope.recordings.live.subscriber import Subscriber
 
 if TYPE_CHECKING:

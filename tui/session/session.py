@@ -1,11 +1,11 @@
 """`Session`: one engine or recording in the dashboard, with everything that its screen needs.
 
-`SessionMaker` makes them; `AlertWatch` checks the alert rules of one.
+`AlertWatch` checks its alert rules.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +17,9 @@ from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source, add_mark
 from stepscope.tui.session.compare_state import CompareState
-from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import EngineLink
-from stepscope.tui.session.control.who import who
-from stepscope.tui.session.file_jobs import FileJobs
-from stepscope.tui.session.record_switch import RecordSwitch, RecordSwitches
+from stepscope.tui.session.control.operator import AutopilotSwitch
+from stepscope.tui.session.record_switch import FileJobs, RecordSwitch, RecordSwitches
 from stepscope.tui.session.tour.tour import Tour
 from stepscope.tui.settings.action_table import Action, Need
 from stepscope.tui.settings.actions import ACTIONS, Abilities
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from stepscope.recordings.live.recorder import Recorder
 
 _LOOK_S = 1.0
-_WHO = "alert"
 
 
 class AlertWatch:
@@ -55,7 +52,7 @@ class AlertWatch:
         changes = self._judge.apply(self._meter.measure(), now_s)
         for change in changes:
             if change.is_firing and self._source.history.last_step is not None:
-                add_mark(self._source, change.text, _WHO)
+                add_mark(self._source, change.text, "alert")
         return changes
 
     @property
@@ -74,29 +71,65 @@ _OF_A_REPLAY = frozenset({"axis", "sort", "slo_ttft_ms", "slo_itl_ms"})
 
 @dataclass(slots=True)
 class Session:
-    """One engine or recording, and what its screen and dialogs share. `SessionMaker` makes it."""
+    """One engine or recording, and what its screen and dialogs share.
+
+    `Dashboard` explains the arguments; `beside` makes the session of another engine.
+    """
 
     source: Source
     history: History
-    link: EngineLink | None
-    switches: RecordSwitches  # shared by all engines of this dashboard
-    abilities: Abilities
+    control_endpoint: str | None
+    recorder: InitVar["Recorder | None"]
+    # Shared by all sessions of a dashboard:
+    fleet_view: FleetView
     title: str
-    endpoint: str
-    fleet_view: FleetView  # all engines of this dashboard, including this one
-    compare: CompareState = field(default_factory=CompareState)  # shared by all engines
-    exports: FileJobs = field(default_factory=FileJobs)  # shared by all engines
+    readonly: bool = False
+    actions: tuple[Action, ...] = ACTIONS
     preferences: Preferences = field(default_factory=Preferences)
     log_file: Path = field(default_factory=log_path)
     clock: Callable[[], float] = time.monotonic
     rules: Sequence[Rule] = ()
-    tour: Tour | None = None
-    autopilot: AutopilotSwitch | None = None  # None if there is no engine to change
-    background_error: str | None = None  # why a thread died, in one line
+    compare: CompareState = field(default_factory=CompareState)
+    exports: FileJobs = field(default_factory=FileJobs)
+    switches: RecordSwitches = field(default_factory=RecordSwitches)
+    # Of this session alone:
+    abilities: Abilities = field(init=False)
+    endpoint: str = field(init=False)  # as people read it, without the folder of a socket
+    link: EngineLink | None = field(init=False)  # None if there is no engine to change
+    autopilot: AutopilotSwitch | None = field(init=False)  # the same
     alerts: AlertWatch = field(init=False)
+    tour: Tour | None = field(init=False, default=None)
+    background_error: str | None = field(init=False, default=None)  # why a thread died, in one line
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, recorder: "Recorder | None") -> None:
+        control = self.control_endpoint
+        needs: set[Need] = {"live" if self.source.is_live else "replay"}
+        if self.switches.of(self.source, recorder) is not None:
+            needs.add("recorder")
+        if not in_browser():
+            needs.add("files")
+        self.link, self.autopilot, self.endpoint = None, None, self.source.name
+        if control is not None:
+            needs.add("engine")
+            scheme, _, path = control.partition("://")
+            self.endpoint = f"ipc://{Path(path).name}" if scheme == "ipc" else control
+            if not self.readonly:
+                self.link = EngineLink(
+                    partial(ControlClient, control), lambda: siblings_of(Endpoint.parse(control))
+                )
+                self.autopilot = AutopilotSwitch(control)
+        self.abilities = Abilities(self.readonly, frozenset(needs), self.actions)
         self.alerts = AlertWatch(self.source, self.rules, self.clock)
+
+    def beside(self, source: Source, control_endpoint: str | None) -> "Session":
+        """Return a new session of another source of this dashboard."""
+        return replace(
+            self,
+            source=source,
+            history=source.history,
+            control_endpoint=control_endpoint,
+            recorder=None,
+        )
 
     def begin_tour(self, tour: Tour) -> None:
         """Start to show a guided tour, and enable its keys."""
@@ -116,67 +149,3 @@ class Session:
     def record_switch(self) -> RecordSwitch | None:
         """What starts and ends recordings of this source; None if the source is not live."""
         return self.switches.of(self.source)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionMaker:
-    """Makes sessions; its fields are what all sessions share, as `run_dashboard` explains."""
-
-    fleet_view: FleetView
-    title: str
-    readonly: bool = False
-    actions: tuple[Action, ...] = ACTIONS
-    preferences: Preferences = field(default_factory=Preferences)
-    log_file: Path = field(default_factory=log_path)
-    clock: Callable[[], float] = time.monotonic
-    rules: Sequence[Rule] = ()
-    compare: CompareState = field(default_factory=CompareState)
-    exports: FileJobs = field(default_factory=FileJobs)
-    switches: RecordSwitches = field(default_factory=RecordSwitches)
-
-    def make(
-        self,
-        source: Source,
-        history: History,
-        control_endpoint: str | None,
-        recorder: "Recorder | None" = None,
-    ) -> Session:
-        """Return a new session of this source; `run_dashboard` explains the arguments."""
-        needs: set[Need] = {"live" if source.is_live else "replay"}
-        if control_endpoint is not None:
-            needs.add("engine")
-        if self.switches.of(source, recorder) is not None:
-            needs.add("recorder")
-        if not in_browser():
-            needs.add("files")
-        link = autopilot = None
-        if control_endpoint is not None and not self.readonly:
-            link = EngineLink(
-                partial(ControlClient, control_endpoint),
-                lambda: siblings_of(Endpoint.parse(control_endpoint)),
-            )
-            autopilot = AutopilotSwitch(control_endpoint, who)
-        return Session(
-            source,
-            history,
-            link,
-            self.switches,
-            Abilities(self.readonly, frozenset(needs), self.actions),
-            self.title,
-            shown_endpoint(control_endpoint) or source.name,
-            self.fleet_view,
-            self.compare,
-            self.exports,
-            preferences=self.preferences,
-            log_file=self.log_file,
-            clock=self.clock,
-            rules=self.rules,
-            autopilot=autopilot,
-        )
-
-
-def shown_endpoint(control: str | None) -> str | None:
-    """Return an address as people read it: an IPC address without the folder of its socket."""
-    if control is None or not control.startswith("ipc://"):
-        return control
-    return f"ipc://{Path(control.removeprefix('ipc://')).name}"

@@ -7,7 +7,7 @@ opens the recordings.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,25 +36,24 @@ class _Opened(NamedTuple):
 class Finder:
     """Finds engines and recordings for the screen's thread; a thread of its own opens files."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._clock = clock
         self._servers = LocalServers()
         self._sources: dict[Address, Source] = {}
-        self._fleet = Fleet([], clock)
+        self._fleet = Fleet([])
         self._find_due_s = 0.0
-        self._files: tuple[File, ...] = ()
+        self.files: tuple[File, ...] = ()  # the recordings found, the last written first
         self._opened: dict[Path, _Opened] = {}  # for the thread that opens files
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="recordings", daemon=True).start()
 
     def look(self) -> None:
         """Update the figures of the known engines, and once a second search for new engines."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if now_s >= self._find_due_s:
             self._find_due_s = now_s + _FIND_S
             try:
-                found = local_addresses(self._servers.found())
+                found = local_addresses(self._servers.found)
             except (ConfigError, OSError):
                 found = []  # the runtime folder belongs to someone else: it holds no engine of ours
             self._follow(found)
@@ -65,17 +64,12 @@ class Finder:
         addresses = [endpoint.control for endpoint in self._sources]
         return list(zip(addresses, lines, strict=False))
 
-    def files(self) -> tuple[File, ...]:
-        """Return the recordings that were found, the last written first."""
-        return self._files
-
     def stop(self) -> None:
         self._stopping.set()
         self._servers.stop()
         self._fleet.stop()
 
-    def _follow(self, found: Iterable[Address]) -> None:
-        endpoints = list(found)
+    def _follow(self, endpoints: Sequence[Address]) -> None:
         for endpoint in endpoints:
             if endpoint not in self._sources:
                 history = History(max_steps=_MAX_STEPS, max_bytes=_MAX_BYTES)
@@ -92,12 +86,12 @@ class Finder:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._files = tuple(self._listed())
-            for file in self._files:
+            self.files = tuple(self._listed())
+            for file in self.files:
                 if self._stopping.is_set():
                     return
                 self._open(file)
-                self._files = tuple(self._listed())
+                self.files = tuple(self._listed())
             self._stopping.wait(_FILES_S)
 
     def _listed(self) -> list[File]:

@@ -16,7 +16,6 @@ from stepscope.recordings.state.audit_text import typed_text
 
 _SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))
 _MAX_STEPS = 10_000  # the newest steps to simulate: more would take minutes
-_WAIT_S = 0.1  # between two checks whether the answer is still wanted
 
 
 class _Dropped(Exception):  # noqa: N818 - no error
@@ -31,12 +30,15 @@ class KnobForecast(threading.Thread):
         self._history = history
         self._change = f"{name}={typed_text(value)}"
         self._is_dropped = False
+        self._process: subprocess.Popen[str] | None = None
         self.text = f"what if {self._change}: simulating the steps in memory ..."
         self.start()
 
     def drop(self) -> None:
         """Let the simulation end, as its result is no longer needed."""
         self._is_dropped = True
+        if self._process is not None:
+            self._process.kill()
 
     def run(self) -> None:
         from stepscope.recordings.history.memory_file import write_memory  # loads mcap
@@ -61,14 +63,11 @@ class KnobForecast(threading.Thread):
         command = [sys.executable, "-m", "stepscope.tui.cli", "what-if", str(path), self._change]
         pipe = subprocess.PIPE
         with subprocess.Popen([*command, "--json"], stdout=pipe, stderr=pipe, text=True) as process:
-            while True:
-                try:
-                    out, wrong = process.communicate(timeout=_WAIT_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    if self._is_dropped:
-                        process.kill()
-                        raise _Dropped from None
+            self._process = process
+            if self._is_dropped:
+                process.kill()
+            out, wrong = process.communicate()
+        self._look()
         if process.returncode:
             last = wrong.strip().rpartition("\n")[2]
             said = last.removeprefix("stepscope: error: ").removeprefix(f"{path}: ")

@@ -1,7 +1,7 @@
 """The code that every adapter shares: it runs inside the other engine's process.
 
 `attachment` owns the sockets and threads, and detaches stepscope. `hooks` wraps the engine's
-methods. `step_notes` queues what the engine's thread saw, for another thread to process.
+methods, and queues what the engine's thread saw, for another thread to process.
 Each engine's package reports to `step_recorder` which requests arrived and ended, and which rows
 and blocks were scheduled. The recorder builds step records, in the order in which steps end.
 `attached_core` answers commands. Other processes of the engine send `reports`.

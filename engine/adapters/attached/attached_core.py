@@ -50,14 +50,6 @@ class AttachedCore:
     """Answers commands and publishes state for an attached engine.
 
     Use it only inside `with attachment.notes.done()`. But any thread may put into `inbox`.
-
-    Args:
-        engine: the engine's name, for messages.
-        info: the engine's description. Only its clock readings are ever renewed.
-        sink: publishes the telemetry.
-
-    Attributes:
-        deferred: commands to set knobs (runtime settings) that wait for `apply_deferred`.
     """
 
     def __init__(
@@ -73,7 +65,7 @@ class AttachedCore:
         self._knobs = knobs
         self.info, self.sink = info, sink
         self.inbox = Inbox()
-        self.deferred: deque[Call] = deque()
+        self._deferred: deque[Call] = deque()  # they wait for `apply_deferred`
         self.max_waiting = 0  # only the engine's own server accepts requests
         self.control_tally = tally
         self.has_step_in_flight = False  # the recorder orders the steps, so nothing must wait
@@ -92,7 +84,7 @@ class AttachedCore:
             self.audit.refused(item.command, item.asker, item.code, item.message)
         elif isinstance(item, Call):
             if self._knobs.is_deferred and isinstance(item.command, commands.SetKnobs):
-                self.deferred.append(item)
+                self._deferred.append(item)
             else:
                 self._apply(item)
         else:
@@ -100,8 +92,8 @@ class AttachedCore:
 
     def apply_deferred(self) -> None:
         """Apply deferred knob changes, and end a lease that is due, on the engine's thread."""
-        while self.deferred:
-            self._apply(self.deferred.popleft())
+        while self._deferred:
+            self._apply(self._deferred.popleft())
         end_lease_if_due(self)
 
     def _apply(self, call: Call) -> None:
@@ -123,14 +115,6 @@ class AttachedCore:
                     asker = call.asker or Asker(command.who)
                     self.audit.refused(name, asker, UNSUPPORTED, message)
                 call.client.reply(Error(code=UNSUPPORTED, message=message))
-
-    def end_lease_if_due(self) -> None:
-        """Restore knobs that were set under a lease, if the client has stopped renewing it.
-
-        Does nothing if knob changes are deferred: then `apply_deferred` does this.
-        """
-        if not self._knobs.is_deferred:
-            end_lease_if_due(self)
 
     def note_change(self, command: commands.Change, detail: str) -> None:
         """Audit a change that came through the engine's own server, and publish the new state."""
@@ -167,7 +151,6 @@ class AttachedCore:
         )
 
     def clock(self) -> int:
-        """Return this machine's monotonic time in nanoseconds."""
         return time.monotonic_ns()
 
     def publish(self, message: wire.Telemetry) -> None:
@@ -198,17 +181,14 @@ class AttachedCore:
         self.publish(status)
 
     def keep_snapshot(self, now_ns: int) -> None:
-        """Keep a snapshot for clients that subscribe later, if one is due."""
         if self.kept_snapshots.is_due(self.last_step, now_ns):
             self.kept_snapshots.add(self.snapshot())
             self.kept_snapshots.rest(self.clock() - now_ns)
 
     def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
-        """Return what the knobs would be with `changes`. Raises ConfigError: one is refused."""
         return self._knobs.changed(changes)
 
     def set_knobs(self, changes: Mapping[str, KnobValue]) -> None:
-        """Change knobs, from the next step that the engine schedules."""
         self._knobs.set(changes)
         self._recorder.knobs_version += 1
 

@@ -13,7 +13,6 @@ engine does not wait for them.
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 import traceback
@@ -23,11 +22,12 @@ from typing import Any
 
 from stepscope.engine.adapters.attached.attached_core import AttachedCore, EngineWatcher, NoIntake
 from stepscope.engine.adapters.attached.description import AttachedKnobs
-from stepscope.engine.adapters.attached.hooks import Hooks
+from stepscope.engine.adapters.attached.hooks import Hooks, StepNotes
 from stepscope.engine.adapters.attached.reports import ProcessReports
-from stepscope.engine.adapters.attached.step_notes import StepNotes
 from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.audit import ControlTally
+from stepscope.engine.loop.changes import end_lease_if_due
+from stepscope.engine.loop.inbox import CommandTime
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import LOOK_S, StepWatcher
@@ -40,14 +40,12 @@ REPLAY_BYTES = 64 * 1024 * 1024
 PUMP_S = 0.05
 QUIET_NS = 100_000_000  # the pump applies commands after the engine's thread was away this long
 _ADVICE = "set STEPSCOPE_ENDPOINT to another name"
-MAX_COMMANDS = 20  # applied between two steps at most
 
 
 class Attachment:
     """Owns the sockets, threads and hooks of stepscope in one process of the engine.
 
     Args:
-        engine: the engine's name, for messages.
         hook: wraps the engine's methods, with `hooks`.
         reports: what the engine's other processes tell; None: they tell nothing.
 
@@ -56,7 +54,6 @@ class Attachment:
             the engine calls some of the wrapped methods from within others.
         notes: what the engine's thread saw and nobody has processed yet. Use the core or the
             recorder only inside `with notes.done()`. Take `lock` first if both are needed.
-        hooks: wraps the engine's methods until stepscope detaches.
         is_attached: False once stepscope has detached or the engine was shut down.
 
     Raises:
@@ -79,6 +76,7 @@ class Attachment:
         self.watcher, self.knobs, self._reports = watcher, knobs, reports
         self.lock = threading.RLock()
         self.notes = StepNotes()
+        self._command_time = CommandTime(monotonic_ns)
         self._ended = threading.Event()
         self._seen_ns = 0  # when the engine's thread was here last
         self._next_tend_ns = 0
@@ -117,10 +115,7 @@ class Attachment:
         return now_ns
 
     def tend_if_due(self) -> int:
-        """Like `seen`, but first apply commands and publish state, if due.
-
-        Call it between two steps, under the lock.
-        """
+        """As `seen`, but first tend to what is due. Call it between steps, under the lock."""
         self._seen_ns = now_ns = monotonic_ns()
         if now_ns < self._next_tend_ns and not self.core.inbox.qsize():
             return now_ns
@@ -139,10 +134,7 @@ class Attachment:
             self.guard(when_read)
 
     def guard(self, ours: Callable[[], object]) -> None:
-        """Call `ours` without taking the lock. Does nothing once detached.
-
-        If `ours` raises an error, stepscope detaches. The caller never sees the error.
-        """
+        """Call `ours`, without the lock, unless detached. After an error stepscope detaches."""
         if self.is_attached:
             try:
                 ours()
@@ -189,19 +181,17 @@ class Attachment:
         said = "stepscope has detached itself, %s goes on: %s: %s%s"
         self._log.warning(said, self._engine, type(error).__name__, error, place)
         self._restore()
-        self._end()
+        self._ended.set()
+        self.notes.wake()
 
     # Between steps: the lock and the notes are held
 
     def _tend(self) -> None:
         """Apply commands; publish the engine's info and its state, if they are due."""
         core = self.core
-        for _ in range(MAX_COMMANDS):
-            try:
-                core.take(core.inbox.get_nowait())
-            except queue.Empty:
-                break
-        core.end_lease_if_due()
+        self._command_time.take(core.inbox, core.take)
+        if not self.knobs.is_deferred:
+            end_lease_if_due(core)
         core.snapshots.serve()
         core.audit.publish_if_due()
         core.heartbeat.publish(idle=not core.has_work)
@@ -225,12 +215,9 @@ class Attachment:
                     self.core.audit.publish_all()
                     self.core.heartbeat.publish_status("stopped")
                 self._restore()
-        self._end()
-        self._pump.join(timeout=2)
-
-    def _end(self) -> None:
         self._ended.set()
         self.notes.wake()
+        self._pump.join(timeout=2)
 
     def _read(self) -> None:
         with self.notes.done():
@@ -242,6 +229,16 @@ class Attachment:
         steps = StepWatcher(self.watcher.recorder, self.publisher.publish)
         next_look_s = 0.0
         hold_ups = self.watcher.recorder.hold_ups
+
+        def tend_in_quiet() -> None:
+            nonlocal next_look_s
+            with self.notes.done():
+                self._tend()
+                if time.monotonic() >= next_look_s:
+                    next_look_s = time.monotonic() + LOOK_S
+                    steps.look()
+            self._next_tend_ns = 0  # so the next step publishes that the engine runs again
+
         while not self._ended.is_set():
             self.notes.wait(PUMP_S)
             self.guard(hold_ups.pumping)
@@ -250,18 +247,7 @@ class Attachment:
                 continue
             hold_ups.pump_rests()
             with self.lock:
-                if not self.is_attached:
-                    break
-                try:
-                    with self.notes.done():
-                        self._tend()
-                        if time.monotonic() >= next_look_s:
-                            next_look_s = time.monotonic() + LOOK_S
-                            steps.look()
-                except Exception as error:  # noqa: BLE001
-                    self.fail(error)
-                    break
-                self._next_tend_ns = 0  # so the next step publishes that the engine runs again
+                self.guard(tend_in_quiet)
             self.guard(hold_ups.pumping)
         try:
             self._to_close.close()

@@ -71,23 +71,20 @@ def described(engine: str, endpoint: Endpoint, knobs: "AttachedKnobs") -> Engine
 
 def known(get: Callable[[], _T]) -> _T | None:
     """Return what `get` returns; None if it raises, because this version lacks the value."""
-    try:
+    with suppress(Exception):
         return get()
-    except Exception:  # noqa: BLE001 - after any error the value is unknown
-        return None
+    return None
 
 
 class AttachedKnobs:
     """All settings that stepscope shows, some of which can change while the engine runs.
 
     Args:
-        engine: the engine's name, for messages.
         live: the knobs that can change, and how their specs differ from those of our engine.
         write: sets knobs between two steps; they apply from the next step that is scheduled.
 
     Attributes:
         limits: the values at engine start, which bound the knobs.
-        values: the current values, by name.
         specs: of the knobs that can change.
         is_deferred: whether only the engine's thread may apply changes, by calling
             `AttachedCore.apply_deferred`.
@@ -134,7 +131,6 @@ class AttachedKnobs:
         self._become(self.changed(changes))
 
     def restore(self) -> None:
-        """Restore the values at engine start."""
         self._become(self._start)
 
     def _become(self, values: dict[str, KnobValue]) -> None:

@@ -38,10 +38,8 @@ class FrontReport(Struct, array_like=True, frozen=True, tag=True):
 class RankReport(Struct, array_like=True, frozen=True, gc=False, tag=True):
     """A rank's part of the forward pass of a step.
 
-    Attributes:
-        step: the stamp of its scheduler output.
-        forward_ns: from `begin_ns` until its result was there: logits, or what the next stage gets.
-        wait_ns: of that, in collectives; None: unknown.
+    `step`: the stamp of its scheduler output; `forward_ns`: from `begin_ns` until its result was
+    there, logits or what the next stage gets; `wait_ns`: of that, in collectives, None: unknown.
     """
 
     step: int
@@ -109,7 +107,6 @@ class ProcessReports:
         self._socket.close()
 
     def arrived(self, name: str, request_id: int) -> None:
-        """Note that the engine has got a request."""
         keep(self._arrived, name, request_id)
         if (early := self._early.pop(name, None)) is not None:
             self._take(early)
@@ -120,7 +117,6 @@ class ProcessReports:
         return self._reasons.pop(request_id, None)
 
     def read(self) -> None:
-        """Read the reports that are there."""
         for _ in range(_MOST_REPORTS):
             try:
                 payload = self._socket.recv(_MAX_BYTES)

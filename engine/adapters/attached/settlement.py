@@ -15,9 +15,7 @@ from stepscope.engine.protocol.wire import Admitted, BlockMove, Preempted, Reque
 class BlockGroups:
     """The group of each KV block as published, and the counts of each group; see `KVGroup`.
 
-    Attributes:
-        of_block: the group of the latest holder, one byte for each block.
-        used, cached: number of blocks of each group.
+    `of_block`: the group of the latest holder, one byte for each block.
     """
 
     def __init__(self, num_groups: int, num_blocks: int) -> None:
@@ -153,10 +151,7 @@ class Settlement:
         return looked_up
 
     def drain(self) -> tuple[wire.KVCounts | None, list[BlockMove]]:
-        """Release the blocks that were freed since the last step.
-
-        Returns the block counts, and the new state of each block that changed since the last call.
-        """
+        """Release the blocks that were freed since the last step. Returns counts and changes."""
         if self._judged is not None:
             for tracked in self._to_release:
                 self._judged.released(tracked)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
 from typing import Any
 
-from stepscope.engine.adapters.attached import rows
 from stepscope.engine.adapters.attached.hold_ups import HoldUps
 from stepscope.engine.adapters.attached.settlement import (
     BlockGroups,
@@ -23,6 +22,9 @@ from stepscope.engine.adapters.attached.tracked import (
     Freed,
     TrackedRequest,
     UnfinishedStep,
+    gives_first_token,
+    gives_token,
+    num_tokens_of,
 )
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import HeldRow, RequestEvent
@@ -40,9 +42,7 @@ class StepRecorder:
 
     Attributes:
         table: requests that have not ended, by the engine's ids.
-        next_step: number of the next step that the engine schedules.
         published_step: number of the last published step, -1 before the first.
-        knobs_version: version of the knobs, published with each step.
         has_unpublished: whether something happened that is not published yet.
         hold_ups: what held up the engine's thread; each record takes those before its tokens.
     """
@@ -68,8 +68,6 @@ class StepRecorder:
         self._last_to_sift = -1  # steps after this one have no rows of ended requests
         self._next_id = 0
         self._tokens_ns = 0
-
-    # What the engine does
 
     def arrived(
         self,
@@ -132,10 +130,8 @@ class StepRecorder:
         """Remove and return the step that the engine has finished: of which `is_it` is true.
 
         Also applies the effects of older steps that ran no request. Their events are published with
-        the next record. Returns None if the finished step ran no request either.
-
-        Raises:
-            RuntimeError: the engine finished a step that is not the oldest one in flight.
+        the next record. Returns None if the finished step ran no request either. Raises
+        RuntimeError: the engine finished a step that is not the oldest one in flight.
         """
         while self._in_flight:
             step = self._in_flight[0]
@@ -176,14 +172,13 @@ class StepRecorder:
             num_dropped: messages that subscribers have missed so far.
             ended_now: requests that ended with this step's tokens.
             kv_used: the share of the KV pool in use, if the pool is not published.
-            transfers: see `StepRecord.kv_transfers`.
         """
         assert step.number is not None
         events = self._settlement.settle(step, ended_now)
         has_lost = step.lost or step.number <= self._last_to_sift
-        num_wasted = rows.drop_lost(step, ended_now) if has_lost else 0
+        num_wasted = step.drop_lost(ended_now) if has_lost else 0
         self._note_tokens(step, tokens_ns, events)
-        drafts = rows.check_drafts(step)
+        drafts = step.check_drafts()
         self._set_back(step)
         kv, moves = self._settlement.drain()
         is_ahead, not_before_ns = step.start_ns < self._tokens_ns, self._tokens_ns
@@ -226,8 +221,6 @@ class StepRecorder:
             **self._grouped(moves),
         )
 
-    # Outside of a step
-
     @property
     def groups(self) -> BlockGroups | None:
         """The groups of the KV blocks; None if all are of one, or unknown."""
@@ -243,7 +236,6 @@ class StepRecorder:
         self._held_between = [*(self._held_between or ()), *(self._hold(held) or ())] or None
 
     def tell(self, front: wire.FrontEnd) -> None:
-        """Publish what a front end did with requests that have arrived."""
         self._front.append(front)
         self.has_unpublished = True
 
@@ -279,17 +271,15 @@ class StepRecorder:
         """The oldest unfinished step that runs something, or None."""
         for step in self._in_flight:
             if step.number is not None:
-                running = [rows.running_row(row) for row in step.rows]
                 since_ns = max(step.start_ns, self._tokens_ns)
-                return StepUnderWay(step.number, since_ns, running, step.token_budget)
+                return StepUnderWay(step.number, since_ns, step.running_rows(), step.token_budget)
         return None
 
     def views(self) -> list[wire.RequestView]:
-        """Return all requests that have not ended, in their published state."""
         in_flight: Counter[int] = Counter()
         for step in self._in_flight:
             for row in step.rows:
-                in_flight[row[0].request_id] += rows.num_tokens_of(row)
+                in_flight[row[0].request_id] += num_tokens_of(row)
         return [tracked.view(in_flight[tracked.request_id]) for tracked in self.table.values()]
 
     def known(self, names: Collection[str]) -> list[TrackedRequest]:
@@ -325,15 +315,14 @@ class StepRecorder:
             for later in self._in_flight:
                 later.set_back[tracked] = later.set_back.get(tracked, 0) + num_rejected
 
-    def _note_tokens(
-        self, step: UnfinishedStep, tokens_ns: int, events: list[RequestEvent]
-    ) -> None:
+    @staticmethod
+    def _note_tokens(step: UnfinishedStep, tokens_ns: int, events: list[RequestEvent]) -> None:
         for row in step.rows:
             if row[3] is None:  # an ordinary decode: almost every row is one, so avoid a call
                 row[0].last_ns = tokens_ns
-            elif rows.gives_token(row):
+            elif gives_token(row):
                 tracked = row[0]
                 tracked.last_ns = tokens_ns
-                if rows.gives_first_token(row):
+                if gives_first_token(row):
                     tracked.first_ns = tokens_ns
                     events.append(wire.FirstToken(tracked.request_id))

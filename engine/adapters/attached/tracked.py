@@ -1,13 +1,31 @@
-"""`TrackedRequest`: a request of the other engine; `UnfinishedStep`: a step without its tokens."""
+"""`TrackedRequest`: a request of the other engine; `UnfinishedStep`: a step without its tokens.
 
-from collections.abc import Sequence
+A step's rows say which tokens of which request it computes. They are made when the step is
+scheduled. When it ends, rows of lost requests are removed.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
-from stepscope.engine.protocol.wire import Phase, RankTimes, RequestStatus, RequestView
-from stepscope.engine.telemetry.batch_rows import RowFields
+from stepscope.engine.protocol.wire import (
+    DraftRow,
+    Phase,
+    RankTimes,
+    RequestStatus,
+    RequestView,
+    RowFlag,
+)
+from stepscope.engine.telemetry import batch_rows
+from stepscope.engine.telemetry.batch_rows import RowFields, keep_rows, with_positions
+from stepscope.engine.telemetry.step_watcher import RunningRow
+
+_DECODE, _PREFILL, _RECOMPUTE = int(Phase.DECODE), int(Phase.PREFILL), int(Phase.RECOMPUTE)
+_LAST_CHUNK, _FIRST_TOKEN = int(RowFlag.LAST_CHUNK), int(RowFlag.FIRST_TOKEN)
+_RESUMED = int(RowFlag.RESUMED)
 
 
 class EngineRequest(Protocol):
@@ -46,11 +64,9 @@ class TrackedRequest:
         num_blocks, status, num_preemptions, num_cached: as published.
         held, held_blocks: why the engine holds it back while it waits, and the blocks that it has
             meanwhile, as published in `HeldRow`.
-        elsewhere: as in `Arrived`.
         num_loaded: tokens whose keys and values come from elsewhere, as scheduled.
         is_loaded_early: whether they came before its first step.
         was_overtaken: whether one that came later was scheduled before it, for its priority.
-        ended: whether the engine has ended it.
     """
 
     request_id: int
@@ -105,6 +121,27 @@ class TrackedRequest:
 Row: TypeAlias = tuple[TrackedRequest, Phase | None, int, RowFields | None]
 _NO_ROWS = msgspec.Raw(b"\x90")
 
+# Our own engine's encoder. It reads the slots of the type passed to it, and the first fields of a
+# row.
+_encode = cast(
+    Callable[[list[Row], Phase, type[TrackedRequest], Callable[[Row], RowFields | None]], bytes],
+    cast(Any, batch_rows.compiled or batch_rows.encode_in_python),
+)
+_fields = itemgetter(3)
+
+
+def num_tokens_of(row: Row) -> int:
+    return 1 if row[3] is None else row[3][3]
+
+
+def gives_token(row: Row) -> bool:
+    """Whether this step samples a token for the request."""
+    return row[3] is None or bool(row[3][6] & _LAST_CHUNK)
+
+
+def gives_first_token(row: Row) -> bool:
+    return row[3] is not None and bool(row[3][6] & _FIRST_TOKEN)
+
 
 class Taken(NamedTuple):
     """Blocks that a request received. The first `num_hit` came from the prefix cache."""
@@ -141,7 +178,6 @@ class UnfinishedStep:
         held: waiting requests that the engine holds back for a reason of their own, see `HeldRow`;
             None: the same as before.
         overtaken: waiting requests that came before one that this step admits for its priority.
-        held_prefills, ranks: as in `StepRecord`.
         lost: requests preempted before the step ended. Their rows in this step are wasted.
     """
 
@@ -187,6 +223,102 @@ class UnfinishedStep:
             tracked.is_prefilling = tracked.was_preempted = True
             self.preempted.append(tracked)
 
-    def resume(self, tracked: TrackedRequest) -> None:
-        """Note that a preempted request runs again."""
-        tracked.num_known = tracked.engine_request.num_tokens
+    def encode(self) -> None:
+        """Encode `rows` into `batch`, before a later step changes the block tables."""
+        self.batch = msgspec.Raw(_encode(self.rows, Phase.DECODE, TrackedRequest, _fields))
+
+    def add_row(
+        self,
+        tracked: TrackedRequest,
+        start: int,
+        num_tokens: int,
+        num_blocks: int,
+        num_drafted: int = 0,
+    ) -> None:
+        """Add a row that is not an ordinary decode (one token, no drafts).
+
+        Updates the prefill state of `tracked`. If this step admits it, `admitted` must say so.
+        """
+        fields = self._fields_of(tracked, start, num_tokens, num_blocks)
+        if num_drafted:
+            self.drafted[tracked] = num_drafted
+        if fields[1] != _DECODE:
+            self.num_prefill_tokens += num_tokens - num_drafted
+        self.rows.append((tracked, None, start, fields))
+
+    def _fields_of(
+        self, tracked: TrackedRequest, start: int, num_tokens: int, num_blocks: int
+    ) -> RowFields:
+        if not tracked.is_prefilling:  # with draft tokens
+            return tracked.request_id, _DECODE, start, num_tokens, 0, num_blocks, _LAST_CHUNK
+        flags = 0
+        num_prompt = tracked.engine_request.num_prompt_tokens
+        known = max(num_prompt, tracked.num_known)
+        if start + num_tokens >= known:
+            tracked.is_prefilling = False
+            flags = _LAST_CHUNK if tracked.max_tokens else 0
+            if flags and not tracked.has_first_token:
+                tracked.has_first_token = True
+                flags |= _FIRST_TOKEN
+        num_cached = next((count for each, count in self.admitted if each is tracked), None)
+        if num_cached is not None and tracked.was_preempted:
+            flags |= _RESUMED
+        if start < tracked.num_computed:
+            phase = _RECOMPUTE
+        elif start >= num_prompt and start + 1 == known:
+            phase = _DECODE  # resumed, and all but its newest token was still cached
+        else:
+            phase = _PREFILL
+        tracked.num_computed = max(tracked.num_computed, start + num_tokens)
+        return tracked.request_id, phase, start, num_tokens, num_cached or 0, num_blocks, flags
+
+    def drop_lost(self, ended_now: set[TrackedRequest]) -> int:
+        """Remove the rows of requests that ended or were preempted before this step ended.
+
+        Rows of `ended_now`, which ended with this step's tokens, stay. Returns the number of tokens
+        in the removed rows: the step computed them in vain.
+        """
+        kept, num_wasted = [], 0
+        for i, row in enumerate(self.rows):
+            tracked = row[0]
+            if tracked not in self.lost and (not tracked.ended or tracked in ended_now):
+                kept.append(i)
+                continue
+            num_wasted += num_tokens_of(row)
+            if row[3] is not None and row[3][1] != _DECODE:
+                self.num_prefill_tokens -= num_tokens_of(row) - self.drafted.get(tracked, 0)
+            if gives_first_token(row):
+                tracked.has_first_token = False
+        if num_wasted:
+            self.rows = [self.rows[i] for i in kept]
+            self.batch = keep_rows(self.batch, kept)
+        return num_wasted
+
+    def check_drafts(self) -> list[DraftRow] | None:
+        """Set the rows of this ended step to the tokens that requests got, and where they start.
+
+        Returns which drafts were accepted; None if the step checked none.
+        """
+        if not self.drafted and not self.set_back:
+            return None
+        checked, found = {}, []
+        for i, row in enumerate(self.rows):
+            tracked, _, start, _ = row
+            num_drafted, num_back = self.drafted.get(tracked, 0), self.set_back.get(tracked, 0)
+            num_accepted = 0
+            if num_drafted:
+                num_accepted = self.num_got[tracked] - 1
+                found.append(DraftRow(tracked.request_id, num_drafted, num_accepted))
+            if num_drafted or num_back:
+                checked[i] = start - num_back, num_tokens_of(row) - num_drafted + num_accepted
+        self.batch = with_positions(self.batch, checked)
+        return found or None
+
+    def running_rows(self) -> list[RunningRow]:
+        """Return the rows in the short form that is published while the step still runs."""
+        found = []
+        for row in self.rows:
+            tracked, _, start, fields = row
+            phase = _DECODE if fields is None else fields[1]
+            found.append(RunningRow(tracked.request_id, phase, start, num_tokens_of(row)))
+        return found

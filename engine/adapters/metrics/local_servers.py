@@ -8,7 +8,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import psutil
@@ -32,39 +32,31 @@ class LocalServer(NamedTuple):
 
 
 class LocalServers:
-    """Looks for local servers again and again, on a background thread.
+    """Looks for local servers again and again, on a background thread."""
 
-    `ports` returns the ports to ask, each with the pid that listens there, or None.
-    """
-
-    def __init__(self, ports: Callable[[], Iterable[tuple[int, int | None]]] | None = None) -> None:
-        self._ports = ports or listening_ports
-        self._found: tuple[LocalServer, ...] = ()
+    def __init__(self) -> None:
+        self.found: tuple[LocalServer, ...] = ()  # those that answered in the last round
         self._not_before_s: dict[tuple[int, int | None], float] = {}
         self._has_looked = threading.Event()
         self._stopping = threading.Event()
         threading.Thread(target=self._run, name="local servers", daemon=True).start()
 
-    def found(self) -> tuple[LocalServer, ...]:
-        """Return the servers that answered in the last round."""
-        return self._found
-
     def wait(self, timeout_s: float) -> tuple[LocalServer, ...]:
         """Return the servers found when the first round is done, or after `timeout_s`."""
         self._has_looked.wait(timeout_s)
-        return self._found
+        return self.found
 
     def stop(self) -> None:
         self._stopping.set()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._found = tuple(self._answering())
+            self.found = tuple(self._answering())
             self._has_looked.set()
             self._stopping.wait(_LOOK_S)
 
     def _answering(self) -> Iterator[LocalServer]:
-        for port, pid in self._ports():
+        for port, pid in listening_ports():
             if time.monotonic() < self._not_before_s.get((port, pid), 0.0):
                 continue
             address = MetricsAddress(f"http://127.0.0.1:{port}")
@@ -79,10 +71,7 @@ class LocalServers:
 
 
 def listening_ports() -> list[tuple[int, int | None]]:
-    """Return the default ports, and those of this user's processes that look like an engine.
-
-    Each has the pid that listens there, or None.
-    """
+    """Return the default ports, and those of this user's engines with the pid that listens."""
     found: dict[int, int | None] = dict.fromkeys(USUAL_PORTS)
     own = psutil.Process().uids().real
     for process in psutil.process_iter(["pid", "uids", "cmdline"]):

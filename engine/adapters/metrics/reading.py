@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -39,73 +39,56 @@ _COUNTERS = (
 _HISTOGRAMS = ("ttft", "itl", "tpot")
 
 
-# An engine, the prefix of its samples, and their names by what they tell; what is missing it does
-# not export. `kv_used` is a share, 0 to 1; `reasons` are labelled `reason`.
-_EngineNames: TypeAlias = tuple[str, str, dict[str, tuple[str, ...]]]
+# What a metric tells, and its names in vLLM, SGLang and TensorRT-LLM without their prefixes; empty:
+# it is not exported. `kv_used` is a share, 0 to 1; `reasons` are labelled `reason`.
+_ITL = "inter_token_latency_seconds time_per_output_token_seconds"
+_TPOT = "request_time_per_output_token_seconds"
+_NAMES = {
+    "running": ("num_requests_running", "num_running_reqs", "num_requests_running"),
+    "waiting": ("num_requests_waiting", "num_queue_reqs", "num_requests_waiting"),
+    "reasons": ("num_requests_waiting_by_reason", "", ""),
+    "kv_used": ("kv_cache_usage_perc gpu_cache_usage_perc", "token_usage", "kv_cache_utilization"),
+    "prompt_tokens": ("prompt_tokens_total",) * 3,
+    "output_tokens": ("generation_tokens_total",) * 3,
+    "queried_tokens": (
+        "prefix_cache_queries_total gpu_prefix_cache_queries_total",
+        "prompt_tokens_total",
+        "prompt_tokens_total",
+    ),
+    "cached_tokens": (
+        "prefix_cache_hits_total gpu_prefix_cache_hits_total",
+        "cached_tokens_total",
+        "prompt_cached_tokens_total",
+    ),
+    "preempted": ("num_preemptions_total", "num_retracted_requests_total", ""),
+    "finished": (
+        "request_success_total",
+        "num_requests_total",
+        "request_success_total num_requests_completed_total",
+    ),
+    "steps": ("iteration_tokens_total_count", "", ""),
+    "ttft": ("time_to_first_token_seconds",) * 3,
+    "itl": (_ITL, _ITL, ""),
+    "tpot": (_TPOT, _TPOT, "time_per_output_token_seconds"),
+}
 
 
-def _engine_names(engine: str, prefix: str, **names: str) -> _EngineNames:
-    endings = {kind: "_bucket" if kind in _HISTOGRAMS else "" for kind in names}
-    own = {
-        kind: tuple(prefix + name + endings[kind] for name in each.split())
-        for kind, each in names.items()
+def _names(prefix: str, column: int) -> dict[str, tuple[str, ...]]:
+    endings = {kind: "_bucket" if kind in _HISTOGRAMS else "" for kind in _NAMES}
+    return {
+        kind: tuple(prefix + name + endings[kind] for name in names[column].split())
+        for kind, names in _NAMES.items()
     }
-    return engine, prefix, own
 
 
-_VLLM = _engine_names(
-    "vllm",
-    "vllm:",
-    running="num_requests_running",
-    waiting="num_requests_waiting",
-    reasons="num_requests_waiting_by_reason",
-    kv_used="kv_cache_usage_perc gpu_cache_usage_perc",
-    prompt_tokens="prompt_tokens_total",
-    output_tokens="generation_tokens_total",
-    queried_tokens="prefix_cache_queries_total gpu_prefix_cache_queries_total",
-    cached_tokens="prefix_cache_hits_total gpu_prefix_cache_hits_total",
-    preempted="num_preemptions_total",
-    finished="request_success_total",
-    steps="iteration_tokens_total_count",
-    ttft="time_to_first_token_seconds",
-    itl="inter_token_latency_seconds time_per_output_token_seconds",
-    tpot="request_time_per_output_token_seconds",
-)
-_SGLANG = _engine_names(
-    "sglang",
-    "sglang:",
-    running="num_running_reqs",
-    waiting="num_queue_reqs",
-    kv_used="token_usage",
-    prompt_tokens="prompt_tokens_total",
-    output_tokens="generation_tokens_total",
-    queried_tokens="prompt_tokens_total",
-    cached_tokens="cached_tokens_total",
-    preempted="num_retracted_requests_total",
-    finished="num_requests_total",
-    ttft="time_to_first_token_seconds",
-    itl="inter_token_latency_seconds time_per_output_token_seconds",
-    tpot="request_time_per_output_token_seconds",
-)
-_TENSORRT_LLM = _engine_names(
-    "tensorrt-llm",
-    "trtllm_",
-    running="num_requests_running",
-    waiting="num_requests_waiting",
-    kv_used="kv_cache_utilization",
-    prompt_tokens="prompt_tokens_total",
-    output_tokens="generation_tokens_total",
-    queried_tokens="prompt_tokens_total",
-    cached_tokens="prompt_cached_tokens_total",
-    finished="request_success_total num_requests_completed_total",
-    ttft="time_to_first_token_seconds",
-    tpot="time_per_output_token_seconds",
-)
 _OWN = {"reasons": ("stepscope_requests_waiting",), "steps": ("stepscope_steps_total",)}
-# Ours comes first: it exports vLLM's names too.
+# Each engine, its prefix and its names. Ours comes first: it exports vLLM's names too.
 ENGINES = (
-    ("stepscope", "stepscope_", _VLLM[2] | _OWN), _VLLM, _SGLANG, _TENSORRT_LLM,
-)  # fmt: skip
+    ("stepscope", "stepscope_", _names("vllm:", 0) | _OWN),
+    ("vllm", "vllm:", _names("vllm:", 0)),
+    ("sglang", "sglang:", _names("sglang:", 1)),
+    ("tensorrt-llm", "trtllm_", _names("trtllm_", 2)),
+)
 _START_TIME = "process_start_time_seconds"
 _NOT_FINISHED = ("abort", "error")
 _MAX_BUCKETS = 200
@@ -114,10 +97,7 @@ _MAX_COUNT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The values of one response, from the series that count.
-
-    A value is None or empty if the server does not export the metric.
-    """
+    """The values of one response, from the series that count; None or empty: not exported."""
 
     engine: str
     model: str
@@ -131,10 +111,7 @@ class Reading:
 
 
 def read(text: str) -> Reading | None:
-    """Return the values in a text in the Prometheus format.
-
-    None if it has no metric of a known engine.
-    """
+    """Return the values in a text of Prometheus; None if it has no metric of a known engine."""
     text = f"\n{text}"
     known = next((each for each in ENGINES if f"\n{each[1]}" in text), None)
     if known is None:
@@ -143,8 +120,7 @@ def read(text: str) -> Reading | None:
     found = _counted(_samples(text, {*chain(*names.values()), _START_TIME}))
 
     def of(kind: str) -> list[Sample]:
-        """The samples of the first name that the server exports."""
-        return next((found[name] for name in names.get(kind, ()) if name in found), [])
+        return next((found[name] for name in names[kind] if name in found), [])
 
     reasons: Counter[str] = Counter()
     for each in of("reasons"):
@@ -223,10 +199,7 @@ _POINTS = 8  # the samples of a bucket are spread evenly over these, as Promethe
 
 
 def has_restarted(before: Reading, now: Reading) -> bool:
-    """Whether the server was restarted, or replaced, between two readings.
-
-    True if a counter went down, or if the engine or its start time changed.
-    """
+    """Whether the server was restarted, or replaced, between two readings."""
     return (
         (before.engine, before.start_s) != (now.engine, now.start_s)
         or any(now.counters.get(key, 0.0) < value for key, value in before.counters.items())
@@ -254,8 +227,7 @@ def totals(before: Reading, now: Reading) -> Totals:
 def _estimates(before: Reading, now: Reading, kind: str) -> list[LatencyEstimate]:
     """Return estimates of the latencies that a histogram gained, spread evenly within each bucket.
 
-    Samples above the highest finite bound get this bound as value, because their values are
-    unknown.
+    Samples above the highest finite bound get this bound as value: theirs are unknown.
     """
     was, found = before.histograms.get(kind, {}), []
     low_ms, seen = 0.0, 0.0

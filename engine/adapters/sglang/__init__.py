@@ -1,10 +1,9 @@
-"""Watches an unmodified SGLang, through a plugin or through the metrics that SGLang publishes.
+"""Watches an unmodified SGLang, through a plugin.
 
 SGLang loads `plugin`, which hooks the scheduler's event loop. `attachment` wraps the scheduler's
 methods, `watcher` reads batches, `shapes` declares what we use of SGLang's objects, and which
-setups cannot be watched. Knob changes reach all tensor-parallel ranks by SGLang's own
-broadcast. `forward_passes` reads the stream of `--enable-forward-pass-metrics`. The stream has only
-totals for each forward pass, and no single requests.
+setups cannot be watched. Knob changes reach all tensor-parallel ranks by SGLang's own broadcast.
+The stream of `--enable-forward-pass-metrics` is read by `recordings.live.forward_passes`.
 
 May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,
   engine.telemetry, engine.transport.

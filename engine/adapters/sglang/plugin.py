@@ -17,22 +17,17 @@ log = logging.getLogger("sglang.stepscope")
 
 def register() -> None:
     """Attach to the scheduler that this process will run, if STEPSCOPE_ENDPOINT is set."""
-    if not os.environ.get(VARIABLE, "").strip():
-        return
-    if _MODULE not in sys.modules:
-        return  # this process runs no scheduler, so do not import its module
+    if not os.environ.get(VARIABLE, "").strip() or _MODULE not in sys.modules:
+        return  # a process that runs no scheduler does not import its module
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        from stepscope.engine.adapters.sglang.knobs import around_change
+        from stepscope.engine.adapters.sglang.attachment import around_change
 
-        HookRegistry.register(
-            f"{_MODULE}.Scheduler.run_event_loop", _around_event_loop, HookType.AROUND
-        )
+        owner, around = f"{_MODULE}.Scheduler", HookType.AROUND
+        HookRegistry.register(f"{owner}.run_event_loop", _around_event_loop, around)
         # On every tensor-parallel rank, also where stepscope does not attach.
-        HookRegistry.register(
-            f"{_MODULE}.Scheduler.set_internal_state", around_change, HookType.AROUND
-        )
+        HookRegistry.register(f"{owner}.set_internal_state", around_change, around)
     except Exception as error:  # noqa: BLE001 - SGLang starts whatever happens here
         _warn(error)
 

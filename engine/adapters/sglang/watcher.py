@@ -1,9 +1,5 @@
 """`SglangWatcher`: reads what SGLang queues, batches and finishes, for the step recorder.
 
-`SglangRequest`: wraps SGLang's `Req` in the form that the step recorder reads.
-
-`PageCounts`: how many pages of SGLang's KV pool are used and cached.
-
 SGLang does not report which request holds which page, so single pages are not published.
 """
 
@@ -13,7 +9,6 @@ from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any, cast
 
-from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
 from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
@@ -25,7 +20,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 
 
 class SglangRequest:
-    """A request of SGLang. It exposes only counts, and never a token.
+    """SGLang's `Req` as the step recorder reads it. It exposes only counts, and never a token.
 
     `num_prompt_tokens`: at arrival; SGLang shortens the prompt of a request that it rejects.
     `is_waiting`: it is in SGLang's queue; `was_admitted`: it has left the queue before.
@@ -87,17 +82,13 @@ class PageCounts:
         self.num_evicted_tokens = before + num_tokens
 
     def counts(self, num_queried: int = 0, num_hit: int = 0) -> wire.KVCounts:
-        """See `PublishedPool`.
-
-        On another thread than SGLang's, used and cached are those read last.
-        """
+        """On another thread than SGLang's, used and cached are those read last."""
         if threading.get_ident() == self._thread:
             self._pages = self._read()
         num_evicted, self.num_evicted_tokens = divmod(self.num_evicted_tokens, self._page_size)
         return wire.KVCounts(*self._pages, num_evicted, num_queried, num_hit)
 
-    def _read(self) -> tuple[int, int, int]:
-        """Return the numbers of used, cached and empty pages."""
+    def _read(self) -> tuple[int, int, int]:  # used, cached and empty
         stats, size = self._observer.get_pool_stats(), self._page_size
         num_cached, num_empty = stats.full_evictable_size // size, stats.full_available_size // size
         num_pages = stats.full_capacity // size
@@ -157,22 +148,22 @@ class SglangWatcher:
     def scheduled(self, plan: shapes.SglangPlan, start_ns: int, end_ns: int) -> None:
         """Note the batch that `get_next_batch_to_run` returned."""
         batch = plan.batch_to_run
-        runs = batch is not None and bool(batch.reqs) and not batch.forward_mode.is_idle()
-        if runs or self._preempted:
+        if batch is not None and (not batch.reqs or batch.forward_mode.is_idle()):
+            batch = None
+        if batch is not None or self._preempted:
             num_seats = self._parallel.pp_max_micro_batch_size
             step = UnfinishedStep(None, start_ns, end_ns, None, num_seats)
             step.preempt([tracked for tracked in self._preempted if not tracked.ended])
             step.preempt_reason = self._preempt_reason
             self._preempted = []
-            if batch is not None and runs:
+            if batch is not None:
                 self._fill(step, batch, plan.running_batch)
                 self._planned = step
-            self.recorder.begun(step, runs=runs)
-        if not runs:
+            self.recorder.begun(step, runs=batch is not None)
+        if batch is None:
             self.recorder.settle_empty()
 
     def launched(self, batch: SglangBatch, launch_ns: int) -> None:
-        """Note that `run_batch`, called at `launch_ns`, has returned."""
         step, self._planned = self._planned, None
         if step is not None:
             step.key = batch.forward_iter
@@ -208,10 +199,7 @@ class SglangWatcher:
         return len(self._scheduler.waiting_queue)
 
     def _tracked(self, req: SglangReq) -> TrackedRequest | None:
-        """Return the tracked request of `req`. None if `req` is new.
-
-        If a new request reuses the id of an older one, the older one is recorded as ended.
-        """
+        """Return the tracked request of `req`; None if `req` is new. It ends one of the same id."""
         tracked = self.recorder.table.get(req.rid)
         if tracked is None or _request_of(tracked).req is req:
             return tracked
@@ -238,7 +226,7 @@ class SglangWatcher:
             ):
                 tracked = self._tracked(req) or self._arrived(req)
                 self._add_row(step, tracked, start, num_tokens)
-        encode_rows(step)
+        step.encode()
         if step.num_prefill_tokens:
             step.token_budget = self._scheduler.chunked_prefill_size
         step.num_running, step.num_waiting = self.num_running, self.num_waiting
@@ -246,10 +234,7 @@ class SglangWatcher:
             step.waiting_reasons = self._waiting_reasons(step, running)
 
     def _fill_decodes(self, step: UnfinishedStep, reqs: Sequence[SglangReq]) -> None:
-        """Add the rows of a decode batch.
-
-        Almost every step is such a batch, so avoid a call per row.
-        """
+        """Add the rows of a decode batch. Almost every step is one, so avoid a call per row."""
         decoding, page_size, add = self._decoding, self._scheduler.page_size, step.rows.append
         for req in reqs:
             start = req.kv.kv_committed_len - 1  # it already counts the token of this step
@@ -272,16 +257,13 @@ class SglangWatcher:
         if request.is_waiting:
             request.is_waiting = False
             if request.was_admitted:
-                step.resume(tracked)
+                tracked.num_known = request.num_tokens
             request.was_admitted = True
             step.admitted.append((tracked, start))
         num_pages = -(-(start + num_tokens) // self._scheduler.page_size)
         tracked.block_table = [0] * num_pages
-        fields = fields_of(step, tracked, start, num_tokens, num_pages)
         step.num_tokens += num_tokens
-        if fields[1] != DECODE:
-            step.num_prefill_tokens += num_tokens
-        step.rows.append((tracked, None, start, fields))
+        step.add_row(tracked, start, num_tokens, num_pages)
 
     def _waiting_reasons(self, step: UnfinishedStep, running: SglangBatch) -> dict[str, int]:
         num_waiting, budget = step.num_waiting, step.token_budget

@@ -1,11 +1,11 @@
-"""Attaches to a scheduler of vLLM by wrapping its methods, and describes it (`EngineInfo`).
+"""Attaches to a scheduler of vLLM by wrapping its methods; describes it (`EngineInfo`), its knobs.
 
 The wrappers run on the scheduler's thread.
 """
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -20,11 +20,11 @@ from stepscope.engine.adapters.attached.description import (
     rank_endpoint,
 )
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.adapters.vllm.knobs import knobs_of
 from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 from stepscope.engine.protocol.commands import Pause, Resume
-from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint, reports_path
 
 _API = "vLLM's own API"  # the client is unknown
@@ -66,12 +66,65 @@ def describe(
     )
 
 
+def knobs_of(scheduler: VllmScheduler) -> AttachedKnobs:
+    """Return the knobs of a scheduler. A change applies from its next `schedule()` on.
+
+    At its end, `schedule()` checks that it kept the token budget, so write knobs between two calls.
+    """
+    config, cache = scheduler.scheduler_config, scheduler.cache_config
+    limits = Limits(
+        max_num_batched_tokens=versions.token_budget(scheduler),
+        max_num_seqs=scheduler.max_num_running_reqs,
+        max_model_len=scheduler.max_model_len,
+    )
+    values: dict[str, KnobValue] = {
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_num_seqs": versions.num_seats(scheduler),
+        "long_prefill_token_threshold": config.long_prefill_token_threshold,
+        "reserve": "prompt" if getattr(scheduler, versions.RESERVE) else "none",
+        "watermark": float(getattr(config, "watermark", 0.0)),
+        "prefill_schedule_interval": int(getattr(config, "prefill_schedule_interval", 1)),
+        "enable_chunked_prefill": bool(config.enable_chunked_prefill),
+        "policy": str(getattr(config.policy, "value", config.policy)),
+        "enable_prefix_caching": bool(cache.enable_prefix_caching),
+    }
+    most = limits.max_num_batched_tokens
+    # With less, vLLM would never schedule some prompts.
+    least = 1 if values["enable_chunked_prefill"] else min(most, limits.max_model_len)
+    if getattr(scheduler, "need_mamba_block_aligned_split", False):
+        least = min(most, max(least, scheduler.block_size))
+    bounds: dict[str, dict[str, Any]] = {
+        "max_num_batched_tokens": {"low": least},
+        "reserve": {"choices": ("none", "prompt")},
+    }
+    places = {
+        name: (getattr(scheduler, live.owner) if live.owner else scheduler, live.attribute)
+        for name, live in versions.LIVE.items()
+    }
+    if scheduler.vllm_config.parallel_config.data_parallel_size > 1:
+        # Several ranks that step together: their engine decides which steps take prefills.
+        del places["prefill_schedule_interval"]
+    theirs = {name: getattr(*place) for name, place in places.items() if hasattr(*place)}
+
+    def write(changed: Mapping[str, KnobValue]) -> None:
+        for name, value in changed.items():
+            their: object = value
+            if value == values[name]:
+                their = theirs[name]
+            elif name == "reserve":
+                their = value == "prompt"
+            elif name == "watermark":
+                pool = scheduler.kv_cache_manager.block_pool
+                their = int(float(value) * pool.num_gpu_blocks)
+            setattr(*places[name], their)
+
+    return AttachedKnobs("vLLM", limits, values, {n: bounds.get(n, {}) for n in theirs}, write)
+
+
 def attach(scheduler: Any, endpoint: str) -> Attachment:
     """Watch a scheduler that vLLM has just built, and return the attachment.
 
-    Args:
-        endpoint: an endpoint as in STEPSCOPE_ENDPOINT, from which `rank_endpoint` derives that of
-            this data-parallel rank.
+    `endpoint`: as in STEPSCOPE_ENDPOINT; `rank_endpoint` derives that of this data-parallel rank.
 
     Raises:
         Exception: the scheduler cannot be watched, or the endpoint is not available. The scheduler
@@ -97,9 +150,9 @@ class _VllmHooks:
         wrap(scheduler, "schedule", self._around_schedule)
         wrap(scheduler, "update_from_output", self._around_update)
         wrap(scheduler, "add_request", self._around_add)
-        wrap(scheduler, "finish_requests", partial(self._locked, after=self._note_ended))
+        wrap(scheduler, "finish_requests", lambda finish: self._locked(finish, self._note_ended))
         wrap(scheduler, "reset_prefix_cache", self._around_reset)
-        wrap(scheduler, "set_pause_state", partial(self._locked, after=self._note_pause))
+        wrap(scheduler, "set_pause_state", lambda pause: self._locked(pause, self._note_pause))
         wrap(scheduler, "shutdown", before_end)
         # On exit, vLLM calls `clear_backend` before anything else. It then waits for its workers,
         # and may be killed before it shuts down its scheduler.
@@ -115,7 +168,7 @@ class _VllmHooks:
 
     def _around_schedule(self, schedule: Callable[..., SchedulerOutput]) -> Callable[..., Any]:
         scheduler, watcher, attachment = self._scheduler, self._watcher, self._attachment
-        lock, notes = attachment.lock, attachment.notes
+        lock, notes, core = attachment.lock, attachment.notes, attachment.core
 
         def stepscope_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
             with lock:
@@ -140,25 +193,20 @@ class _VllmHooks:
                             if noted.loads and not out.total_num_scheduled_tokens:
                                 with notes.done():
                                     watcher.recorder.settle_empty()
-                                    self._publish_status()
+                                    core.heartbeat.publish_status(core.state)
                         elif (held := watcher.held_anew()) is not None:
                             with notes.done():
                                 watcher.recorder.hold_between(held)
-                                self._publish_status()
+                                core.heartbeat.publish_status(core.state)
                     except Exception as error:  # noqa: BLE001
                         attachment.fail(error)
                 return out
 
         return stepscope_schedule
 
-    def _publish_status(self) -> None:
-        core = self._attachment.core
-        core.heartbeat.publish_status(core.state)
-
     def _around_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
         watcher, attachment = self._watcher, self._attachment
         lock, publisher, notes = attachment.lock, attachment.publisher, attachment.notes
-        has_pool = watcher.pool is not None
 
         def publish(out: SchedulerOutput, result: object, tokens_ns: int, *told: Any) -> None:
             record = watcher.updated(out, result, tokens_ns, publisher.num_dropped, *told)
@@ -180,9 +228,8 @@ class _VllmHooks:
                             name: request.num_output_tokens - before
                             for name, request, before in drafted
                         }
-                        kv_used = None if has_pool else watcher.kv_used
                         ended = tuple(self._scheduler.finished_req_ids), watcher.take_freed()
-                        found = out, model_runner_output, tokens_ns, num_got, kv_used
+                        found = out, model_runner_output, tokens_ns, num_got, watcher.kv_used
                         notes.put(publish, *found, *ended)
                         notes.wake()
                     except Exception as error:  # noqa: BLE001

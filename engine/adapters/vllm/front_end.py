@@ -54,10 +54,8 @@ def _watch(llm: Any, endpoint: str) -> None:
 class Stream:
     """A request, or `n` requests with one prompt, until the answer has gone out.
 
-    Attributes:
-        numbers: of the requests, by the index of their choice.
-        came: when the tokens came that are in the queue, by number.
-        going: the same of tokens that HTTP has taken.
+    `numbers`: of the requests, by the index of their choice; `came`: when the tokens came that are
+    in the queue, by number; `going`: the same of tokens that HTTP has taken.
     """
 
     __slots__ = ("came", "going", "numbers", "watch")
@@ -89,9 +87,7 @@ class Stream:
 class FrontEndWatch:
     """Follows the requests of one API server. The first error of ours ends it for good.
 
-    Args:
-        number: of the API server.
-        paths: sockets of engines; each skips what is not its own.
+    `paths`: sockets of engines; each skips what is not its own.
     """
 
     def __init__(self, number: int, paths: Sequence[Path]) -> None:
@@ -111,7 +107,6 @@ class FrontEndWatch:
         self._ended: list[tuple[int, str]] = []
 
     def hook(self, processor: Any) -> None:
-        """Wrap methods of vLLM's output processor."""
         wrap = self._hooks.wrap
         wrap(processor, "add_request", lambda add: self._then(add, self._added))
         wrap(processor, "process_outputs", self._around_process)
@@ -185,13 +180,10 @@ class FrontEndWatch:
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
             self._is_flush_due = True
-            asyncio.get_running_loop().call_later(_FLUSH_S, self.guard, self._flush_later)
-
-    def _flush_later(self) -> None:
-        self._is_flush_due = False
-        self._flush()
+            asyncio.get_running_loop().call_later(_FLUSH_S, self.guard, self._flush)
 
     def _flush(self) -> None:
+        self._is_flush_due = False
         if self._taken or self._chunks or self._ended:
             front = FrontEnd.of(self._number, self._taken, self._chunks, self._ended)
             self._sender.put(FrontReport(os.getpid(), front, self._names))

@@ -1,35 +1,36 @@
 """vLLM's KV blocks: `PublishedBlocks` as published; `BlockHolders`, who holds them as scheduled.
 
+`JudgedBlocks`: what they hold, told to the judge that our own engine has, too;
+`VllmPrefixHashes`: salted hashes of that.
+
 Published block ids are one lower than vLLM's, because vLLM's block 0 belongs to no request.
 
 Layers with a sliding window and Mamba layers give blocks back while their request runs, and no
 output names those. But each block that becomes free passes through `BlockPool.free_blocks`.
-
-`VllmPrefixHashes`: salted hashes of prompt prefixes, from vLLM's own prefix cache.
 """
 
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, cast
 
 from stepscope.engine.adapters.attached.settlement import BlockGroups
-from stepscope.engine.adapters.attached.tracked import Freed, Taken, TrackedRequest
-from stepscope.engine.adapters.vllm.versions import VllmRequest, VllmScheduler
+from stepscope.engine.adapters.attached.tracked import (
+    Freed,
+    Row,
+    Taken,
+    TrackedRequest,
+    UnfinishedStep,
+    gives_token,
+    num_tokens_of,
+)
+from stepscope.engine.adapters.vllm.versions import VllmRequest
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, KVGroup
+from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, PrefixMisses
 from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
 from stepscope.engine.scheduling.kv_cache import salted
-
-_KINDS = {
-    "FullAttentionSpec": "full attention",
-    "MLAAttentionSpec": "full attention",
-    "SlidingWindowSpec": "sliding window",
-    "SlidingWindowMLASpec": "sliding window",
-    "ChunkedLocalAttentionSpec": "chunked attention",
-    "MambaSpec": "Mamba",
-}
+from stepscope.engine.scheduling.prefix_judge import PrefixJudge
 
 
 class VllmPrefixHashes:
@@ -43,14 +44,12 @@ class VllmPrefixHashes:
         self._salt = secrets.token_bytes(16)
 
     def of_prompt(self, request: VllmRequest) -> list[int]:
-        """Return the salted hashes of the full blocks of the request's prompt."""
-        return self._named(request, 0, request.num_prompt_tokens)
+        return self._between(request, 0, request.num_prompt_tokens)
 
     def of_output(self, request: VllmRequest) -> list[int]:
-        """Return the salted hashes of the full blocks after the prompt's full blocks."""
-        return self._named(request, request.num_prompt_tokens, request.num_tokens)
+        return self._between(request, request.num_prompt_tokens, request.num_tokens)
 
-    def _named(self, request: VllmRequest, first: int, end: int) -> list[int]:
+    def _between(self, request: VllmRequest, first: int, end: int) -> list[int]:
         size = self._block_size
         hashes = request.block_hashes[first // size : end // size]
         return [salted(bytes(each), self._salt) for each in hashes]
@@ -78,7 +77,6 @@ class PublishedBlocks:
         self.num_evicted = 0
 
     def take(self, owner: int, blocks: Sequence[int], num_hit: int, group: int) -> None:
-        """See `PublishedPool`."""
         holders, changed = self._holders, self._changed
         if self.groups is not None:
             self._group_of.update(dict.fromkeys(blocks, group))
@@ -92,7 +90,6 @@ class PublishedBlocks:
             changed[block] = None
 
     def free(self, owner: int | None, block: int, *, is_cached: bool) -> None:
-        """See `PublishedPool`."""
         self._changed[block] = None
         self._free_as[block] = is_cached
         holders = self._holders.get(block, [])
@@ -102,7 +99,6 @@ class PublishedBlocks:
                 del self._holders[block]
 
     def drain(self) -> list[BlockMove]:
-        """See `PublishedPool`."""
         published, holders_of, groups = self._published, self._holders, self.groups
         moves = []
         for block in self._changed:
@@ -126,14 +122,12 @@ class PublishedBlocks:
         return moves
 
     def counts(self, num_queried: int = 0, num_hit: int = 0) -> wire.KVCounts:
-        """See `PublishedPool`."""
         used, cached = self._num_used, self._num_cached
         num_evicted, self.num_evicted = self.num_evicted, 0
         empty = self.num_blocks - used - cached
         return wire.KVCounts(used, cached, empty, num_evicted, num_queried, num_hit)
 
     def runs(self) -> list[wire.BlockRun]:
-        """See `PublishedPool`."""
         return runs_of(self._published_bytes)
 
     def check_cached(self) -> None:
@@ -142,32 +136,6 @@ class PublishedBlocks:
             if block not in self._holders:
                 self._changed[block] = None
                 self._free_as[block] = self._pool.blocks[block + 1].block_hash is not None
-
-
-def groups_of(scheduler: VllmScheduler) -> tuple[list[KVGroup], list[int]] | None:
-    """Return the groups of KV blocks, and the group of each block table of vLLM.
-
-    Block tables whose layers hold the same of a context are one group. None if vLLM has kinds of
-    layers that stepscope does not know.
-    """
-    found: dict[tuple[str, int, int | None], list[int]] = {}  # the number of layers of each table
-    keys = []
-    for table in scheduler.kv_cache_config.kv_cache_groups:
-        spec: Any = getattr(table, "kv_cache_spec", None)
-        kind = _KINDS.get(type(spec).__name__)
-        if kind is None or getattr(table, "host_resident", False):
-            return None
-        window = {
-            "sliding window": getattr(spec, "sliding_window", None),
-            "chunked attention": getattr(spec, "attention_chunk_size", None),
-        }.get(kind)
-        keys.append((kind, spec.block_size, window))
-        found.setdefault(keys[-1], []).append(len(table.layer_names))
-    groups = [
-        KVGroup(kind, sum(layers), block_size, window, len(layers))
-        for (kind, block_size, window), layers in found.items()
-    ]
-    return (groups, [list(found).index(key) for key in keys]) if groups else None
 
 
 class BlockHolders:
@@ -223,10 +191,10 @@ class BlockHolders:
             block = (each >> 1) - 1
             if block < 0:
                 continue
-            holders = self._holders.get(block)
-            tracked = max(holders, key=_leaves_first) if holders else None
+            holders = self._holders.get(block, [])
+            tracked = max(holders, key=_leaves_first, default=None)
             found.append(Freed(tracked, block, bool(each & 1)))
-            if holders and tracked is not None:
+            if tracked is not None:
                 holders.remove(tracked)
                 if tracked.block_table:
                     tracked.block_table.pop()  # only its length is of use
@@ -258,3 +226,102 @@ def _leaves_first(holder: TrackedRequest) -> tuple[bool, int]:
     # All holders have the block at the same place of their context: a window passes the longest.
     has_left = holder.ended or (holder.was_preempted and not holder.block_table)
     return has_left, holder.engine_request.num_computed_tokens
+
+
+class JudgedBlocks:
+    """Follows the contents of blocks. Use it only inside `with attachment.notes.done()`.
+
+    vLLM offers a full block for hits when it schedules the step that fills it. Blocks of output are
+    noted when their request receives the next one, or loses them: nobody can evict them before.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._judge = PrefixJudge(num_blocks, block_size)
+        self._contents: list[bytes | None] = [None] * num_blocks
+        self._num_noted: dict[TrackedRequest, int] = {}  # full blocks of those that hold some
+        self._blocks: dict[TrackedRequest, list[int]] = {}  # of those, in order
+        self._decoding: set[TrackedRequest] = set()
+
+    def settled(
+        self, step: UnfinishedStep, ended_now: Collection[TrackedRequest]
+    ) -> dict[TrackedRequest, PrefixMisses | None]:
+        """Note what an ended step has done; return why prompts that it admitted missed the cache.
+
+        Requests that ended before this step did are only noted as holders. The value is None if the
+        request comes back.
+        """
+        misses: dict[TrackedRequest, PrefixMisses | None] = {}
+        rows, cached = dict[TrackedRequest, Row](), dict(step.admitted)
+        if step.num_prefill_tokens or cached:
+            rows = {row[0]: row for row in step.rows if not row[0].ended or row[0] in ended_now}
+        for tracked in step.preempted:
+            if not tracked.ended or tracked in ended_now:
+                self.released(tracked)
+        receiving = {each.request for each in step.taken}
+        for tracked, row in rows.items():
+            if tracked not in receiving:
+                self._computed(tracked, row)
+        for tracked, blocks, num_hit, _ in step.taken:
+            if tracked in cached and (not tracked.ended or tracked in ended_now):
+                misses[tracked] = self._admitted(tracked, cached[tracked])
+            self._took(tracked, blocks, num_hit)
+            if tracked in rows:
+                self._computed(tracked, rows[tracked])
+        return misses
+
+    def released(self, tracked: TrackedRequest) -> None:
+        """Note that a request loses its blocks. Call it before they are taken from it."""
+        if tracked in self._decoding:
+            self._decoding.remove(tracked)
+            self._note(tracked, tracked.engine_request.num_tokens - 1)  # the newest is not computed
+        self._num_noted.pop(tracked, None)
+        self._blocks.pop(tracked, None)
+
+    def forget_all(self) -> None:
+        self._judge.forget_all()
+        self._contents = [None] * len(self._contents)
+
+    def _admitted(self, tracked: TrackedRequest, num_cached: int) -> PrefixMisses | None:
+        num_hit = self._num_noted[tracked] = num_cached // self._block_size
+        self._blocks[tracked] = []
+        hashes, num_prompt = _hashes_of(tracked), tracked.engine_request.num_prompt_tokens
+        if tracked.num_preemptions or len(hashes) < num_prompt // self._block_size:
+            return None
+        return self._judge.admitted(num_prompt, num_hit, hashes.__getitem__)
+
+    def _took(self, tracked: TrackedRequest, blocks: Sequence[int], num_hit: int) -> None:
+        contents, hashes = self._contents, _hashes_of(tracked)
+        if tracked in self._decoding:  # it has filled all that it had, but for rejected drafts
+            self._note(tracked, tracked.engine_request.num_tokens - 1)
+        for i, block in enumerate(blocks):
+            held, now = contents[block], hashes[i] if i < num_hit else None
+            if held == now:
+                continue
+            if held is not None:
+                self._judge.evicted(held, tracked.request_id)
+            contents[block] = now
+            if now is not None:  # output of a request that still runs
+                self._judge.computed(now, hashes[i - 1] if i else None, tracked.request_id)
+        if (own := self._blocks.get(tracked)) is not None:  # else it has ended
+            own += blocks
+
+    def _computed(self, tracked: TrackedRequest, row: Row) -> None:
+        self._note(tracked, row[2] + num_tokens_of(row))
+        if gives_token(row):
+            self._decoding.add(tracked)
+
+    def _note(self, tracked: TrackedRequest, num_tokens: int) -> None:
+        hashes, blocks = _hashes_of(tracked), self._blocks.get(tracked, [])
+        end = min(num_tokens // self._block_size, len(hashes), len(blocks))
+        begin = self._num_noted.get(tracked, 0)
+        for i in range(begin, end):
+            if self._contents[blocks[i]] is None:
+                self._contents[blocks[i]] = hashes[i]
+                before = hashes[i - 1] if i else None
+                self._judge.computed(hashes[i], before, tracked.request_id)
+        self._num_noted[tracked] = max(begin, end)
+
+
+def _hashes_of(tracked: TrackedRequest) -> Sequence[bytes]:
+    return cast(VllmRequest, tracked.engine_request).block_hashes

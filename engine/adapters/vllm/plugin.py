@@ -105,10 +105,7 @@ def _wrap_workers(endpoint: str) -> None:
 
 
 def after(owner: Any, name: str, ours: Callable[[Any, Any], None]) -> None:
-    """Wrap a method of a class, once, to call `ours(self, result)` after it.
-
-    An error of `ours` is only logged.
-    """
+    """Wrap a method of a class, once, to call `ours(self, result)` after it and log its error."""
     method = getattr(owner, name)
     if getattr(method, "_stepscope", None) is owner:
         return

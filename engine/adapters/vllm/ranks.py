@@ -43,10 +43,7 @@ def watch(worker: Any, endpoint: str) -> None:
 
 
 class WorkerWatch:
-    """Follows the steps of one worker, for the engine with the socket at `path`.
-
-    After an error of ours it tells nothing more.
-    """
+    """Follows the steps of one worker, for the engine with the socket at `path`."""
 
     def __init__(self, worker: Any, path: Path) -> None:
         from vllm.distributed import parallel_state
@@ -204,8 +201,6 @@ class DeviceTimes:
         return cls(torch.cuda, module.Worker)
 
     def hook(self, attachment: "Attachment") -> None:
-        """Time each call of `execute_model`, until stepscope detaches."""
-
         def around(execute: Callable[..., Any]) -> Callable[..., Any]:
             def stepscope_execute_model(
                 worker: Any, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any

@@ -1,11 +1,17 @@
-"""What vLLM has scheduled for a step: the blocks that requests received, and a row for each."""
+"""What vLLM has scheduled for a step: who got blocks and tokens, and what the others wait for.
 
-from collections.abc import Mapping, Sequence
+A request may be held back for a reason of its own: vLLM then passes over it. All others wait for
+the same, which stopped vLLM's look into the queue.
+"""
 
-from stepscope.engine.adapters.attached.rows import DECODE, encode_rows, fields_of
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
 from stepscope.engine.adapters.attached.tracked import Taken, TrackedRequest, UnfinishedStep
+from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.kv_blocks import BlockHolders
-from stepscope.engine.adapters.vllm.versions import SchedulerOutput
+from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmScheduler
 from stepscope.engine.protocol.wire import Phase
 
 
@@ -32,7 +38,7 @@ def note_blocks(
 
     def admit(tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], num_cached: int) -> None:
         if tracked.was_preempted:
-            step.resume(tracked)
+            tracked.num_known = tracked.engine_request.num_tokens
         tracked.was_overtaken = False
         tracked.block_table = [] if holders is None else [0] * holders.num_held[tracked]
         give(tracked, block_ids, num_cached)
@@ -66,12 +72,155 @@ def make_rows(
         start = starts[name]
         if num_tokens == 1 and not tracked.is_prefilling:
             append((tracked, ordinary, start, None))
+        else:
+            num_blocks, num_drafted = len(tracked.block_table), len(drafts.get(name, ()))
+            step.add_row(tracked, start, num_tokens, num_blocks, num_drafted)
+    step.encode()
+
+
+_MOST_HELD = 256  # requests whose reason is looked for in a step
+_OF_STATUS = {
+    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": "grammar",
+    "WAITING_FOR_REMOTE_KVS": "remote_kv",
+    "WAITING_FOR_STREAMING_REQ": "input",
+}
+_FIRST_ONLY = ("kv_blocks", "encoder")  # only the first waiting request is known to lack it
+
+
+class HeldRequests:
+    """The waiting requests that vLLM passes over, each with a reason of its own.
+
+    `reasons`: by the id of the request, as of the last look.
+    """
+
+    def __init__(self, scheduler: VllmScheduler) -> None:
+        self.reasons: Mapping[str, str] = {}
+        self._scheduler = scheduler
+        self._counts = 0, 0  # of running and waiting requests, at the last look
+
+    def look_after(
+        self, out: SchedulerOutput, num_waiting: int, *, is_due: bool
+    ) -> Mapping[str, str] | None:
+        """Look after `schedule()`, if that may have changed them. Returns them if it has, or None.
+
+        With as many running and waiting requests as before, and none that begins, they can only
+        have changed if one came as another left; so a look now and then (`is_due`) is enough. While
+        vLLM is halted it holds back no single request: `num_waiting` is 0.
+        """
+        if num_waiting:
+            counts = len(self._scheduler.running), num_waiting
+            is_alike = counts == self._counts and not out.scheduled_new_reqs
+            self._counts = counts
+            if is_alike and not is_due:
+                return None
+        return self.look(num_waiting)
+
+    def look(self, num_waiting: int) -> Mapping[str, str] | None:
+        """Look who is held back. Returns them if that has changed, else None."""
+        found = _held(self._scheduler) if num_waiting else {}
+        if found == self.reasons:
+            return None
+        self.reasons = found
+        return found
+
+
+def _held(scheduler: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    used: dict[int, str] | None = None  # the names of adapters that running requests use
+    queue = getattr(scheduler, "deferred_waiting", getattr(scheduler, "skipped_waiting", ()))
+    for request in islice(queue, _MOST_HELD):
+        reason = _OF_STATUS.get(request.status.name)
+        if reason is None and (adapter := getattr(request, "lora_request", None)) is not None:
+            if used is None:
+                all_used = (each.lora_request for each in scheduler.running)
+                used = {each.lora_int_id: each.lora_name for each in all_used if each is not None}
+            has_room = len(used) < scheduler.lora_config.max_loras
+            if adapter.lora_int_id not in used and not has_room:
+                reason = f"lora: {', '.join(used.values())}"
+        if reason is None:
+            is_remote = getattr(scheduler, "connector", None) is not None
+            reason = "remote_kv" if is_remote else "deferred"
+        found[request.request_id] = reason
+    return found
+
+
+def leaves_out_prefills(scheduler: Any, *, is_throttled: bool) -> bool:
+    """Whether vLLM would have computed no prompt in the step that it has just scheduled.
+
+    Its engine asks for that (`is_throttled`); from 0.33 on a single scheduler decides so itself.
+    """
+    interval: int = getattr(scheduler, versions.CADENCE, 1)
+    if interval > 1:
+        num_steps = scheduler.num_executed_steps - scheduler.last_prefill_step
+        is_throttled |= 0 < num_steps < interval
+    if not is_throttled or getattr(scheduler, "prefill_capacity_bound", False):
+        return False
+    return any(not getattr(request, "is_prefill_chunk", False) for request in scheduler.running)
+
+
+def lacks_encoder_budget(scheduler: Any, held: Collection[str]) -> bool:
+    """Whether the first request that is not `held` back waits for its encoder, not for blocks."""
+    if not getattr(scheduler, "max_num_encoder_input_tokens", 0):
+        return False
+    first: Any = next((each for each in scheduler.waiting if each.request_id not in held), None)
+    num_free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    has_inputs = getattr(first, "has_encoder_inputs", False)
+    return bool(has_inputs and num_free * scheduler.block_size >= first.num_tokens)
+
+
+def common_reason(
+    scheduler: VllmScheduler,
+    out: SchedulerOutput,
+    num_seats: int,
+    budget: int,
+    held: Collection[str],
+    *,
+    is_without_prefills: bool,
+) -> str:
+    """Return what those wait for that are not held, if vLLM is not paused and preempted nobody."""
+    if len(scheduler.running) >= num_seats:
+        return "seats"
+    if out.total_num_scheduled_tokens >= budget:
+        return "budget"
+    if is_without_prefills:
+        return "cadence"
+    return "encoder" if lacks_encoder_budget(scheduler, held) else "kv_blocks"
+
+
+def counted(num_waiting: int, common: str, held: Mapping[str, str]) -> dict[str, int]:
+    """Return how many requests wait for what; those held back for a reason of their own last."""
+    rest = max(0, num_waiting - len(held))
+    num_behind = max(0, rest - 1) if common in _FIRST_ONLY else 0
+    reasons = {common: rest - num_behind, "queued": num_behind}
+    for each in held.values():
+        kind = each.partition(":")[0]
+        reasons[kind] = reasons.get(kind, 0) + 1
+    return {reason: count for reason, count in reasons.items() if count}
+
+
+def overtaken(
+    step: UnfinishedStep, table: Mapping[str, TrackedRequest], max_loras: int
+) -> list[TrackedRequest]:
+    """Return those that came before a request that `step` admits for its priority, and wait.
+
+    One that lacks a LoRA slot would have waited anyhow.
+    """
+    loaded = {adapter for row in step.rows if (adapter := _adapter_of(row[0]))}
+    came = [(each.request_id, each.engine_request.priority) for each, _ in step.admitted]
+    best = min((priority for _, priority in came), default=0)
+    found = []
+    for tracked in table.values():
+        adapter, priority = _adapter_of(tracked), tracked.engine_request.priority
+        if tracked.was_overtaken or tracked.block_table or priority <= best:
             continue
-        fields = fields_of(step, tracked, start, num_tokens, len(tracked.block_table))
-        num_drafted = len(drafts.get(name, ()))
-        if num_drafted:
-            step.drafted[tracked] = num_drafted
-        if fields[1] != DECODE:
-            step.num_prefill_tokens += num_tokens - num_drafted
-        append((tracked, None, start, fields))
-    encode_rows(step)
+        if adapter and adapter not in loaded and len(loaded) >= max_loras:
+            continue
+        if any(later > tracked.request_id and first < priority for later, first in came):
+            tracked.was_overtaken = True
+            found.append(tracked)
+    return found
+
+
+def _adapter_of(tracked: TrackedRequest) -> int | None:
+    adapter = getattr(tracked.engine_request, "lora_request", None)
+    return None if adapter is None else int(adapter.lora_int_id)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from stepscope.engine.adapters.attached.tracked import EngineRequest
+from stepscope.engine.protocol.wire import KVGroup
 
 
 class VllmRequest(EngineRequest, Protocol):
@@ -91,9 +92,6 @@ class LiveKnob(NamedTuple):
     attribute: str
     owner: str = ""  # the attribute of the scheduler that has it; empty: the scheduler itself
 
-    def owner_in(self, scheduler: VllmScheduler) -> Any:
-        return getattr(scheduler, self.owner) if self.owner else scheduler
-
 
 _LONG_PREFILL = "long_prefill_token_threshold"
 LIVE = {
@@ -117,8 +115,7 @@ def check(scheduler: Any) -> None:
 
 def live_knobs(release: str) -> list[str]:
     """Return the knobs that can change while a release (`0.32.0`) runs; none if it is too old."""
-    parts = release.split(".")
-    number = (int(parts[0]), int(parts[1]))
+    number = tuple(map(int, release.split(".")[:2]))
     return [name for name, live in LIVE.items() if number >= live.since]
 
 
@@ -141,6 +138,40 @@ def rank_sizes(parallel: Any) -> tuple[int, int]:
     num_stages = int(getattr(parallel, "pipeline_parallel_size", 1))
     is_usual = getattr(parallel, "world_size", 1) == size * num_stages
     return (size, num_stages) if is_usual else (1, 1)
+
+
+_KINDS = {
+    "FullAttentionSpec": "full attention",
+    "MLAAttentionSpec": "full attention",
+    "SlidingWindowSpec": "sliding window",
+    "SlidingWindowMLASpec": "sliding window",
+    "ChunkedLocalAttentionSpec": "chunked attention",
+    "MambaSpec": "Mamba",
+}
+
+
+def groups_of(scheduler: VllmScheduler) -> tuple[list[KVGroup], list[int]] | None:
+    """Return the groups of KV blocks, and the group of each block table of vLLM.
+
+    Block tables whose layers hold the same of a context are one group. None if vLLM has kinds of
+    layers that stepscope does not know.
+    """
+    found: dict[tuple[str, int, int | None], list[int]] = {}  # the number of layers of each table
+    keys = []
+    for table in scheduler.kv_cache_config.kv_cache_groups:
+        spec: Any = getattr(table, "kv_cache_spec", None)
+        kind = _KINDS.get(type(spec).__name__)
+        if kind is None or getattr(table, "host_resident", False):
+            return None
+        windows = {"sliding window": "sliding_window", "chunked attention": "attention_chunk_size"}
+        window = getattr(spec, windows.get(kind, ""), None)
+        keys.append((kind, spec.block_size, window))
+        found.setdefault(keys[-1], []).append(len(table.layer_names))
+    groups = [
+        KVGroup(kind, sum(layers), block_size, window, len(layers))
+        for (kind, block_size, window), layers in found.items()
+    ]
+    return (groups, [list(found).index(key) for key in keys]) if groups else None
 
 
 def max_graph_tokens(config: Any) -> int | None:
@@ -171,13 +202,11 @@ def halt(scheduler: VllmScheduler) -> Literal["draining", "paused"] | None:
 
 
 def num_seats(scheduler: VllmScheduler) -> int:
-    """Return how many requests may run at once."""
     seats: int | None = getattr(scheduler, SEATS, None)
     return scheduler.max_num_running_reqs if seats is None else seats
 
 
 def token_budget(scheduler: VllmScheduler) -> int:
-    """Return the maximum number of tokens of the next step."""
     most: int = scheduler.scheduler_config.max_num_batched_tokens
     return min(scheduler.max_num_scheduled_tokens, most)
 

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple, cast
 from stepscope.engine.adapters.attached.reports import ProcessReports
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
 from stepscope.engine.adapters.attached.tracked import TrackedRequest, UnfinishedStep
-from stepscope.engine.adapters.vllm import kv_blocks, versions, waits
-from stepscope.engine.adapters.vllm.judged_blocks import JudgedBlocks
+from stepscope.engine.adapters.vllm import kv_blocks, scheduled, versions
 from stepscope.engine.adapters.vllm.ranks import DeviceTimes, RankTable
-from stepscope.engine.adapters.vllm.scheduled import make_rows, note_blocks
 from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.protocol import wire
 from stepscope.engine.telemetry.step_draft import StepDraft
@@ -34,7 +32,7 @@ class Noted(NamedTuple):
         freed: blocks that were freed meanwhile, see `note_freed`.
         loads: requests that got blocks for keys and values from elsewhere, for how many tokens;
             and if these are on their way while the request waits, the ids of those blocks by table.
-        is_without_prefills: see `waits.leaves_out_prefills`.
+        is_without_prefills: see `scheduled.leaves_out_prefills`.
     """
 
     start_ns: int
@@ -56,10 +54,8 @@ class VllmWatcher:
 
     Use it only inside `with attachment.notes.done()`, except for `note` and what it passes on.
 
-    Attributes:
-        pool: the state of the KV blocks. None if vLLM has kinds of layers that are not known.
-        groups: of the KV blocks; None if all are of one, which holds the whole context.
-        device_times: None if the GPU times are unknown.
+    `pool`, the state of the KV blocks, is None if vLLM has kinds of layers that are not known;
+    `groups` if all blocks are of one, which holds the whole context.
     """
 
     def __init__(self, scheduler: VllmScheduler, reports_path: Path) -> None:
@@ -70,7 +66,7 @@ class VllmWatcher:
         self.groups: tuple[wire.KVGroup, ...] | None = None
         self.pool: kv_blocks.PublishedBlocks | None = None
         self.holders: kv_blocks.BlockHolders | None = None
-        if (found := kv_blocks.groups_of(scheduler)) is not None:
+        if (found := versions.groups_of(scheduler)) is not None:
             groups, of_table = found
             if len(groups) > 1 or groups[0].kind != "full attention":
                 self.groups = tuple(groups)
@@ -81,17 +77,17 @@ class VllmWatcher:
         self._loads: list[tuple[str, int, bool]] = []
         caches_prefixes = bool(scheduler.cache_config.enable_prefix_caching)
         self._hashes: kv_blocks.VllmPrefixHashes | None = None
-        self._judged: JudgedBlocks | None = None
+        self._judged: kv_blocks.JudgedBlocks | None = None
         if caches_prefixes and os.environ.get(PREFIX_HASHES, "") == "1":
             self._hashes = kv_blocks.VllmPrefixHashes(scheduler.block_size)
             if self.pool is not None and self.groups is None and not self._has_connector:
-                self._judged = JudgedBlocks(self.pool.num_blocks, scheduler.block_size)
+                self._judged = kv_blocks.JudgedBlocks(self.pool.num_blocks, scheduler.block_size)
         self.recorder = StepRecorder(self.pool, caches_prefixes, self._judged)
         rank_sizes = versions.rank_sizes(scheduler.vllm_config.parallel_config)
         self._ranks, self._has_ranks = RankTable(*rank_sizes), rank_sizes != (1, 1)
         self.reports = ProcessReports(reports_path, self.recorder, self._ranks.add)
         self.device_times = DeviceTimes.if_here()
-        self._held = waits.HeldRequests(scheduler)
+        self._held = scheduled.HeldRequests(scheduler)
         policy = scheduler.scheduler_config.policy
         self._has_priorities = getattr(policy, "value", policy) == "priority"
         loras = getattr(scheduler, "lora_config", None)
@@ -134,28 +130,26 @@ class VllmWatcher:
             return None
         if self._has_ranks and out.total_num_scheduled_tokens:
             self._ranks.stamp(out)
-        num_seats, num_waiting = versions.num_seats(scheduler), self.num_waiting
-        is_free = (is_throttled or self._has_cadence) and waits.leaves_out_prefills(
+        num_seats, num_waiting, held = versions.num_seats(scheduler), self.num_waiting, self._held
+        is_free = (is_throttled or self._has_cadence) and scheduled.leaves_out_prefills(
             scheduler, is_throttled=is_throttled
         )
-        held_anew: Mapping[str, str] | None = None
         reasons: dict[str, int] = {}
-        halted = None
-        if num_waiting or self._held.reasons:
+        held_anew = halted = None
+        if num_waiting or held.reasons:
             halted = self.halted
             is_due = bool(self._loads) or not self.recorder.next_step % _LOOK_STEPS
-            held_anew = self._held.look_after(out, 0 if halted else num_waiting, is_due=is_due)
+            held_anew = held.look_after(out, 0 if halted else num_waiting, is_due=is_due)
             if held_anew is None and self._loads:  # their blocks are told with it
-                held_anew = self._held.reasons
+                held_anew = held.reasons
         loads, self._loads = self._loads, []
         if num_waiting:
-            held = self._held.reasons
             common = "preemption" if preempted else "paused" if halted else None
             if common is None:
-                common = waits.common_reason(
-                    scheduler, out, num_seats, budget, held, is_without_prefills=is_free
+                common = scheduled.common_reason(
+                    scheduler, out, num_seats, budget, held.reasons, is_without_prefills=is_free
                 )
-            reasons = waits.counted(num_waiting, common, held)
+            reasons = scheduled.counted(num_waiting, common, held.reasons)
         told = [
             (name, count, scheduler.kv_cache_manager.get_block_ids(name) if is_late else ())
             for name, count, is_late in loads
@@ -208,10 +202,10 @@ class VllmWatcher:
                     tracked.num_loaded, tracked.is_loaded_early = num_tokens, bool(tables)
                     if tables:
                         step.taken += holders.take(tracked, tables, 0, noted.end_ns)
-        note_blocks(step, out, recorder.table, holders)
-        make_rows(step, out, recorder.table)
+        scheduled.note_blocks(step, out, recorder.table, holders)
+        scheduled.make_rows(step, out, recorder.table)
         if self._has_priorities and step.admitted:
-            step.overtaken = waits.overtaken(step, recorder.table, self._max_loras)
+            step.overtaken = scheduled.overtaken(step, recorder.table, self._max_loras)
         step.num_running, step.num_waiting = noted.num_running, noted.num_waiting
         step.waiting_reasons = noted.waiting_reasons
         if noted.is_without_prefills:
@@ -241,9 +235,7 @@ class VllmWatcher:
         Args:
             result: vLLM's `ModelRunnerOutput`, with graphs if `--cudagraph-metrics` is on.
             tokens_ns: when `update_from_output` was called.
-            num_dropped: messages that subscribers have missed so far.
             num_got: for each request with drafts, how many tokens it got.
-            kv_used: share of the KV pool in use, see `kv_used`.
             finished, freed: see `note_ended`.
         """
         ended_now, recorder = self.note_ended(finished, freed), self.recorder
@@ -283,10 +275,7 @@ class VllmWatcher:
         return set(found)
 
     def forgot_cache(self, running: Collection[str]) -> None:
-        """Note that vLLM has reset its prefix cache, and for that taken blocks of `running` ones.
-
-        Cached blocks are checked again.
-        """
+        """Note that vLLM has reset its prefix cache, and taken back blocks of `running` ones."""
         if lost := self.recorder.known(running):
             self._taken_back.update(running)
             self.recorder.lost(lost)
@@ -318,8 +307,7 @@ class VllmWatcher:
     def kv_used(self) -> float | None:
         if self.pool is not None or not self._scheduler.kv_cache_config.kv_cache_groups:
             return None
-        usage: float = self._scheduler.kv_cache_manager.usage
-        return usage
+        return float(self._scheduler.kv_cache_manager.usage)
 
     @property
     def halted(self) -> wire.EngineState | None:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import platformdirs
 
-from stepscope.engine.adapters.sglang.knobs import LIVE
+from stepscope.engine.adapters.sglang.attachment import LIVE
 from stepscope.engine.adapters.sglang.shapes import TRIED_RELEASE
 from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.protocol.settings.knobs import ConfigError

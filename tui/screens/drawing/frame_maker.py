@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing.canvas import Canvas
 from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import recorded_extent, replay_of
+from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.charts import fleet_columns
 from stepscope.tui.views.frame.chart_columns import COLUMN_NS
@@ -45,7 +45,7 @@ class FrameMaker:
         """Drop all cached figures, because the keys, service levels or history have changed."""
         session = self._session
         keys = {action.id: action.key for action in session.abilities.actions}
-        extent = recorded_extent(session.source)
+        extent = None if self._replay is None else self._replay.extent
         in_file = None if self._replay is None else self._replay.file_index
         self._builder = FrameBuilder(
             self.history, extent, session.clock, keys, in_file, self._stands

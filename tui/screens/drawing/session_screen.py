@@ -64,9 +64,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.navigator = Navigator(
             self.view, session.history, session.source, self.notices, self._key
         )
-        self.operator = Operator(
-            session.history, session.link, self.notices, self._key, session.autopilot
-        )
+        self.operator = Operator(session.history, session.link, self.notices, session.autopilot)
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
         self.frames = FrameMaker(session, self.view, self.canvas)
@@ -364,9 +362,8 @@ def _seen(session: Session, operator: Operator, view: View) -> object:
 def _connection(session: Session, shown: History, fps: float) -> header.SourceState:
     """Return what the header shows about source and recording; `shown`: on the screen."""
     switch, replay = session.record_switch, replay_of(session.source)
-    recording = None
-    if switch is not None and switch.active:
-        recording = (switch.seconds, switch.num_bytes)
+    recorder = None if switch is None else switch.active
+    recording = None if recorder is None else (recorder.elapsed_s, recorder.num_bytes)
     return header.SourceState(
         session.title,
         session.endpoint,

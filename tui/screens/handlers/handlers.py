@@ -15,14 +15,12 @@ from textual.app import App
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.file.mcap.format import default_name
-from stepscope.recordings.history.source import Source
+from stepscope.recordings.history.source import NO_ENGINE, Source
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.opening import Opening
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
-from stepscope.tui.session.time.navigator import replay_of
-from stepscope.tui.session.time.worst import WorstStalls
 from stepscope.tui.settings.action_table import PAGES
 from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views import format as fmt
@@ -38,9 +36,6 @@ class Handlers:
         self.opening = Opening(screen, self.use_levels)
         self.pages = PageHandlers(screen, self.opening.edit_knob)
         self._comparing = CompareHandlers(screen, self.pages.show, self.opening.ask)
-        replay, key = replay_of(screen.session.source), screen.session.abilities.key
-        history = screen.navigator, lambda: screen.history
-        self._worst = WorstStalls(*history, replay, screen.notices, key)
         main = self._table()
         self.by_action = {action_id: partial(self._do, action_id, main) for action_id in main}
         self._of_comparison = self._comparing.handlers()
@@ -74,7 +69,7 @@ class Handlers:
             "previous_of_request": partial(navigator.of_request, -1),
             "next_of_request": partial(navigator.of_request, 1),
             "previous_mark": navigator.mark,
-            "worst": self._worst.next,
+            "worst": navigator.worst,
             "goto": self.opening.goto,
             "previous_session": self.previous_session,
             "slower": partial(navigator.change_speed, 0.5),
@@ -197,11 +192,11 @@ class Handlers:
         switch = None if source is None else session.switches.of(source)
         if source is None or switch is None:
             return
-        if switch.active:
+        if (recorder := switch.active) is not None:
             switch.stop()
-            self._notices.say(f"{who}recording ended: {switch.path}", "good")
+            self._notices.say(f"{who}recording ended: {recorder.path}", "good")
             return
-        if not switch.has_engine:
+        if source.status in NO_ENGINE:
             self._notices.warn(f"{who}no engine answers, so nothing can be recorded")
             return
         try:

@@ -111,8 +111,7 @@ class Opening:
 
         forecast = partial(KnobForecast, self._session.history)
         editor = KnobEditor(self._screen.skin, self._knobs_now, name, forecast, is_alone)
-        said = "budget" if is_alone else "knobs"
-        self._screen.open_overlay(editor, lambda change: self._operator.set_knob(change, said))
+        self._screen.open_overlay(editor, self._operator.set_knob)
 
     def _knobs_now(self) -> KnobsNow:
         now = self._session.history.state

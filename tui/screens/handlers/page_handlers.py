@@ -29,7 +29,7 @@ class PageHandlers:
             return
         if page == "compare":
             view.show(page)
-            self._session.compare.go_home(page)
+            self._session.compare.go_home()
             return
         if page == "live" and view.page == "live":
             self._navigator.follow()
@@ -190,7 +190,7 @@ class PageHandlers:
         if self._view.page != "live" or self._view.trail == ("compare",):
             self._view.leave()
             if self._view.page == "compare":  # the screen of the session that opened it
-                self._session.compare.go_home("compare")
+                self._session.compare.go_home()
             return
         if self._view.selected is None and self._view.first_lane is None:
             if len(self._session.fleet_view.fleet) > 1:

@@ -55,21 +55,15 @@ class Answer:
     command: Command
     reply: AnyReply | None = None
     error: str | None = None
-    code: str = ""  # the error code, if the engine refused the command
     may_follow: bool = False  # no answer in time: the engine may still carry it out
-    action: str = ""  # id of the action that asked for it
 
 
 class EngineLink:
     """A queue of commands to one engine, sent one at a time and answered in order.
 
-    The first command starts the thread and its socket. `ask`, `answers` and `pending` belong to the
-    UI thread.
-
-    Args:
-        connect: makes the client, in the thread that uses it.
-        siblings: returns the addresses of the engine's other data-parallel ranks; called for each
-            knob change.
+    The first command starts the thread, which makes its client by `connect`. `ask`, `answers` and
+    `pending` belong to the UI thread. `siblings` returns the addresses of the engine's other
+    data-parallel ranks; it is called for each knob change.
     """
 
     def __init__(
@@ -79,15 +73,15 @@ class EngineLink:
     ) -> None:
         self._connect = connect
         self._siblings = siblings
-        self._commands: queue.SimpleQueue[tuple[str, Command, str] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[str, Command] | None] = queue.SimpleQueue()
         self._answers: deque[Answer] = deque()
         self._asked: deque[str] = deque()
         self._thread: threading.Thread | None = None
 
-    def ask(self, what: str, command: Command, action: str = "") -> None:
-        """Queue a command; `what`: in words for the operator, `action`: whose key caused it."""
+    def ask(self, what: str, command: Command) -> None:
+        """Queue a command; `what`: in words for the operator."""
         self._asked.append(what)
-        self._commands.put((what, command, action))
+        self._commands.put((what, command))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="engine link", daemon=True)
             self._thread.start()
@@ -110,8 +104,7 @@ class EngineLink:
 
     def _ask_all(self, client: ControlClient, command: Command) -> AnyReply:
         """Send a command; a change of knobs goes to all data-parallel ranks or to none of them."""
-        siblings = self._siblings() if isinstance(command, SetKnobs) else []
-        if not isinstance(command, SetKnobs) or not siblings:
+        if not isinstance(command, SetKnobs) or not (siblings := self._siblings()):
             return client.ask(command)
         with contextlib.ExitStack() as stack:
             others = [stack.enter_context(ControlClient(each)) for each in siblings]
@@ -135,14 +128,13 @@ class EngineLink:
                     continue
                 if job is None:
                     return
-                what, command, action = job
-                found = partial(Answer, what, command, action=action)
+                found = partial(Answer, *job)
                 try:
                     if client is None:
                         client = self._connect()
-                    answer = found(self._ask_all(client, command))
+                    answer = found(self._ask_all(client, job[1]))
                 except CommandRefused as error:
-                    answer = found(error=str(error), code=error.code)
+                    answer = found(error=str(error))
                 except EngineUnreachable as error:
                     answer = found(error=str(error), may_follow=isinstance(error, NoAnswer))
                     if client is not None:

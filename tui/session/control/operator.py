@@ -1,32 +1,41 @@
-"""`Operator`: sends the operator's changes to the engine, and shows the answers as notices."""
+"""`Operator`: sends the operator's changes to the engine, and shows the answers as notices.
 
-from collections.abc import Callable
+`AutopilotSwitch`: starts and stops an autopilot, which moves knobs so that ITL keeps a level.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
 
 import msgspec
 
+from stepscope.engine.client.client import CommandRefused, EngineUnreachable
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.replies import Ack
+from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, LeasedKnobs
+from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.audit_text import changes_text, known_changes, value_text
-from stepscope.tui.session.control.autopilot_switch import AutopilotSwitch
 from stepscope.tui.session.control.engine_link import Answer, EngineLink, KnobChange
 from stepscope.tui.session.control.who import who
-from stepscope.tui.views.notices import Notices
+from stepscope.tui.settings.terminal import see_log
+from stepscope.tui.views.notices import Notices, Tone
+
+log = logging.getLogger("stepscope.tui")
 
 BUDGET = "max_num_batched_tokens"
+_TICK_S = 0.2  # of an autopilot
+_CLOSE_S = 2.0  # wait for the knobs to be restored; after that the engine restores them itself
 
 
 class Operator:
     """Sends commands through an `EngineLink` and turns the answers into notices.
 
-    In this class, "our" changes are those that were made in this dashboard.
-
-    Args:
-        link: None if there is no engine to change.
-        key: returns the key of an action, for notices.
-        autopilot: our autopilot; None if there is no engine to change.
+    In this class, "our" changes are those that were made in this dashboard. `link` and `autopilot`
+    are None if there is no engine to change.
     """
 
     def __init__(
@@ -34,18 +43,15 @@ class Operator:
         history: History,
         link: EngineLink | None,
         notices: Notices,
-        key: Callable[[str], str],
-        autopilot: AutopilotSwitch | None = None,
+        autopilot: "AutopilotSwitch | None",
     ) -> None:
         self._autopilot = autopilot
-        self._key = key
         self._history = history
         self._link = link
         self._notices = notices
         self.who = who()
         # (Engine id, knobs version) of our own changes, without those of our autopilot:
         self._own: set[tuple[str, int]] = set()
-        self._undos: set[tuple[str, int]] = set()  # those of our changes that are an undo
         self._num_knobs_asked = 0  # changes of knobs without an answer so far
 
     @property
@@ -56,7 +62,7 @@ class Operator:
         info = self._history.info
         return next((spec for spec in info.knobs if spec.name == name), None) if info else None
 
-    def set_knob(self, change: KnobChange, action: str) -> None:
+    def set_knob(self, change: KnobChange) -> None:
         """Ask the engine for a change, which it refuses if another was made since its version."""
         name, value, version, engine_id = change
         before = self._history.state.knobs.get(name)
@@ -66,7 +72,7 @@ class Operator:
         command = commands.SetKnobs(
             changes={name: value}, expected_version=version, engine_id=engine_id
         )
-        self._ask(changes_text(self._history.state.knobs, command.changes), command, action)
+        self._ask(changes_text(self._history.state.knobs, command.changes), command)
 
     def undo(self) -> None:
         """Undo our last knob change, unless changed since; first, end our autopilot."""
@@ -75,22 +81,13 @@ class Operator:
             self._autopilot.stop()
             self._notices.say("undo: ending the autopilot: it gives the knobs back")
             return
-        if self._is_settled():
-            self._undo()
-        else:
-            self._notices.say("not yet: the engine has not answered your last change", "caution")
-
-    def _is_settled(self) -> bool:
-        """Whether all our knob changes are answered, and telemetry shows the accepted ones."""
         state = self._history.state
         engine_id = "" if state.info is None else state.info.engine_id
         newest = max((version for owner, version in self._own if owner == engine_id), default=0)
-        return not self._num_knobs_asked and newest <= state.knobs_version
-
-    def _undo(self) -> None:
-        state = self._history.state
+        if self._num_knobs_asked or newest > state.knobs_version:
+            self._notices.say("not yet: the engine has not answered your last change", "caution")
+            return
         changes = known_changes(self._history.knob_changes, state.audit)
-        engine_id = "" if self._history.info is None else self._history.info.engine_id
         last = next((c for c in reversed(changes) if (engine_id, c.version) in self._own), None)
         if last is None:
             said = "this dashboard has not changed a knob"
@@ -105,12 +102,8 @@ class Operator:
             self._notices.say(f"not undone: changed since: {_change_text(later[-1])}", "caution")
             return
         back = {name: value for name, value in last.old.items() if name in last.new}
-        is_redo = (engine_id, last.version) in self._undos
-        now = changes[-1].version
-        if not is_redo:
-            self._undos.add((engine_id, now + 1))
-        what = f"{'redo' if is_redo else 'undo'}: {changes_text(last.new, back)}"
-        self._ask(what, commands.SetKnobs(changes=back, expected_version=now), "undo")
+        command = commands.SetKnobs(changes=back, expected_version=changes[-1].version)
+        self._ask(f"undo: {changes_text(last.new, back)}", command)
 
     def pause_or_resume(self) -> None:
         if self._history.state.state in ("paused", "draining"):
@@ -136,7 +129,7 @@ class Operator:
         what = "stop the workload" if spec is None else f"workload of {spec.rate:g} requests/s"
         self._ask(what, commands.SetWorkload(workload=spec))
 
-    def _ask(self, what: str, command: commands.Change, action: str = "") -> None:
+    def _ask(self, what: str, command: commands.Change) -> None:
         """Send a change with the operator's name and the newest audit entry that was shown here."""
         if self._link is None:
             self._notices.say("there is no engine to ask: this is a recording", "caution")
@@ -145,7 +138,7 @@ class Operator:
         self._num_knobs_asked += isinstance(command, commands.SetKnobs)
         audit = self._history.state.audit
         seen = audit[-1].number if audit else 0
-        self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen), action)
+        self._link.ask(what, msgspec.structs.replace(command, who=self.who, seen=seen))
 
     def receive_answers(self) -> None:
         """Show as notices what the engine has answered since the last call."""
@@ -155,32 +148,13 @@ class Operator:
                 said = f"no answer yet; it may still take effect: {answer.what}"
                 self._notices.say(said, "caution")
             elif answer.error is not None:
-                said = self._conflict(answer) or f"{answer.what}: {answer.error}"
-                self._notices.say(said, "caution")
+                self._notices.say(f"{answer.what}: {answer.error}", "caution")
             else:
                 if isinstance(answer.reply, Ack):
                     self._remember(answer.command, answer.reply.version)
                 state = self._history.state
                 has_requests = state.num_running + state.num_waiting > 0
                 self._notices.say(_outcome_text(answer, has_requests), "good")
-
-    def _conflict(self, answer: Answer) -> str | None:
-        """Return whose knob change came before ours, if that is why it was refused."""
-        command = answer.command
-        if answer.code != "conflict" or not isinstance(command, commands.SetKnobs):
-            return None
-        later = [
-            change
-            for change in known_changes(self._history.knob_changes, self._history.state.audit)
-            if change.version > (command.expected_version or 0)
-        ]
-        if not later:
-            return None
-        same = [change for change in later if change.new.keys() & command.changes.keys()]
-        last = (same or later)[-1]
-        what = ", ".join(f"{name} to {value_text(value)}" for name, value in last.new.items())
-        again = f"; {self._key(answer.action)} again" if answer.action else ""
-        return f"not changed: {last.who} set {what} meanwhile{again}"
 
     def _remember(self, command: commands.Command, version: int | None) -> None:
         """Remember our change for `undo`, by version: dashboards may share a name."""
@@ -208,3 +182,60 @@ def _outcome_text(answer: Answer, has_requests: bool) -> str:
     if isinstance(answer.command, commands.SetKnobs):
         done = f"{answer.what} applied at step {step:,}"
     return f"{done} ({reply.detail})" if reply.detail else done
+
+
+class AutopilotSwitch:
+    """Starts and stops the autopilot of this dashboard. Use it only on the UI thread."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._news: deque[tuple[str, Tone]] = deque()
+
+    @property
+    def is_on(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and not self._stopping.is_set()
+
+    def start(self, itl_ms: float) -> None:
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(itl_ms, self._stopping), name="autopilot", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell the autopilot to restore the knobs and end; do not wait for it."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def news(self) -> tuple[str, Tone] | None:
+        """Return the oldest line about the autopilot not returned yet, with its style."""
+        return self._news.popleft() if self._news else None
+
+    def _run(self, itl_ms: float, stopping: threading.Event) -> None:
+        # Imported here: few sessions need it, and the code that fits models loads slowly.
+        from stepscope.recordings.autopilot.live_pilot import LivePilot
+
+        try:
+            pilot = LivePilot(Endpoint.parse(self._endpoint), itl_ms, who())
+        except (ConfigError, CommandRefused, EngineUnreachable) as error:
+            self._news.append((f"no autopilot: {error}", "caution"))
+            return
+        try:
+            while pilot.ended is None and not stopping.wait(_TICK_S):
+                if (moved := pilot.tick(time.monotonic())) is not None:
+                    changes = changes_text(moved.before, moved.move.changes)
+                    self._news.append((f"autopilot: {changes} ({moved.move.reason})", "text"))
+        except Exception as failure:
+            log.exception("the autopilot failed")
+            pilot.ended = f"internal error, {see_log(failure)}"
+        given_back = pilot.close()
+        values = ", ".join(f"{name} {value_text(value)}" for name, value in given_back.items())
+        why = "" if pilot.ended is None else f": {pilot.ended}"
+        back = f"; given back: {values}" if values else ""
+        self._news.append((f"autopilot ended{why}{back}", "caution" if why else "good"))

@@ -19,14 +19,11 @@ def who() -> str:
     terminal = _terminal()
     at = f"{account}{terminal and '/'}{terminal}@{socket.gethostname()}"
     try:
-        name = _printable(resolve(ClientSettings, "client", {}).name)
+        name = resolve(ClientSettings, "client", {}).name
+        name = " ".join("".join(each if each.isprintable() else " " for each in name).split())
     except WrongUsage:  # the config file became invalid while a dashboard is open: do without
         name = ""
     return f"{name} ({at})" if name else at
-
-
-def _printable(name: str) -> str:
-    return " ".join("".join(each if each.isprintable() else " " for each in name).split())
 
 
 def _terminal() -> str:

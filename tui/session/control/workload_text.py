@@ -47,9 +47,7 @@ def workload_note(state: SessionState) -> str:
 def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec | None:
     """Return the workload that a typed text means; None means to stop the one that runs.
 
-    `now`: the workload whose fields `text` changes; None means the default workload.
-
-    Raises ValueError: the text is not valid; the message says what would be.
+    `now`: the workload whose fields `text` changes, or the default. Raises ValueError: it is wrong.
     """
     words = text.split()
     if words == [OFF]:

@@ -103,17 +103,14 @@ def wanted(text: str, at: int | None, history: History, file: "ReplaySource | No
 
 def _clamped(step: int, history: History, file: "ReplaySource | None") -> Wanted:
     """Return the step with this number, or the nearest step that exists, with a note on that."""
-    if file is not None and file.extent is not None:
-        first, last = file.extent
-        if first <= step <= last:
-            return Wanted(step)
-        which, end = ("first", first) if step < first else ("last", last)
-        return Wanted(end, f"the {which} step of the file is {end:,}")
-    found, last_found = history.first_step, history.last_step
-    if found is None or last_found is None or found <= step <= last_found:
+    in_file = None if file is None else file.extent
+    first, last = in_file or (history.first_step, history.last_step)
+    if first is None or last is None or first <= step <= last:
         return Wanted(step)
-    is_oldest = step < found
-    return Wanted(found if is_oldest else last_found, _end_of_memory(history, is_oldest=is_oldest))
+    which, end = ("first", first) if step < first else ("last", last)
+    if in_file is not None:
+        return Wanted(end, f"the {which} step of the file is {end:,}")
+    return Wanted(end, _end_of_memory(history, is_oldest=which == "first"))
 
 
 def _end_of_memory(history: History, *, is_oldest: bool) -> str:
@@ -139,8 +136,7 @@ def _away_ns(text: str, wall_ns: int | None) -> list[int]:
     if wall_ns is None:
         raise ValueError("the engine has not reported the time of day")
     found = _moments(text, datetime.fromtimestamp(wall_ns // 10**9))
-    second_ns = 10**9
-    return [int(when.timestamp()) * second_ns + when.microsecond * 1000 - wall_ns for when in found]
+    return [round(when.timestamp() * 1e6) * 1000 - wall_ns for when in found]
 
 
 def _moments(text: str, now: datetime) -> list[datetime]:

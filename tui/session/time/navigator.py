@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, cast
 from stepscope.engine.protocol.wire import Phase
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
+from stepscope.recordings.history.windows import Stalls
+from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.series.events import mark_event
-from stepscope.tui.session.time.goto import Wanted, nearest, nothing, unsearched, wanted
+from stepscope.tui.session.time.goto import (
+    Wanted,
+    is_searched,
+    nearest,
+    nothing,
+    unsearched,
+    wanted,
+)
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.notices import Notices
@@ -22,17 +31,12 @@ if TYPE_CHECKING:
     from stepscope.recordings.replay.replay import ReplaySource  # with mcap, only when needed
 
 _MAX_SEARCH = 5_000  # steps to decode in search of the next step of a request
+_MOST_STALLS = 200  # to visit; after the last of them the worst comes again
 
 
 def replay_of(source: Source) -> "ReplaySource | None":
     """Return the source as a replay; None for a live source."""
     return None if source.is_live else cast("ReplaySource", source)
-
-
-def recorded_extent(source: Source) -> tuple[int, int] | None:
-    """Return the first and last step of a replayed file; None for a live source."""
-    replay = replay_of(source)
-    return None if replay is None else replay.extent
 
 
 class Navigator:
@@ -52,12 +56,11 @@ class Navigator:
         self._history = history
         self._replay = replay_of(source)
         self._notices = notices
+        self._stall: Breach | None = None  # the stall that it went to last
 
     def look_at(self, history: History) -> None:
         """Move through another history from now on, such as the one from before a restart."""
         self._history = history
-
-    # Pause and follow
 
     def pause(self) -> None:
         replay, view = self._replay, self.view
@@ -89,11 +92,7 @@ class Navigator:
             self.go(replay.extent[0])
         elif (first := self._history.first_step) is not None:
             self.go(first)
-            summary = self._history.summary(first)
-            wall_ns = None if summary is None else self._history.wall_ns(summary.tokens_ns)
-            self._notices.say_of_place(f"the oldest step in memory, {fmt.moment(wall_ns)}")
-
-    # Steps
+            self._notices.say_of_place("the oldest step in memory")
 
     def go(self, step: int) -> None:
         """Move the cursor to a step; a replay seeks it in the file if it is not in memory."""
@@ -144,8 +143,6 @@ class Navigator:
         column = columns[x] if 0 <= x < len(columns) else None
         if column is not None:
             self.go(column.last)
-
-    # Landmarks
 
     def event(self, direction: int, kinds: Collection[str] = NOTABLE) -> None:
         at = self._at_or_say()
@@ -200,7 +197,55 @@ class Navigator:
                 return
         self._notices.say_of_place(f"r{request_id} has no such step in memory", "caution")
 
-    # Words
+    def worst(self) -> None:
+        """Go to the worst wait above the service level; from there to the next worst, around."""
+        history, last = self._history, self._stall
+        stalls, where, of_file = self._stalls()
+        if not stalls.longest:
+            self._notices.say_of_place(self._no_stall(where), "caution")
+            return
+        at, place = self.view.cursor, 0
+        if at is None and self._replay is not None and self._replay.status != "playing":
+            at = history.last_step
+        if last is not None and at == last.step:
+            ranked = [(each.step, each.kind) for each in stalls.longest]
+            if (last.step, last.kind) in ranked:
+                place = (ranked.index((last.step, last.kind)) + 1) % len(ranked)
+        stall = self._stall = stalls.longest[place]
+        what, who = "late first token", f"r{stall.request_id}"
+        if stall.kind == "ITL":
+            what, streams = "stall", fmt.plural(stall.num_tokens, "stream")
+            # The search of a file serves any service level: it counts only the longest waits.
+            who = f"{streams} waited so long" if of_file else f"held up {streams}"
+        which = f"number {place + 1}" if place else "worst"
+        which += f" of {fmt.plural(stalls.number, 'second')} with a {what}{where}"
+        then = "the worst again" if place + 1 == len(stalls.longest) else "the next"
+        hint = f" ({self._key('worst')}: {then})" if stalls.number > 1 else ""
+        when = fmt.clock(history.wall_ns(stall.time_ns))
+        self.go(stall.step)
+        self._notices.say_of_place(f"{which}: {fmt.with_ms(stall.ns / 1e6)} at {when}; {who}{hint}")
+
+    def _stalls(self) -> tuple[Stalls, str, bool]:
+        """Return the stalls, where they were looked for in words, and whether in the file."""
+        history, replay, where = self._history, self._replay, ""
+        extent = None if replay is None else replay.extent
+        if extent is not None and (history.first_step, history.last_step) != extent:
+            if replay is not None and is_searched(replay):
+                return replay.file_index.stalls(history.slo, _MOST_STALLS), "", True
+            where = " in memory"
+        return history.windows.stalls(None, _MOST_STALLS), where, False
+
+    def _no_stall(self, where: str) -> str:
+        history = self._history
+        if not history.num_steps:
+            return "there is no step yet"
+        if self.frame is not None and not self.frame.tells_requests:
+            return "the engine does not report when tokens came"
+        if where and self._replay is not None and not self._replay.file_index.is_done:
+            again = f"{self._key('worst')} again in a moment"
+            return f"no late token found yet{unsearched(self._replay)}; {again}"
+        levels = f"TTFT {history.slo.ttft_ms:g} ms, ITL {history.slo.itl_ms:g} ms"
+        return f"no token{where} came later than {levels} ({self._key('service_levels')})"
 
     def goto(self, text: str) -> None:
         """Go to what was typed: a step, a time of day, or a time difference from the cursor."""
@@ -221,8 +266,6 @@ class Navigator:
     def _wanted(self, text: str) -> Wanted:
         return wanted(text, self._at(), self._history, self._replay)
 
-    # Replay
-
     def change_speed(self, factor: float) -> None:
         if self._replay is not None:
             self._replay.play(self._replay.speed * factor)
@@ -232,7 +275,6 @@ class Navigator:
         return self._history.last_step if self.view.cursor is None else self.view.cursor
 
     def _at_or_say(self) -> int | None:
-        """Return the step at the cursor. If there is no step, show a notice and return None."""
         if (at := self._at()) is None:
             self._notices.say_of_place("there is no step in memory yet", "caution")
         return at

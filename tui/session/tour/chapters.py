@@ -34,9 +34,8 @@ Act: TypeAlias = SetWorkload | SetKnobs | SendPrompt | TimedAct
 class Chapter(NamedTuple):
     """One chapter of the tour, in three parts: before, question, answer.
 
-    Attributes:
-        panels: panels of interest; the first of them that is on the screen is highlighted.
-        is_held: whether the picture stops where the last prompt ended, for a closer look.
+    The first of `panels` that is on the screen is highlighted. `is_held`: the picture stops where
+    the last prompt ended, for a closer look.
     """
 
     title: str

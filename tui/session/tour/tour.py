@@ -131,12 +131,9 @@ class TourPage(NamedTuple):
 
 
 class Tour:
-    """The position in the chapters.
+    """The position in the chapters; `first`: the one to begin with, from 0.
 
-    Args:
-        do: carries out acts; a new call ends those of the one before.
-        ended: returns the id of the request that an act waited for last, once all are done.
-        first: the chapter to begin with, from 0.
+    `do`, `ended`: as of `Director`.
     """
 
     def __init__(
