@@ -24,8 +24,7 @@ from stepscope.engine.protocol.commands import Change, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error
 from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.text.stop_strings import StopText
-from stepscope.engine.text.text_stream import TextStream
+from stepscope.engine.text.text_stream import StopText, TextStream
 from stepscope.engine.transport.connections import Connections
 
 

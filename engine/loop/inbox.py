@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from stepscope.engine.protocol.commands import Asker, Command
 from stepscope.engine.protocol.replies import AnyReply
-from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.text_stream import StopText
 
 
 class Client(Protocol):

@@ -21,7 +21,7 @@ from stepscope.engine.protocol.settings.knobs import Policy
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import RequestOrigin
 from stepscope.engine.scheduling.block_pool import BlockHash
-from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.text_stream import StopText
 
 
 class RequestStatus(Enum):

@@ -19,8 +19,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.columns import axis_of
-from stepscope.recordings.compare.comparer import Comparer
-from stepscope.recordings.compare.comparison import Comparison, compare
+from stepscope.recordings.compare.comparison import Comparer, Comparison, compare
 from stepscope.recordings.compare.side import points as comparison_points
 from stepscope.recordings.compare.side.feed import HistoryFeed
 from stepscope.recordings.compare.side.points import (

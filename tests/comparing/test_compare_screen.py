@@ -272,11 +272,11 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
 
 
 async def test_escape_stops_reading_and_keeps_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepscope.recordings.compare import comparer
+    from stepscope.recordings.compare import comparison
 
-    monkeypatch.setattr(comparer, "_SLICE_S", 0.001)
-    monkeypatch.setattr(comparer, "_REST_S", 0.02)
-    monkeypatch.setattr(comparer, "_RENEW_S", 0.0)
+    monkeypatch.setattr(comparison, "_SLICE_S", 0.001)
+    monkeypatch.setattr(comparison, "_REST_S", 0.02)
+    monkeypatch.setattr(comparison, "_RENEW_S", 0.0)
     history = History()
     source = ReplaySource(Recording(SAMPLES / "freeze.mcap"), history, playing=False)
     source.start()

@@ -19,7 +19,7 @@ from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
-from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.text_stream import StopText
 from stepscope.engine.transport.endpoints import Endpoint
 from tests.support.engines.live_engine import running_engine
 from tests.support.engines.tiny_runner import load_tiny, run_scheduled

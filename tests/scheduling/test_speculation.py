@@ -15,7 +15,7 @@ from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts
 from stepscope.engine.scheduling.ngram import NgramProposer
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import InFlight, ScheduledRow, ScheduledStep, StepResult
-from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.text_stream import StopText
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client

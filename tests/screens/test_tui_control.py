@@ -27,7 +27,7 @@ from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
 from stepscope.tui.session.control import engine_link
 from stepscope.tui.session.control.engine_link import EngineLink, KnobsNow
-from stepscope.tui.session.control.workload_text import (
+from stepscope.tui.session.control.operator import (
     parse_workload,
     published_workload,
     workload_note,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.text_stream import StopText
 from stepscope.engine.text.tokenizer import TextStream
 
 EOS = 9_999

@@ -15,7 +15,7 @@ from stepscope.engine.models.cache.gguf_checkpoint import write_tokenizer
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.text.stop_strings import StopText
+from stepscope.engine.text.text_stream import StopText
 from stepscope.engine.text.tokenizer import BYTE_OF_SYMBOL, OutputText, Tokenizer
 
 SYMBOLS = list(BYTE_OF_SYMBOL)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align, Axis, Place, axis_of
-from stepscope.recordings.compare.comparer import Comparer
+from stepscope.recordings.compare.comparison import Comparer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source

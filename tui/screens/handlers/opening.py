@@ -12,8 +12,8 @@ from stepscope.tui.screens.overlays.knob_editor import KnobEditor
 from stepscope.tui.screens.overlays.prompt import Prompt
 from stepscope.tui.screens.textual_parts import palette
 from stepscope.tui.session.control.engine_link import KnobsNow
-from stepscope.tui.session.control.operator import BUDGET
-from stepscope.tui.session.control.workload_text import (
+from stepscope.tui.session.control.operator import (
+    BUDGET,
     EXAMPLE,
     OFF,
     parse_workload,
