@@ -123,7 +123,7 @@ class Dashboard(App[None], inherit_bindings=False):
         self._unkept: str | None = None  # why changed settings were not saved
         self._sides = SideScreens(self._sessions, self._switch_to)
         self.main.session.compare.open = lambda *what: self._sides.open(self.main, *what)
-        self.main.session.compare.go_home = lambda page: self._sides.go_home(self.main, page)
+        self.main.session.compare.go_home = lambda: self._sides.go_home(self.main)
 
     # Several engines
 
@@ -258,7 +258,7 @@ class SideScreens:
         view.page = "step" if request_id is None else "request"
         self._switch(screen)
 
-    def go_home(self, screen: MainScreen, page: str) -> None:
+    def go_home(self, screen: MainScreen) -> None:
         is_side = any(each is screen for _, each in self._opened.values())
         if is_side and self._home is not None:
             screen.view.leave()

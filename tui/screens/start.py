@@ -19,7 +19,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
-from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.overlays.overlay import Prompt
 from stepscope.tui.screens.textual_parts import bindings, keymap, palette, use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities

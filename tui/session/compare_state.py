@@ -13,7 +13,6 @@ from stepscope.recordings.compare.comparer import Comparer
 from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side.requests import Pair
 from stepscope.recordings.history.source import Source
-from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.compare_choices import (
     CompareChoice,
@@ -95,7 +94,7 @@ class CompareState:
     # Opens the main screen of a side at a step and a request. The dashboard sets it.
     open: Callable[[Origin, int | None, int | None], None] = lambda origin, step, request_id: None
     # Returns from the screens of a side to those of the dashboard's own session.
-    go_home: Callable[[Page], None] = lambda page: None
+    go_home: Callable[[], None] = lambda: None
     _zoom: int = 0  # how often the shown part is halved; 0 shows the whole
     _cursor: int = 0
     _left: int = 0  # offset of the first column on the axis

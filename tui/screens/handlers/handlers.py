@@ -18,9 +18,8 @@ from stepscope.recordings.file.mcap.format import default_name
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
-from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.opening import Opening
-from stepscope.tui.screens.handlers.page_handlers import PageHandlers
+from stepscope.tui.screens.handlers.page_handlers import CompareHandlers, PageHandlers
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.session.time.worst import WorstStalls
 from stepscope.tui.settings.action_table import PAGES

@@ -9,7 +9,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
-from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.overlays.overlay import Prompt
 from stepscope.tui.screens.textual_parts import palette
 from stepscope.tui.session.control.engine_link import KnobsNow
 from stepscope.tui.session.control.operator import BUDGET
