@@ -11,10 +11,10 @@ from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.textual_parts import bindings
 from stepscope.tui.session.session import Session
 from stepscope.tui.settings.action_table import PAGES, Page
-from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages import compare_page
+from stepscope.tui.views.panels import session_events
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import LATENCIES
 
@@ -116,7 +116,7 @@ class MainScreen(SessionScreen, inherit_bindings=False):
     def _scrub_to(self, x: int) -> None:
         """Move the cursor to the step at cell `x` of the scrub bar."""
         frame = self.frame
-        step = None if frame is None else scrub_bar.step_at(frame, x, self.canvas.area.width)
+        step = None if frame is None else session_events.step_at(frame, x, self.canvas.area.width)
         if step is not None:
             self.navigator.go(step)
 

@@ -18,8 +18,7 @@ from textual.timer import Timer
 
 from stepscope.recordings.fleets.fleet import LOOK_S
 from stepscope.recordings.history.history import History
-from stepscope.tui.screens.drawing.canvas import Canvas
-from stepscope.tui.screens.drawing.frame_maker import FrameMaker
+from stepscope.tui.screens.drawing.canvas import Canvas, FrameMaker
 from stepscope.tui.screens.textual_parts import use_colours
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session

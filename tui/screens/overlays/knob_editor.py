@@ -15,7 +15,7 @@ from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.session.control.engine_link import KnobChange, KnobsNow
 from stepscope.tui.session.what_if import KnobForecast
 from stepscope.tui.views.lines import Line, clean, framed
-from stepscope.tui.views.panels.knob_panel import bounds_text
+from stepscope.tui.views.pages.knobs_page import bounds_text
 from stepscope.tui.views.theme import Skin
 
 _LOOK_S = 0.2  # between two looks at the values and the forecast

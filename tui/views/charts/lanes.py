@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import LaneRow
 from stepscope.tui.views.lines import Line, Run, clean, framed, titled
+from stepscope.tui.views.panels import inspector
 from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
 from stepscope.tui.views.view import Axis
 
@@ -34,7 +34,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         label = _label(row, gutter, row.request_id == frame.view.selected)
         body.append((*label, *_cells(_text(row.cells, glyphs, edges), frame.cursor_column)))
     if not body:
-        said = totals_text.lines(frame) or [_empty(frame)]
+        said = inspector.lacks(frame) or [_empty(frame)]
         body = [((" " * gutter, "text"), (text, "muted")) for text in said]
     shown, total = len(frame.lanes), frame.num_lanes
     title = titled("requests × steps", f" ({shown} of {total})" if shown < total else "")

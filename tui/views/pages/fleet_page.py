@@ -13,7 +13,7 @@ from stepscope.recordings.fleets.imbalance import Imbalance
 from stepscope.recordings.fleets.whole_lives import WholeLife
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts import fleet_columns
+from stepscope.tui.views.frame import fleet_view
 from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target, first_shown
@@ -130,7 +130,7 @@ def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
 def _table(page: FleetPage, width: int, height: int, legend: str) -> list[Line]:
     room, number = height - 3, len(page.lines)
     first = first_shown(number, room, page.selected)
-    body = fleet_columns.draw(page, width - 2, height - 2)
+    body = fleet_view.draw(page, width - 2, height - 2)
     which = f"  {first + 1}-{first + room} of {number}" if number > room else ""
     return framed(body, width, height, titled("engines", which), legend)
 
@@ -166,7 +166,7 @@ def _notes(page: FleetPage, width: int) -> list[Line]:
     for each in picture.lines:
         figures, info = each.figures, each.figures.info
         if not figures.is_up and figures.status != "connecting":
-            text, style = fleet_columns.state_text(each)
+            text, style = fleet_view.state_text(each)
             begin: Line = ((" ", "text"), (f"{figures.name} {text}", style), ("  ", "text"))
             error = figures.error or "nothing received from it yet"
             lines += _wrapped(begin, clean(error, 300), "text", width)

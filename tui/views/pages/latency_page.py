@@ -14,7 +14,7 @@ from stepscope.recordings.state.series.latency import LatencyKind, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
-from stepscope.tui.views.charts import latency_charts, life_line
+from stepscope.tui.views.charts import life_line
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.views.framed_panels import (
     Cell,
@@ -220,12 +220,12 @@ def _charts(frame: Frame, width: int, height: int) -> list[Line]:
         return framed([facts(text)], width, height, heat_title)
     spread_width = 0 if width < _WIDE else min(60, width * 2 // 5)
     heat_width = width - spread_width
-    counted = latency_charts.count(samples, end_ns, window_s, heat_width - 11, height - 3, bound)
-    heat = latency_charts.heat_map(counted, window_s)
-    left = framed(heat, heat_width, height, heat_title, latency_charts.DENSITY_KEY)
+    counted = latency_panel.count(samples, end_ns, window_s, heat_width - 11, height - 3, bound)
+    heat = latency_panel.heat_map(counted, window_s)
+    left = framed(heat, heat_width, height, heat_title, latency_panel.DENSITY_KEY)
     if not spread_width:
         return left
-    spread = latency_charts.spread(counted, spread_width - 2)
+    spread = latency_panel.spread(counted, spread_width - 2)
     title = titled(f"{name} histogram", f"  {sum(map(sum, counted.cells)):,} samples")
     return beside(left, framed(spread, spread_width, height, title))
 

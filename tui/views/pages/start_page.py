@@ -83,8 +83,8 @@ def engines_section(
 
 
 def _engine(address: str, line: "EngineLine") -> Entry:
-    from stepscope.tui.views import totals_text
-    from stepscope.tui.views.charts.fleet_columns import FIGURES, state_text
+    from stepscope.tui.views.frame.fleet_view import FIGURES, state_text
+    from stepscope.tui.views.panels.inspector import how_to_see_steps
 
     figures = line.figures
     state, style = state_text(line)
@@ -92,7 +92,7 @@ def _engine(address: str, line: "EngineLine") -> Entry:
     model, about = "-" if figures.info is None else model_text(figures.info), address
     if figures.info is not None and figures.info.totals_every_s is not None:
         model = f"{model}, totals of {figures.info.engine}'s /metrics"
-        about = f"{address}; {' '.join(totals_text.more(figures.info.engine))}"
+        about = f"{address}; {' '.join(how_to_see_steps(figures.info.engine))}"
     if figures.status == "starting":
         about = figures.error or address
     style = "caution" if style.startswith("badge") else style

@@ -14,7 +14,7 @@ from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.audit_text import changes_text, shorter_who
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import late_text, totals_text
+from stepscope.tui.views import late_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, beside, table
 from stepscope.tui.views.lines import Field, Line, clean, facts, framed, whole
@@ -50,9 +50,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if record is None or summary is None:
         return framed([inspector.missing(frame)], width, height, title)
     if record.totals is not None and frame.is_summed_up:
-        said = [facts(f" {text}") for text in totals_text.lines(frame)]
+        said = [facts(f" {text}") for text in inspector.lacks(frame)]
         title = ((f"record {step}", "title"), (when, "text"))
-        return framed([*totals_text.figures(record), (), *said], width, height, title)
+        return framed([*inspector.totals(record), (), *said], width, height, title)
     left = width if width < NARROW else width // 2
     costs = inspector.costs(frame, record, summary, left - 2)
     head_height = min(max(_HEAD_HEIGHT, len(costs) + 2), max(6, height // 2))

@@ -1,4 +1,8 @@
-"""What the step at the cursor did and cost: a panel, and lines that the step's page has, too."""
+"""What the step at the cursor did and cost: a panel, and lines that the step's page has, too.
+
+Of an engine that publishes only totals once a second, not each step: what these are and leave out,
+and how to see more of it.
+"""
 
 from collections import Counter
 from itertools import pairwise
@@ -12,7 +16,6 @@ from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
 from stepscope.recordings.state.series.events import request_event
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import bar, cells_by_share
 from stepscope.tui.views.lines import (
@@ -27,11 +30,26 @@ from stepscope.tui.views.lines import (
     titled,
     whole,
 )
-from stepscope.tui.views.panels.event_list import ICONS
+from stepscope.tui.views.panels.session_events import ICONS
 
 _MAX_TEXT = 48
 _NO_STATE = SessionState()  # the texts of most events need none
 _PARTS = (("s", "schedule", "cached"), ("l", "launch", "muted"), ("━", "model", "decode"))
+_MORE = {
+    "vllm": (
+        "to see every step: pip install stepscope in vLLM's environment, then",
+        "STEPSCOPE_ENDPOINT=vllm-0 vllm serve ..., then: stepscope top vllm-0",
+    ),
+    "sglang": (
+        "to see every step: pip install stepscope in SGLang's environment, then",
+        "STEPSCOPE_ENDPOINT=sglang-0 sglang serve ..., then: stepscope top sglang-0",
+    ),
+    "stepscope": (
+        "to see every step: stepscope top NAME,",
+        "with the name or address of the engine behind this server",
+    ),
+}
+_NO_MORE = ("stepscope sees single steps of vLLM, SGLang and its own engine only",)
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
@@ -45,7 +63,7 @@ def _body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     if record is None or summary is None:
         return [missing(frame)]
     if record.totals is not None and frame.is_summed_up:
-        return totals_text.figures(record)
+        return totals(record)
     prefills = [row for row in record.batch or () if row.phase != wire.Phase.DECODE]
     prefills.sort(key=lambda row: -row.num_tokens)
     lines = [*costs(frame, record, summary, width), *(_prefill(row, frame) for row in prefills)]
@@ -281,3 +299,45 @@ def rank_lines(record: wire.StepRecord, info: wire.EngineInfo | None, width: int
 def _empty(rank: wire.RankTimes) -> float | None:
     empty_ns = rank.empty_ns
     return None if empty_ns is None else empty_ns / max(1, empty_ns + rank.work_ns)
+
+
+def lacks(frame: Frame) -> list[str]:
+    """Return lines on what a source does not tell; none for an engine that publishes each step."""
+    info = frame.state.info
+    if info is None:
+        return []
+    if info.imported is not None:
+        return [f"read from {info.imported}: what it does not tell is unknown"]
+    if info.totals_every_s is None:
+        return []
+    return [
+        "metrics are totals: who ran, and in which step, is unknown",
+        "a column is what the counters gained in one second",
+        "latencies (≈) are estimates from the buckets of histograms",
+        *how_to_see_steps(info.engine),
+    ]
+
+
+def how_to_see_steps(engine: str | None) -> tuple[str, ...]:
+    return _MORE.get(engine or "", _NO_MORE)
+
+
+def totals(record: wire.StepRecord) -> list[Line]:
+    found = record.totals
+    if found is None:
+        return []
+    load = (record.num_running, record.num_waiting) if found.is_load_known else (None, None)
+    seconds = (record.tokens_ns - record.schedule_start_ns) / 1e9
+    values = {
+        "seconds summed up": f"{seconds:.2f}",
+        "forward steps": fmt.count(found.num_steps),
+        "requests that run": fmt.count(load[0]),
+        "requests that wait": fmt.count(load[1]),
+        "KV cache used": fmt.percent(found.kv_used),
+        "prompt tokens": fmt.count(found.num_prompt_tokens),
+        "tokens found in the prefix cache": fmt.count(found.num_cached_tokens),
+        "output tokens": fmt.count(found.num_output_tokens),
+        "preemptions": fmt.count(found.num_preempted),
+        "requests that finished": fmt.count(found.num_finished),
+    }
+    return [facts(f" {name:<34}", f"{value:>9}") for name, value in values.items()]
