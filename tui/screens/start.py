@@ -118,8 +118,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if self._finder is not None:
             self._finder.stop()
 
-    # What there is
-
     def sections(self) -> list[Section]:
         finder = self._finder
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
@@ -140,8 +138,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         except Exception as error:  # the next tick tries again
             log.exception("looking for engines failed")
             self.notices.warn(f"looking failed, {see_log(error)}")
-
-    # Drawing
 
     def draw(self) -> None:
         width, height = self.size
@@ -186,8 +182,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         number = self._number(entries) + direction
         self._selected = entries[max(0, min(len(entries) - 1, number))].choice
         self.draw()
-
-    # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether a key acts on the list; the keys of an overlay above it are the overlay's."""
@@ -239,8 +233,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
 
     def _palette(self) -> None:
         self.push_screen(palette(self.screen, self.abilities.on("start"), self.action_do))
-
-    # Choosing
 
     def on_resize(self) -> None:
         self.call_later(self.draw)  # the application notes its new size after this handler

@@ -106,8 +106,6 @@ class View:
         else:
             self.first_lane = max(0, self.first_lane + rows)
 
-    # Screens
-
     def show(self, page: Page) -> None:
         if page != self.page:
             self.trail = (*self.trail[-len(PAGES) :], self.page) if page != "live" else ()

@@ -77,8 +77,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self._failure: str | None = None
         self.by_action: Mapping[str, Callable[[], None]] = {}  # the handlers
 
-    # Life
-
     def compose(self) -> ComposeResult:
         yield self.canvas
 
@@ -121,8 +119,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.canvas.skin = skin
         use_colours(self.app, skin.mode)
         self.draw()
-
-    # Drawing
 
     def draw_if_changed(self) -> None:
         """Draw a frame if something has changed since the last one. The timer calls this."""
@@ -259,8 +255,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
 
         self.app.push_screen(overlay, closed)
 
-    # Keys
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "do" and parameters:
             return self.session.abilities.allows(BY_ID[str(parameters[0])])
@@ -294,8 +288,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
                 self.notices.refuse(abilities.why_not(action))
                 self.draw()
 
-
-# What the screen says of source, recorder and dashboard
 
 _AGEING = ("stale", "down")  # the screen says how old the figures are
 

@@ -134,8 +134,6 @@ class Handlers:
         if self._session.tour is not None:
             self._session.tour.again()
 
-    # How the dashboard looks
-
     def axis(self) -> None:
         self._view.next_axis()
         self._session.prefer("axis", self._view.axis)
@@ -170,8 +168,6 @@ class Handlers:
         session.prefer("slo_ttft_ms", slo.ttft_ms)
         session.prefer("slo_itl_ms", slo.itl_ms)
         self._screen.draw()
-
-    # The session as a whole
 
     def previous_session(self) -> None:
         current, shown = self._session.history, self._screen.history

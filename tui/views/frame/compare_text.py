@@ -97,9 +97,6 @@ def change(figure: ComparedFigure) -> str:
     return f"{a}→{b}"
 
 
-# Sentences
-
-
 def load(found: Comparison) -> str | None:
     """Return how the work that clients requested differs between the runs; None if it is equal.
 
@@ -217,9 +214,6 @@ def setting_text(setting: SettingDifference) -> str:
         return "→".join(map(value_text, each))
 
     return f"{setting.name} {values(setting.a)} | {values(setting.b)}"
-
-
-# How much work, and why late tokens were late
 
 
 def sizes(found: Comparison, width: int) -> str:

@@ -164,8 +164,6 @@ class FrameBuilder:
             self._heard = version, now_s
         return now_s - self._heard[1]
 
-    # Figures that are read rather than watched
-
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, num_events: int
     ) -> Mapping[str, Any]:
@@ -251,8 +249,6 @@ class FrameBuilder:
             return 0
         return (state.num_waiting > summary.num_waiting) - (state.num_waiting < summary.num_waiting)
 
-    # Events
-
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
         """Return the last events up to the cursor; rare kinds have places of their own."""
         found: list[SessionEvent] = []
@@ -279,8 +275,6 @@ class FrameBuilder:
             found = self._history.events(None, 500, kinds)
             self._landmarks = (when, [*(file.landmarks() if file else ()), *found])
         return self._landmarks[1]
-
-    # The step in flight
 
     def _with_open_step(
         self,

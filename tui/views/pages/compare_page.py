@@ -111,9 +111,6 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     return lines
 
 
-# The verdict
-
-
 def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
     room = height - (9 if height < 30 else 16)  # for the charts
     inner = width - 2
@@ -181,9 +178,6 @@ def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int)
     ]
 
 
-# Step against step
-
-
 def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
     slo_ms = page.comparison.slo.itl_ms if page.comparison is not None else 0.0
     cursor = compare_charts.cursor_lines(page, slo_ms, width - 2)
@@ -220,9 +214,6 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
         body = [facts(f" no request {which}")]
     about = f" ({len(matched.pairs):,}, by {matched.by}); ms, largest gap first"
     return framed(body, width, height, titled("requests in both", about))
-
-
-# Before there is anything
 
 
 def _waiting(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:

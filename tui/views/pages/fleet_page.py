@@ -82,9 +82,6 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
     return [spread(whole(_fields((*left, *_up(page)), page), room), right, width)]
 
 
-# Pieces
-
-
 def _up(page: FleetPage) -> list[Run]:
     picture = page.picture
     number = len(picture.lines)
@@ -155,9 +152,6 @@ def _events(page: FleetPage, width: int, height: int) -> list[Line]:
         name = (f"{clean(event.name, 30)} ", "strong")
         body.append(facts(f" {when} ", name, (clean(event.text, width), style)))
     return framed(body, width, min(height, len(body) + 2), "what happened")
-
-
-# The notes: errors, engines whose figures stand out, settings that differ
 
 
 def _notes(page: FleetPage, width: int) -> list[Line]:

@@ -210,9 +210,6 @@ def _refused(frame: Frame) -> str:
     return f"  refused: {refusals}"
 
 
-# The rows of the audit trail
-
-
 def _shown_figures(width: int) -> list[tuple[str, str]]:
     """Return the figures that a table of this width has room for, ITL first, the longest last."""
     room = (width - _BEFORE_CHANGE - _LEAST) // (_FIGURE_WIDTH + 1)

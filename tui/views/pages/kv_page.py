@@ -116,9 +116,6 @@ def _letter(number: int) -> str:
     return _LETTERS[number] if number < len(_LETTERS) else _OTHERS
 
 
-# The map
-
-
 def _map(frame: Frame, width: int, rows: int) -> list[Line]:
     if rows <= 0 or width <= 0:
         return []
@@ -178,9 +175,6 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
     axis = joined((glyph, "preempted" if glyph == "✗" else "frame") for glyph in marks)
     body.append((*labelled("", 8, "┤"), *axis))
     return framed(body, width, height, title, _TREND_KEY)
-
-
-# The figures
 
 
 def _figures(frame: Frame) -> list[Line]:

@@ -143,9 +143,6 @@ def _limited(frame: Frame) -> Line:
     return facts(" steps limited by ", limits or "—")
 
 
-# Percentiles
-
-
 def _figures(frame: Frame, width: int) -> list[Line]:
     slo, fitting = frame.history.slo, ("60 s", "10 s", "all")[: max(1, (width - 7) // _BLOCK)]
     reports = {name: report for name, report in frame.windows.items() if name in fitting}
@@ -230,9 +227,6 @@ def _charts(frame: Frame, width: int, height: int) -> list[Line]:
     return beside(left, framed(spread, spread_width, height, title))
 
 
-# Breaches
-
-
 def _explain(frame: Frame, seen: Sequence[Breach]) -> None:
     """Explain as many of the visible breaches as one picture has time for."""
     lives, left_ns = frame.history.lives, _READ_NS
@@ -265,8 +259,6 @@ def _row(frame: Frame, breach: Breach, room: int) -> list[Cell]:
         (clean(why, 300), "text"),
     ]
 
-
-# What drafts of speculative decoding did
 
 _SPECULATION_HEIGHT = 8
 _MIN_DRAFTS = 8  # of a request, before it is called the best or the worst

@@ -190,9 +190,6 @@ def _late(value: float | None, bound: float | None) -> tuple[str, str]:
     return f"{fmt.with_ms(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
 
 
-# Gaps between tokens
-
-
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     """Return a chart with a bar per token, or the longest wait of several: how long it waited."""
     gaps = [each for each in waits.all if each.token_idx]
@@ -237,9 +234,6 @@ def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
         (f"{share:.0%}", "muted"),
         (f"{sign}{why}", "text"),
     ]
-
-
-# What the request asked, and what it got
 
 
 def height_of_text(known: KnownText | None, height: int) -> int:

@@ -185,8 +185,6 @@ def _longer(ms: float) -> str:
     return f"{abs(ms):,.1f} ms {'less' if ms < 0 else 'more'}"
 
 
-# The queue of waiting requests: since when and for what each waits
-
 _NUM_PREEMPTIONS = 200  # the newest preemptions to look up
 _QUEUE_COLUMNS = (
     Column("request", 8),
