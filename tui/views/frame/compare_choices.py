@@ -102,13 +102,6 @@ def file_origin(path: Path, session: Origin) -> Origin:
     return Origin(path.name.removesuffix(".mcap"), session.slo, path=path)
 
 
-class Split(NamedTuple):
-    """Where to split a session: at the landmark `mark`, one of all that were `found`."""
-
-    mark: Landmark
-    found: list[Landmark]
-
-
 def split_origins(
     session: Origin, mark: Landmark, found: Iterable[Landmark]
 ) -> tuple[Origin, Origin]:

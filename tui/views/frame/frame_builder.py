@@ -8,19 +8,13 @@ from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.compare.side.advice import RecentRun, advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_at
-from stepscope.recordings.history.windows import Rates
 from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame import chart_columns
-from stepscope.tui.views.frame.frame import (
-    LATENCY_WINDOW_S,
-    NOTABLE,
-    RATES_WINDOW_S,
-    Frame,
-)
+from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
 from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
 from stepscope.tui.views.view import View
 
@@ -118,21 +112,19 @@ class FrameBuilder:
         cursor = last_step if view.cursor is None else view.cursor
         state = newest_state if view.cursor is None else history.state_at(view.cursor)
         columns = self._columns.visible(view, num_columns, last_step)
-        cursor_column = _column_of(columns, view.cursor)
-        if view.cursor is not None and cursor_column is None and last_step is not None:
-            shown = [column for column in columns if column is not None]
-            if shown:
+        if last_step is not None and not view.live and _column_of(columns, view.cursor) is None:
+            if shown := [column for column in columns if column is not None]:
                 view.keep_visible(shown[0].first, shown[-1].last, last_step)
                 columns = self._columns.visible(view, num_columns, last_step)
-                cursor_column = _column_of(columns, view.cursor)
-            if cursor_column is None:  # wide steps right of it leave no room
+            if _column_of(columns, view.cursor) is None:  # wide steps right of it leave no room
                 view.right = view.cursor
                 columns = self._columns.visible(view, num_columns, last_step)
-                cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         if state.in_flight is not None and view.live:
             columns, lanes = self._with_open_step(view, columns, lanes, state.in_flight, state)
-        figures = self._paced(view, cursor, state, num_events)
+        figures, now_s = self._paced(view, cursor, state, num_events), self._clock()
+        if history.version != self._heard[0]:
+            self._heard = history.version, now_s
         return Frame(
             history=history,
             view=view,
@@ -142,12 +134,12 @@ class FrameBuilder:
             cursor=cursor,
             summary=None if cursor is None else history.summary(cursor),
             columns=columns,
-            cursor_column=cursor_column,
+            cursor_column=_column_of(columns, view.cursor),
             lanes=lanes,
             num_lanes=total,
             **figures,
             figures_age_s=max(0, state.time_ns - self._figures_ns) / 1e9,
-            age_s=self._age_s(),
+            age_s=now_s - self._heard[1],
             behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
@@ -158,12 +150,6 @@ class FrameBuilder:
             keys=self._keys,
         )
 
-    def _age_s(self) -> float:
-        version, now_s = self._history.version, self._clock()
-        if version != self._heard[0]:
-            self._heard = version, now_s
-        return now_s - self._heard[1]
-
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, num_events: int
     ) -> Mapping[str, Any]:
@@ -172,12 +158,11 @@ class FrameBuilder:
         If computing takes long, because a minute has very many samples, more time passes between
         two computations. Processor time counts, not time: a busy machine must not age the figures.
         """
-        history = self._history
-        engine_id = None if history.info is None else history.info.engine_id
+        history, info = self._history, self._history.info
         page = view.page if view.page in _ASKING else None
         reach = None if view.live else history.first_step
-        shown = page, num_events, len(history.marks)
-        mode = (view.live, engine_id, history.is_short, reach, shown)
+        of = None if info is None else info.engine_id
+        mode = (of, view.live, history.is_short, reach, page, num_events, len(history.marks))
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
@@ -200,9 +185,12 @@ class FrameBuilder:
         self, page: Page | None, cursor: int | None, state: SessionState, end_ns: int | None
     ) -> dict[str, Any]:
         history, windows = self._history, self._history.windows
-        # While earlier steps are being loaded, a report of the last minute would be incomplete.
+        # While earlier steps are being loaded, a report of the last minute would be incomplete, and
+        # rates of fewer than ten seconds are unknown.
         window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
-        minute = windows.latency(end_ns, window_s)
+        minute, rates = windows.latency(end_ns, window_s), windows.rates(end_ns, RATES_WINDOW_S)
+        if history.is_short and rates.seconds < RATES_WINDOW_S:
+            rates = windows.rates(end_ns, 0.0)
         reports = {}
         if page == "latency" and not history.is_short:
             reports = {"10 s": windows.latency(end_ns, 10.0), "60 s": minute}
@@ -210,7 +198,7 @@ class FrameBuilder:
         return {
             "latency": minute,
             "windows": reports,
-            "rates": self._rates(end_ns),
+            "rates": rates,
             "goodput": windows.goodput(end_ns, window_s),
             "limits": windows.limits(end_ns, window_s),
             "stall": history.last_stall(cursor),
@@ -221,14 +209,6 @@ class FrameBuilder:
             "speculation": history.speculation(end_ns, window_s) if page == "latency" else None,
             "prompts": windows.sums(end_ns, None) if page == "kv" else None,
         }
-
-    def _rates(self, end_ns: int | None) -> Rates:
-        """Return the rates over ten seconds; unknown while steps of them are loaded."""
-        history = self._history
-        rates = history.windows.rates(end_ns, RATES_WINDOW_S)
-        if history.is_short and rates.seconds < RATES_WINDOW_S:
-            return history.windows.rates(end_ns, 0.0)
-        return rates
 
     def _knee_at(self, view: View, cursor: int | None) -> int | None:
         """Return the knee by the steps up to the cursor, in tokens of two digits."""
@@ -297,17 +277,14 @@ class FrameBuilder:
             has_breach=is_slow, is_slow=is_slow, is_open=True,
             longest_ns=took_ns, is_wide=is_slow and num > 1,
         )  # fmt: skip
+        # Of a running request the step of its next token still runs.
+        by_status: dict[str, int] = {"waiting": Cell.WAITING, "running": len(Cell)}
         prefilling = {part.request_id for part in step.prefills}
         shifted = []
         for lane in lanes:
             request = state.requests.get(lane.request_id)
-            cell = int(Cell.ABSENT)
-            if lane.request_id in prefilling:
-                cell = int(Cell.PREFILL)
-            elif request is not None and request.status == "waiting":
-                cell = int(Cell.WAITING)
-            elif request is not None and request.status == "running":
-                cell = len(Cell)  # the step of its next token still runs
+            cell = by_status.get("" if request is None else request.status, int(Cell.ABSENT))
+            cell = int(Cell.PREFILL) if lane.request_id in prefilling else cell
             shifted.append(lane._replace(cells=lane.cells[num:] + bytes((cell,)) * num))
         return [*columns[num:], *[column] * num], shifted
 
