@@ -9,7 +9,7 @@ from textual.geometry import Region
 from stepscope.recordings.history.history import History
 from stepscope.tui.screens.drawing import canvas
 from stepscope.tui.views import layout
-from stepscope.tui.views.framed_panels import Cell, Column, Rows, table
+from stepscope.tui.views.framed_panels import Column, Rows, table
 from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard
@@ -107,7 +107,7 @@ def test_only_visible_rows_of_a_long_list_are_built(
 ) -> None:
     made: list[int] = []
 
-    def row(at: int) -> list[Cell]:
+    def row(at: int) -> list[tuple[str, str]]:
         made.append(at)
         return [(f"{at}", "text"), ("a change", "text")]
 

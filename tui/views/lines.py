@@ -267,6 +267,12 @@ def facts(*parts: str | Run) -> Line:
     return tuple((part, style) if isinstance(part, str) else part for part, style in styles)
 
 
+def bounded(text: str, value: float | None, bound: float | None, rest: str = "") -> Run:
+    """Return the text of a latency, marked if it is above its service level, else with `rest`."""
+    is_late = value is not None and bound is not None and value > bound
+    return (f"{text}!", "breach") if is_late else (text + rest, "text")
+
+
 def titled(title: str, about: str = "") -> Line:
     return ((title, "title"), (about, "muted"))
 

@@ -26,13 +26,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.lines import Line, Lines
 from stepscope.tui.views.pages import compare_page, fleet_page, knobs_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
-from stepscope.tui.views.panels import (
-    footer,
-    header,
-    inspector,
-    latency_panel,
-    session_events,
-)
+from stepscope.tui.views.panels import footer, header, inspector, latency_panel, session_events
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 

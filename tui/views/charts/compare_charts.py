@@ -22,7 +22,7 @@ from stepscope.tui.views.charts.budget_chart import with_cursor
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.framed_panels import column_chart, labelled
-from stepscope.tui.views.lines import Field, Line, Run, clean, facts, fitted, joined, whole
+from stepscope.tui.views.lines import Field, Line, Run, bounded, clean, facts, fitted, joined, whole
 
 _LABEL = 7
 _BLOCK = 22  # cells of a percentile, with the vertical line before it
@@ -264,8 +264,7 @@ def _cursor_line(
     is_one = point.last == point.first
     steps = f"step {point.first:,}" if is_one else f"steps {point.first:,}–{point.last:,}"
     wait_ms = None if point.longest_us is None else point.longest_us / 1000
-    is_late = wait_ms is not None and wait_ms > slo_itl_ms
-    waited: Run = (fmt.with_ms(wait_ms) + (" ", "!")[is_late], "breach" if is_late else "text")
+    waited = bounded(fmt.with_ms(wait_ms), wait_ms, slo_itl_ms, " ")
     prefill = f"{point.num_prefill_tokens:,}/{fmt.count(point.token_budget)}"
     fields = (
         Field(0, (*head, (f"{steps:<18} ", "text"))),

@@ -19,8 +19,8 @@ from stepscope.recordings.state.ranks import MATTERS, rank_sizes
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.framed_panels import Cell, Column, Rows, sparkline, table
-from stepscope.tui.views.lines import Line, Run
+from stepscope.tui.views.framed_panels import Column, Rows, sparkline, table
+from stepscope.tui.views.lines import Line, Run, bounded
 
 ColumnKey: TypeAlias = Literal[
     "engine", "state", "run", "wait", "kv", "ttft", "itl", "budget", "preempt", "gap",
@@ -187,10 +187,8 @@ def _running(figures: EngineFigures) -> Run:
 
 def _latency(figures: EngineFigures, ms: float | None, bound_ms: float) -> Run:
     is_estimate = figures.info is not None and figures.info.totals_every_s is not None
-    is_breach = ms is not None and ms > bound_ms
-    head, end = "≈" if is_estimate else "", "!" if is_breach else ""
-    style = "breach" if is_breach else "text"
-    return _known(ms, lambda ms: f"{head}{fmt.milliseconds(ms)}{end}", style)
+    text, style = bounded(("≈" if is_estimate else "") + fmt.milliseconds(ms), ms, bound_ms)
+    return _known(ms, lambda _: text, style)
 
 
 def _counted(number: int | None) -> Run:
@@ -269,14 +267,14 @@ def draw(page: FleetPage, width: int, height: int) -> list[Line]:
         columns.append(Column(name, column.width(is_wide), column.is_right))
     top = max((each for line in page.lines for each in line.load if each is not None), default=0)
 
-    def row(at: int) -> list[Cell]:
+    def row(at: int) -> list[Run]:
         found = zip(shown, widths, strict=True)
         return [_cell(page, page.lines[at], column, room, top) for column, room in found]
 
     return table(columns, Rows(len(page.lines), row), width, height, page.selected)
 
 
-def _cell(page: FleetPage, line: EngineLine, column: FleetColumn, width: int, top: int) -> Cell:
+def _cell(page: FleetPage, line: EngineLine, column: FleetColumn, width: int, top: int) -> Run:
     """Return one figure of an engine; ▲ or ▼ before a value that differs much from others."""
     name = line.figures.name
     if column.key == "load":

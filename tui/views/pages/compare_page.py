@@ -11,7 +11,7 @@ from stepscope.tui.views.charts import compare_charts
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import Cell, Column, Target, bar, beside, table
+from stepscope.tui.views.framed_panels import Column, Target, bar, beside, table
 from stepscope.tui.views.lines import (
     Line,
     Run,
@@ -195,7 +195,7 @@ def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Li
 
 def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
     matched = found.requests
-    rows: list[list[Cell]] = []
+    rows: list[list[Run]] = []
     for pair in matched.pairs[: max(200, page.selected + 100)]:
         change = pair.worst_change_ns
         if change is None or abs(pair.ttft_change_ns or 0) > abs(change):
@@ -205,7 +205,7 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
         both = (pair.a.ttft_ns, pair.b.ttft_ns, pair.a.worst_itl_ns, pair.b.worst_itl_ns)
         ms = (fmt.milliseconds(None if ns is None else ns / 1e6) for ns in both)
         moved = "—" if change is None else f"{change / 1e6:+,.1f}"
-        cells: list[Cell] = [(pair.name, "strong"), (prompt, "muted")]
+        cells: list[Run] = [(pair.name, "strong"), (prompt, "muted")]
         rows.append([*cells, *((each, "text") for each in ms), (moved, style)])
     selected = page.selected if page.align == "request" and rows else None
     body = table(_REQUESTS, rows, width - 2, height - 2, selected)
@@ -234,7 +234,7 @@ def _waiting(frame: Frame, page: ComparePage, width: int, height: int) -> list[L
 
 
 def _chooser(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
-    rows: list[list[Cell]] = [
+    rows: list[list[Run]] = [
         [(choice.kind, "mark"), (choice.name, "strong"), (choice.detail, "muted")]
         for choice in page.choices or ()
     ]

@@ -21,8 +21,8 @@ from stepscope.recordings.state.audit_text import (
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, room_of_last, table
-from stepscope.tui.views.lines import Line, Run, clean, facts, framed, spot, titled
+from stepscope.tui.views.framed_panels import Column, Rows, Target, room_of_last, table
+from stepscope.tui.views.lines import Line, Run, bounded, clean, facts, framed, spot, titled
 
 Entry: TypeAlias = KnobsChanged | Audited
 
@@ -51,7 +51,7 @@ class _Trail(NamedTuple):
     def number(self) -> int:
         return len(self.ahead) + len(self.entries)
 
-    def row(self, frame: Frame, at: int, width: int) -> list[Cell]:
+    def row(self, frame: Frame, at: int, width: int) -> list[Run]:
         if at < len(self.ahead):
             return _coming(frame, *self.ahead[at], width)
         entry = self.entries[at - len(self.ahead)]
@@ -162,7 +162,7 @@ def _knob(
     spec: KnobSpec | None,
     past: Sequence[KnobsChanged],
     rooms: Mapping[str, int],
-) -> list[Cell]:
+) -> list[Run]:
     """Return the table row of one knob; `rooms`: the widths of the columns."""
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
@@ -232,7 +232,7 @@ def _audit_columns(width: int) -> tuple[Column, ...]:
     )
 
 
-def _changed(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
+def _changed(frame: Frame, entry: KnobsChanged, width: int) -> list[Run]:
     """Return the row of a knob change, with latencies before and after it (`!`: late)."""
     what = changes_text(entry.old, entry.new, _change_width(width))
     cells, slo = _audit_row(frame, f"{entry.effective_step:,}", entry, what), frame.history.slo
@@ -241,18 +241,17 @@ def _changed(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
         return [*cells, ("unknown", "muted")]
     for kind, rank in _shown_figures(width):
         before, after = (getattr(getattr(report, kind), f"{rank}_ms") for report in effect)
-        late = after is not None and after > (slo.itl_ms if kind == "itl" else slo.ttft_ms)
-        text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}{'!' if late else ' '}"
-        cells.append((text, "breach" if late else "text"))
+        text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}"
+        cells.append(bounded(text, after, slo.itl_ms if kind == "itl" else slo.ttft_ms, " "))
     return cells
 
 
-def _audited(frame: Frame, entry: Audited) -> list[Cell]:
+def _audited(frame: Frame, entry: Audited) -> list[Run]:
     step = "refused" if entry.code else f"{entry.effective_step or 0:,}"
     return _audit_row(frame, step, entry, change_text(entry))
 
 
-def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
+def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Run]:
     """Return the row of a command after the cursor in a replayed file, without effect yet."""
     what = "ahead: "
     if isinstance(entry, KnobsChanged):
@@ -262,7 +261,7 @@ def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
     return [(text, "muted") for text, _ in _audit_row(frame, f"{step:,}", entry, what)]
 
 
-def _audit_row(frame: Frame, step: str, entry: Entry, what: str) -> list[Cell]:
+def _audit_row(frame: Frame, step: str, entry: Entry, what: str) -> list[Run]:
     is_change = isinstance(entry, KnobsChanged)
     style = "caution" if isinstance(entry, Audited) and entry.code else "text"
     who = entry.who if isinstance(entry, KnobsChanged) else who_text(entry)

@@ -14,15 +14,7 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import kv_map
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
-from stepscope.tui.views.framed_panels import (
-    Cell,
-    Column,
-    Target,
-    beside,
-    column_chart,
-    labelled,
-    table,
-)
+from stepscope.tui.views.framed_panels import Column, Target, beside, column_chart, labelled, table
 from stepscope.tui.views.lines import Line, Run, clean, facts, framed, joined, titled
 from stepscope.tui.views.view import next_kv_map
 
@@ -96,7 +88,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     return beside(left, panels + framed(listed, FIGURES_WIDTH, rest, heading))
 
 
-def _row(letter: str, view: RequestView) -> list[Cell]:
+def _row(letter: str, view: RequestView) -> list[Run]:
     cached = f"{view.num_cached_tokens:,}" if view.num_cached_tokens else ""
     return [
         (letter, _hue(view)),
@@ -104,7 +96,7 @@ def _row(letter: str, view: RequestView) -> list[Cell]:
         (f"{view.num_blocks:,}", "text"),
         (f"{view.num_computed_tokens:,}", "muted"),
         (cached, "cached"),
-        (clean(view.client_id, 20), "muted"),
+        (view.client_id, "muted"),
     ]
 
 

@@ -17,7 +17,6 @@ from stepscope.tui.views import late_text
 from stepscope.tui.views.charts import life_line
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.views.framed_panels import (
-    Cell,
     Column,
     Rows,
     Target,
@@ -26,7 +25,7 @@ from stepscope.tui.views.framed_panels import (
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, Run, clean, facts, first_fitting, framed, spot, titled
+from stepscope.tui.views.lines import Line, Run, bounded, facts, first_fitting, framed, spot, titled
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.theme import LEVELS
 
@@ -190,13 +189,8 @@ def _block(series: Series, bound: float | None, is_known: bool) -> Line:
     number = fmt.short(series.num_samples) if series.num_samples or is_known else "—"
     line: list[Run] = [("│", "frame"), (f"{number:>14}", "muted")]
     for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
-        late = value is not None and bound is not None and value > bound
-        text = fmt.milliseconds(value) + ("!" if late else " ")
-        line.append((f"{text:>7}", "breach" if late else "text"))
-    kept, style = "", "muted"
-    if bound is not None and series.within_slo is not None:
-        kept = fmt.exact_percent(series.within_slo)
-        style = "good" if series.within_slo >= 0.95 else "breach"
+        line.append(bounded(f"{fmt.milliseconds(value):>6}", value, bound, " "))
+    kept, style = latency_panel.within_level(series, bound)
     return (*line, (f"{kept:>7} ", style))
 
 
@@ -244,7 +238,7 @@ def _is_affordable(frame: Frame, breach: Breach) -> bool:
     return num_rows <= _MOST_ROWS or frame.history.lives.is_known(breach.step, breach.request_id)
 
 
-def _row(frame: Frame, breach: Breach, room: int) -> list[Cell]:
+def _row(frame: Frame, breach: Breach, room: int) -> list[Run]:
     why = f"… ({frame.key('inspect')} explains it)"
     if frame.history.lives.is_known(breach.step, breach.request_id):
         late = frame.history.wait(breach.step, breach.request_id)
@@ -256,7 +250,7 @@ def _row(frame: Frame, breach: Breach, room: int) -> list[Cell]:
         (breach.kind, "text"),
         (f"{request_name(breach.request_id)}{more}", "strong"),
         (f"{fmt.milliseconds(breach.ns / 1e6)}!", "breach"),
-        (clean(why, 300), "text"),
+        (why, "text"),
     ]
 
 

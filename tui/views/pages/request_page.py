@@ -19,7 +19,6 @@ from stepscope.tui.views.charts import life_line
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import (
-    Cell,
     Column,
     Target,
     column_chart,
@@ -28,7 +27,7 @@ from stepscope.tui.views.framed_panels import (
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, clean, facts, framed, joined, titled
+from stepscope.tui.views.lines import Line, Run, bounded, clean, facts, framed, joined, titled
 
 MIN_HEIGHT = 4  # of the panel with the text
 _PROMPT_SHARE = 3  # the prompt gets a third of its lines if the output needs the rest
@@ -166,14 +165,18 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
         ("blocks", fmt.count(view.num_blocks), "text"),
         ("priority", str(view.priority) if known else "—", "text"),
         ("preempted", f"{view.num_preemptions}x", "caution" if view.num_preemptions else "text"),
-        ("TTFT", *_late(ttft_ms, slo.ttft_ms)),
-        ("ITL p50", *_late(p50, slo.itl_ms)),
-        ("p99", *_late(p99, slo.itl_ms)),
-        ("max", *_late(worst, slo.itl_ms)),
-        ("TPOT", *_late(tpot_ms, None)),
     ]
+    latencies: dict[str, tuple[float | None, float | None]] = {
+        "TTFT": (ttft_ms, slo.ttft_ms),
+        "ITL p50": (p50, slo.itl_ms),
+        "p99": (p99, slo.itl_ms),
+        "max": (worst, slo.itl_ms),
+        "TPOT": (tpot_ms, None),
+    }
     bounds = {"served TTFT": slo.ttft_ms, "longest served ITL": slo.itl_ms}
-    entries += [(name, *_late(ns / 1e6, bounds.get(name))) for name, ns in shares_of(view).items()]
+    latencies |= {name: (ns / 1e6, bounds.get(name)) for name, ns in shares_of(view).items()}
+    for name, (ms, bound) in latencies.items():
+        entries.append((name, *bounded(fmt.with_ms(ms), ms, bound)))
     if view.front is not None:
         entries.append(("API server", str(view.front.number), "text"))
     return pairs(entries, width)
@@ -183,11 +186,6 @@ def _rank(ordered: Sequence[int], rank: int) -> float | None:
     if not ordered:
         return None
     return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
-
-
-def _late(value: float | None, bound: float | None) -> tuple[str, str]:
-    is_late = value is not None and bound is not None and value > bound
-    return f"{fmt.with_ms(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
 
 
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
@@ -221,7 +219,7 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     return framed(body, width, height, titled(title, f"  ms ({unit})"), _STRIP_KEY)
 
 
-def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
+def _row(frame: Frame, late: Late, width: int) -> list[Run]:
     is_breach = late.gap_ns - late.paused_ns > _bound_ns(frame, late)
     share = max(by_cause(late.pieces).values(), default=0) / max(1, late.gap_ns)
     sign = {"preempted": "✗ ", "paused": "‖ "}.get(late.cause, "")

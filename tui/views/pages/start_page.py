@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.framed_panels import Cell, Column, first_shown, table
-from stepscope.tui.views.lines import Line, clean, fitted
+from stepscope.tui.views.framed_panels import Column, first_shown, table
+from stepscope.tui.views.lines import Line, Run, clean, fitted
 
 if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
     from stepscope.recordings.file.overview import Overview
@@ -46,7 +46,7 @@ class StartChoice(NamedTuple):
 class Entry(NamedTuple):
     choice: StartChoice
     title: str
-    cells: tuple[Cell, ...]  # under the columns; of fewer, the last extends over the rest
+    cells: tuple[Run, ...]  # under the columns; of fewer, the last extends over the rest
     style: str = "strong"
     about: str = ""  # a longer text for the notice line
 

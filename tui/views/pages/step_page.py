@@ -16,8 +16,8 @@ from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, beside, table
-from stepscope.tui.views.lines import Field, Line, clean, facts, framed, whole
+from stepscope.tui.views.framed_panels import Column, Rows, Target, beside, table
+from stepscope.tui.views.lines import Field, Line, Run, clean, facts, framed, whole
 from stepscope.tui.views.panels import inspector
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
@@ -98,7 +98,7 @@ def _rows(record: StepRecord | None) -> list[BatchRow]:
     )
 
 
-def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
+def _cells(frame: Frame, row: BatchRow) -> list[Run]:
     view, record = frame.state.requests.get(row.request_id), frame.record
     is_decode, end = row.phase == Phase.DECODE, row.start + row.num_tokens
     if row.flags & RowFlag.FIRST_TOKEN:
@@ -120,7 +120,7 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
         (f"{end:,}", "text"),
         (f"{row.num_blocks:,}{more:>5}", "text"),
         (("resumed, " if row.flags & RowFlag.RESUMED else "") + brings, "muted"),
-        (clean("" if view is None else view.client_id, 40), "muted"),
+        ("" if view is None else view.client_id, "muted"),
     ]
 
 
@@ -209,7 +209,7 @@ def _queue(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list
     preempted_ns = {each.request_id: each.time_ns for each in events if each.request_id is not None}
     queue = in_order(_waiting(frame), preempted_ns, frame.state.knobs)
 
-    def row(place: int) -> list[Cell]:
+    def row(place: int) -> list[Run]:
         view = queue[place]
         is_out = view.status == "preempted"
         since_ns = preempted_ns.get(view.request_id) if is_out else view.arrival_ns

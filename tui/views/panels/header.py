@@ -16,6 +16,7 @@ from stepscope.tui.views.lines import (
     Field,
     Line,
     Run,
+    bounded,
     clean,
     click,
     facts,
@@ -253,15 +254,16 @@ def _groups(frame: Frame, bar_width: int) -> list[tuple[str, Line]]:
     tax = rates.recompute_tax
     taxed = ("—", "muted") if tax is None else (f"{tax:.1%}", "caution" if tax else "text")
     # p99, because a stall may be one late token among a hundred: p95 would hide it.
-    itl = _named(f"ITL p99 {about}", minute, _bounded(latency.itl.p99_ms, slo.itl_ms))
-    ttft = _named(f"TTFT p95 {about}", minute, _bounded(latency.ttft.p95_ms, slo.ttft_ms))
+    late_itl, late_ttft = latency.itl.p99_ms, latency.ttft.p95_ms
+    itl = bounded(fmt.with_ms(late_itl).replace(" ", ""), late_itl, slo.itl_ms)
+    ttft = bounded(fmt.with_ms(late_ttft).replace(" ", ""), late_ttft, slo.ttft_ms)
     run = facts("RUN ", (f"{running}{seats}", "strong"), "  WAIT ", (f"{waiting}", "strong"), trend)
     return [
         ("budget", _budget(frame, bar_width)),
         ("screen_live", run),
         ("screen_kv", _cache(frame, ten)),
-        ("screen_latency", ttft),
-        ("screen_latency", itl),
+        ("screen_latency", _named(f"TTFT p95 {about}", minute, ttft)),
+        ("screen_latency", _named(f"ITL p99 {about}", minute, itl)),
         ("previous_preemption", facts("PREEMPT ", (often, "caution" if preempted else "text"))),
         ("screen_latency", (*output, *facts("  in ", in_rate))),
         ("screen_live", _named("LIMIT ", minute, limited)),
@@ -328,10 +330,3 @@ def _cache(frame: Frame, cut: str) -> Line:
         return (*facts("KV ", "— "), *hit)
     level = (LEVELS[min(7, int(share * 8))] + " ", "decode")
     return (*facts("KV ", (f"{share:.0%} ", "strong"), level), *hit)
-
-
-def _bounded(value: float | None, bound: float) -> Run:
-    text = fmt.milliseconds(value)
-    text += "ms" if text[-1:].isdigit() else ""
-    is_late = value is not None and value > bound
-    return (f"{text}!", "breach") if is_late else (text, "text")

@@ -16,7 +16,16 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, OLD_S, Frame
 from stepscope.tui.views.framed_panels import labelled, sparkline
-from stepscope.tui.views.lines import Line, Run, facts, first_fitting, framed, length_of, spot
+from stepscope.tui.views.lines import (
+    Line,
+    Run,
+    bounded,
+    facts,
+    first_fitting,
+    framed,
+    length_of,
+    spot,
+)
 
 # Bands per decade; the finest division that fits is used.
 _PER_DECADE = (24, 18, 15, 12, 10, 9, 8, 7, 6, 5, 4.5, 4, 3.5, 3, 2.5, 2, 1.5, 1)
@@ -57,33 +66,37 @@ def one_line(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     """Return the panel as one line: percentiles of TTFT and ITL, and the last stall."""
     report, slo, window_s = frame.latency, frame.history.slo, frame.window_s
     cut: Line = () if window_s is None else ((f" {window_s:.0f} s:", "caution"),)
-    ttft, itl = _percentiles(report.ttft, slo.ttft_ms, 0), _percentiles(report.itl, slo.itl_ms, 0)
+    ttft, itl = _percentiles(report.ttft, slo.ttft_ms), _percentiles(report.itl, slo.itl_ms)
     line = (*cut, *facts(" TTFT "), *ttft, *facts(" ITL "), *itl)
     stall = frame.stall
     said = "" if stall is None else late_text.of_stall(stall, width - length_of(line) - 2)
     return [(*line, ("│ ", "frame"), (said, "text")) if said else line]
 
 
-def _percentiles(values: Series, bound: float | None, width: int) -> list[Run]:
-    runs: list[Run] = []
-    for value in (values.p50_ms, values.p95_ms, values.p99_ms):
-        is_late = bound is not None and value is not None and value > bound
-        text = f"{fmt.milliseconds(value):>{width}}{'!' if is_late else ' ' * (width > 0)}"
-        runs.append((text if width else f"{text} ", "breach" if is_late else "text"))
-    return runs
+def _percentiles(values: Series, bound: float | None, width: int = 0) -> Line:
+    """Return p50, p95, p99: each in `width` cells and one for a mark, or apart by a blank."""
+    runs = (
+        bounded(f"{fmt.milliseconds(value):>{width}}", value, bound, " " * (width > 0))
+        for value in (values.p50_ms, values.p95_ms, values.p99_ms)
+    )
+    return tuple((text if width else f"{text} ", style) for text, style in runs)
 
 
 def _row(name: str, values: Series, bound: float | None, trend_width: int) -> Line:
-    line: list[Run] = [spot("latency", name.lower()), (f" {name:<5}", "text")]
-    line += [*_percentiles(values, bound, 6), (" ", "text")]
-    if bound is None:
-        line.append((" " * 13, "text"))
-    elif values.within_slo is None:
-        line.append((f"<{bound:<5g}       ", "muted"))
-    else:
-        kept, good = fmt.exact_percent(values.within_slo), values.within_slo >= _GOOD_SHARE
-        line += [(f"<{bound:<5g}", "muted"), (f"{kept:>6} ", "good" if good else "breach")]
-    return (*line, (sparkline(values.trend_ms, trend_width), "decode"))
+    level = " " * 6 if bound is None else f"<{bound:<5g}"
+    kept, style = within_level(values, bound)
+    slo: Line = ((" ", "text"), (level, "muted"), (f"{kept:>6} ", style))
+    trend = (sparkline(values.trend_ms, trend_width), "decode")
+    head: Line = (spot("latency", name.lower()), (f" {name:<5}", "text"))
+    return (*head, *_percentiles(values, bound, 6), *slo, trend)
+
+
+def within_level(values: Series, bound: float | None) -> Run:
+    """Return the share of samples within the service level; blank if there is none of either."""
+    if bound is None or values.within_slo is None:
+        return "", "muted"
+    style = "good" if values.within_slo >= _GOOD_SHARE else "breach"
+    return fmt.exact_percent(values.within_slo), style
 
 
 def _wall(frame: Frame, width: int) -> Line:
