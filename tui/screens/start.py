@@ -24,7 +24,7 @@ from stepscope.tui.screens.textual_parts import bindings, keymap, palette, use_c
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
-from stepscope.tui.views.lines import Line, Lines, clean, facts
+from stepscope.tui.views.lines import Line, Lines, clean, facts, titled
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_page
 from stepscope.tui.views.pages.start_page import Entry, Section, StartChoice
@@ -148,19 +148,15 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self._list.show(start_page.draw(sections, chosen, width, max(1, height)))
             return
         said: list[Line] = []
-        if height >= _LEAST_FOR_LINES and self._checking is None:
-            said = self.notices.lines(width, _NOTICE_LINES)
         standing: list[tuple[str, Tone]] = []
         if self._checking is not None:
             standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
+        elif height >= _LEAST_FOR_LINES:
+            said = self.notices.lines(width, _NOTICE_LINES)
         notice = self.notices.line(standing, width)
-        if not notice:
-            notice = facts(f" {clean(entries[chosen].about, width - 1)}")
-        said = said or [notice]
+        said = said or [notice or facts(f" {clean(entries[chosen].about, width - 1)}")]
         what = "  every forward step of an LLM inference engine"
-        header: list[Line] = [
-            facts((f" stepscope {version('stepscope')}", "strong"), (what, "muted"))
-        ]
+        header: list[Line] = [titled(f" stepscope {version('stepscope')}", what)]
         header += [()] if height >= _AIRY_ROWS else []
         room = height - len(header) - len(said) - 1
         keys = footer.draw(self.abilities, True, width, "start")
@@ -225,9 +221,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.set_skin(Skin(mode, self.skin.ascii_only))
 
     def _help(self) -> None:
-        from stepscope.tui.screens.overlays.help import (
-            HelpPage,  # imports all pages, which the start list does not need
-        )
+        # It imports all pages, which the start list does not need.
+        from stepscope.tui.screens.overlays.help import HelpPage
 
         self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
 

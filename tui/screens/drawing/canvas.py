@@ -76,7 +76,6 @@ class Canvas(Lines):
         self._drawn: dict[str, list[Line]] = {}  # the lines of each view
         self._is_changed = True  # since the last `write`
         self._session = session
-        self._small: list[Line] = []
         self._broken: dict[str, str] = {}  # views that failed when they were drawn last
         self._logged: set[str] = set()
         self._marked: str | None = None
@@ -110,9 +109,7 @@ class Canvas(Lines):
     @property
     def num_columns(self) -> int:
         place = self.places.get("chart") or self.places.get("lanes")
-        if place is None:
-            return 0
-        return max(0, place.width - 2 - self.label_width)
+        return 0 if place is None else max(0, place.width - 2 - self.label_width)
 
     def draw(
         self,
@@ -125,8 +122,6 @@ class Canvas(Lines):
         """Draw a frame; `everything`: also the slow views, which need not change all the time."""
         width = self.area.width
         if self.is_too_small:
-            self._small = [((_wanted(self.area), "caution"),)]
-            self._keep("too_small", self._small)
             return
         if self._session.tour is not None:
             self._show("tour", self._tour_lines, self._session.tour.page)
@@ -139,15 +134,17 @@ class Canvas(Lines):
             is_fast = view.is_fast and page is None
             if place is not None and (everything or is_fast):
                 self._show(name, view.draw, frame, place.width, place.height, gutter)
-        if self.page == "fleet":
-            self._show("header", fleet_page.header, frame, connection.title, connection.fps, width)
-        elif self.page == "compare":
-            title, fps = connection.title, connection.fps
-            self._show("header", compare_page.header, frame, title, fps, width)
-        else:
-            self._show("header", header.draw, frame, connection, width)
-        if everything:
-            self._draw_rest(frame, pending, following)
+        headers = {"fleet": fleet_page.header, "compare": compare_page.header}
+        draw_header = headers.get(self.page, header.draw)
+        self._show("header", draw_header, frame, connection, width)
+        if not everything:
+            return
+        abilities = self._session.abilities
+        if (place := self.places.get("knobs")) is not None:
+            editable = abilities.allows(abilities.action("knobs"))
+            size = place.width, place.height
+            self._show("knobs", knobs_page.panel, frame, *size, pending, editable)
+        self._show("footer", footer.draw, abilities, following, width, self.page)
 
     def _show(
         self, name: str, draw: Callable[_P, list[Line]], *args: _P.args, **kw: _P.kwargs
@@ -172,28 +169,18 @@ class Canvas(Lines):
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
         self._marked = next((name for name in page.panels if name in self.places), None)
-        key = self._session.abilities.key
-        names = {each.id: each.key for each in self._session.abilities.actions}
-        title = f"tour {page.number}/{page.total}  {page.title}"
-        if page.number > page.total:
-            title = f"tour  {page.title}"
-        keys = ((key("tour_next"), "next"), (key("tour_again"), "again"), (key("quit"), "leave"))
-        text = page.text.format_map(names)
-        width = self.area.width
-        return footer.tour_strip(title, page.part, text, keys, width, is_held=page.is_held)
-
-    def _draw_rest(self, frame: Frame, pending: str, following: bool) -> None:
-        abilities = self._session.abilities
-        if (place := self.places.get("knobs")) is not None:
-            editable = abilities.allows(abilities.action("knobs"))
-            size = place.width, place.height
-            self._show("knobs", knobs_page.panel, frame, *size, pending, editable)
-        self._show("footer", footer.draw, abilities, following, self.area.width, self.page)
+        key = {each.id: each.key for each in self._session.abilities.actions}
+        number = "" if page.number > page.total else f" {page.number}/{page.total}"
+        title, text = f"tour{number}  {page.title}", page.text.format_map(key)
+        keys = ((key["tour_next"], "next"), (key["tour_again"], "again"), (key["quit"], "leave"))
+        return footer.tour_strip(
+            title, page.part, text, keys, self.area.width, is_held=page.is_held
+        )
 
     def notice(self, line: Line) -> None:
         """Show the notice line on a screen of any size; without a notice, the screens' names."""
         if self.is_too_small:
-            self._keep("too_small", [*self._small, line])
+            self._keep("too_small", [((_wanted(self.area), "caution"),), line])
         else:
             self._keep("notice", [line or footer.tabs(self._session.abilities, self.page)])
 

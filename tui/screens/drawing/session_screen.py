@@ -60,12 +60,9 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.news: Callable[[], str | None] = lambda: None  # notices of the calling command
         self._logged: set[str] = set()  # errors, each of them once
         self.frame: Frame | None = None
-        self.navigator = Navigator(
-            self.view, session.history, session.source, self.notices, self._key
-        )
-        self.operator = Operator(
-            session.history, session.link, self.notices, self._key, session.autopilot
-        )
+        said = self.notices, self._key
+        self.navigator = Navigator(self.view, session.history, session.source, *said)
+        self.operator = Operator(session.history, session.link, *said, session.autopilot)
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
         self.frames = FrameMaker(session, self.view, self.canvas)
@@ -74,7 +71,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self._all_drawn_s = 0.0
         self._is_partial = False  # the slow views were left out
         self.is_shown = True  # False while the screen of another engine is shown
-        self._failure: str | None = None
+        self._failure: str | None = None  # why the last frame could not be made
         self.by_action: Mapping[str, Callable[[], None]] = {}  # the handlers
 
     def compose(self) -> ComposeResult:
@@ -136,7 +133,11 @@ class SessionScreen(Screen[None], inherit_bindings=False):
                 self.notices.say(*news)
         if (said := self.news()) is not None:
             self.notices.say_later(said)
-        self._look_at_alerts()
+        for change in session.alerts.news():
+            if change.is_firing:
+                self.app.bell()  # the notice line shows the alert as long as it fires
+            else:
+                self.notices.say_later(change.text, "good")
         self._show_notice()
         is_due = session.clock() - self._all_drawn_s >= _SLOW_S
         # The slow views must show the last change too: after a partial frame, draw once more.
@@ -150,17 +151,10 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         is_moved |= is_first and self.history.last_step is not None
         self.draw(everything=is_due or is_moved or self.view.page in ("fleet", "compare"))
 
-    def _look_at_alerts(self) -> None:
-        for change in self.session.alerts.news():
-            if change.is_firing:
-                self.app.bell()  # the notice line shows the alert as long as it fires
-            else:
-                self.notices.say_later(change.text, "good")
-
     def draw(self, everything: bool = True) -> None:
         """Draw a frame now, with `everything` or at a stopped step also the slow views."""
-        failed_before, self._failure = self._failure, None
         self._seen = _seen(self.session, self.operator, self.view)
+        failed_before, self._failure = self._failure, None
         try:
             self._draw(everything or not self.view.live)
         except Exception as error:  # any error: it is shown, and the next frame tries again
@@ -209,9 +203,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         if everything:
             self._all_drawn_s = self.session.clock()
         connection = _connection(self.session, self.history, self.fps)
-        pending = self.operator.pending
-        canvas.draw(frame, connection, pending, self.following, everything)
-        self._failure = canvas.failure
+        canvas.draw(frame, connection, self.operator.pending, self.following, everything)
 
     def new_frame(self) -> Frame:
         if self.view.live and self.history is not self.session.history:
@@ -220,7 +212,9 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         return self.frame
 
     def _show_notice(self) -> None:
-        standing = _standing(self.session, self.operator, self.view, self._failure)
+        standing = _standing(
+            self.session, self.operator, self.view, self._failure or self.canvas.failure
+        )
         self.canvas.notice(self.notices.line(standing, self.size.width))
 
     @property
@@ -267,9 +261,8 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         if not abilities.allows(action):
             return
         if self.canvas.is_too_small and action_id not in _UNSEEN:
-            help_key, quit_key = self._key("help"), self._key("quit")
-            said = f"{action.key} needs a larger screen ({help_key} and {quit_key} work)"
-            self.notices.refuse(said)
+            what = f"{self._key('help')} and {self._key('quit')} work"
+            self.notices.refuse(f"{action.key} needs a larger screen ({what})")
             self.draw_next()
             return
         self.session.switches.seen(None if self.view.page == "fleet" else self.session.source)
@@ -320,10 +313,8 @@ def _standing(
 def _source_error(session: Session) -> str | None:
     """Return the error of the source or None; if its engine is gone, with the key that helps."""
     error, switch = session.source.error, session.record_switch
-    key = session.abilities.key("keep_steps")
-    if error is None or session.source.status != "down" or switch is None:
-        return error
-    if not key or not session.history.num_steps:
+    key, is_down = session.abilities.key("keep_steps"), session.source.status == "down"
+    if error is None or switch is None or not (is_down and session.history.num_steps):
         return error
     # The file of a running recording lacks the steps from before it began.
     which = ", also those from before the recording" if switch.active else ""

@@ -194,17 +194,12 @@ def help_blocks(
 ) -> list[list[Line]]:
     """Return the blocks of the page, each with a heading: the screen, its keys, its glyphs."""
     name, reading = _READINGS[page]
-    keys = {action.id: action.key for action in abilities.actions}
-    reading = reading.format_map(keys)
+    reading = reading.format_map({action.id: action.key for action in abilities.actions})
     blocks: list[list[Line]] = [[_heading(f"This is the {name}"), *_text(reading, width)]]
     available = abilities.on(page)
     for group, title in GROUPS.items():
-        actions = [action for action in available if action.group == group]
-        if actions:
-            block = [_heading(f"{title}: keys")]
-            for action in actions:
-                block += _entry(action.shown, "key", action.help, width)
-            blocks.append(block)
+        actions = [(each.shown, "key", each.help) for each in available if each.group == group]
+        blocks += [_block(f"{title}: keys", actions, width)] if actions else []
     if glyphs := _glyphs(page, width):
         blocks.append([_heading("Glyphs"), *glyphs])
     if log_file is not None:
@@ -212,17 +207,17 @@ def help_blocks(
     return blocks
 
 
-def glossary_blocks(width: int = 0) -> list[list[Line]]:
-    words: list[Line] = [_heading("Words")]
-    for word, meaning in TERMS.items():
-        words += _entry(word, "key", meaning, width, _WORD_WIDTH)
-    blocks = [words]
-    for title, glyphs in GLYPHS.items():
-        block = [_heading(title)]
-        for glyph, style, meaning in glyphs:
-            block += _entry(glyph, style, meaning, width)
-        blocks.append(block)
-    return blocks
+def glossary_blocks(width: int) -> list[list[Line]]:
+    words = [(word, "key", meaning) for word, meaning in TERMS.items()]
+    glyphs = [_block(title, meanings, width) for title, meanings in GLYPHS.items()]
+    return [_block("Words", words, width, _WORD_WIDTH), *glyphs]
+
+
+def _block(
+    title: str, entries: Sequence[_Meaning], width: int, key_width: int = _KEY_WIDTH
+) -> list[Line]:
+    lines = [line for each in entries for line in _entry(*each, width, key_width)]
+    return [_heading(title), *lines]
 
 
 def _heading(text: str) -> Line:
@@ -246,13 +241,9 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def _glyphs(page: Place, width: int) -> list[Line]:
     """Return how to read the glyphs of a page, if they are drawn on it alone; see the glossary."""
-    lines: list[Line] = []
-    if page == "request":
-        for cause, (glyph, style) in CAUSE_GLYPHS.items():
-            lines += _entry(glyph, style, WORDS[cause].label, width)
-    elif page == "live":
-        for glyph, style, meaning in LEGEND:
-            lines += _entry(glyph, style, meaning, width)
+    of_causes = ((*glyph, WORDS[cause].label) for cause, glyph in CAUSE_GLYPHS.items())
+    shown = {"request": of_causes, "live": LEGEND}.get(page, ())
+    lines = [line for each in shown for line in _entry(*each, width)]
     return [*lines, (("  ", "text"), *_KV_LEGEND)] if page in ("live", "kv") else lines
 
 

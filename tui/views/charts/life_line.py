@@ -5,7 +5,7 @@ stretch with its cause.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import WORDS, Cause, Late, Piece
@@ -27,24 +27,17 @@ def draw(frame: Frame, view: RequestView, life: Life | None, width: int, height:
     pieces = _pieces(frame, view, life)
     if not pieces:
         return [((" none of its steps is in memory", "muted"),)]
-    begin_ns = pieces[0].start_ns
-    end_ns = pieces[-1].start_ns + pieces[-1].ns
-    room = max(10, width - GUTTER - 10)
-    took = f" {fmt.with_ms((end_ns - begin_ns) / 1e6)}"
-    cells = _cells(pieces, begin_ns, end_ns, room)
+    extent_ns = pieces[-1].start_ns + pieces[-1].ns - pieces[0].start_ns
+    cells, took = _cells(pieces, max(10, width - GUTTER - 10)), f" {fmt.with_ms(extent_ns / 1e6)}"
     line: Line = ((f" {'life':<{GUTTER - 1}}", "muted"), *cells, (took, "text"))
     totals: Counter[Cause] = Counter()
     for piece in pieces:
         totals[piece.cause] += piece.ns
     total = max(1, sum(totals.values()))
-    entries = [
-        (
-            f"{CAUSE_GLYPHS[cause][0]} {WORDS[cause].label}",
-            f"{ns / total:.0%} {fmt.with_ms(ns / 1e6)}",
-            "text",
-        )
-        for cause, ns in totals.most_common()
-    ]
+    entries = []
+    for cause, ns in totals.most_common():
+        label = f"{CAUSE_GLYPHS[cause][0]} {WORDS[cause].label}"
+        entries.append((label, f"{ns / total:.0%} {fmt.with_ms(ns / 1e6)}", "text"))
     spent = pairs(entries, width - GUTTER)[: max(0, height - 1)]
     heads = [f" {'went to':<{GUTTER - 1}}", *[" " * GUTTER] * len(spent)]
     return [line, *(((head, "muted"), *each) for head, each in zip(heads, spent, strict=False))]
@@ -66,11 +59,11 @@ def _pieces(frame: Frame, view: RequestView, life: Life | None) -> list[Piece]:
     return served_life(pieces, view)
 
 
-def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> Line:
+def _cells(pieces: Sequence[Piece], width: int) -> Line:
     """Return the time line; a cell shows its worst cause, the last in `CAUSE_GLYPHS`."""
     rank = {cause: number for number, cause in enumerate(CAUSE_GLYPHS)}
-    cells = [-1] * width
-    extent = max(1, end_ns - begin_ns)
+    cells, begin_ns = [-1] * width, pieces[0].start_ns
+    extent = max(1, pieces[-1].start_ns + pieces[-1].ns - begin_ns)
     for piece in pieces:
         first = (piece.start_ns - begin_ns) * width // extent
         last = (piece.start_ns + piece.ns - 1 - begin_ns) * width // extent
@@ -83,30 +76,33 @@ def _cells(pieces: Sequence[Piece], begin_ns: int, end_ns: int, width: int) -> L
 _BAR_WIDTH = 10
 
 
-def wait_height(late: Late | None, room: int) -> int:
-    """Return the height of the panel for this wait; 0 without room beside the list, or a wait."""
-    if late is None or room < 10:
-        return 0
-    return min(len(late.pieces) + 2, room - 6)
+def with_wait(
+    draw_list: Callable[[int], list[Line]], late: Late | None, width: int, height: int
+) -> list[Line]:
+    """Return a list of late tokens, drawn in a given height; below it why the selected was `late`.
+
+    Beside a list of less than six lines, or without a wait, the list has all of the height.
+    """
+    if late is None or height < 10:
+        return draw_list(height)
+    wait_height = min(len(late.pieces) + 2, height - 6)
+    return [*draw_list(height - wait_height), *_wait(late, width, wait_height)]
 
 
-def draw_wait(late: Late, width: int, height: int) -> list[Line]:
+def _wait(late: Late, width: int, height: int) -> list[Line]:
     """Return the panel with its frame; its last line sums up the pieces that do not fit."""
     room = height - 2
     num = len(late.pieces) if len(late.pieces) <= room else room - 1
-    body = [_line(late, number, width - 2) for number in range(num)]
+    body = [_line(late, piece, width - 2) for piece in late.pieces[:num]]
     if rest := late.pieces[num:]:
         body.append(facts(f" {sum(each.ns for each in rest) / 1e6:>10,.1f} ms in {len(rest)} more"))
     what = "first token" if not late.token_idx else f"token #{late.token_idx + 1}"
     title = f"{what} of {request_name(late.request_id)}: {late.gap_ns / 1e6:,.1f} ms"
-    hint: Line = ()
-    if late.is_excused:
-        hint = (("‖ the operator's pause, which breaks no service level", "mark"),)
-    return framed(body, width, height, titled(title, "  in order of time"), hint)
+    pause = "‖ the operator's pause, which breaks no service level" if late.is_excused else ""
+    return framed(body, width, height, titled(title, "  in order of time"), ((pause, "mark"),))
 
 
-def _line(late: Late, number: int, width: int) -> Line:
-    piece = late.pieces[number]
+def _line(late: Late, piece: Piece, width: int) -> Line:
     glyph, style = CAUSE_GLYPHS[piece.cause]
     share = piece.ns / max(1, late.gap_ns)
     cells = max(1, round(share * _BAR_WIDTH))

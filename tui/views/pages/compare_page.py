@@ -23,6 +23,7 @@ from stepscope.tui.views.lines import (
     spread,
     titled,
 )
+from stepscope.tui.views.panels.header import SourceState
 
 _TABLE_WIDTH = 68  # of the table of requests, if the charts are beside it
 _BESIDE = 140
@@ -67,9 +68,12 @@ def targets(frame: Frame) -> list[Target]:
     return [Target(request_id=pair.a.request_id) for pair in page.comparison.requests.pairs]
 
 
-def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
+def header(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     page = frame.compare
-    line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
+    line: list[Run] = [
+        (f" {clean(connection.title, 24)} ", "strong"),
+        ("▐COMPARE▌", "badge_replay"),
+    ]
     if page is not None and page.names[0]:
         # Parts of one session are named after what divides them.
         found = reaches(*page.names)
@@ -83,7 +87,7 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
             line.append((f"  reading {share:.0%}", "caution"))
         elif page.was_cancelled:
             line.append(("  reading was stopped", "caution"))
-    return [spread(tuple(line), facts(f"{fps:g}fps "), width)]
+    return [spread(tuple(line), facts(f"{connection.fps:g}fps "), width)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:

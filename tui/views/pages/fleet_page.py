@@ -31,6 +31,7 @@ from stepscope.tui.views.lines import (
     titled,
     whole,
 )
+from stepscope.tui.views.panels.header import SourceState
 
 _LEAST_ROWS = 3  # least rows of the table
 _NUM_DIFFERENCES = 6
@@ -72,12 +73,16 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     return lines + [fitted((), width)] * (height - len(lines))
 
 
-def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
+def header(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     """Return the header lines: how many engines are up, and sums over all of them."""
-    right, page = facts(f"{fps:g}fps "), frame.fleet
+    right, page = facts(f"{connection.fps:g}fps "), frame.fleet
     if page is None:
         return [spread((), right, width)]
-    left: Line = ((f" {clean(title, 24)} ", "strong"), ("▐FLEET▌", "badge_live"), (" ", "text"))
+    left: Line = (
+        (f" {clean(connection.title, 24)} ", "strong"),
+        ("▐FLEET▌", "badge_live"),
+        (" ", "text"),
+    )
     room = width - length_of(right) - 1
     return [spread(whole(_fields((*left, *_up(page)), page), room), right, width)]
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.session.drafts import Speculation, SpeculationGroup
+from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.series.latency import LatencyKind, Series
 from stepscope.recordings.state.session import request_name
@@ -94,7 +94,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         ("  ", "text"),
         *latency_panel.goodput(frame),
     )
-    hint: Line = facts("the operator's pauses are not counted")
+    hint = facts("the operator's pauses are not counted")
     if (window_s := frame.window_s) is not None:
         hint = ((f"of the last minute {window_s:.0f} s are in memory", "caution"),)
     lines = framed(rows, width, len(rows) + 2, title, hint)
@@ -103,35 +103,27 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     left = height - len(lines)
     if left >= 14:
         lines += _charts(frame, width, min(16, left // 2))
-    rest = height - len(lines)
-    breaches = listed(frame)
-    first = first_shown(len(breaches), max(0, rest - 3), frame.view.row if breaches else None)
+    rest, breaches, row = height - len(lines), listed(frame), frame.view.row
+    first = first_shown(len(breaches), max(0, rest - 3), row)
     _explain(frame, breaches[first : first + max(0, rest - 3)])
     chosen = None
     if breaches:
-        breach = breaches[min(frame.view.row, len(breaches) - 1)]
+        breach = breaches[min(row, len(breaches) - 1)]
         if not frame.view.live or _is_affordable(frame, breach):
             chosen = frame.history.wait(breach.step, breach.request_id)
-    pieces_height = life_line.wait_height(chosen, rest)
-    rest -= pieces_height
     room = room_of_last(_COLUMNS, width - 2)
-    row = frame.view.row if breaches else None
-    body = table(
-        _COLUMNS,
-        Rows(len(breaches), lambda n: _row(frame, breaches[n], room)),
-        width - 2,
-        rest - 2,
-        row,
-    )
-    if not breaches:
-        body = [((" no token came later than the service levels", "good"),)]
-        if not frame.tells_requests:
-            body = [facts(" the engine does not report when tokens came")]
-    hint = facts(f"{frame.key('inspect')} goes there")
-    lines += framed(body, width, rest, heading(frame, width - 6), hint)
-    if chosen is not None and pieces_height:
-        lines += life_line.draw_wait(chosen, width, pieces_height)
-    return lines
+    listed_rows = Rows(len(breaches), lambda n: _row(frame, breaches[n], room))
+
+    def drawn(height: int) -> list[Line]:
+        body = table(_COLUMNS, listed_rows, width - 2, height - 2, row)
+        if not breaches:
+            body = [((" no token came later than the service levels", "good"),)]
+            if not frame.tells_requests:
+                body = [facts(" the engine does not report when tokens came")]
+        where = f"{frame.key('inspect')} goes there"
+        return framed(body, width, height, heading(frame, width - 6), where)
+
+    return lines + life_line.with_wait(drawn, chosen, width, rest)
 
 
 def _limited(frame: Frame) -> Line:
@@ -160,14 +152,12 @@ def _figures(frame: Frame, width: int) -> list[Line]:
         mark, style = ("▶", "strong") if kind == frame.view.latency else (" ", "text")
         is_known = kind == "step" or frame.tells_requests or frame.is_summed_up
         found: list[Series] = [getattr(report, kind) for report in reports.values()]
-        blocks = [run for series in found for run in _block(series, bound, is_known)]
-        lines.append((spot("latency", kind), (mark, "text"), (f"{label:<6}", style), *blocks))
-        if (served := _SERVED.get(kind)) is None:
-            continue
-        told: list[Series] = [getattr(report, served) for report in reports.values()]
-        if any(series.num_samples for series in told):
-            blocks = [run for series in told for run in _block(series, bound, is_known)]
-            lines.append(((" served", "muted"), *blocks))
+        named: Line = (spot("latency", kind), (mark, "text"), (f"{label:<6}", style))
+        lines.append((*named, *_blocks(found, bound, is_known)))
+        served = _SERVED.get(kind, kind)
+        found = [getattr(report, served) for report in reports.values()]
+        if served != kind and any(series.num_samples for series in found):
+            lines.append(((" served", "muted"), *_blocks(found, bound, is_known)))
     return lines
 
 
@@ -185,13 +175,17 @@ def _front_ends(frame: Frame) -> list[Line]:
     ]
 
 
-def _block(series: Series, bound: float | None, is_known: bool) -> Line:
-    number = fmt.short(series.num_samples) if series.num_samples or is_known else "—"
-    line: list[Run] = [("│", "frame"), (f"{number:>14}", "muted")]
-    for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
-        line.append(bounded(f"{fmt.milliseconds(value):>6}", value, bound, " "))
-    kept, style = latency_panel.within_level(series, bound)
-    return (*line, (f"{kept:>7} ", style))
+def _blocks(found: Sequence[Series], bound: float | None, is_known: bool) -> Line:
+    """Return the figures of one kind of latency in several windows."""
+    line: list[Run] = []
+    for series in found:
+        number = fmt.short(series.num_samples) if series.num_samples or is_known else "—"
+        line += [("│", "frame"), (f"{number:>14}", "muted")]
+        for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
+            line.append(bounded(f"{fmt.milliseconds(value):>6}", value, bound, " "))
+        kept, style = latency_panel.within_level(series, bound)
+        line.append((f"{kept:>7} ", style))
+    return tuple(line)
 
 
 def _charts(frame: Frame, width: int, height: int) -> list[Line]:
@@ -269,15 +263,28 @@ def _speculation(found: Speculation, width: int) -> list[Line]:
         f"{request_name(request_id)} {count.share or 0:.0%} of {count.drafted:,}"
         for request_id, count in many[:2] + many[2:][-2:]
     ]
+    total = found.total
+    trend = [" " if each is None else LEVELS[min(7, int(each * 8))] for each in found.trend]
+    accepted = facts(
+        " accepted ",
+        (f"{total.accepted:,} of {total.drafted:,} drafts ({total.share or 0:.0%})", "multi"),
+        "   by position ",
+        " ".join(f"{each.share or 0:.0%}" for each in found.positions) or "—",
+        "   over time ",
+        ("".join(trend), "multi"),
+    )
+    gains = [
+        ("—", "muted") if gain is None else (f"×{gain:.2f}", "good" if gain >= 1 else "breach")
+        for gain in (each.gain for each in groups)
+    ]
+    speeds = [(f"{each.tokens_per_decode:.2f}", "multi") for each in groups]
     rows = [
-        _accepted(found),
+        accepted,
         facts(" by request ", ", ".join(by_request) or "—"),
         _spec_row(" requests at once", [(text, "muted") for text in atonce]),
-        _spec_row(
-            " tokens a step", [(f"{each.tokens_per_decode:.2f}", "multi") for each in groups]
-        ),
+        _spec_row(" tokens a step", speeds),
         _spec_row(" time for drafts", [(text, "text") for text in extra]),
-        _spec_row(" tokens/s", [_gain(each) for each in groups]),
+        _spec_row(" tokens/s", gains),
     ]
     most, said = found.pays_up_to, "does not pay"
     if most is None:
@@ -289,24 +296,5 @@ def _speculation(found: Speculation, width: int) -> list[Line]:
     return framed(rows, width, _SPECULATION_HEIGHT, f"speculation  {said}", hint)
 
 
-def _accepted(found: Speculation) -> Line:
-    total = found.total
-    trend = [" " if each is None else LEVELS[min(7, int(each * 8))] for each in found.trend]
-    return facts(
-        " accepted ",
-        (f"{total.accepted:,} of {total.drafted:,} drafts ({total.share or 0:.0%})", "multi"),
-        "   by position ",
-        " ".join(f"{each.share or 0:.0%}" for each in found.positions) or "—",
-        "   over time ",
-        ("".join(trend), "multi"),
-    )
-
-
 def _spec_row(label: str, cells: list[Run]) -> Line:
     return facts(f"{label:<{_LABEL}}", *((f"{text:>{_CELL}}", style) for text, style in cells))
-
-
-def _gain(group: SpeculationGroup) -> Run:
-    if group.gain is None:
-        return "—", "muted"
-    return f"×{group.gain:.2f}", "good" if group.gain >= 1 else "breach"

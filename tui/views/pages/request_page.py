@@ -4,13 +4,13 @@ For each late token it says why the token was late.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Late, by_cause
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.history.lives import Life
+from stepscope.recordings.state.series.distribution import percentiles
 from stepscope.recordings.state.session import request_name
 from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views import format as fmt
@@ -99,20 +99,17 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         strip_height = min(max(11, min(spare, 20)), (height - len(lines)) // 2)
         if strip_height >= 4:
             lines += _strip(frame, waits, width, strip_height)
-    rest = height - len(lines)
-    selected = frame.view.row if waits.late else None
-    chosen = None if selected is None else waits.late[min(selected, len(waits.late) - 1)]
-    pieces_height = life_line.wait_height(chosen, rest)
-    rest -= pieces_height
     rows = [_row(frame, late, width) for late in waits.late]
-    listed: list[Line] = [((" no token of it was late", "good"),)]
-    if rows:
-        listed = table(_COLUMNS, rows, width - 2, rest - 2, selected)
-    heading = titled(f"late tokens ({len(rows)})", "  newest first")
-    lines += framed(listed, width, rest, heading, f"{frame.key('inspect')} goes to the step")
-    if chosen is not None and pieces_height:
-        lines += life_line.draw_wait(chosen, width, pieces_height)
-    return lines
+    chosen = waits.late[min(frame.view.row, len(rows) - 1)] if rows else None
+
+    def listed(height: int) -> list[Line]:
+        body: list[Line] = [((" no token of it was late", "good"),)]
+        if rows:
+            body = table(_COLUMNS, rows, width - 2, height - 2, frame.view.row)
+        heading = titled(f"late tokens ({len(rows)})", "  newest first")
+        return framed(body, width, height, heading, f"{frame.key('inspect')} goes to the step")
+
+    return lines + life_line.with_wait(listed, chosen, width, height - len(lines))
 
 
 def _absent(frame: Frame) -> list[str]:
@@ -154,7 +151,10 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
         first = next((each for each in waits.all if not each.token_idx), None)
     ttft_ms = None if first is None else (first.gap_ns - first.paused_ns) / 1e6
     tpot_ms = sum(gaps) / len(gaps) / 1e6 if gaps else None
-    p50, p99, worst = (_rank(gaps, rank) for rank in (50, 99, 100))
+    p50 = p99 = worst = None
+    if gaps:
+        ranked = percentiles([(gap, 1) for gap in gaps], len(gaps), (50, 99, 100))
+        p50, p99, worst = (ns / 1e6 for ns in ranked)
     arrived = fmt.clock(frame.history.wall_ns(view.arrival_ns))
     entries = [
         ("arrived", arrived if known else "—", "text"),
@@ -182,12 +182,6 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
     return pairs(entries, width)
 
 
-def _rank(ordered: Sequence[int], rank: int) -> float | None:
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
-
-
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     """Return a chart with a bar per token, or the longest wait of several: how long it waited."""
     gaps = [each for each in waits.all if each.token_idx]
@@ -205,11 +199,9 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
         "breach" if net > bound_ms else "mark" if value > bound_ms else "decode"
         for value, net in zip(values, served, strict=True)
     ]
-    chart_height = height - 3
-    at_bound = max(0, min(chart_height - 1, int(bound_ms / top * chart_height)))
-    labels = [fmt.milliseconds(top), *[""] * (chart_height - 1)]
-    labels[chart_height - 1 - at_bound] = f"<{bound_ms:g}"
-    chart = column_chart(values, chart_height, top, styles, bound_ms)
+    chart = column_chart(values, height - 3, top, styles, bound_ms)
+    labels = [fmt.milliseconds(top), *[""] * (height - 4)]
+    labels[-1 - max(0, min(height - 4, int(bound_ms / top * (height - 3))))] = f"<{bound_ms:g}"
     rows = zip(labels, chart, strict=True)
     body = [(*labelled(label, life_line.GUTTER), *line) for label, line in rows]
     glyphs = {"breach": ("!", "breach"), "mark": ("‖", "mark"), "decode": ("─", "frame")}
@@ -236,9 +228,7 @@ def _row(frame: Frame, late: Late, width: int) -> list[Run]:
 
 def height_of_text(known: KnownText | None, height: int) -> int:
     """Return the height of the panel on a page of this height; 0 without text or room for it."""
-    if known is None or height < 18:
-        return 0
-    return min(12, max(MIN_HEIGHT, height // 5))
+    return 0 if known is None or height < 18 else min(12, max(MIN_HEIGHT, height // 5))
 
 
 def draw_text(known: KnownText, last_step: float, width: int, height: int) -> list[Line]:
