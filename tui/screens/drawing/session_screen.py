@@ -212,9 +212,8 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         return self.frame
 
     def _show_notice(self) -> None:
-        standing = _standing(
-            self.session, self.operator, self.view, self._failure or self.canvas.failure
-        )
+        failure = self._failure or self.canvas.failure
+        standing = _standing(self.session, self.operator, self.view, failure)
         self.canvas.notice(self.notices.line(standing, self.size.width))
 
     @property

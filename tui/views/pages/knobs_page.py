@@ -27,6 +27,7 @@ from stepscope.tui.views.lines import Line, Run, bounded, clean, facts, framed, 
 Entry: TypeAlias = KnobsChanged | Audited
 
 EFFECT_S = 10.0  # seconds before and after a change, less if another change is nearer
+_KNOB = (Column("", 1), Column("knob", 28), Column("value", 12, True), Column("default", 12, True))
 _WHO_WIDTH = 12
 _BEFORE_CHANGE = 1 + 10 + 9 + _WHO_WIDTH + 1  # cells left of the change, with blanks between
 _FIGURE_WIDTH = 12
@@ -34,7 +35,6 @@ _LEAST, _MOST = 32, 90  # least and most cells of the change
 # Which figures to show if there is little room, most important first: the longest wait shows what
 # p99 does not. The p50 of ITL says least, because most steps are the same before and after.
 _FIGURES = (("itl", "max"), ("itl", "p99"), ("ttft", "p99"), ("ttft", "p50"), ("itl", "p50"))
-_BOUNDS, _LAST = " may be", "last changed"
 
 
 class _Trail(NamedTuple):
@@ -48,8 +48,8 @@ class _Trail(NamedTuple):
     changes: list[KnobsChanged]  # those among `entries`
 
     @property
-    def number(self) -> int:
-        return len(self.ahead) + len(self.entries)
+    def all(self) -> list[Entry]:
+        return [*(entry for _, entry in self.ahead), *self.entries]
 
     def row(self, frame: Frame, at: int, width: int) -> list[Run]:
         if at < len(self.ahead):
@@ -57,7 +57,8 @@ class _Trail(NamedTuple):
         entry = self.entries[at - len(self.ahead)]
         if isinstance(entry, KnobsChanged):
             return _changed(frame, entry, width)
-        return _audited(frame, entry)
+        step = "refused" if entry.code else f"{entry.effective_step or 0:,}"
+        return _audit_row(frame, step, entry, change_text(entry))
 
 
 def _trail(frame: Frame) -> _Trail:
@@ -88,8 +89,8 @@ def targets(frame: Frame) -> list[Target]:
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
     names, specs, trail, row = _names(frame), specs_of(frame), _trail(frame), frame.view.row
-    inner = width - 4
-    log_height = max(5, min(trail.number + 3, height * 2 // 5))
+    inner, commands, ahead = width - 4, trail.all, len(trail.ahead)
+    log_height = max(5, min(len(commands) + 3, height * 2 // 5))
     helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
     if not helps and frame.limits:
         helps = "no setting stands out in the last minute; 'stepscope tune' simulates others"
@@ -102,9 +103,14 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     version = f"  version {frame.state.knobs_version}; * not the default" if names else ""
     change, undo = frame.key("inspect"), frame.key("undo")
     hint = "" if frame.is_replay else f"{change} changes one, {undo} takes your last one back"
-    columns = _knob_columns(width)
-    rooms = {each.name: each.width or room_of_last(columns, width - 2) for each in columns}
-    knobs = [_knob(frame, name, specs.get(name), trail.changes, rooms) for name in names]
+    # On a narrow screen only the text on the selected knob has its bounds.
+    bounds_room = 0 if width < 100 else 20 if width < 110 else 34
+    bounds = [Column(" may be", bounds_room)] if bounds_room else []
+    columns = (*_KNOB, *bounds, Column("last changed", 0))
+    knobs = []
+    for name in names:
+        last = _last(frame, name, trail.changes, room_of_last(columns, width - 2))
+        knobs.append([*_knob(frame, name, specs.get(name), bounds_room), (last, "muted")])
     chosen = row if row < len(names) else None
     body = table(columns, knobs, width - 2, body_height - 2 - num_about, chosen)
     if not names:
@@ -112,21 +118,19 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     selected, about = None, ""
     if chosen is not None:
         about = _about(specs.get(names[chosen]))
-    elif trail.number:
+    elif commands:
         selected = row - len(names)
-        entries = [*(entry for _, entry in trail.ahead), *trail.entries]
-        about = _about_entry(entries[min(selected, trail.number - 1)], inner)
+        about = _about_entry(commands[min(selected, len(commands) - 1)], inner)
     body = body[: body_height - 2 - num_about]
     body += [((f" {clean(each, inner)}", "mark"),) for each in advised]
     body += [facts(f" {clean(each, inner)}") for each in textwrap.wrap(about, inner)]
-    lines = framed(
-        body[: body_height - 2], width, body_height, titled(f"knobs{which}", version), hint
-    )
-    rest, ahead = height - body_height, len(trail.ahead)
-    rows = Rows(trail.number, lambda at: trail.row(frame, at, width - 2))
+    title = titled(f"knobs{which}", version)
+    lines = framed(body[: body_height - 2], width, body_height, title, hint)
+    rest = height - body_height
+    rows = Rows(len(commands), lambda at: trail.row(frame, at, width - 2))
     first = max(0, ahead - (rest - 3) // 3)
     log = table(_audit_columns(width - 2), rows, width - 2, rest - 2, selected, len(names), first)
-    if not trail.number:
+    if not commands:
         log = [facts(" no changes yet" if names else " no knob changes reported either")]
     number = len(trail.entries)
     count, order = f" ({number})" if number or names else "", ", newest first"
@@ -144,38 +148,17 @@ def _names(frame: Frame) -> list[str]:
     return list(dict.fromkeys([*specs_of(frame), *frame.state.knobs]))
 
 
-def _knob_columns(width: int) -> tuple[Column, ...]:
-    columns = (
-        Column("", 1),
-        Column("knob", 28),
-        Column("value", 12, True),
-        Column("default", 12, True),
-    )
-    if width < 100:  # the text on the selected knob has its bounds
-        return (*columns, Column(_LAST, 0))
-    return (*columns, Column(_BOUNDS, 20 if width < 110 else 34), Column(_LAST, 0))
-
-
-def _knob(
-    frame: Frame,
-    name: str,
-    spec: KnobSpec | None,
-    past: Sequence[KnobsChanged],
-    rooms: Mapping[str, int],
-) -> list[Run]:
-    """Return the table row of one knob; `rooms`: the widths of the columns."""
+def _knob(frame: Frame, name: str, spec: KnobSpec | None, bounds_room: int) -> list[Run]:
+    """Return the table row of one knob, but for its last change."""
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
-    texts = {
-        _BOUNDS: "" if spec is None else f" {bounds_text(spec, rooms.get(_BOUNDS, 0) - 1)}",
-        _LAST: _last(frame, name, past, rooms[_LAST]),
-    }
+    bounds = "" if spec is None else f" {bounds_text(spec, bounds_room - 1)}"
     return [
         ("*" if differs else " ", "mark"),
         (name, "strong"),
         (value_text(value), "mark" if differs else "text"),
         ("—" if spec is None else value_text(spec.default), "muted"),
-        *((text, "muted") for column, text in texts.items() if column in rooms),
+        *([(bounds, "muted")] if bounds_room else []),
     ]
 
 
@@ -206,8 +189,7 @@ def _refused(frame: Frame) -> str:
         "of viewers": control.denied,
         "without a key": control.keyless,
     }
-    refusals = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return f"  refused: {refusals}"
+    return "  refused: " + ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
 
 
 def _shown_figures(width: int) -> list[tuple[str, str]]:
@@ -246,11 +228,6 @@ def _changed(frame: Frame, entry: KnobsChanged, width: int) -> list[Run]:
     return cells
 
 
-def _audited(frame: Frame, entry: Audited) -> list[Run]:
-    step = "refused" if entry.code else f"{entry.effective_step or 0:,}"
-    return _audit_row(frame, step, entry, change_text(entry))
-
-
 def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Run]:
     """Return the row of a command after the cursor in a replayed file, without effect yet."""
     what = "ahead: "
@@ -262,15 +239,14 @@ def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Run]:
 
 
 def _audit_row(frame: Frame, step: str, entry: Entry, what: str) -> list[Run]:
-    is_change = isinstance(entry, KnobsChanged)
-    style = "caution" if isinstance(entry, Audited) and entry.code else "text"
-    who = entry.who if isinstance(entry, KnobsChanged) else who_text(entry)
-    return [
-        (step, style),
-        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
-        (clean(shorter_who(who, _WHO_WIDTH), _WHO_WIDTH), "text"),
-        (what, "mark" if is_change else style),
-    ]
+    if isinstance(entry, KnobsChanged):
+        who, style, what_style = entry.who, "text", "mark"
+    else:
+        who, style = who_text(entry), "caution" if entry.code else "text"
+        what_style = style
+    when = fmt.clock(frame.history.wall_ns(entry.time_ns))
+    by = shorter_who(who, _WHO_WIDTH)
+    return [(step, style), (when, "muted"), (by, "text"), (what, what_style)]
 
 
 def _about_entry(entry: Entry, width: int) -> str:
@@ -337,10 +313,9 @@ def panel(frame: Frame, width: int, height: int, pending: str, editable: bool) -
         who = clean(shorter_who(state.leased.who, 12), 12)
         ends = f", {frame.key('autopilot')} ends it" if editable else ""
         footer = (*footer, (f"  autopilot of {who}{ends}", "mark"))
-    changes = known_changes(frame.history.knob_changes, frame.state.audit)
-    at = frame.cursor if frame.cursor is not None else -1
-    earlier = [change for change in changes if change.effective_step <= at]
-    if earlier:
+    changes = known_changes(frame.history.knob_changes, state.audit)
+    at = -1 if frame.cursor is None else frame.cursor
+    if earlier := [change for change in changes if change.effective_step <= at]:
         when = fmt.clock(frame.history.wall_ns(earlier[-1].time_ns))
         who = clean(shorter_who(earlier[-1].who, 12), 12)
         footer = (*footer, (f"  last: {when} by {who}", "muted"))
