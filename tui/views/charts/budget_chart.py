@@ -49,13 +49,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     has_limits = height >= _LIMITS_HEIGHT and not frame.is_summed_up
     num_rows = height - 4 - has_limits  # frame, decodes, axis
     columns = [each for each in frame.columns if each is not None]
-    budget, most = (
-        max(numbers, default=0)
-        for numbers in (
-            (c.token_budget or 0 for c in columns),
-            (c.num_prefill_tokens for c in columns),
-        )
-    )
+    budget = max((each.token_budget or 0 for each in columns), default=0)
+    most = max((each.num_prefill_tokens for each in columns), default=0)
     scale, what = (budget, "budget") if budget else (most or 1, "most")
     labels = [_named(what, scale, gutter - 2), *[""] * (num_rows - 1)]
     labels[-1] = "prefill tok" if num_rows > 1 else labels[-1]
@@ -69,8 +64,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         bars[row] = bars[row].replace(" ", "─")
     rows = zip(labels, bars, strict=False)
     decodes = "".join([_decode_cell(column) for column in frame.columns])
-    unit = "record" if frame.is_summed_up else "step"
-    axis = labelled(unit if frame.view.axis == "step" else "time", gutter, "┤")
+    axis = labelled(frame.unit if frame.view.axis == "step" else "time", gutter, "┤")
     body: list[Line] = [(*labelled(x, gutter), *_runs(cells, frame, _RUNS)) for x, cells in rows]
     body.append((*labelled(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
     if has_limits:

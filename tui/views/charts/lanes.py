@@ -8,7 +8,6 @@ from itertools import pairwise
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.frame.lane_rows import LaneRow
 from stepscope.tui.views.lines import Line, Run, clean, framed, titled
 from stepscope.tui.views.panels import inspector
 from stepscope.tui.views.theme import LANE_GLYPHS, LANE_STYLES, LATE
@@ -31,7 +30,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     edges = _late_edges(frame)
     body: list[Line] = []
     for row in frame.lanes:
-        label = _label(row, gutter, row.request_id == frame.view.selected)
+        context = "" if row.context is None else _rough(row.context)
+        label = _label(row.name, row.status, context, gutter, row.request_id == frame.view.selected)
         body.append((*label, *_cells(_text(row.cells, glyphs, edges), frame.cursor_column)))
     if not body:
         said = inspector.lacks(frame) or [_empty(frame)]
@@ -90,22 +90,14 @@ def _legend(frame: Frame) -> Line:
     state = frame.state
     is_known = state.is_load_known and not frame.is_silent
     waiting = f"{state.num_running} run {state.num_waiting} wait" if is_known else ""
-    reasons = ""
-    if state.waiting_reasons:
-        reasons = " (" + ", ".join(f"{n} {why}" for why, n in state.waiting_reasons.items()) + ")"
+    why = ", ".join(f"{n} {reason}" for reason, n in (state.waiting_reasons or {}).items())
+    reasons = f" ({why})" if why else ""
     sort = f"   sort: {frame.view.sort}  filter: {clean(frame.view.filter, 24) or '-'}"
     return ((waiting + reasons, "text"), (sort, "muted"))
 
 
-def _label(row: LaneRow, width: int, selected: bool) -> tuple[Run, ...]:
-    context = "" if row.context is None else _rough(row.context)
-    return _label_runs(row.name, row.status, context, width, selected)
-
-
 @lru_cache(maxsize=1024)
-def _label_runs(
-    name: str, status: str, context: str, width: int, selected: bool
-) -> tuple[Run, ...]:
+def _label(name: str, status: str, context: str, width: int, selected: bool) -> tuple[Run, ...]:
     mark = "+cursor" if selected else ""
     name = clean(name, width - 7)
     room = width - len(name) - 7

@@ -118,6 +118,11 @@ class Frame:
         return self.state.is_summed_up
 
     @property
+    def unit(self) -> str:
+        """What a record is called: a step, if it is of one."""
+        return "record" if self.is_summed_up else "step"
+
+    @property
     def imported(self) -> str | None:
         """The kind of file of another tool that the session was read from; None: an engine."""
         return None if self.state.info is None else self.state.info.imported

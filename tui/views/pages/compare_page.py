@@ -103,7 +103,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     rest = height - len(lines)
     if width >= _BESIDE:
         left = _requests(page, found, _TABLE_WIDTH, rest)
-        right = _charts(frame, page, width - _TABLE_WIDTH, rest)
+        right = _charts(frame, page, found.slo.itl_ms, width - _TABLE_WIDTH, rest)
         return [*lines, *beside(left, right)]
     if page.align == "request":
         # Without room for both show the table: the charts mean nothing without it.
@@ -111,7 +111,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         num_rows = rest if rest - num_rows < 5 else num_rows
         lines += _requests(page, found, width, num_rows)
     if height > len(lines):
-        lines += _charts(frame, page, width, height - len(lines))
+        lines += _charts(frame, page, found.slo.itl_ms, width, height - len(lines))
     return lines
 
 
@@ -140,9 +140,9 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     lines: list[Line] = []
     headline = words.headline(found) if room > _LEAST_ROOM else ""
     if headline:
-        fits = len(headline) <= width - 2
-        said = headline if fits else re.sub(r" \([^)]*\)", "", headline)
-        lines.append(((f" {clean(said, width - 2)}", "strong"),))
+        forms = (headline, re.sub(r" \([^)]*\)", "", headline))
+        said = clean(fmt.first_fitting(forms, width - 2), width - 2)
+        lines.append(((f" {said}", "strong"),))
     why = words.load(found)
     if why is not None and all(work.num_steps for work in found.works):
         is_other = found.different_work is not None
@@ -172,25 +172,20 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
 def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int) -> list[Line]:
     room = max(20, width - _HEAD - 1)
     wrapped = textwrap.wrap(clean("; ".join(phrases), 4000), room) or [""]
-    wrapped[most - 1 :] = (
-        [clean(" ".join(wrapped[most - 1 :]), room)] if wrapped[most - 1 :] else []
-    )
+    if rest := wrapped[most:]:
+        wrapped[most - 1 :] = [clean(" ".join([wrapped[most - 1], *rest]), room)]
     heads = [head, *[""] * len(wrapped)]
-    return [
-        ((f" {head:<{_HEAD - 1}}", style), (text, "text"))
-        for head, text in zip(heads, wrapped, strict=False)
-    ]
+    rows = zip(heads, wrapped, strict=False)
+    return [((f" {head:<{_HEAD - 1}}", style), (text, "text")) for head, text in rows]
 
 
-def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
-    slo_ms = page.comparison.slo.itl_ms if page.comparison is not None else 0.0
+def _charts(frame: Frame, page: ComparePage, slo_ms: float, width: int, height: int) -> list[Line]:
     cursor = compare_charts.cursor_lines(page, slo_ms, width - 2)
     if height < 4:
         return framed(cursor, width, height, "at the cursor")
     charts = compare_charts.draw(page, slo_ms, height - 2 - len(cursor))
-    what = {"time": "time", "step": "steps"}.get(page.align)
-    if what is None:
-        what = f"request {page.pair.name}" if page.pair is not None else "no request in both"
+    request = "no request in both" if page.pair is None else f"request {page.pair.name}"
+    what = {"time": "time", "step": "steps"}.get(page.align, request)
     unit = fmt.plural(page.width, "step") if page.align == "step" else fmt.with_ms(page.width / 1e6)
     about = f"  aligned by {clean(what, 30)} ({frame.key('sort')}: other)  1 col = {unit}"
     title = titled("A above, B below", about)
@@ -225,12 +220,8 @@ def _waiting(frame: Frame, page: ComparePage, width: int, height: int) -> list[L
     for letter, name, known in zip("AB", page.names, page.shares, strict=True):
         share = 1.0 if known is None else known
         begin: Line = ((f"  {letter} ", "strong"), (f"{clean(name, 30):<31}", "text"))
-        line = (
-            *begin,
-            *bar(share, max(10, width - 60), "decode"),
-            (f" {share:4.0%} read", "muted"),
-        )
-        body.append(line)
+        read = bar(share, max(10, width - 60), "decode")
+        body.append((*begin, *read, (f" {share:4.0%} read", "muted")))
     notes = page.notes or ["waiting for the first step of both sides"]
     body += [(), *(((f"  {clean(note, width - 6)}", "caution"),) for note in notes)]
     body.append(facts(f"  {frame.key('back')} stops reading"))

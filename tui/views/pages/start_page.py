@@ -113,12 +113,11 @@ def _file(file: File, now_s: float) -> Entry:
     folder = str(file.path.parent).replace(str(Path.home()), "~", 1)
     title = file.path.name
     choice = StartChoice("file", (str(file.path),))
-    if seen is not None and seen.error is not None:
-        cells = ((when, "muted"), (f"not readable: {seen.error}", "caution"))
-        return Entry(choice, title, cells, "caution", f"{file.path}: {seen.error}")
-    if seen is not None and seen.incident is not None:
-        cells = ((when, "muted"), (seen.incident, "caution"))
-        return Entry(choice, title, cells, about=f"{file.path}: {seen.incident}")
+    if seen is not None and (said := seen.error or seen.incident) is not None:
+        is_read = seen.error is None
+        text, style = said if is_read else f"not readable: {said}", "strong" if is_read else "caution"
+        cells = ((when, "muted"), (text, "caution"))
+        return Entry(choice, title, cells, style, f"{file.path}: {said}")
     length = steps = engine = "…"
     if seen is not None:
         length = "-" if seen.duration_s is None else fmt.short_span(seen.duration_s)
@@ -126,31 +125,30 @@ def _file(file: File, now_s: float) -> Entry:
         is_growing = file.path.suffix == PART_SUFFIX and now_s - file.written_s < _GROWING_S
         engine = f"{seen.engine}{', cut' if seen.is_cut and not is_growing else ''}"
         steps += "+" if is_growing else ""
-    texts = ((length, "text"), (steps, "text"), (size, "text"))
+    texts = ((when, "muted"), (length, "text"), (steps, "text"), (size, "text"))
     named = (engine, "caution" if ", cut" in engine else "text")
-    rest = (*texts, named, (folder, "muted"))
-    return Entry(choice, title, ((when, "muted"), *rest), about=str(file.path))
+    return Entry(choice, title, (*texts, named, (folder, "muted")), about=str(file.path))
 
 
 def samples_section(samples: Sequence[tuple[str, str]], *, has_torch: bool) -> Section:
     """Return the section of what stepscope ships: sample recordings, the tour and the demo."""
     engine = "a real engine" if has_torch else "a simulated H100 (a real engine needs torch)"
-    shown = [(StartChoice("file", (name,)), name, about) for name, about in samples]
-    shown += [
-        (StartChoice("tour"), "tour", "learn to read the screen, in ten short chapters"),
-        (StartChoice("demo"), "demo", f"{engine} with requests to serve"),
-    ]
-    entries = tuple(
-        Entry(choice, title, ((about, "muted"),), about=about) for choice, title, about in shown
-    )
-    return Section("to look at", (Column("what it shows", 0),), entries)
+    entries = [_plain(StartChoice("file", (name,)), name, about) for name, about in samples]
+    tour = "learn to read the screen, in ten short chapters"
+    entries.append(_plain(StartChoice("tour"), "tour", tour))
+    entries.append(_plain(StartChoice("demo"), "demo", f"{engine} with requests to serve"))
+    return Section("to look at", (Column("what it shows", 0),), tuple(entries))
 
 
 def elsewhere_section(key: str) -> Section:
     """Return the section for engines at other addresses, with the key that opens a prompt."""
     about = "tcp://HOST:PORT, http://HOST:PORT (several: spaces between), or a file"
-    entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
+    entry = _plain(StartChoice("ask"), f"{key}  address or file", about)
     return Section("elsewhere", (Column("", 0),), (entry,))
+
+
+def _plain(choice: StartChoice, title: str, about: str) -> Entry:
+    return Entry(choice, title, ((about, "muted"),), about=about)
 
 
 def when_text(then_s: float, now_s: float) -> str:
@@ -175,9 +173,7 @@ def what_is_wrong(text: str) -> str | None:
     """Return one line about why a typed text cannot be opened; None if nothing is wrong with it."""
     from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
     from stepscope.engine.protocol.settings.knobs import ConfigError
-    from stepscope.engine.transport.endpoints import (
-        Endpoint,  # imports sockets, which the list does not need
-    )
+    from stepscope.engine.transport.endpoints import Endpoint  # with sockets, only when needed
 
     if not text.strip() or typed_choice(text).kind == "file":
         return None

@@ -154,8 +154,7 @@ def _step(frame: Frame) -> Line:
     if flying is not None:
         text = f"  STEP {flying.step:,} IN FLIGHT {seconds_of(flying):,.1f} s"
         return ((text, "caution"), (f": {work_text(flying)}", "text"))
-    unit = "  record " if frame.is_summed_up else "  step "
-    number = facts(unit, (fmt.count(frame.step), "strong"))
+    number = facts(f"  {frame.unit} ", (fmt.count(frame.step), "strong"))
     if last is None or not frame.is_silent:
         return number
     text = f"  silent since {seconds_of(last):,.1f} s into step {last.step:,}"

@@ -53,8 +53,7 @@ _NO_MORE = ("stepscope sees single steps of vLLM, SGLang and its own engine only
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    unit = "record" if frame.is_summed_up else "step"
-    title = titled(f"{unit} {fmt.count(frame.cursor)}", " (follows cursor)")
+    title = titled(f"{frame.unit} {fmt.count(frame.cursor)}", " (follows cursor)")
     return framed(_body(frame, height - 2, width - 2), width, height, title)
 
 
@@ -64,9 +63,14 @@ def _body(frame: Frame, num_rows: int, width: int) -> list[Line]:
         return [missing(frame)]
     if record.totals is not None and frame.is_summed_up:
         return totals(record)
+    lines = costs(frame, record, summary, width)
     prefills = [row for row in record.batch or () if row.phase != wire.Phase.DECODE]
-    prefills.sort(key=lambda row: -row.num_tokens)
-    lines = [*costs(frame, record, summary, width), *(_prefill(row, frame) for row in prefills)]
+    for row in sorted(prefills, key=lambda row: -row.num_tokens):
+        what = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
+        view = frame.state.requests.get(row.request_id)
+        of = f"/{view.num_prompt_tokens:,}" if view is not None and view.num_prompt_tokens else ""
+        end = f"{row.start:,}→{row.start + row.num_tokens:,}{of}"
+        lines.append(((f" {what} {request_name(row.request_id)} {end}", "prefill"),))
     lines += event_lines(record)
     if len(lines) > num_rows:
         lines[num_rows - 1 :] = [facts(f" and {len(lines) - num_rows + 1} more lines")]
@@ -77,21 +81,10 @@ def missing(frame: Frame) -> Line:
     return facts(" no step yet" if frame.cursor is None else " the record of this step was lost")
 
 
-def _prefill(row: wire.BatchRow, frame: Frame) -> Line:
-    what = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
-    view = frame.state.requests.get(row.request_id)
-    of = f"/{view.num_prompt_tokens:,}" if view is not None and view.num_prompt_tokens else ""
-    end = f"{row.start:,}→{row.start + row.num_tokens:,}{of}"
-    return ((f" {what} {request_name(row.request_id)} {end}", "prefill"),)
-
-
 def costs(frame: Frame, record: wire.StepRecord, summary: StepSummary, width: int) -> list[Line]:
     """Return lines on the time, budget, seats and KV blocks that a step took, and what held it."""
-    padded = record.num_padded_tokens or 0
-    spent, budget = (
-        record.num_prefill_tokens + record.num_decode_tokens + padded,
-        record.token_budget,
-    )
+    budget, padded = record.token_budget, record.num_padded_tokens or 0
+    spent = record.num_prefill_tokens + record.num_decode_tokens + padded
     seats, most = record.num_running, record.max_num_seqs
     bar_width, info = max(4, min(24, width - 44)), frame.history.info
     used = bar(spent / budget if budget else None, bar_width, "prefill")
@@ -144,13 +137,12 @@ def _times(record: wire.StepRecord, width: int) -> Line:
 
 def _spent(record: wire.StepRecord, summary: StepSummary, width: int) -> Line:
     padded = record.num_padded_tokens or 0
-    decode, prefill = f"{record.num_decode_tokens:,}", f"{record.num_prefill_tokens:,}"
-    cached = fmt.count(summary.num_cached_tokens)
-    padding: Line = (("  padding ", "muted"), (f"{padded:,}", "caution"))
+    decode: Run = (f"{record.num_decode_tokens:,}", "decode")
+    prefill: Run = (f"{record.num_prefill_tokens:,}", "prefill")
     fields = (
-        Field(0, facts("   decode ", (decode, "decode"), "  prefill ", (prefill, "prefill"))),
-        Field(2, facts("  cached, not spent ", (cached, "cached"))),
-        Field(1, padding if padded else ()),
+        Field(0, facts("   decode ", decode, "  prefill ", prefill)),
+        Field(2, facts("  cached, not spent ", (fmt.count(summary.num_cached_tokens), "cached"))),
+        Field(1, facts("  padding ", (f"{padded:,}", "caution")) if padded else ()),
     )
     return whole(fields, width)
 
@@ -184,9 +176,9 @@ def draft_lines(record: wire.StepRecord) -> list[Line]:
         return []
     drafted = sum(draft.num_drafted for draft in record.drafts)
     accepted = sum(draft.num_accepted for draft in record.drafts)
-    line = facts(" drafts  ", (f"{accepted:>7,} of {drafted:,} accepted", "multi"))
-    wasted: Run = (f", {drafted - accepted:,} tokens of budget wasted", "caution")
-    return [(*line, wasted) if drafted > accepted else line]
+    lost = f", {drafted - accepted:,} tokens of budget wasted" if drafted > accepted else ""
+    used = (f"{accepted:>7,} of {drafted:,} accepted", "multi")
+    return [facts(" drafts  ", used, (lost, "caution"))]
 
 
 def hold_up_lines(record: wire.StepRecord, width: int) -> list[Line]:
@@ -276,9 +268,8 @@ _MOST_NAMED = 4
 def rank_lines(record: wire.StepRecord, info: wire.EngineInfo | None, width: int) -> list[Line]:
     """Return a line, and one more on the stages of a pipeline; none for an engine of one rank."""
     if not (ranks := record.ranks):
-        return (
-            [] if rank_sizes(info) == (1, 1) else [facts(" ranks   unknown: not all of them told")]
-        )
+        unknown = facts(" ranks   unknown: not all of them told")
+        return [] if rank_sizes(info) == (1, 1) else [unknown]
     ms = [each.work_ns / 1e6 for each in ranks]
     each = [f"{name} {fmt.milliseconds(t)} ms" for name, t in zip(names(ranks), ms, strict=True)]
     slowest, middle, spread = map(fmt.milliseconds, (max(ms), median(ms), max(ms) - min(ms)))
@@ -290,15 +281,13 @@ def rank_lines(record: wire.StepRecord, info: wire.EngineInfo | None, width: int
     head = " ranks   " if info is None or info.device in (None, "cpu") else " launch  "
     times = [of_many] if len(ms) > _MOST_NAMED else [", ".join(each), of_many]
     forms = [facts(head, text, (end, style)) for text in times for end in said]
-    empty = {f"pp{each.stage}": fmt.percent(_empty(each)) for each in ranks}
-    stages = ", ".join(f"{stage} {share}" for stage, share in empty.items())
+    empty: dict[str, float | None] = {}
+    for rank in ranks:
+        ns = rank.empty_ns
+        empty[f"pp{rank.stage}"] = None if ns is None else ns / max(1, ns + rank.work_ns)
+    stages = ", ".join(f"{stage} {fmt.percent(share)}" for stage, share in empty.items())
     lines: list[Line] = [first_fitting(forms, width), facts(" empty   ", stages)]
     return lines if len(empty) > 1 else lines[:1]
-
-
-def _empty(rank: wire.RankTimes) -> float | None:
-    empty_ns = rank.empty_ns
-    return None if empty_ns is None else empty_ns / max(1, empty_ns + rank.work_ns)
 
 
 def lacks(frame: Frame) -> list[str]:

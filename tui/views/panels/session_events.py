@@ -81,8 +81,7 @@ def scrub_bar(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     start, end = fmt.count(first), fmt.count(last)
     if None not in times:
         start, end = (fmt.clock(wall_ns) for wall_ns in times)
-    unit = "record" if frame.is_summed_up else "step"
-    memory = f"{fmt.plural(frame.history.num_steps, unit)} in memory"
+    memory = f"{fmt.plural(frame.history.num_steps, frame.unit)} in memory"
     left: Line = ((f" {start:>8} ", "muted"), ("├", "frame"))
     right: Line = (("┤", "frame"), (f" {end:<8} ", "muted"), _state(frame), (memory, "muted"))
     return [(*left, *bar, *right)]
