@@ -165,7 +165,8 @@ class StartApp(App[StartChoice], inherit_bindings=False):
     def set_skin(self, skin: Skin) -> None:
         if skin.ascii_only != self.skin.ascii_only:
             self.abilities = self.abilities.written(skin.ascii_only)
-        self.skin = self._list.skin = skin
+        self.skin = skin
+        self._list.set_skin(skin)
         use_colours(self, skin.mode)
         self.draw()
 

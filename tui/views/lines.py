@@ -65,12 +65,7 @@ class Lines(Widget):
         self._strips: list[Strip | None] = []  # one for each row; None if not painted yet
         self._width = 0  # the width that all strips were painted for
 
-    @property
-    def skin(self) -> Skin:
-        return self._skin
-
-    @skin.setter
-    def skin(self, skin: Skin) -> None:
+    def set_skin(self, skin: Skin) -> None:
         self._skin = skin
         self._width = 0
         self.refresh()

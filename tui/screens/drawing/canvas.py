@@ -17,6 +17,7 @@ from stepscope.tui.session.time.navigator import recorded_extent, replay_of
 from stepscope.tui.session.tour.tour import TourPage
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.settings.terminal import see_log
+from stepscope.tui.views import format as fmt
 from stepscope.tui.views import layout
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes
 from stepscope.tui.views.frame.chart_columns import COLUMN_NS
@@ -222,7 +223,7 @@ class Canvas(Lines):
 def _wanted(size: Size) -> str:
     has = f"{size.width}x{size.height}"
     texts = (f"stepscope needs 80x20, has {has}", f"needs 80x20, has {has}", "needs 80x20", "80x20")
-    return next((text for text in texts if len(text) <= size.width), "!")
+    return fmt.first_fitting((*texts, "!"), size.width)
 
 
 class FrameMaker:

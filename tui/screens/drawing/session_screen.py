@@ -113,7 +113,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             self.session.abilities = self.session.abilities.written(skin.ascii_only)
             self.frames.forget()
         self.skin = skin
-        self.canvas.skin = skin
+        self.canvas.set_skin(skin)
         use_colours(self.app, skin.mode)
         self.draw()
 

@@ -131,7 +131,6 @@ _HAPPENED = (
     (LATE, "!", "breach"),
     (LOST, "?", "muted"),
 )
-_Cell = tuple[str, str]
 
 
 def draw(page: ComparePage, slo_itl_ms: float, height: int) -> list[Line]:
@@ -149,9 +148,8 @@ def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
         columns, is_down = page.columns[number], letter == "B"
         scale, label = _budget_scale(columns)
         tokens = [None if p is None else p.num_prefill_tokens for p in columns]
-        bars = column_chart(
-            tokens, num_rows, scale, ["prefill"] * len(columns), is_down=is_down, full="▓"
-        )
+        styles = ["prefill"] * len(columns)
+        bars = column_chart(tokens, num_rows, scale, styles, is_down=is_down, full="▓")
         happened = [_happened(point) for point in columns]
         name = f"{letter} decode"
         if page.align == "request" and page.pair is not None:
@@ -170,14 +168,14 @@ def _rows(page: ComparePage, bars: list[Line], labels: dict[int, str], is_down: 
 
 
 def _budget_scale(columns: Sequence[StepPoint | None]) -> tuple[int, str]:
-    budget = max((p.token_budget or 0 for p in columns if p is not None), default=0)
-    if budget:
+    points = [point for point in columns if point is not None]
+    if budget := max((point.token_budget or 0 for point in points), default=0):
         return budget, f"of {budget:,}"
-    most = max((p.num_prefill_tokens for p in columns if p is not None), default=0)
+    most = max((point.num_prefill_tokens for point in points), default=0)
     return max(1, most), f"tok {fmt.short(most)}"
 
 
-def _happened(point: StepPoint | None) -> _Cell:
+def _happened(point: StepPoint | None) -> Run:
     if point is None:
         return " ", "text"
     for flag, glyph, style in _HAPPENED:
@@ -186,11 +184,11 @@ def _happened(point: StepPoint | None) -> _Cell:
     return ("━", "decode") if point.num_decode_tokens else ("·", "idle")
 
 
-def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
+def _life(page: ComparePage, run: RequestRun, happened: Sequence[Run]) -> list[Run]:
     """Return the row of one request from arrival to end: its events, and where it waited."""
     first_ns = math.inf if run.ttft_ns is None else run.ttft_ns
     gone_ns = math.inf if run.end_ns is None else run.end_ns - run.arrival_ns
-    cells: list[_Cell] = []
+    cells: list[Run] = []
     for x, cell in enumerate(happened):
         start = page.start + x * page.width
         end = start + page.width

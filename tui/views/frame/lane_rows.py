@@ -53,10 +53,11 @@ def lane_rows(
         request_ids = [
             name.request_id for name in names if wanted(name, state.requests.get(name.request_id))
         ]
-    chosen = _choose(request_ids, view, state, num_lanes)
+    chosen, followed = _choose(request_ids, view, state, num_lanes), view.followed
     if view.first_lane is None and len(chosen) < len(request_ids):
         chosen = _with_culprits(chosen, _culprits(history, request_ids, shown))
-    chosen = _with_followed(chosen, request_ids, view)
+    if followed is not None and followed not in chosen and followed in request_ids:
+        chosen = [followed, *chosen[: len(chosen) - 1]]
     merge = _merger(columns, first, last)
     lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
     # The state drops requests that have ended: their cells up to the cursor tell how they ended.
@@ -91,14 +92,6 @@ def _with_culprits(chosen: list[int], culprits: list[int]) -> list[int]:
     missing = [each for each in culprits if each not in chosen]
     free = [each for each in chosen if each not in culprits][: len(missing)]
     return [*sorted(missing[: len(free)]), *(each for each in chosen if each not in free)]
-
-
-def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> list[int]:
-    """Return `chosen` with the request that the operator follows, in the first row if new."""
-    followed = view.followed
-    if followed is None or followed in chosen or followed not in request_ids:
-        return chosen
-    return [followed, *chosen[: len(chosen) - 1]]
 
 
 # Cells that become true only at the end of a step; before it, the step of the token still runs.

@@ -114,8 +114,8 @@ def _file(file: File, now_s: float) -> Entry:
     title = file.path.name
     choice = StartChoice("file", (str(file.path),))
     if seen is not None and (said := seen.error or seen.incident) is not None:
-        is_read = seen.error is None
-        text, style = said if is_read else f"not readable: {said}", "strong" if is_read else "caution"
+        style = "strong" if seen.error is None else "caution"
+        text = said if seen.error is None else f"not readable: {said}"
         cells = ((when, "muted"), (text, "caution"))
         return Entry(choice, title, cells, style, f"{file.path}: {said}")
     length = steps = engine = "…"

@@ -71,8 +71,7 @@ def badge(frame: Frame, connection: SourceState) -> Run:
 
 
 def _when(frame: Frame, connection: SourceState) -> list[Field]:
-    is_paused = not frame.view.live
-    wall_ns = frame.wall_ns(frame.cursor)
+    is_paused, wall_ns = not frame.view.live, frame.wall_ns(frame.cursor)
     if frame.cursor is None or not (is_paused or (frame.is_replay and wall_ns is not None)):
         return []
     moment = fmt.moment(wall_ns, with_tenths=connection.status != "playing" or is_paused)
@@ -107,20 +106,19 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
         Field(0, click("pause", now)),
         *([] if frame.is_replay else when),
     ]
+    stands, autopilot = "", "" if frame.state.leased is None else " AUTOPILOT "
     if meanwhile := _meanwhile(frame, connection):
-        fields.append(Field(0, ((f" engine {meanwhile} by now ", "caution"),)))
+        stands = f" engine {meanwhile} by now "
     elif state in ("paused", "draining", "stopped") and f"engine {state}" not in now[0]:
-        fields.append(Field(0, ((f" engine {state} ", "caution"),)))
+        stands = f" engine {state} "
+    fields.append(Field(0, ((stands, "caution"),)))
     fields.append(Field(1, ((_place(frame, connection), "text"),)))
     fields += when if frame.is_replay else []
-    if frame.state.leased is not None:
-        fields.append(Field(0, ((" AUTOPILOT ", "mark"),)))
+    fields.append(Field(0, ((autopilot, "mark"),)))
     if info is not None:
-        if info.simulated is not None:
-            fields.append(Field(0, ((f" {SIMULATED} ", "caution"),)))
-        fields.append(Field(0, (_role(info),)))
-        if info.with_tokens:
-            fields.append(Field(0, ((" with tokens ", "caution"),)))
+        simulated = "" if info.simulated is None else f" {SIMULATED} "
+        tokens = " with tokens " if info.with_tokens else ""
+        fields.append(Field(0, ((simulated, "caution"), _role(info), (tokens, "caution"))))
         fields.append(Field(2, ((f" {clean(info.model, 40)}", "text"),)))
     fields += [
         Field(4, facts(f"  {clean(connection.endpoint, 40)}")),
@@ -139,13 +137,13 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
 
 def _role(info: EngineInfo) -> Run:
     """Return the role of an engine that does only prefill or only decode; else nothing."""
-    if info.role == "prefill" and info.engine is not None:
+    if info.role != "prefill":
+        return f" {clean(info.role, 24)} " if info.role else "", "decode"
+    if info.engine is not None:
         return " prefill ", "prefill"
-    if info.role == "prefill" and info.decode_engine is None:
+    if info.decode_engine is None:
         return " prefill, NO DECODE ENGINE: runs the decodes itself ", "caution"
-    if info.role == "prefill":
-        return f" prefill → {clean(info.decode_engine or '', 24)} ", "prefill"
-    return ("", "text") if info.role is None else (f" {clean(info.role, 24)} ", "decode")
+    return f" prefill → {clean(info.decode_engine, 24)} ", "prefill"
 
 
 def _step(frame: Frame) -> Line:
