@@ -7,7 +7,7 @@ second a widget for each view would cost half as much again.
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from textual.geometry import Region, Size
 
@@ -39,25 +39,19 @@ log = logging.getLogger("stepscope.tui")
 _P = ParamSpec("_P")
 
 
-class _View(NamedTuple):
-    """A part of the screen and its function; fast ones are drawn in each frame, of one step."""
-
-    draw: Callable[[Frame, int, int, int], list[Line]]
-    is_fast: bool = False
-
-
-_VIEWS: Mapping[str, _View] = {
-    "verdict": _View(header.verdict, is_fast=True),
-    "figures": _View(header.key_figures, is_fast=True),
-    "chart": _View(budget_chart.draw, is_fast=True),
-    "lanes": _View(lanes.draw, is_fast=True),
-    "kv": _View(kv_map.draw),
-    "latency": _View(latency_panel.draw),
-    "latency_line": _View(latency_panel.one_line),
-    "inspector": _View(inspector.draw, is_fast=True),
-    "events": _View(session_events.draw),
-    "scrub": _View(session_events.scrub_bar),
+_VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
+    "verdict": header.verdict,
+    "figures": header.key_figures,
+    "chart": budget_chart.draw,
+    "lanes": lanes.draw,
+    "kv": kv_map.draw,
+    "latency": latency_panel.draw,
+    "latency_line": latency_panel.one_line,
+    "inspector": inspector.draw,
+    "events": session_events.draw,
+    "scrub": session_events.scrub_bar,
 }
+_FAST = frozenset({"verdict", "figures", "chart", "lanes", "inspector"})  # drawn in each frame
 _MARKED = {"frame": "mark"}  # styles replaced in the panel that the tour points at
 # All views. Those not in `_VIEWS` are drawn from more than the frame.
 _GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists that grow at the top
@@ -130,11 +124,10 @@ class Canvas(Lines):
         if page is not None and everything:
             self._show("page", PAGE_VIEWS[self.page].draw, frame, page.width, page.height)
         gutter = self.label_width
-        for name, view in _VIEWS.items():
-            place = self.places.get(name)
-            is_fast = view.is_fast and page is None
+        for name, draw in _VIEWS.items():
+            place, is_fast = self.places.get(name), name in _FAST and page is None
             if place is not None and (everything or is_fast):
-                self._show(name, view.draw, frame, place.width, place.height, gutter)
+                self._show(name, draw, frame, place.width, place.height, gutter)
         headers = {"fleet": fleet_page.header, "compare": compare_page.header}
         draw_header = headers.get(self.page, header.draw)
         self._show("header", draw_header, frame, connection, width)

@@ -8,6 +8,7 @@ Padding, which a static batch spends on no request, is drawn dashed on top of th
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
@@ -254,23 +255,20 @@ def _put_time_ticks(cells: list[str], frame: Frame) -> None:
     """Write times, or only their seconds, into the axis where they cover no event."""
     for first in range(0, len(cells), _STRETCH):
         last = min(first + _STRETCH, len(cells))
-        if not _put_time(cells, frame, first, last, slice(None)):
-            _put_time(cells, frame, first, last, slice(5, None))
+        for part in (slice(None), slice(5, None)):
+            times = ((x, label[part]) for x, label in _times(frame, first, last))
+            if any(x + 1 + len(at) <= last and _put_label(cells, x, at) for x, at in times):
+                break
 
 
-def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice) -> bool:
-    """Put a label with this part of hh:mm:ss.s between two columns; return whether it was put."""
+def _times(frame: Frame, first: int, last: int) -> Iterator[tuple[int, str]]:
+    """Yield the columns of a stretch with their times, hh:mm:ss.s; none if they are unknown."""
     for x in range(first, last):
         column = frame.columns[x]
-        if column is None or column.start_ns is None:
-            continue
-        wall_ns = frame.history.wall_ns(column.start_ns)
-        if wall_ns is None:
-            return False
-        label = f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"[part]
-        if x + 1 + len(label) <= last and _put_label(cells, x, label):
-            return True
-    return False
+        start_ns = None if column is None else column.start_ns
+        wall_ns = None if start_ns is None else frame.history.wall_ns(start_ns)
+        if wall_ns is not None:
+            yield x, f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"
 
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:

@@ -135,12 +135,9 @@ def outcome(found: Comparison, side: SideName) -> tuple[str, list[str]]:
         sure = _phrases(found.better(side))
         return f"{letter} better", sure or [NOTHING]
     ranked = [f for f in found.figures if None not in (f.kind, f.rank) and f.verdict == "differs"]
-    lower = [f for f in ranked if f.a is not None and f.b is not None and _is_lower(f, side)]
+    known = [(figure, figure.a, figure.b) for figure in ranked]
+    lower = [f for f, a, b in known if a is not None and b is not None and (a < b) == (side == "a")]
     return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
-
-
-def _is_lower(figure: ComparedFigure, side: SideName) -> bool:
-    return ((figure.a or 0) < (figure.b or 0)) == (side == "a")
 
 
 def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:

@@ -14,7 +14,7 @@ from stepscope.recordings.state.series.latency import LatencyKind, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
-from stepscope.tui.views.charts import life_line
+from stepscope.tui.views.charts import lanes
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.views.framed_panels import (
     Column,
@@ -123,7 +123,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         where = f"{frame.key('inspect')} goes there"
         return framed(body, width, height, heading(frame, width - 6), where)
 
-    return lines + life_line.with_wait(drawn, chosen, width, rest)
+    return lines + lanes.with_wait(drawn, chosen, width, rest)
 
 
 def _limited(frame: Frame) -> Line:

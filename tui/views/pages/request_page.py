@@ -15,7 +15,7 @@ from stepscope.recordings.state.session import request_name
 from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
-from stepscope.tui.views.charts import life_line
+from stepscope.tui.views.charts import lanes
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import (
@@ -84,7 +84,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     body = [
         *_facts(frame, view, waits, width - 2),
         *(facts(f" {fmt.whole_words(text, width - 4)}") for text in misses),
-        *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1),
+        *lanes.life_line(frame, view, waits.life, width - 2, 4 if height >= 24 else 1),
     ]
     about = f"  {clean(view.client_id, 24)}  {status}"
     lines = framed(body, width, len(body) + 2, titled(title, about))
@@ -109,7 +109,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         heading = titled(f"late tokens ({len(rows)})", "  newest first")
         return framed(body, width, height, heading, f"{frame.key('inspect')} goes to the step")
 
-    return lines + life_line.with_wait(listed, chosen, width, height - len(lines))
+    return lines + lanes.with_wait(listed, chosen, width, height - len(lines))
 
 
 def _absent(frame: Frame) -> list[str]:
@@ -188,7 +188,7 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     title = "gaps between tokens"
     if not gaps:
         return framed([facts(" none yet: a gap needs two tokens")], width, height, title)
-    room = width - 2 - life_line.GUTTER - 1
+    room = width - 2 - lanes.LIFE_GUTTER - 1
     bound_ms = frame.history.slo.itl_ms
     stride = max(1, -(-len(gaps) // room))
     chunks = [gaps[at : at + stride] for at in range(0, len(gaps), stride)]
@@ -203,10 +203,10 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     labels = [fmt.milliseconds(top), *[""] * (height - 4)]
     labels[-1 - max(0, min(height - 4, int(bound_ms / top * (height - 3))))] = f"<{bound_ms:g}"
     rows = zip(labels, chart, strict=True)
-    body = [(*labelled(label, life_line.GUTTER), *line) for label, line in rows]
+    body = [(*labelled(label, lanes.LIFE_GUTTER), *line) for label, line in rows]
     glyphs = {"breach": ("!", "breach"), "mark": ("‖", "mark"), "decode": ("─", "frame")}
     marks = joined(glyphs[style] for style in styles)
-    body.append((*labelled("token", life_line.GUTTER, "┤"), *marks))
+    body.append((*labelled("token", lanes.LIFE_GUTTER, "┤"), *marks))
     unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
     return framed(body, width, height, titled(title, f"  ms ({unit})"), _STRIP_KEY)
 
