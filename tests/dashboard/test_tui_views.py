@@ -288,8 +288,8 @@ def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
 def test_lane_labels_leave_out_a_size_without_room(
     request_id: int, context: int | None, status: str
 ) -> None:
-    row = lanes.LaneRow(request_id, f"r{request_id}", "", status, context, b"")
-    said = "".join(text for text, _ in lanes._label(row, 16, False))
+    rough = "" if context is None else lanes._rough(context)
+    said = "".join(text for text, _ in lanes._label(f"r{request_id}", status, rough, 16, False))
     assert len(said) == 16
     assert said.split()[:2] == [f"r{request_id}", status]
     if request_id == 1:

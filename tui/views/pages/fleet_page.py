@@ -65,11 +65,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     left, num_events = height - len(lines), len(page.picture.events)
     if left >= 4 and num_events:
         lines += _events(page, width, min(left, num_events + 2))
-    left, picture = height - len(lines), page.picture
-    if picture.lives and left >= 4:
-        lives = life_lanes(picture.lives, picture.lives_ns, width - 2, left - 3)
-        body = [*lives, _life_axis(width - 2)]
-        lines += framed(body, width, left, "from prefill to decode", _LIVES_KEY)
+    left = height - len(lines)
+    if page.picture.lives and left >= 4:
+        lines += _lives(page, width, left)
     return lines + [fitted((), width)] * (height - len(lines))
 
 
@@ -215,6 +213,12 @@ _LIVES_KEY: Line = (
     _WAY, (" handed over  ", "muted"), _DECODE, (" decode  ", "muted"),
     _END, (" end", "muted"),
 )  # fmt: skip
+
+
+def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
+    lanes = life_lanes(page.picture.lives, page.picture.lives_ns, width - 2, height - 3)
+    body = [*lanes, _life_axis(width - 2)]
+    return framed(body, width, height, "from prefill to decode", _LIVES_KEY)
 
 
 def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:
