@@ -14,7 +14,7 @@ from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages import compare_page
-from stepscope.tui.views.panels import session_events
+from stepscope.tui.views.panels import footer
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import LATENCIES
 
@@ -119,8 +119,7 @@ class MainScreen(SessionScreen, inherit_bindings=False):
         return True
 
     def _scrub_to(self, x: int) -> None:
-        """Move the cursor to the step at cell `x` of the scrub bar."""
         frame = self.frame
-        step = None if frame is None else session_events.step_at(frame, x, self.canvas.area.width)
+        step = None if frame is None else footer.step_at(frame, x, self.canvas.area.width)
         if step is not None:
             self.navigator.go(step)

@@ -27,7 +27,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.lines import Line, Lines
 from stepscope.tui.views.pages import compare_page, fleet_page, knobs_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
-from stepscope.tui.views.panels import footer, header, inspector, latency_panel, session_events
+from stepscope.tui.views.panels import footer, header, inspector, latency_panel
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 
@@ -48,8 +48,8 @@ _VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
     "latency": latency_panel.draw,
     "latency_line": latency_panel.one_line,
     "inspector": inspector.draw,
-    "events": session_events.draw,
-    "scrub": session_events.scrub_bar,
+    "events": footer.events,
+    "scrub": footer.scrub_bar,
 }
 _FAST = frozenset({"verdict", "figures", "chart", "lanes", "inspector"})  # drawn in each frame
 _MARKED = {"frame": "mark"}  # styles replaced in the panel that the tour points at

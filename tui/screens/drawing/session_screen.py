@@ -343,7 +343,6 @@ def _seen(session: Session, operator: Operator, view: View) -> object:
 
 
 def _connection(session: Session, shown: History, fps: float) -> header.SourceState:
-    """Return what the header shows about source and recording; `shown`: on the screen."""
     switch, replay = session.record_switch, replay_of(session.source)
     recording = None
     if switch is not None and switch.active:

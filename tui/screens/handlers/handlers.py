@@ -19,7 +19,7 @@ from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.handlers.opening import Opening
-from stepscope.tui.screens.handlers.page_handlers import CompareHandlers, PageHandlers
+from stepscope.tui.screens.handlers.page_handlers import PageHandlers
 from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.session.time.worst import WorstStalls
 from stepscope.tui.settings.action_table import PAGES
@@ -35,14 +35,13 @@ class Handlers:
         self._screen = screen
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices
         self.opening = Opening(screen, self.use_levels)
-        self.pages = PageHandlers(screen, self.opening.edit_knob)
-        self._comparing = CompareHandlers(screen, self.pages.show, self.opening.ask)
+        self.pages = PageHandlers(screen, self.opening)
         replay, key = replay_of(screen.session.source), screen.session.abilities.key
         history = screen.navigator, lambda: screen.history
         self._worst = WorstStalls(*history, replay, screen.notices, key)
         main = self._table()
         self.by_action = {action_id: partial(self._do, action_id, main) for action_id in main}
-        self._of_comparison = self._comparing.handlers()
+        self._of_comparison = self.pages.on_compare_page()
 
     def _do(self, action_id: str, main: Mapping[str, Callable[[], object]]) -> None:
         """Run an action. On the compare page, a handler made for that page goes first."""
@@ -85,7 +84,7 @@ class Handlers:
             "lane_down": partial(self.pages.select_lane, 1),
             "sort": self.pages.sort,
             "reverse": self.pages.reverse,
-            "compare_with": self._comparing.choose,
+            "compare_with": self.pages.compare,
             "other_side": session.compare.other_side,
             "follow": self.pages.follow,
             "copy": self.pages.copy,

@@ -74,7 +74,6 @@ class Opening:
             self.ask(f"mark at step {step:,}, note:", set_mark)
 
     def keep_steps(self) -> None:
-        """Write the steps in memory of the shown session to a recording."""
         session, warn = self._session, self._notices.warn
         if session.exports.active is not None:
             warn(f"a file is being written; {session.abilities.key('back')} cancels it")

@@ -10,6 +10,7 @@ from pathlib import Path
 from stepscope.recordings.compare.side.points import PREEMPTED
 from stepscope.recordings.errors import RecordingError
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
+from stepscope.tui.screens.handlers.opening import Opening
 from stepscope.tui.session.compare_state import EVENTS
 from stepscope.tui.session.time.navigator import lane_keys
 from stepscope.tui.settings.action_table import Page
@@ -23,13 +24,13 @@ _KEY_FIGURES = ("header", "verdict", "figures", "latency", "latency_line")
 
 
 class PageHandlers:
-    """The handlers of one screen for pages and rows; `edit_knob` opens the editor at a knob."""
+    """The handlers of one screen for pages, rows and compared runs."""
 
-    def __init__(self, screen: SessionScreen, edit_knob: Callable[[str], None]) -> None:
+    def __init__(self, screen: SessionScreen, opening: Opening) -> None:
         self._screen = screen
         self._session, self._view, self._navigator = screen.session, screen.view, screen.navigator
         self._notices = screen.notices
-        self._edit_knob = edit_knob
+        self._opening = opening
 
     @property
     def _targets(self) -> list[Target]:
@@ -98,7 +99,7 @@ class PageHandlers:
         abilities = self._session.abilities
         action = abilities.action("knobs")
         if abilities.allows(action):
-            self._edit_knob(name)
+            self._opening.edit_knob(name)
         else:
             self._notices.refuse(abilities.why_not(action))
 
@@ -186,18 +187,7 @@ class PageHandlers:
         elif len(self._session.fleet_view.fleet) > 1:
             self.show("fleet")
 
-
-class CompareHandlers:
-    """The handlers of the compare page of one screen; `show` opens a page, `ask` a prompt."""
-
-    def __init__(
-        self, screen: SessionScreen, show: Callable[[Page], None], ask: Callable[..., None]
-    ) -> None:
-        self._screen = screen
-        self._session, self._view, self._notices = screen.session, screen.view, screen.notices
-        self._show, self._ask = show, ask
-
-    def handlers(self) -> Mapping[str, Callable[[], None]]:
+    def on_compare_page(self) -> Mapping[str, Callable[[], None]]:
         """Return action id -> handler, for the actions that differ on the compare page."""
         state = self._session.compare
         return {
@@ -209,30 +199,30 @@ class CompareHandlers:
             "screen_forward": partial(state.move_screen, 1),
             "oldest": partial(state.go_to_end, -1),
             "live": partial(state.go_to_end, 1),
-            "previous_event": partial(self._event, -1, EVENTS),
-            "next_event": partial(self._event, 1, EVENTS),
-            "previous_preemption": partial(self._event, -1, PREEMPTED),
-            "next_preemption": partial(self._event, 1, PREEMPTED),
+            "previous_event": partial(self._compare_event, -1, EVENTS),
+            "next_event": partial(self._compare_event, 1, EVENTS),
+            "previous_preemption": partial(self._compare_event, -1, PREEMPTED),
+            "next_preemption": partial(self._compare_event, 1, PREEMPTED),
             "zoom_in": partial(state.zoom, 1),
             "zoom_out": partial(state.zoom, -1),
-            "lane_up": partial(self._select, -1),
-            "lane_down": partial(self._select, 1),
+            "lane_up": partial(self._select_pair, -1),
+            "lane_down": partial(self._select_pair, 1),
             "sort": state.next_align,
-            "inspect": self._inspect,
-            "back": self._back,
+            "inspect": self._inspect_side,
+            "back": self._leave_comparison,
         }
 
-    def choose(self) -> None:
+    def compare(self) -> None:
         self._session.compare.chooser.open(self._session.source)
-        self._show("compare")
+        self.show("compare")
 
-    def _event(self, direction: int, flags: int) -> None:
+    def _compare_event(self, direction: int, flags: int) -> None:
         if not self._session.compare.event(direction, flags):
             what = "preemption" if flags == PREEMPTED else "event"
             where = "after" if direction > 0 else "before"
             self._notices.warn(f"no {what} {where} the cursor on either side")
 
-    def _select(self, direction: int) -> None:
+    def _select_pair(self, direction: int) -> None:
         state = self._session.compare
         if state.chooser.choices is not None or state.align == "request":
             state.select(direction)
@@ -240,12 +230,12 @@ class CompareHandlers:
             key = self._session.abilities.key("sort")
             self._notices.warn(f"press {key} to align by request; then these keys choose a request")
 
-    def _back(self) -> None:
+    def _leave_comparison(self) -> None:
         self._notices.dismiss()
         if not self._session.compare.back():
             self._view.leave()
 
-    def _inspect(self) -> None:
+    def _inspect_side(self) -> None:
         state = self._session.compare
         if state.chooser.choices is not None:
             self._begin_chosen()
@@ -278,7 +268,7 @@ class CompareHandlers:
         if choice is not None and choice.origins is not None:
             self._begin(*choice.origins)
         elif choice is not None:
-            self._ask("compare with this recording:", use, _no_such_file)
+            self._opening.ask("compare with this recording:", use, _no_such_file)
 
     def _begin(self, a: Origin, b: Origin) -> None:
         self._try(partial(self._session.compare.begin, a, b))

@@ -22,6 +22,7 @@ from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.actions import BY_ID
+from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.frame.fleet_view import FleetPage
@@ -172,3 +173,7 @@ class Frame:
     def wall_ns(self, step: int | None) -> int | None:
         summary = None if step is None else self.history.summary(step)
         return None if summary is None else self.history.wall_ns(summary.tokens_ns)
+
+    def clock(self, time_ns: int) -> str:
+        """Return a time of the engine as a time of day."""
+        return fmt.clock(self.history.wall_ns(time_ns))

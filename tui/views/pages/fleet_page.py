@@ -47,7 +47,6 @@ _HOW_TO_ADD: tuple[Line, ...] = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each engine, in the order of the table."""
     page = frame.fleet
     return [] if page is None else [Target(engine=each.name) for each in page.engines]
 

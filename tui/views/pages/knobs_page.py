@@ -149,7 +149,6 @@ def _names(frame: Frame) -> list[str]:
 
 
 def _knob(frame: Frame, name: str, spec: KnobSpec | None, bounds_room: int) -> list[Run]:
-    """Return the table row of one knob, but for its last change."""
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
     bounds = "" if spec is None else f" {bounds_text(spec, bounds_room - 1)}"
@@ -166,7 +165,7 @@ def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> s
     change = next((each for each in past if name in each.new), None)
     if change is None:
         return ""
-    when, step = fmt.clock(frame.history.wall_ns(change.time_ns)), f"{change.effective_step:,}"
+    when, step = frame.clock(change.time_ns), f"{change.effective_step:,}"
     short = f"{when} by {shorter_who(change.who, 0)}"
     minute = f"{when[:-3]} by {shorter_who(change.who, 0)}"
     forms = (f"{when} by {change.who}, from step {step}", f"{when} by {change.who}", short, minute)
@@ -244,13 +243,12 @@ def _audit_row(frame: Frame, step: str, entry: Entry, what: str) -> list[Run]:
     else:
         who, style = who_text(entry), "caution" if entry.code else "text"
         what_style = style
-    when = fmt.clock(frame.history.wall_ns(entry.time_ns))
+    when = frame.clock(entry.time_ns)
     by = shorter_who(who, _WHO_WIDTH)
     return [(step, style), (when, "muted"), (by, "text"), (what, what_style)]
 
 
 def _about_entry(entry: Entry, width: int) -> str:
-    """Return who did what, in full if that fits."""
     if not isinstance(entry, KnobsChanged):
         text = change_text(entry)
         return fmt.first_fitting((f"{who_text(entry)}: {text}", text), width)
@@ -316,7 +314,7 @@ def panel(frame: Frame, width: int, height: int, pending: str, editable: bool) -
     changes = known_changes(frame.history.knob_changes, state.audit)
     at = -1 if frame.cursor is None else frame.cursor
     if earlier := [change for change in changes if change.effective_step <= at]:
-        when = fmt.clock(frame.history.wall_ns(earlier[-1].time_ns))
+        when = frame.clock(earlier[-1].time_ns)
         who = clean(shorter_who(earlier[-1].who, 12), 12)
         footer = (*footer, (f"  last: {when} by {who}", "muted"))
     title = titled("knobs", f" ({frame.key('knobs')} to edit)" if editable else "")

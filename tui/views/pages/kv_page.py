@@ -255,7 +255,6 @@ def _transfer_lines(frame: Frame) -> list[Line]:
 
 
 def _references(refs: "array[int]") -> list[Line]:
-    """Return lines on how many requests refer to a block, and how many blocks sharing saves."""
     counts, stride = Counter(kv_map.sampled(refs)), -(-len(refs) // kv_map.MAX_SAMPLED)
     about = "≈" if stride > 1 else ""
     saved = sum((count - 1) * number for count, number in counts.items() if count > 1) * stride

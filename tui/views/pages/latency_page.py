@@ -81,7 +81,6 @@ def heading(frame: Frame, room: int) -> Line:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each breach, in the order of the list."""
     return [Target(breach.step, breach.request_id) for breach in listed(frame)]
 
 
@@ -176,7 +175,6 @@ def _front_ends(frame: Frame) -> list[Line]:
 
 
 def _blocks(found: Sequence[Series], bound: float | None, is_known: bool) -> Line:
-    """Return the figures of one kind of latency in several windows."""
     line: list[Run] = []
     for series in found:
         number = fmt.short(series.num_samples) if series.num_samples or is_known else "—"
@@ -240,7 +238,7 @@ def _row(frame: Frame, breach: Breach, room: int) -> list[Run]:
     more = f" +{breach.num_tokens - 1}" if breach.num_tokens > 1 else ""
     return [
         (f"{breach.step:,}", "text"),
-        (fmt.clock(frame.history.wall_ns(breach.time_ns)), "muted"),
+        (frame.clock(breach.time_ns), "muted"),
         (breach.kind, "text"),
         (f"{request_name(breach.request_id)}{more}", "strong"),
         (f"{fmt.milliseconds(breach.ns / 1e6)}!", "breach"),

@@ -38,6 +38,5 @@ PAGE_VIEWS: Mapping[Page, PageView] = {
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return the targets of the rows of the shown page; none on the main screen."""
     page = PAGE_VIEWS.get(frame.view.page)
     return [] if page is None else page.targets(frame)

@@ -74,13 +74,10 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if view is None:
         return framed([facts(f" {text}") for text in _absent(frame)], width, height, "request")
     waits, info = _waits(frame, view), frame.state.info
+    block_size = None if info is None else info.block_size
     status = _STATUS.get(lane_status(view)) or f"ended: {view.finish_reason or 'reason unknown'}"
     title = f"request {request_name(view.request_id)}"
-    misses = late_text.misses_texts(
-        view,
-        None if info is None else info.block_size,
-        lambda ns: fmt.clock(frame.history.wall_ns(ns)),
-    )
+    misses = late_text.misses_texts(view, block_size, frame.clock)
     body = [
         *_facts(frame, view, waits, width - 2),
         *(facts(f" {fmt.whole_words(text, width - 4)}") for text in misses),
@@ -121,7 +118,7 @@ def _absent(frame: Frame) -> list[str]:
     if ended is None:
         keys = f"{frame.key('step_back')}/{frame.key('step_forward')} go to another step"
         return [f"{request_name(request_id)} does not exist at this step: {keys}"]
-    when = f"{fmt.clock(frame.history.wall_ns(ended.time_ns))}, step {ended.step:,}"
+    when = f"{frame.clock(ended.time_ns)}, step {ended.step:,}"
     return [ended.text, f"it ended at {when}; its last step: {frame.key('previous_of_request')}"]
 
 
@@ -146,16 +143,15 @@ def _bound_ns(frame: Frame, late: Late) -> float:
 def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[Line]:
     gaps = sorted(each.gap_ns - each.paused_ns for each in waits.all if each.token_idx)
     slo, known = frame.history.slo, not view.is_partial
-    first = None
-    if view.first_token_ns is not None and known:
-        first = next((each for each in waits.all if not each.token_idx), None)
+    firsts = [each for each in waits.all if not each.token_idx]
+    first = firsts[0] if firsts and known and view.first_token_ns is not None else None
     ttft_ms = None if first is None else (first.gap_ns - first.paused_ns) / 1e6
     tpot_ms = sum(gaps) / len(gaps) / 1e6 if gaps else None
     p50 = p99 = worst = None
     if gaps:
         ranked = percentiles([(gap, 1) for gap in gaps], len(gaps), (50, 99, 100))
         p50, p99, worst = (ns / 1e6 for ns in ranked)
-    arrived = fmt.clock(frame.history.wall_ns(view.arrival_ns))
+    arrived = frame.clock(view.arrival_ns)
     entries = [
         ("arrived", arrived if known else "—", "text"),
         ("prompt", fmt.count(view.num_prompt_tokens), "text"),
@@ -219,7 +215,7 @@ def _row(frame: Frame, late: Late, width: int) -> list[Run]:
     return [
         ("first" if not late.token_idx else f"#{late.token_idx + 1}", "strong"),
         (f"{late.step:,}", "text"),
-        (fmt.clock(frame.history.wall_ns(late.end_ns)), "muted"),
+        (frame.clock(late.end_ns), "muted"),
         (f"{late.gap_ns / 1e6:,.1f}{'!' if is_breach else ' '}", "breach" if is_breach else "text"),
         (f"{share:.0%}", "muted"),
         (f"{sign}{why}", "text"),

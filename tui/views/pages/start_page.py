@@ -101,7 +101,6 @@ def _engine(address: str, line: "EngineLine") -> Entry:
 
 
 def recordings_section(files: Sequence[File], now_s: float) -> Section:
-    """Return the section of recordings, in the order of `files`."""
     entries = tuple(_file(file, now_s) for file in files[:MAX_RECORDINGS])
     none = "none here yet; R in the dashboard or 'stepscope record -o session.mcap' makes one"
     return Section("recordings", _FILE_COLUMNS, entries, none)
@@ -192,7 +191,6 @@ _TITLE_WIDTHS = ((120, 40), (100, 26), (0, 18))  # least width of the screen, wi
 
 
 def entries_of(sections: Sequence[Section]) -> list[Entry]:
-    """Return the entries of all sections, in order."""
     return [entry for section in sections for entry in section.entries]
 
 

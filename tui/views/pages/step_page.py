@@ -196,7 +196,6 @@ _QUEUE_COLUMNS = (
 
 
 def _queue(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[Line]:
-    """Return the panel, with the first request of the queue on top."""
     events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
     # When each was last preempted, as far as memory reaches back.
     preempted_ns = {each.request_id: each.time_ns for each in events if each.request_id is not None}

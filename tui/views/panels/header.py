@@ -136,7 +136,6 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
 
 
 def _role(info: EngineInfo) -> Run:
-    """Return the role of an engine that does only prefill or only decode; else nothing."""
     if info.role != "prefill":
         return f" {clean(info.role, 24)} " if info.role else "", "decode"
     if info.engine is not None:

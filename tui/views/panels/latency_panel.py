@@ -144,7 +144,7 @@ def _stalls(frame: Frame, width: int) -> list[Line]:
     who = request_name(worst.request_id)
     if worst.kind == "ITL":
         who = fmt.plural(worst.num_tokens, "stream")
-    when = f" at {fmt.clock(frame.history.wall_ns(worst.time_ns))}, {who}"
+    when = f" at {frame.clock(worst.time_ns)}, {who}"
     full = facts(" worst in memory: ", how_long, (when, "text"), f", step {worst.step:,}")
     forms = [(*full, *facts(f" ({key} goes there)"))]
     forms.append(facts(" worst: ", how_long, (when, "muted"), (f" ({key})", "muted")))
