@@ -17,7 +17,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.lines import Line
 from stepscope.tui.views.pages import knobs_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
-from stepscope.tui.views.panels import footer, header, inspector, latency_panel
+from stepscope.tui.views.panels import header, inspector, latency_panel, session_events
 from stepscope.tui.views.view import View
 from tests.support.screens.screen_text import line_texts
 
@@ -31,8 +31,8 @@ PANELS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
     "latency": latency_panel.draw,
     "latency_line": latency_panel.one_line,
     "inspector": inspector.draw,
-    "events": footer.events,
-    "scrub": footer.scrub_bar,
+    "events": session_events.draw,
+    "scrub": session_events.scrub_bar,
     "knobs": lambda frame, width, height, gutter: knobs_page.panel(frame, width, height, "", True),
 }
 # A figure that is nothing but 0; differences have a sign, and the foot of a scale is no figure.

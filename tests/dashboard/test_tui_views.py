@@ -27,7 +27,7 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.framed_panels import cells_by_share
 from stepscope.tui.views.lines import clean, fitted, framed
-from stepscope.tui.views.panels import footer, header, inspector
+from stepscope.tui.views.panels import header, inspector, session_events
 from stepscope.tui.views.theme import LIMIT_LETTERS
 from stepscope.tui.views.view import ZOOMS, View
 from tests.support.screens.screen_text import line_texts
@@ -362,7 +362,7 @@ def test_the_header_badge_never_marks_an_earlier_step_as_live(
     assert len(line) == 120
     assert expected in line
     frame.status = status
-    (scrubber,) = line_texts(footer.scrub_bar(frame, 120, 1, GUTTER))
+    (scrubber,) = line_texts(session_events.scrub_bar(frame, 120, 1, GUTTER))
     assert live is False or ("LIVE" in scrubber) == (expected == "▐LIVE▌")
     if not live:
         assert f" {fmt.moment(frame.wall_ns(300), with_tenths=True)}, 1.4 s back (99 steps)" in line
@@ -413,22 +413,22 @@ def test_rare_events_are_not_crowded_out_of_the_event_list(source: Any) -> None:
     frame = frame_of(source)
     kinds = {event.kind for event in frame.events}
     assert {"knobs", "finish", "slo"} <= kinds
-    lines = line_texts(footer.events(frame, 60, 14, GUTTER))
+    lines = line_texts(session_events.draw(frame, 60, 14, GUTTER))
     assert any("◆ max_num_batched_tokens 1024→512" in line for line in lines)
-    packed = line_texts(footer.events(frame, 120, 2, GUTTER))
+    packed = line_texts(session_events.draw(frame, 120, 2, GUTTER))
     assert len(packed) == 2
     assert all(len(line) <= 120 for line in packed)
 
 
 def test_the_scrub_bar_maps_steps_to_cells_and_back(source: Any) -> None:
     frame = frame_of(source, paused(200))
-    line = line_texts(footer.scrub_bar(frame, 120, 1, GUTTER))[0]
+    line = line_texts(session_events.scrub_bar(frame, 120, 1, GUTTER))[0]
     at = line.index("█")
-    assert abs(footer.step_at(frame, at, 120) - 200) <= 3
+    assert abs(session_events.step_at(frame, at, 120) - 200) <= 3
     assert "◆" in line
     assert "✗" in line
-    assert footer.step_at(frame, 0, 120) is None
-    assert "LIVE" in line_texts(footer.scrub_bar(frame_of(source), 120, 1, GUTTER))[0]
+    assert session_events.step_at(frame, 0, 120) is None
+    assert "LIVE" in line_texts(session_events.scrub_bar(frame_of(source), 120, 1, GUTTER))[0]
 
 
 # Lines

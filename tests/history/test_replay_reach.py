@@ -15,7 +15,7 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.panels import footer, header
+from stepscope.tui.views.panels import header, session_events
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
@@ -61,7 +61,7 @@ async def test_marks_and_changes_ahead_are_drawn_and_reached_by_keys(source: Rep
 
         frame = app.main.new_frame()
         assert (frame.cursor, frame.history.num_steps) == (0, 1)
-        bar = "".join(text for text, _ in footer.scrub_bar(frame, 120, 1, 0)[0])
+        bar = "".join(text for text, _ in session_events.scrub_bar(frame, 120, 1, 0)[0])
         assert bar.count("◆") == 2
         assert bar.count("▼") == 1
         cursor = 0

@@ -21,7 +21,7 @@ from stepscope.tui.views.charts import budget_chart, kv_map, lanes
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import knobs_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
-from stepscope.tui.views.panels import footer, header, inspector, latency_panel
+from stepscope.tui.views.panels import header, inspector, latency_panel, session_events
 from stepscope.tui.views.view import View
 from tests.support.screens.clicks import click
 from tests.support.screens.running import running
@@ -93,7 +93,7 @@ async def test_any_step_of_the_file_is_reached_by_number_and_scrub_bar(
         await until(lambda: "step 250 " in main_text(app), "it is not shown")
         frame = app.main.frame
         assert frame.extent == (source.recording.first_step, source.recording.last_step)
-        x = next(x for x in range(120) if (footer.step_at(frame, x, 120) or 0) >= 100)
+        x = next(x for x in range(120) if (session_events.step_at(frame, x, 120) or 0) >= 100)
         await click(pilot, "scrub", (x, 0))
         await until(lambda: app.main.new_frame().cursor in (100, 101, 102), "no jump")
         await pilot.press("home")
@@ -152,7 +152,7 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
         "latency": latency_panel.draw(frame, 60, 10, GUTTER),
         "step": inspector.draw(frame, 60, 14, GUTTER),
         "knobs": knobs_page.panel(frame, 60, 12, "", False),
-        "events": footer.events(frame, 60, 14, GUTTER),
+        "events": session_events.draw(frame, 60, 14, GUTTER),
     }
     for page, drawing in PAGE_VIEWS.items():
         view = View(cursor=step, right=step, page=page)

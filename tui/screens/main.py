@@ -14,7 +14,7 @@ from stepscope.tui.settings.action_table import PAGES, Page
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages import compare_page
-from stepscope.tui.views.panels import footer
+from stepscope.tui.views.panels import session_events
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import LATENCIES
 
@@ -66,8 +66,8 @@ class MainScreen(SessionScreen, inherit_bindings=False):
                 self.navigator.move(direction * 3)
             elif self.view.page != "live":
                 self.action_do("lane_down" if direction > 0 else "lane_up")
-            else:
-                self.view.scroll_lanes(direction * 3, self.num_lanes)
+            elif self.frame is not None:
+                self.view.scroll_lanes(direction * 3, self.frame.num_lanes)
         self.draw()
 
     def _click(self, event: events.Click) -> None:
@@ -120,6 +120,6 @@ class MainScreen(SessionScreen, inherit_bindings=False):
 
     def _scrub_to(self, x: int) -> None:
         frame = self.frame
-        step = None if frame is None else footer.step_at(frame, x, self.canvas.area.width)
+        step = None if frame is None else session_events.step_at(frame, x, self.canvas.area.width)
         if step is not None:
             self.navigator.go(step)

@@ -144,9 +144,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         sections = self.sections()
         entries = start_page.entries_of(sections)
         chosen = self._number(entries)
-        if height < 6:  # no room for header, notice and footer
-            self._list.show(start_page.draw(sections, chosen, width, max(1, height)))
-            return
         said: list[Line] = []
         standing: list[tuple[str, Tone]] = []
         if self._checking is not None:
@@ -158,7 +155,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         what = "  every forward step of an LLM inference engine"
         header: list[Line] = [titled(f" stepscope {version('stepscope')}", what)]
         header += [()] if height >= _AIRY_ROWS else []
-        room = height - len(header) - len(said) - 1
+        room = max(1, height - len(header) - len(said) - 1)
         keys = footer.draw(self.abilities, True, width, "start")
         self._list.show([*header, *start_page.draw(sections, chosen, width, room), *said, *keys])
 

@@ -27,7 +27,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.lines import Line, Lines
 from stepscope.tui.views.pages import compare_page, fleet_page, knobs_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
-from stepscope.tui.views.panels import footer, header, inspector, latency_panel
+from stepscope.tui.views.panels import footer, header, inspector, latency_panel, session_events
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import View
 
@@ -48,11 +48,10 @@ _VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
     "latency": latency_panel.draw,
     "latency_line": latency_panel.one_line,
     "inspector": inspector.draw,
-    "events": footer.events,
-    "scrub": footer.scrub_bar,
+    "events": session_events.draw,
+    "scrub": session_events.scrub_bar,
 }
 _FAST = frozenset({"verdict", "figures", "chart", "lanes", "inspector"})  # drawn in each frame
-_MARKED = {"frame": "mark"}  # styles replaced in the panel that the tour points at
 # All views. Those not in `_VIEWS` are drawn from more than the frame.
 _GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists that grow at the top
 NAMES = ("tour", "header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
@@ -155,10 +154,9 @@ class Canvas(Lines):
             lines = [((" ? this could not be drawn", "caution"),)]
         else:
             self._broken.pop(name, None)
-        if name == self._marked:
-            lines = [
-                tuple((text, _MARKED.get(style, style)) for text, style in line) for line in lines
-            ]
+        if name == self._marked:  # the panel that the tour points at
+            styles = {"frame": "mark"}
+            lines = [tuple((text, styles.get(style, style)) for text, style in x) for x in lines]
         self._keep(name, lines)
 
     def _tour_lines(self, page: TourPage) -> list[Line]:
@@ -166,10 +164,9 @@ class Canvas(Lines):
         key = {each.id: each.key for each in self._session.abilities.actions}
         number = "" if page.number > page.total else f" {page.number}/{page.total}"
         title, text = f"tour{number}  {page.title}", page.text.format_map(key)
+        width, is_held = self.area.width, page.is_held
         keys = ((key["tour_next"], "next"), (key["tour_again"], "again"), (key["quit"], "leave"))
-        return footer.tour_strip(
-            title, page.part, text, keys, self.area.width, is_held=page.is_held
-        )
+        return footer.tour_strip(title, page.part, text, keys, width, is_held=is_held)
 
     def notice(self, line: Line) -> None:
         """Show the notice line on a screen of any size; without a notice, the screens' names."""
@@ -239,11 +236,9 @@ class FrameMaker:
         """Drop all cached figures, because the keys, service levels or history have changed."""
         session = self._session
         keys = {action.id: action.key for action in session.abilities.actions}
-        extent = recorded_extent(session.source)
+        extent, clock = recorded_extent(session.source), session.clock
         in_file = None if self._replay is None else self._replay.file_index
-        self._builder = FrameBuilder(
-            self.history, extent, session.clock, keys, in_file, self._stands
-        )
+        self._builder = FrameBuilder(self.history, extent, clock, keys, in_file, self._stands)
 
     def _stands(self) -> bool:
         return self._replay is not None and self._replay.status != "playing"

@@ -221,11 +221,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         """Whether the picture moves by itself, as it shows the newest step."""
         return self.view.live and (self._replay is None or self._replay.status == "playing")
 
-    @property
-    def num_lanes(self) -> int:
-        """Number of requests that could have a lane, including those without room on the screen."""
-        return 0 if self.frame is None else self.frame.num_lanes
-
     @contextmanager
     def shown_failures(self, what: str) -> Iterator[None]:
         """Inside this context, show an exception as a notice that `what` failed; log it once."""
@@ -343,17 +338,11 @@ def _seen(session: Session, operator: Operator, view: View) -> object:
 
 
 def _connection(session: Session, shown: History, fps: float) -> header.SourceState:
-    switch, replay = session.record_switch, replay_of(session.source)
-    recording = None
+    source, switch, replay = session.source, session.record_switch, replay_of(session.source)
+    recording = speed = extent_ns = None
     if switch is not None and switch.active:
         recording = (switch.seconds, switch.num_bytes)
-    return header.SourceState(
-        session.title,
-        session.endpoint,
-        session.source.status,
-        fps,
-        None if replay is None else replay.speed,
-        recording,
-        shown is not session.history,
-        None if replay is None else replay.extent_ns,
-    )
+    if replay is not None:
+        speed, extent_ns = replay.speed, replay.extent_ns
+    named, is_previous = (session.title, session.endpoint), shown is not session.history
+    return header.SourceState(*named, source.status, fps, speed, recording, is_previous, extent_ns)

@@ -170,8 +170,8 @@ class PageHandlers:
             view.selected = ids[0 if direction > 0 else -1] if ids else view.selected
         elif 0 <= at < len(ids):
             view.selected = ids[at]
-        else:
-            view.scroll_lanes(direction, self._screen.num_lanes)
+        elif frame is not None:
+            view.scroll_lanes(direction, frame.num_lanes)
             if shown := self._screen.new_frame().lanes:
                 view.selected = shown[-1 if direction > 0 else 0].request_id
 

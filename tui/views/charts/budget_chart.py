@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
-from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.frame import Frame
@@ -25,14 +25,7 @@ _RUNS = re.compile(
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?─]+)|(?P<text> +)"
     "|(?P<caution>[▒╍]+)"
 )
-_LIMIT_STYLES: dict[Limit | None, str] = {
-    None: "text",
-    "work": "idle",
-    "budget": "limit_budget",
-    "seats": "limit_seats",
-    "kv": "limit_kv",
-    "paused": "limit_paused",
-}
+_COLOURED_LIMITS = ("budget", "seats", "kv", "paused")  # others share a colour
 _LIMITS_HEIGHT = 9  # least height of a panel with a row for what limited each step
 _MARKS = (  # of several in a column, the first in this list is shown
     ("is_lost", "?"), ("has_preemption", "✗"), ("has_knob_change", "◆"), ("has_mark", "▼"),
@@ -108,9 +101,10 @@ def _limits(frame: Frame) -> Line:
     for limit, group in groupby(limits):
         num = len(list(group))
         glyph = " " if limit is None else LIMIT_LETTERS[limit]
-        text, style = glyph * num, _LIMIT_STYLES.get(limit, "limit_other")
-        if limit is not None and limit != "work" and num >= len(limit) + 2:
-            text = f" {limit} ".ljust(num, "–")
+        text, style = glyph * num, "idle" if limit == "work" else "text"
+        if limit is not None and limit != "work":
+            style = f"limit_{limit}" if limit in _COLOURED_LIMITS else "limit_other"
+            text = f" {limit} ".ljust(num, "–") if num >= len(limit) + 2 else text
         runs.append((text, style))
     return with_cursor(tuple(runs), frame.cursor_column)
 

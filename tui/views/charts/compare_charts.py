@@ -35,8 +35,6 @@ MARKS: dict[Verdict, tuple[str, str]] = {
     "b": ("B", "good"),
     "alike": ("=", "muted"),
     "unclear": ("?", "muted"),
-    "differs": (" ", "muted"),
-    "unknown": (" ", "muted"),
 }
 # What the marks behind each pair of values say.
 KEY: Line = (
@@ -90,7 +88,7 @@ def _factor(figure: ComparedFigure) -> str:
 def _mark(figure: ComparedFigure) -> Run:
     if figure.verdict == "differs":
         return "▲" if (figure.b or 0) > (figure.a or 0) else "▼", "muted"
-    return MARKS[figure.verdict]
+    return MARKS.get(figure.verdict, (" ", "muted"))
 
 
 def others(found: Comparison, width: int, height: int) -> list[Line]:
@@ -249,7 +247,7 @@ def _row(page: ComparePage, label: str, cells: Line, edge: str = "│") -> Line:
 def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:
     """Return one line for each run: what its engine did in the steps at the cursor."""
     points = zip("AB", page.points, strict=True)
-    return [fitted(_cursor_line(page, *each, slo_itl_ms, width), width) for each in points]
+    return [_cursor_line(page, *each, slo_itl_ms, width) for each in points]
 
 
 def _cursor_line(
@@ -258,7 +256,7 @@ def _cursor_line(
     mark = "▶" if page.focus == letter.lower() else " "
     head = facts((f"{mark}{letter} ", "strong"), (f"{offset_text(page, page.cursor):>8} ", "muted"))
     if point is None:
-        return (*head, ("no step here", "muted"))
+        return fitted((*head, ("no step here", "muted")), width)
     is_one = point.last == point.first
     steps = f"step {point.first:,}" if is_one else f"steps {point.first:,}–{point.last:,}"
     wait_ms = None if point.longest_us is None else point.longest_us / 1000
@@ -273,4 +271,4 @@ def _cursor_line(
         Field(2, facts("  wait ", waited)),
         Field(6, facts("  queue ", fmt.count(point.num_waiting))),
     )
-    return whole(fields, width)
+    return fitted(whole(fields, width), width)

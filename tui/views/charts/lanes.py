@@ -26,14 +26,7 @@ from stepscope.tui.views.theme import CAUSE_GLYPHS, LANE_GLYPHS, LANE_STYLES, LA
 from stepscope.tui.views.view import Axis
 
 _RUNS = re.compile(r"!+|[▓▒]+|✗+|●|○|━+|═+|░+|[·╌─]+|\?+| +")
-_STATUS_STYLES = {
-    "WAIT": "muted",
-    "PRE": "prefill",
-    "DEC": "decode",
-    "OUT": "caution",
-    "END": "muted",
-    "ABRT": "muted",
-}
+_STATUS_STYLES = {"PRE": "prefill", "DEC": "decode", "OUT": "caution"}  # of others: muted
 LIFE_GUTTER = 9  # cells before the line
 _BAR_WIDTH = 10
 

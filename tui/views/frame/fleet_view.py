@@ -99,15 +99,10 @@ class FleetView:
         names = [line.figures.name for line in lines]
         if self.selected not in names:
             self.selected = current if current in names else (names[0] if names else None)
-        return FleetPage(
-            picture,
-            lines,
-            self.sort,
-            self.is_reversed,
-            None if self.selected is None else names.index(self.selected),
-            {each.name: frozenset(each.figures) for each in picture.imbalances},
-            recorded,
-        )
+        at = None if self.selected is None else names.index(self.selected)
+        outliers = {each.name: frozenset(each.figures) for each in picture.imbalances}
+        order = self.sort, self.is_reversed
+        return FleetPage(picture, lines, *order, at, outliers, recorded)
 
     @property
     def chosen(self) -> Source | None:

@@ -146,9 +146,8 @@ class Frame:
     @property
     def is_past(self) -> bool:
         """Whether the newest step may be long over, because the engine is paused or silent."""
-        return self.is_silent or (
-            self.view.live and self.status == "live" and self.state.state == "paused"
-        )
+        is_paused = self.status == "live" and self.state.state == "paused"
+        return self.is_silent or (self.view.live and is_paused)
 
     def key(self, action_id: str) -> str:
         """Return the key that starts an action, for use in a sentence."""

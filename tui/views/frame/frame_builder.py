@@ -28,31 +28,6 @@ _LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
 _ASKING = ("knobs", "latency", "kv")  # pages with figures of their own
 
 
-class _Lag:
-    """How much later than usual the steps of an engine come; only then is its clock looked at."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._newest: object = None
-        self._behind_s = 0.0
-        self._least: dict[int, float] = {}  # the least delay, by the minute; of the last two
-
-    def behind_s(self, state: SessionState, step: int | None) -> float:
-        """Return by how many seconds; 0 for an engine that has nothing to do, or no true clock."""
-        info = state.info
-        if info is None or info.simulated is not None or state.state == "idle":
-            return 0.0
-        if (info.engine_id, step) == self._newest:
-            return self._behind_s
-        self._newest = info.engine_id, step
-        now_s = self._clock()
-        delay_s, minute = now_s - state.time_ns / 1e9, int(now_s / _LAG_S)
-        kept = {at: least for at, least in self._least.items() if at >= minute - 1}
-        self._least = kept | {minute: min(delay_s, kept.get(minute, delay_s))}
-        self._behind_s = delay_s - min(self._least.values())
-        return self._behind_s
-
-
 class FrameBuilder:
     """Makes frames; caches what is expensive to compute. Use it only on the UI thread.
 
@@ -92,7 +67,8 @@ class FrameBuilder:
         self._figures_of: object = None  # the frame that they were computed for
         self._built_of: object = None  # the last frame
         self._heard = (history.version, clock())  # the newest message, and since when it is that
-        self._lag = _Lag(clock)
+        self._lag: tuple[object, float] = (None, 0.0)  # of which step, by how many seconds
+        self._least_lag: dict[int, float] = {}  # by the minute; of the last two
         self._knee: tuple[object, int | None, float] = (None, None, 0.0)  # of what, it, next time
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -140,7 +116,7 @@ class FrameBuilder:
             **figures,
             figures_age_s=max(0, state.time_ns - self._figures_ns) / 1e9,
             age_s=now_s - self._heard[1],
-            behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
+            behind_s=self._behind_s(newest_state, last_step),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
             audited_in_file=() if self._in_file is None else self._in_file.audited,
@@ -149,6 +125,22 @@ class FrameBuilder:
             is_replay=self._recorded is not None,
             keys=self._keys,
         )
+
+    def _behind_s(self, state: SessionState, step: int | None) -> float:
+        """Return by how many seconds later than usual a step has come; 0 if that is unknown.
+
+        It is for a replay, an engine that has nothing to do, and one without a true clock.
+        """
+        info, is_replay = state.info, self._recorded is not None
+        if is_replay or info is None or info.simulated is not None or state.state == "idle":
+            return 0.0
+        if (info.engine_id, step) != self._lag[0]:
+            now_s = self._clock()
+            delay_s, minute = now_s - state.time_ns / 1e9, int(now_s / _LAG_S)
+            kept = {at: least for at, least in self._least_lag.items() if at >= minute - 1}
+            self._least_lag = kept | {minute: min(delay_s, kept.get(minute, delay_s))}
+            self._lag = (info.engine_id, step), delay_s - min(self._least_lag.values())
+        return self._lag[1]
 
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, num_events: int

@@ -48,11 +48,9 @@ def lane_rows(
     first, last = shown[0].first, shown[-1].last
     request_ids = history.lane_ids(first, last)
     if view.filter:
-        wanted = lane_filter(view.filter)
-        names = history.lane_names(request_ids)
-        request_ids = [
-            name.request_id for name in names if wanted(name, state.requests.get(name.request_id))
-        ]
+        wanted, names = lane_filter(view.filter), history.lane_names(request_ids)
+        found = [each for each in names if wanted(each, state.requests.get(each.request_id))]
+        request_ids = [each.request_id for each in found]
     chosen, followed = _choose(request_ids, view, state, num_lanes), view.followed
     if view.first_lane is None and len(chosen) < len(request_ids):
         chosen = _with_culprits(chosen, _culprits(history, request_ids, shown))
@@ -62,10 +60,8 @@ def lane_rows(
     lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
     # The state drops requests that have ended: their cells up to the cursor tell how they ended.
     past = sum(column is None or column.first <= state.step for column in columns)
-    rows = [
-        _lane_row(name, state.requests.get(name.request_id), merge(cells), past)
-        for name, cells in lanes
-    ]
+    known = state.requests.get
+    rows = [_lane_row(each, known(each.request_id), merge(cells), past) for each, cells in lanes]
     return rows, len(request_ids)
 
 

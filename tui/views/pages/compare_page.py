@@ -70,10 +70,8 @@ def targets(frame: Frame) -> list[Target]:
 
 def header(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     page = frame.compare
-    line: list[Run] = [
-        (f" {clean(connection.title, 24)} ", "strong"),
-        ("▐COMPARE▌", "badge_replay"),
-    ]
+    title: Run = (f" {clean(connection.title, 24)} ", "strong")
+    line: list[Run] = [title, ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
         # Parts of one session are named after what divides them.
         found = reaches(*page.names)

@@ -71,15 +71,11 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def header(frame: Frame, connection: SourceState, width: int) -> list[Line]:
-    """Return the header lines: how many engines are up, and sums over all of them."""
     right, page = facts(f"{connection.fps:g}fps "), frame.fleet
     if page is None:
         return [spread((), right, width)]
-    left: Line = (
-        (f" {clean(connection.title, 24)} ", "strong"),
-        ("▐FLEET▌", "badge_live"),
-        (" ", "text"),
-    )
+    title: Run = (f" {clean(connection.title, 24)} ", "strong")
+    left: Line = (title, ("▐FLEET▌", "badge_live"), (" ", "text"))
     room = width - length_of(right) - 1
     return [spread(whole(_fields((*left, *_up(page)), page), room), right, width)]
 

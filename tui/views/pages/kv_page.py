@@ -197,10 +197,8 @@ def _prompts(sums: Sums) -> list[Line]:
     queried, hit = sums.num_queried_tokens, sums.num_hit_tokens
     if not queried:
         return []
-    half, twice = (
-        fmt.percent(per(plus(hit, more), queried))
-        for more in (sums.num_more_hits_1_5x, sums.num_more_hits_2x)
-    )
+    larger = (plus(hit, more) for more in (sums.num_more_hits_1_5x, sums.num_more_hits_2x))
+    half, twice = (fmt.percent(per(hits, queried)) for hits in larger)
     return [
         _figure("prompt tokens", fmt.short(queried), "all in memory"),
         _part("  hit", hit, queried, "cached"),

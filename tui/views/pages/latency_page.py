@@ -127,10 +127,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
 
 def _limited(frame: Frame) -> Line:
     shares = sorted(frame.limits.items(), key=lambda each: -each[1])[:_NUM_LIMITS]
-    limits = ", ".join(
-        f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares
-    )
-    return facts(" steps limited by ", limits or "—")
+    limits = [f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares]
+    return facts(" steps limited by ", ", ".join(limits) or "—")
 
 
 def _figures(frame: Frame, width: int) -> list[Line]:

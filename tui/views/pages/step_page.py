@@ -59,11 +59,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     head = framed(costs, left, head_height, title)
     if left < width:
         inner = width - left - 2
-        events = [
-            *_changes(frame, record, summary, inner),
-            *_longest(frame, record.step, inner),
-            *inspector.event_lines(record, _before(frame, record)),
-        ]
+        events = _changes(frame, record, summary, inner) + _longest(frame, record.step, inner)
+        events += inspector.event_lines(record, _before(frame, record))
         heading = "since the step before, and in it"
         head = beside(head, framed(events, width - left, head_height, heading))
     rows, num_waiting = _rows(record), len(_waiting(frame))

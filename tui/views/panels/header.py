@@ -101,11 +101,8 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     now = badge(frame, connection)
     when = _when(frame, connection)
     rate = f"  {_rate(frame, connection)} steps/s"
-    fields = [
-        Field(1, ((f" {clean(connection.title, 24)} ", "strong"),)),
-        Field(0, click("pause", now)),
-        *([] if frame.is_replay else when),
-    ]
+    title = Field(1, ((f" {clean(connection.title, 24)} ", "strong"),))
+    fields = [title, Field(0, click("pause", now)), *([] if frame.is_replay else when)]
     stands, autopilot = "", "" if frame.state.leased is None else " AUTOPILOT "
     if meanwhile := _meanwhile(frame, connection):
         stands = f" engine {meanwhile} by now "

@@ -30,7 +30,7 @@ from stepscope.tui.views.lines import (
     titled,
     whole,
 )
-from stepscope.tui.views.panels.footer import ICONS
+from stepscope.tui.views.panels.session_events import ICONS
 
 _MAX_TEXT = 48
 _NO_STATE = SessionState()  # the texts of most events need none

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.series.latency import TREND_BUCKETS, Series
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.session import request_name
@@ -135,8 +134,8 @@ def _stalls(frame: Frame, width: int) -> list[Line]:
     else:
         stall = late_text.of_stall(frame.stall, width - len(label))
         lines = [(spot("step", frame.stall.step), *facts(label, stall))]
-    worst, key = _other_worst(frame), frame.key("worst")
-    if worst is None:
+    worst, key = next(iter(frame.worst.longest), None), frame.key("worst")
+    if worst is None or (frame.stall is not None and frame.stall.step == worst.step):
         is_worst = frame.stall is not None and frame.worst.number > 1
         return [*lines, facts(" it is the worst in memory")] if is_worst else lines
     kind = "" if worst.kind == "ITL" else f"{worst.kind} "
@@ -149,13 +148,6 @@ def _stalls(frame: Frame, width: int) -> list[Line]:
     forms = [(*full, *facts(f" ({key} goes there)"))]
     forms.append(facts(" worst: ", how_long, (when, "muted"), (f" ({key})", "muted")))
     return [*lines, (spot("step", worst.step), *first_fitting(forms, width))]
-
-
-def _other_worst(frame: Frame) -> Breach | None:
-    """Return the longest stall in memory; None if that is also the last stall."""
-    worst = frame.worst.longest[0] if frame.worst.longest else None
-    is_last = worst is not None and frame.stall is not None and frame.stall.step == worst.step
-    return None if is_last else worst
 
 
 class Counted(NamedTuple):
