@@ -194,18 +194,15 @@ class Handlers:
         if switch.active:
             switch.stop()
             self._notices.say(f"{who}recording ended: {switch.path}", "good")
-            return
-        if not switch.has_engine:
+        elif not switch.has_engine:
             self._notices.warn(f"{who}no engine answers, so nothing can be recorded")
-            return
-        try:
-            path = switch.start()
-        except RecordingError as error:
-            self._notices.warn(f"{who}cannot record: {error}")
         else:
             num_marks = len(source.history.marks)
             before = f" (without {fmt.plural(num_marks, 'earlier mark')})" if num_marks else ""
-            self._notices.say(f"{who}recording{before} to {path}", "good")
+            try:
+                self._notices.say(f"{who}recording{before} to {switch.start()}", "good")
+            except RecordingError as error:
+                self._notices.warn(f"{who}cannot record: {error}")
 
     def autopilot(self) -> None:
         """Start an autopilot that holds the ITL level, or end what controls the knobs."""

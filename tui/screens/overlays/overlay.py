@@ -69,8 +69,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         region = self.place(*self.size)
         styles = self._box.styles
         styles.offset = (region.x, region.y)
-        styles.width = max(1, region.width)
-        styles.height = max(1, region.height)
+        styles.width, styles.height = max(1, region.width), max(1, region.height)
         self._box.show(self.lines(region.width, region.height))
 
     def on_mount(self) -> None:

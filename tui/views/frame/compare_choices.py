@@ -105,11 +105,8 @@ def split_origins(
     session: Origin, mark: Landmark, found: Iterable[Landmark]
 ) -> tuple[Origin, Origin]:
     """Return a session before and after `mark`, each up to the next change in `found`."""
-    before, after = divide(mark, found)
-    return (
-        session._replace(name=before.name, stretch=before.stretch),
-        session._replace(name=after.name, stretch=after.stretch),
-    )
+    a, b = (session._replace(name=each.name, stretch=each.stretch) for each in divide(mark, found))
+    return a, b
 
 
 def _split(session: Origin, mark: Landmark, found: Iterable[Landmark]) -> CompareChoice:

@@ -5,10 +5,9 @@ A side is one of the runs, A or B.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.attribution.causes import WORDS
 from stepscope.recordings.compare.comparison import Comparison, SettingDifference, SideWork
 from stepscope.recordings.compare.division import reaches
@@ -206,11 +205,8 @@ def reach(found: Comparison) -> list[str]:
 
 def setting_text(setting: SettingDifference) -> str:
     """Return the values of a setting in both runs, each in order of time: `name 8→4 | 8`."""
-
-    def values(each: Iterable[KnobValue]) -> str:
-        return "→".join(map(value_text, each))
-
-    return f"{setting.name} {values(setting.a)} | {values(setting.b)}"
+    a, b = ("→".join(map(value_text, values)) for values in (setting.a, setting.b))
+    return f"{setting.name} {a} | {b}"
 
 
 def sizes(found: Comparison, width: int) -> str:

@@ -179,8 +179,7 @@ def _about(spec: KnobSpec | None) -> str:
 
 
 def _refused(frame: Frame) -> str:
-    control = frame.state.control
-    if control is None:
+    if (control := frame.state.control) is None:
         return ""
     counts = {
         "bad": control.bad,

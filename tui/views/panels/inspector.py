@@ -196,22 +196,18 @@ def hold_up_lines(record: wire.StepRecord, width: int) -> list[Line]:
 
 
 def _prepared(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
-    before = f"step {record.step - 1:,}"
-    runs: list[Run] = [(" prepared ", "muted")]
+    before, hidden = f"step {record.step - 1:,}", ""
+    how: Run = (f"after {before} had ended", "text")
     if record.hidden_ns is not None:
+        how = (f"while {before} ran", "good")
         hidden = f", {fmt.milliseconds(record.hidden_ns / 1e6)} ms hidden"
-        runs += [(f"while {before} ran", "good"), (hidden, "text")]
     elif record.step == 0:
-        runs.append(("as the first step", "text"))
+        how = ("as the first step", "text")
     elif overlap is None:
-        runs.append(("— (the engine does not report)", "muted"))
-    else:
-        runs.append((f"after {before} had ended", "text"))
-    if record.num_wasted_tokens:
-        runs.append((f", {record.num_wasted_tokens:,} wasted", "caution"))
-    if record.held_prefills:
-        runs.append((", kept free of prefills", "muted"))
-    lines: list[Line] = [tuple(runs)]
+        how = ("— (the engine does not report)", "muted")
+    wasted = f", {record.num_wasted_tokens:,} wasted" if record.num_wasted_tokens else ""
+    kept = ", kept free of prefills" if record.held_prefills else ""
+    lines = [facts(" prepared ", how, (hidden, "text"), (wasted, "caution"), (kept, "muted"))]
     if record.cuda_graph is not None:
         padding = record.num_graph_padding
         filled = f", filled up with {fmt.plural(padding, 'token')}" if padding else ""
