@@ -18,6 +18,7 @@ from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
+from stepscope.tui.views.charts.budget_chart import with_cursor
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import pairs
 from stepscope.tui.views.lines import Line, Run, clean, facts, framed, joined, titled
@@ -39,7 +40,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     for row in frame.lanes:
         context = "" if row.context is None else _rough(row.context)
         label = _label(row.name, row.status, context, gutter, row.request_id == frame.view.selected)
-        body.append((*label, *_cells(_text(row.cells, glyphs, edges), frame.cursor_column)))
+        cells = _cells(row.cells, glyphs, edges)
+        body.append((*label, *with_cursor(cells, frame.cursor_column)))
     if not body:
         said = inspector.lacks(frame) or [_empty(frame)]
         body = [((" " * gutter, "text"), (text, "muted")) for text in said]
@@ -77,10 +79,11 @@ def _glyphs(
     return dict(enumerate(usual)), dict(enumerate(late))
 
 
-def _text(cells: bytes, glyphs: tuple[Mapping[int, str], ...], edges: list[int]) -> str:
+def _cells(cells: bytes, glyphs: tuple[Mapping[int, str], ...], edges: list[int]) -> Line:
     raw = cells.decode("latin-1")
     spans = enumerate(pairwise((0, *edges, len(raw))))
-    return "".join([raw[begin:end].translate(glyphs[i % 2]) for i, (begin, end) in spans])
+    text = "".join([raw[begin:end].translate(glyphs[i % 2]) for i, (begin, end) in spans])
+    return tuple([(run, LANE_STYLES[run[0]]) for run in _RUNS.findall(text)])
 
 
 def _empty(frame: Frame) -> str:
@@ -122,21 +125,6 @@ def _rough(tokens: int) -> str:
     if 100 <= tokens < 999_500:
         return f"{tokens / 1000:.{int(tokens < 950)}f}k"
     return fmt.short(tokens)
-
-
-def _cells(text: str, cursor_column: int | None) -> Line:
-    if cursor_column is None:
-        return _split(text)
-    under = text[cursor_column : cursor_column + 1]
-    return (
-        *_split(text[:cursor_column]),
-        (under, f"{LANE_STYLES.get(under, 'text')}+cursor"),
-        *_split(text[cursor_column + 1 :]),
-    )
-
-
-def _split(text: str) -> Line:
-    return tuple([(run, LANE_STYLES[run[0]]) for run in _RUNS.findall(text)])
 
 
 def life_line(
