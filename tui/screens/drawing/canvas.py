@@ -52,9 +52,7 @@ _VIEWS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
     "scrub": session_events.scrub_bar,
 }
 _FAST = frozenset({"verdict", "figures", "chart", "lanes", "inspector"})  # drawn in each frame
-# All views. Those not in `_VIEWS` are drawn from more than the frame.
 _GROWING: frozenset[Page] = frozenset({"latency", "knobs", "request"})  # lists that grow at the top
-NAMES = ("tour", "header", *_VIEWS, "knobs", "notice", "footer", "page", "too_small")
 
 
 class Canvas(Lines):
