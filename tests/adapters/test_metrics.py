@@ -39,7 +39,7 @@ from stepscope.recordings.live.scraper import Scraper
 from stepscope.tui.session.live_source import addresses
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
-from stepscope.tui.views.panels import key_figures
+from stepscope.tui.views.panels import header
 from stepscope.tui.views.view import View
 from tests.support.engines.metrics_server import metrics_server
 from tests.support.waiting import wait_for
@@ -231,7 +231,7 @@ def test_counter_increases_are_shown_and_figures_without_a_counter_are_unknown()
         assert source.history.windows.rates().steps_per_s is None
         frame = FrameBuilder(source.history).build(View(), 80, 10, 8)
         assert frame.lanes == []
-        figures = _drawn(key_figures.draw(frame, 200, 1, 0))
+        figures = _drawn(header.key_figures(frame, 200, 1, 0))
         assert "RUN 3  WAIT 1" in figures
         assert "KV 50%" in figures
         assert "ITL p99 ≈" in figures

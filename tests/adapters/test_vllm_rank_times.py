@@ -21,7 +21,7 @@ from stepscope.engine.protocol.wire import EngineInfo, RankTimes, StepRecord
 from stepscope.recordings.fleets.figures import figures, measure
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.ranks import late_rank, names, waited_for
-from stepscope.tui.views.charts.fleet_columns import COLUMNS
+from stepscope.tui.views.frame.fleet_view import COLUMNS
 from stepscope.tui.views.panels import inspector
 from tests.adapters.conftest import Attach, published
 from tests.adapters.laws import fail

@@ -22,7 +22,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.dashboards import top as top_command
 from stepscope.tui.cli.shared.connect import check_any
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.views.charts.fleet_columns import state_text
+from stepscope.tui.views.frame.fleet_view import state_text
 from tests.support.waiting import wait_for
 
 Call = Callable[..., Any]

@@ -17,8 +17,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.actions import ACTIONS
-from stepscope.tui.views.charts import fleet_columns
-from stepscope.tui.views.frame.fleet_view import SORTS, natural
+from stepscope.tui.views.frame.fleet_view import SORTS, natural, state_text
 from stepscope.tui.views.framed_panels import sparkline
 from stepscope.tui.views.lines import spot_of
 from tests.support.screens.clicks import click
@@ -227,8 +226,8 @@ async def test_the_fleet_screen_of_one_engine_says_how_to_add_more(still_source:
 def test_engine_states_and_figures_differ_without_colour(sources: list[Any]) -> None:
     app = dashboard(sources, looks=3)
     (live, *_rest, down) = app.session.fleet_view.page(None, SLO()).lines
-    assert fleet_columns.state_text(live)[0] == "LIVE"
-    assert fleet_columns.state_text(down)[0].startswith("DOWN ")
+    assert state_text(live)[0] == "LIVE"
+    assert state_text(down)[0].startswith("DOWN ")
     changed = live.figures._replace
     for line, text in (
         (live._replace(figures=changed(status="stale"), silent_s=3.2), "STALE 3.2s"),
@@ -236,7 +235,7 @@ def test_engine_states_and_figures_differ_without_colour(sources: list[Any]) -> 
         (live._replace(new_s=12.0), "LIVE new 12s"),
         (live._replace(figures=changed(state="idle")), "LIVE idle"),
     ):
-        assert fleet_columns.state_text(line)[0] == text
+        assert state_text(line)[0] == text
 
 
 def test_sparklines_may_share_a_scale_and_no_load_differs_from_unknown_load() -> None:

@@ -16,12 +16,13 @@ from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.tui.session.time import navigator
 from stepscope.tui.settings.action_table import PAGES, Need, Page, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities
-from stepscope.tui.views.charts import kv_map, latency_charts
+from stepscope.tui.views.charts import kv_map
 from stepscope.tui.views.format import clock
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.pages import kv_page, latency_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS, targets
+from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.theme import CAUSE_GLYPHS, Skin
 from stepscope.tui.views.view import View
 from tests.support.screens.running import running
@@ -177,14 +178,14 @@ def test_latency_heat_map_bands_hold_every_sample_and_split_at_the_service_level
     in_order = Samples()
     for sample in sorted(samples):
         in_order.add(*sample)
-    counted = latency_charts.count(in_order, 10**10, 10.0, 30, most_bands, bound_ms)
+    counted = latency_panel.count(in_order, 10**10, 10.0, 30, most_bands, bound_ms)
     by_slice = [0] * 30
     for time_ns, _, weight in samples:
         by_slice[min(29, time_ns * 30 // 10**10)] += weight
     assert [sum(column) for column in zip(*counted.cells, strict=True)] == by_slice
     assert sum(sum(row) for row in counted.cells) == sum(weight for _, _, weight in samples)
     assert len(counted.edges) <= max(2, most_bands)
-    late = sum(sum(row) for n, row in enumerate(counted.cells) if counted.is_late(n))
+    late = sum(map(sum, counted.cells[len(counted.edges) - counted.num_late :]))
     if bound_ms is None:
         assert late == 0
     else:

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope import tui
 from stepscope.recordings.state.series.lanes import Cell
-from stepscope.tui.views.glossary import GLYPHS
+from stepscope.tui.screens.overlays.help import GLYPHS
 from stepscope.tui.views.theme import (
     _ASCII,
     KV_GLYPHS,

@@ -11,28 +11,29 @@ from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.settings.action_table import Page
-from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.lines import Line
+from stepscope.tui.views.pages import knobs_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
-from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
+from stepscope.tui.views.panels import header, inspector, latency_panel, session_events
 from stepscope.tui.views.view import View
 from tests.support.screens.screen_text import line_texts
 
 FIRST, NUM_STEPS = 100, 60
 BEYOND: list[Page] = [page for page in PAGE_VIEWS if page not in ("fleet", "compare")]
 PANELS: Mapping[str, Callable[[Frame, int, int, int], list[Line]]] = {
-    "figures": key_figures.draw,
+    "figures": header.key_figures,
     "chart": budget_chart.draw,
     "lanes": lanes.draw,
     "kv": kv_map.draw,
     "latency": latency_panel.draw,
     "latency_line": latency_panel.one_line,
     "inspector": inspector.draw,
-    "events": event_list.draw,
-    "scrub": scrub_bar.draw,
-    "knobs": lambda frame, width, height, gutter: knob_panel.draw(frame, width, height, "", True),
+    "events": session_events.draw,
+    "scrub": session_events.scrub_bar,
+    "knobs": lambda frame, width, height, gutter: knobs_page.panel(frame, width, height, "", True),
 }
 # A figure that is nothing but 0; differences have a sign, and the foot of a scale is no figure.
 ZERO = re.compile(r"(?<![\d.,:+\-┴r])0(?:\.0+)?(?![\d.,:])")

@@ -21,13 +21,13 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.session.time.goto import wanted
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes
 from stepscope.tui.views.frame.chart_columns import ChartColumns
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.framed_panels import cells_by_share
 from stepscope.tui.views.lines import clean, fitted, framed
-from stepscope.tui.views.panels import event_list, header, inspector, key_figures
+from stepscope.tui.views.panels import header, inspector, session_events
 from stepscope.tui.views.theme import LIMIT_LETTERS
 from stepscope.tui.views.view import ZOOMS, View
 from tests.support.screens.screen_text import line_texts
@@ -94,7 +94,7 @@ def test_padding_is_drawn_dashed_on_top_of_the_prefill(source: Any) -> None:
     rows = chart_rows(frame_of(source))  # 8 rows for a budget of 1,024
     assert "".join(row[-2] for row in rows[:-2]).strip("· ") == "▓"
     assert "".join(row[-1] for row in rows[:-2]).strip("· ") == "╌╌▓"
-    figures = line_texts(key_figures.draw(frame_of(source), 200, 1, GUTTER))[0]
+    figures = line_texts(header.key_figures(frame_of(source), 200, 1, GUTTER))[0]
     assert f"{128 + last.num_decode_tokens + 256}/512" in figures
 
 
@@ -288,8 +288,8 @@ def test_lanes_can_be_sorted(source: Any, sort: Any) -> None:
 def test_lane_labels_leave_out_a_size_without_room(
     request_id: int, context: int | None, status: str
 ) -> None:
-    row = lanes.LaneRow(request_id, f"r{request_id}", "", status, context, b"")
-    said = "".join(text for text, _ in lanes._label(row, 16, False))
+    rough = "" if context is None else lanes._rough(context)
+    said = "".join(text for text, _ in lanes._label(f"r{request_id}", status, rough, 16, False))
     assert len(said) == 16
     assert said.split()[:2] == [f"r{request_id}", status]
     if request_id == 1:
@@ -362,7 +362,7 @@ def test_the_header_badge_never_marks_an_earlier_step_as_live(
     assert len(line) == 120
     assert expected in line
     frame.status = status
-    (scrubber,) = line_texts(scrub_bar.draw(frame, 120, 1, GUTTER))
+    (scrubber,) = line_texts(session_events.scrub_bar(frame, 120, 1, GUTTER))
     assert live is False or ("LIVE" in scrubber) == (expected == "▐LIVE▌")
     if not live:
         assert f" {fmt.moment(frame.wall_ns(300), with_tenths=True)}, 1.4 s back (99 steps)" in line
@@ -413,22 +413,22 @@ def test_rare_events_are_not_crowded_out_of_the_event_list(source: Any) -> None:
     frame = frame_of(source)
     kinds = {event.kind for event in frame.events}
     assert {"knobs", "finish", "slo"} <= kinds
-    lines = line_texts(event_list.draw(frame, 60, 14, GUTTER))
+    lines = line_texts(session_events.draw(frame, 60, 14, GUTTER))
     assert any("◆ max_num_batched_tokens 1024→512" in line for line in lines)
-    packed = line_texts(event_list.draw(frame, 120, 2, GUTTER))
+    packed = line_texts(session_events.draw(frame, 120, 2, GUTTER))
     assert len(packed) == 2
     assert all(len(line) <= 120 for line in packed)
 
 
 def test_the_scrub_bar_maps_steps_to_cells_and_back(source: Any) -> None:
     frame = frame_of(source, paused(200))
-    line = line_texts(scrub_bar.draw(frame, 120, 1, GUTTER))[0]
+    line = line_texts(session_events.scrub_bar(frame, 120, 1, GUTTER))[0]
     at = line.index("█")
-    assert abs(scrub_bar.step_at(frame, at, 120) - 200) <= 3
+    assert abs(session_events.step_at(frame, at, 120) - 200) <= 3
     assert "◆" in line
     assert "✗" in line
-    assert scrub_bar.step_at(frame, 0, 120) is None
-    assert "LIVE" in line_texts(scrub_bar.draw(frame_of(source), 120, 1, GUTTER))[0]
+    assert session_events.step_at(frame, 0, 120) is None
+    assert "LIVE" in line_texts(session_events.scrub_bar(frame_of(source), 120, 1, GUTTER))[0]
 
 
 # Lines

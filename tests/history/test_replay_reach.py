@@ -14,9 +14,8 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
-from stepscope.tui.views.panels import key_figures
+from stepscope.tui.views.panels import header, session_events
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
@@ -62,7 +61,7 @@ async def test_marks_and_changes_ahead_are_drawn_and_reached_by_keys(source: Rep
 
         frame = app.main.new_frame()
         assert (frame.cursor, frame.history.num_steps) == (0, 1)
-        bar = "".join(text for text, _ in scrub_bar.draw(frame, 120, 1, 0)[0])
+        bar = "".join(text for text, _ in session_events.scrub_bar(frame, 120, 1, 0)[0])
         assert bar.count("◆") == 2
         assert bar.count("▼") == 1
         cursor = 0
@@ -142,7 +141,7 @@ def test_an_idle_minute_is_not_shown_as_missing_data() -> None:
             if isinstance(message, StepRecord) and step < message.step <= after.step + 40:
                 history.append(sequence, message)
         frame = FrameBuilder(history, (0, 899)).build(View(), 80, 20, 20)
-        return "".join(text for line in key_figures.draw(frame, 200, 1, 0) for text, _ in line)
+        return "".join(text for line in header.key_figures(frame, 200, 1, 0) for text, _ in line)
 
     said = key_figures_from(before.step)
     assert "TTFT p95 " in said

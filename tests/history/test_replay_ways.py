@@ -24,7 +24,7 @@ from stepscope.tui.session.time.navigator import Navigator
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.notices import Notices
-from stepscope.tui.views.panels import key_figures, latency_panel
+from stepscope.tui.views.panels import header, latency_panel
 from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import one_by_one, record
@@ -58,7 +58,7 @@ class Way:
 
 def line_of(frame: Frame) -> str:
     """The line of key figures."""
-    return "".join(text for line in key_figures.draw(frame, 300, 1, 0) for text, _ in line)
+    return "".join(text for line in header.key_figures(frame, 300, 1, 0) for text, _ in line)
 
 
 def figures(frame: Frame) -> object:

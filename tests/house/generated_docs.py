@@ -29,10 +29,10 @@ from stepscope.recordings.session.index import FINISHED_COLUMNS, STORED_COLUMNS,
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.cli.command_line import command_tree
+from stepscope.tui.screens.overlays.help import GLYPHS, TERMS
 from stepscope.tui.settings.action_table import GROUPS, WHERE
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.settings import SECTIONS, Section
-from stepscope.tui.views.glossary import GLYPHS, TERMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- generated: make docs -->\n", "\n<!-- /generated -->"

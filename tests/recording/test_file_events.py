@@ -188,13 +188,13 @@ async def test_a_selected_breach_stays_selected_while_others_appear(still_source
     app = Dashboard(source, history, any_terminal=True, fps=1.0, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("5", "j", "j")
-        chosen = app.main.handlers.pages.chosen()
+        chosen = targets(app.main.frame)[app.main.view.row]
         assert (app.main.view.row, chosen) == (2, targets(app.main.frame)[2])
         for sequence, message in messages[300:340]:
             history.append(sequence, message)
         app.main.draw()
         assert targets(app.main.frame)[2] != chosen
-        assert app.main.handlers.pages.chosen() == chosen
+        assert targets(app.main.frame)[app.main.view.row] == chosen
         lines = [strip.text for strip in app.main._compositor.render_strips()]
         assert any(f"▶ {chosen.step:>8,}" in line for line in lines), "\n".join(lines)
         for sequence, message in messages[340:]:

@@ -9,7 +9,7 @@ import pytest
 from stepscope.engine.protocol.wire import EngineStatus, KnobsChanged
 from stepscope.recordings.history.history import History
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.views.panels import header, key_figures
+from stepscope.tui.views.panels import header
 from tests.support.screens.screen_text import main_text
 
 
@@ -62,7 +62,7 @@ async def test_an_engine_without_new_steps_does_not_look_busy(
     async with app.run_test(size=(140, 40)):
         frame = app.main.new_frame()
         connection = header.SourceState("engine", "ipc", status, 10.0, recording=(8.0, 100))
-        lines = [*header.draw(frame, connection, 140), *key_figures.draw(frame, 140, 1, 14)]
+        lines = [*header.draw(frame, connection, 140), *header.key_figures(frame, 140, 1, 14)]
     app.close()
     shown = "\n".join("".join(text for text, _ in line) for line in lines)
     spent = last.num_prefill_tokens + last.num_decode_tokens

@@ -19,8 +19,7 @@ from stepscope.recordings.fleets.fleet import EngineLine
 from stepscope.tui.cli.dashboards import demo
 from stepscope.tui.cli.dashboards import start as start_command
 from stepscope.tui.screens.overlays.help import HelpPage
-from stepscope.tui.screens.overlays.overlay import Overlay
-from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.overlays.overlay import Overlay, Prompt
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.actions import remapped

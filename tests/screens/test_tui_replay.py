@@ -17,10 +17,11 @@ from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.preferences import Preferences
-from stepscope.tui.views.charts import budget_chart, kv_map, lanes, scrub_bar
+from stepscope.tui.views.charts import budget_chart, kv_map, lanes
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.pages import knobs_page
 from stepscope.tui.views.pages.page_views import PAGE_VIEWS
-from stepscope.tui.views.panels import event_list, inspector, key_figures, knob_panel, latency_panel
+from stepscope.tui.views.panels import header, inspector, latency_panel, session_events
 from stepscope.tui.views.view import View
 from tests.support.screens.clicks import click
 from tests.support.screens.running import running
@@ -92,7 +93,7 @@ async def test_any_step_of_the_file_is_reached_by_number_and_scrub_bar(
         await until(lambda: "step 250 " in main_text(app), "it is not shown")
         frame = app.main.frame
         assert frame.extent == (source.recording.first_step, source.recording.last_step)
-        x = next(x for x in range(120) if (scrub_bar.step_at(frame, x, 120) or 0) >= 100)
+        x = next(x for x in range(120) if (session_events.step_at(frame, x, 120) or 0) >= 100)
         await click(pilot, "scrub", (x, 0))
         await until(lambda: app.main.new_frame().cursor in (100, 101, 102), "no jump")
         await pilot.press("home")
@@ -144,14 +145,14 @@ def screen(history: History, step: int) -> dict[str, list[str]]:
     view = View(cursor=step, right=step)
     frame = FrameBuilder(history, clock=lambda: 0.0).build(view, WIDTH - GUTTER - 2, 20, 12)
     panels = {
-        "figures": key_figures.draw(frame, WIDTH, 2, GUTTER),
+        "figures": header.key_figures(frame, WIDTH, 2, GUTTER),
         "steps": budget_chart.draw(frame, WIDTH, 12, GUTTER),
         "lanes": lanes.draw(frame, WIDTH, 22, GUTTER),
         "kv": kv_map.draw(frame, WIDTH, 10, GUTTER),
         "latency": latency_panel.draw(frame, 60, 10, GUTTER),
         "step": inspector.draw(frame, 60, 14, GUTTER),
-        "knobs": knob_panel.draw(frame, 60, 12, "", False),
-        "events": event_list.draw(frame, 60, 14, GUTTER),
+        "knobs": knobs_page.panel(frame, 60, 12, "", False),
+        "events": session_events.draw(frame, 60, 14, GUTTER),
     }
     for page, drawing in PAGE_VIEWS.items():
         view = View(cursor=step, right=step, page=page)

@@ -11,10 +11,10 @@ from stepscope.tui.screens.handlers.handlers import Handlers
 from stepscope.tui.screens.textual_parts import bindings
 from stepscope.tui.session.session import Session
 from stepscope.tui.settings.action_table import PAGES, Page
-from stepscope.tui.views.charts import scrub_bar
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import spot_of
 from stepscope.tui.views.pages import compare_page
+from stepscope.tui.views.panels import session_events
 from stepscope.tui.views.theme import Skin
 from stepscope.tui.views.view import LATENCIES
 
@@ -56,17 +56,24 @@ class MainScreen(SessionScreen, inherit_bindings=False):
         self._scroll(1, event.shift)
 
     def _scroll(self, direction: int, through_time: bool) -> None:
+        """Handle the wheel: scroll lanes or rows, or move in time while shift is held."""
         if self.canvas.is_too_small:
             return
         with self.shown_failures("the wheel"):
-            self._scroll_by(direction, through_time)
+            if through_time and self.view.page == "compare":
+                self.session.compare.move(direction * 3)
+            elif through_time:
+                self.navigator.move(direction * 3)
+            elif self.view.page != "live":
+                self.action_do("lane_down" if direction > 0 else "lane_up")
+            elif self.frame is not None:
+                self.view.scroll_lanes(direction * 3, self.frame.num_lanes)
         self.draw()
 
     def _click(self, event: events.Click) -> None:
         """Handle a click on one of the views; a double click opens what was clicked."""
         name, x, y = self.canvas.at(event.x, event.y)
-        is_double = event.chain == 2
-        frame = self.frame
+        is_double, frame = event.chain == 2, self.frame
         if frame is None:
             return
         if name in ("chart", "lanes"):
@@ -102,11 +109,9 @@ class MainScreen(SessionScreen, inherit_bindings=False):
 
     def _click_charts(self, frame: Frame, x: int, y: int, is_double: bool) -> bool:
         """Go to the clicked column of the compare charts; return false if none was clicked."""
-        if frame.compare is None:
-            return False
         line = "".join(text for text, _ in self.canvas.content("page", y))
         column = compare_page.column_at(line, self.canvas.area.width, x)
-        if column is None:
+        if frame.compare is None or column is None:
             return False
         self.session.compare.go_to_column(column)
         if is_double:
@@ -114,19 +119,7 @@ class MainScreen(SessionScreen, inherit_bindings=False):
         return True
 
     def _scrub_to(self, x: int) -> None:
-        """Move the cursor to the step at cell `x` of the scrub bar."""
         frame = self.frame
-        step = None if frame is None else scrub_bar.step_at(frame, x, self.canvas.area.width)
+        step = None if frame is None else session_events.step_at(frame, x, self.canvas.area.width)
         if step is not None:
             self.navigator.go(step)
-
-    def _scroll_by(self, direction: int, through_time: bool) -> None:
-        """Handle the wheel: scroll lanes or rows, or move in time while shift is held."""
-        if through_time and self.view.page == "compare":
-            self.session.compare.move(direction * 3)
-        elif through_time:
-            self.navigator.move(direction * 3)
-        elif self.view.page != "live":
-            self.action_do("lane_down" if direction > 0 else "lane_up")
-        else:
-            self.view.scroll_lanes(direction * 3, self.num_lanes)

@@ -19,12 +19,12 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
-from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.overlays.overlay import Prompt
 from stepscope.tui.screens.textual_parts import bindings, keymap, palette, use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.terminal import forget_empty_no_color, log_path, see_log
-from stepscope.tui.views.lines import Line, Lines, clean, facts
+from stepscope.tui.views.lines import Line, Lines, clean, facts, titled
 from stepscope.tui.views.notices import Notices, Tone
 from stepscope.tui.views.pages import start_page
 from stepscope.tui.views.pages.start_page import Entry, Section, StartChoice
@@ -118,8 +118,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if self._finder is not None:
             self._finder.stop()
 
-    # What there is
-
     def sections(self) -> list[Section]:
         finder = self._finder
         shows = [(name, samples.SHOWS.get(name, "")) for name in samples.shipped()]
@@ -141,39 +139,31 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             log.exception("looking for engines failed")
             self.notices.warn(f"looking failed, {see_log(error)}")
 
-    # Drawing
-
     def draw(self) -> None:
         width, height = self.size
         sections = self.sections()
         entries = start_page.entries_of(sections)
         chosen = self._number(entries)
-        if height < 6:  # no room for header, notice and footer
-            self._list.show(start_page.draw(sections, chosen, width, max(1, height)))
-            return
         said: list[Line] = []
-        if height >= _LEAST_FOR_LINES and self._checking is None:
-            said = self.notices.lines(width, _NOTICE_LINES)
         standing: list[tuple[str, Tone]] = []
         if self._checking is not None:
             standing.append((f"opening {' '.join(self._checking.names)} …", "muted"))
+        elif height >= _LEAST_FOR_LINES:
+            said = self.notices.lines(width, _NOTICE_LINES)
         notice = self.notices.line(standing, width)
-        if not notice:
-            notice = facts(f" {clean(entries[chosen].about, width - 1)}")
-        said = said or [notice]
+        said = said or [notice or facts(f" {clean(entries[chosen].about, width - 1)}")]
         what = "  every forward step of an LLM inference engine"
-        header: list[Line] = [
-            facts((f" stepscope {version('stepscope')}", "strong"), (what, "muted"))
-        ]
+        header: list[Line] = [titled(f" stepscope {version('stepscope')}", what)]
         header += [()] if height >= _AIRY_ROWS else []
-        room = height - len(header) - len(said) - 1
+        room = max(1, height - len(header) - len(said) - 1)
         keys = footer.draw(self.abilities, True, width, "start")
         self._list.show([*header, *start_page.draw(sections, chosen, width, room), *said, *keys])
 
     def set_skin(self, skin: Skin) -> None:
         if skin.ascii_only != self.skin.ascii_only:
             self.abilities = self.abilities.written(skin.ascii_only)
-        self.skin = self._list.skin = skin
+        self.skin = skin
+        self._list.set_skin(skin)
         use_colours(self, skin.mode)
         self.draw()
 
@@ -186,8 +176,6 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         number = self._number(entries) + direction
         self._selected = entries[max(0, min(len(entries) - 1, number))].choice
         self.draw()
-
-    # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether a key acts on the list; the keys of an overlay above it are the overlay's."""
@@ -231,16 +219,13 @@ class StartApp(App[StartChoice], inherit_bindings=False):
             self.set_skin(Skin(mode, self.skin.ascii_only))
 
     def _help(self) -> None:
-        from stepscope.tui.screens.overlays.help import (
-            HelpPage,  # imports all pages, which the start list does not need
-        )
+        # It imports all pages, which the start list does not need.
+        from stepscope.tui.screens.overlays.help import HelpPage
 
         self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
 
     def _palette(self) -> None:
         self.push_screen(palette(self.screen, self.abilities.on("start"), self.action_do))
-
-    # Choosing
 
     def on_resize(self) -> None:
         self.call_later(self.draw)  # the application notes its new size after this handler

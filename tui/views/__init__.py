@@ -1,6 +1,6 @@
 """The looks of the dashboard: glyphs, styles, lines of styled runs, layout, notices.
 
 May import: engine.protocol, recordings.attribution, recordings.state, recordings.state.series,
-  tui.settings, tui.views.frame.
+  tui.settings.
 A new style goes into `theme.py`; a widget names a style, never a colour.
 """

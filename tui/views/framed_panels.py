@@ -4,12 +4,10 @@ They are pure functions that know nothing of engines, only the values to show.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stepscope.tui.views.lines import Line, Run, clean, fitted, joined, spot
 from stepscope.tui.views.theme import LEVELS
-
-Cell: TypeAlias = tuple[str, str]  # text, style
 
 
 class Target(NamedTuple):
@@ -33,7 +31,7 @@ class Rows(NamedTuple):
     """The rows of a long table, made on demand: `make(index)` is called only for visible rows."""
 
     number: int
-    make: Callable[[int], Sequence[Cell]]
+    make: Callable[[int], Sequence[Run]]
 
 
 def beside(*blocks: Sequence[Line]) -> list[Line]:
@@ -43,7 +41,7 @@ def beside(*blocks: Sequence[Line]) -> list[Line]:
 
 def table(
     columns: Sequence[Column],
-    rows: Sequence[Sequence[Cell]] | Rows,
+    rows: Sequence[Sequence[Run]] | Rows,
     width: int,
     height: int,
     selected: int | None = None,

@@ -85,11 +85,9 @@ def misses_texts(
         larger = f"; a pool 1.5x as large would have hit {half:,} more, 2x {twice:,}"
     why = []
     if misses.evicted_ns is not None and misses.evicted_by is not None:
+        when, who = clock(misses.evicted_ns), request_name(misses.evicted_by)
         seconds = (misses.life_ns or 0) / 1e9
-        why.append(
-            f"evicted at {clock(misses.evicted_ns)} by {request_name(misses.evicted_by)}, "
-            f"after {seconds:,.1f} s in the cache"
-        )
+        why.append(f"evicted at {when} by {who}, after {seconds:,.1f} s in the cache")
     if misses.diverged_from is not None:
         first = view.num_prompt_tokens - misses.num_diverged
         block = f" (block {first // block_size + 1:,})" if block_size else ""

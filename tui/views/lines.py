@@ -65,12 +65,7 @@ class Lines(Widget):
         self._strips: list[Strip | None] = []  # one for each row; None if not painted yet
         self._width = 0  # the width that all strips were painted for
 
-    @property
-    def skin(self) -> Skin:
-        return self._skin
-
-    @skin.setter
-    def skin(self, skin: Skin) -> None:
+    def set_skin(self, skin: Skin) -> None:
         self._skin = skin
         self._width = 0
         self.refresh()
@@ -265,6 +260,12 @@ def facts(*parts: str | Run) -> Line:
     """Return a line of labels and values in turns; a part may bring a style of its own."""
     styles = zip(parts, cycle(("muted", "text")), strict=False)
     return tuple((part, style) if isinstance(part, str) else part for part, style in styles)
+
+
+def bounded(text: str, value: float | None, bound: float | None, rest: str = "") -> Run:
+    """Return the text of a latency, marked if it is above its service level, else with `rest`."""
+    is_late = value is not None and bound is not None and value > bound
+    return (f"{text}!", "breach") if is_late else (text + rest, "text")
 
 
 def titled(title: str, about: str = "") -> Line:

@@ -36,12 +36,8 @@ KV_EMPTY, KV_CACHED, KV_USED, KV_SHARED = range(4)
 KV_GLYPHS = "·░▓█"
 _KV_TO_ASCII = str.maketrans(KV_GLYPHS, ".:+#")  # its own table: elsewhere ▓ (prefill) is `#`
 KV_STYLES = ("kv_empty", "kv_cached", "kv_used", "kv_shared")
-KV_LEGEND = (
-    ("█", "kv_shared", "shared by requests"),
-    ("▓", "kv_used", "used"),
-    ("░", "kv_cached", "cached and free"),
-    ("·", "kv_empty", "empty"),
-)
+_KV_MEANINGS = ("empty", "cached and free", "used", "shared by requests")
+KV_LEGEND = tuple(zip(KV_GLYPHS, KV_STYLES, _KV_MEANINGS, strict=True))[::-1]
 
 # Causes of a request's time. If a cell has several, the one that is last here is shown.
 CAUSE_GLYPHS: Mapping[Cause, tuple[str, str]] = {

@@ -95,18 +95,12 @@ class View:
         a_step = [n for n, zoom in enumerate(ZOOMS) if cells_a_step <= zoom]
         self.zoom_idx = next(iter(fitting or a_step), len(ZOOMS) - 1)
 
-    def next_sort(self) -> None:
-        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
-        self.first_lane = None
-
     def scroll_lanes(self, rows: int, num_lanes: int) -> None:
         """Scroll the lanes; the first call goes to the first or last of them all."""
         if self.first_lane is None:
             self.first_lane = 0 if rows < 0 else num_lanes
         else:
             self.first_lane = max(0, self.first_lane + rows)
-
-    # Screens
 
     def show(self, page: Page) -> None:
         if page != self.page:
@@ -122,7 +116,7 @@ class View:
         if self.page == "kv":
             self.kv_map = next_kv_map(self.kv_map, has_groups=has_groups)
         elif self.page == "latency":
-            at = LATENCIES.index(self.latency)
-            self.latency = LATENCIES[(at + 1) % len(LATENCIES)]
+            self.latency = LATENCIES[(LATENCIES.index(self.latency) + 1) % len(LATENCIES)]
         else:
-            self.next_sort()
+            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+            self.first_lane = None

@@ -36,7 +36,7 @@ from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.settings.terminal import no_terminal
 from stepscope.tui.views.frame import compare_text as words
-from stepscope.tui.views.frame.compare_choices import Origin, Split, split_origins
+from stepscope.tui.views.frame.compare_choices import Origin, split_origins
 
 _ALIGN: Align = "time"  # the screen can align the runs in other ways
 
@@ -150,12 +150,13 @@ def _compared_as(
     return settings if first is None else msgspec.structs.replace(settings, **first[1])
 
 
-def split_at(recording: Recording, mark: str) -> Split:
+def split_at(recording: Recording, mark: str) -> tuple[Landmark, list[Landmark]]:
+    """Return the landmark at which to split a session, and all that were found in it."""
     first, last = recording.first_step, recording.last_step
     step = mark.replace(",", "")
     if step.isdecimal() and first is not None and last is not None:
         if first < int(step) <= last:
-            return Split(Landmark(int(step), f"step {int(step):,}", "step"), [])
+            return Landmark(int(step), f"step {int(step):,}", "step"), []
         raise WrongUsage(
             f"--mark: expected a step from {first + 1:,} to {last:,}, or a mark; got {mark}"
         )
@@ -173,7 +174,7 @@ def split_at(recording: Recording, mark: str) -> Split:
             f"--mark: {chosen.text!r} is at step {chosen.step:,}, and the file holds steps "
             f"{first:,} to {last:,}: one of the two parts is empty"
         )
-    return Split(chosen, found)
+    return chosen, found
 
 
 # The report

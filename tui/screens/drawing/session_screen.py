@@ -18,8 +18,7 @@ from textual.timer import Timer
 
 from stepscope.recordings.fleets.fleet import LOOK_S
 from stepscope.recordings.history.history import History
-from stepscope.tui.screens.drawing.canvas import Canvas
-from stepscope.tui.screens.drawing.frame_maker import FrameMaker
+from stepscope.tui.screens.drawing.canvas import Canvas, FrameMaker
 from stepscope.tui.screens.textual_parts import use_colours
 from stepscope.tui.session.control.operator import Operator
 from stepscope.tui.session.session import Session
@@ -61,9 +60,8 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self.news: Callable[[], str | None] = lambda: None  # notices of the calling command
         self._logged: set[str] = set()  # errors, each of them once
         self.frame: Frame | None = None
-        self.navigator = Navigator(
-            self.view, session.history, session.source, self.notices, self._key
-        )
+        said = self.notices, self._key
+        self.navigator = Navigator(self.view, session.history, session.source, *said)
         self.operator = Operator(session.history, session.link, self.notices, session.autopilot)
         self.canvas = Canvas(session, skin)
         self._replay = replay_of(session.source)
@@ -73,10 +71,8 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         self._all_drawn_s = 0.0
         self._is_partial = False  # the slow views were left out
         self.is_shown = True  # False while the screen of another engine is shown
-        self._failure: str | None = None
+        self._failure: str | None = None  # why the last frame could not be made
         self.by_action: Mapping[str, Callable[[], None]] = {}  # the handlers
-
-    # Life
 
     def compose(self) -> ComposeResult:
         yield self.canvas
@@ -117,11 +113,9 @@ class SessionScreen(Screen[None], inherit_bindings=False):
             self.session.abilities = self.session.abilities.written(skin.ascii_only)
             self.frames.forget()
         self.skin = skin
-        self.canvas.skin = skin
+        self.canvas.set_skin(skin)
         use_colours(self.app, skin.mode)
         self.draw()
-
-    # Drawing
 
     def draw_if_changed(self) -> None:
         """Draw a frame if something has changed since the last one. The timer calls this."""
@@ -139,7 +133,11 @@ class SessionScreen(Screen[None], inherit_bindings=False):
                 self.notices.say(*news)
         if (said := self.news()) is not None:
             self.notices.say_later(said)
-        self._look_at_alerts()
+        for change in session.alerts.news():
+            if change.is_firing:
+                self.app.bell()  # the notice line shows the alert as long as it fires
+            else:
+                self.notices.say_later(change.text, "good")
         self._show_notice()
         is_due = session.clock() - self._all_drawn_s >= _SLOW_S
         # The slow views must show the last change too: after a partial frame, draw once more.
@@ -153,17 +151,10 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         is_moved |= is_first and self.history.last_step is not None
         self.draw(everything=is_due or is_moved or self.view.page in ("fleet", "compare"))
 
-    def _look_at_alerts(self) -> None:
-        for change in self.session.alerts.news():
-            if change.is_firing:
-                self.app.bell()  # the notice line shows the alert as long as it fires
-            else:
-                self.notices.say_later(change.text, "good")
-
     def draw(self, everything: bool = True) -> None:
         """Draw a frame now, with `everything` or at a stopped step also the slow views."""
-        failed_before, self._failure = self._failure, None
         self._seen = _seen(self.session, self.operator, self.view)
+        failed_before, self._failure = self._failure, None
         try:
             self._draw(everything or not self.view.live)
         except Exception as error:  # any error: it is shown, and the next frame tries again
@@ -212,9 +203,7 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         if everything:
             self._all_drawn_s = self.session.clock()
         connection = _connection(self.session, self.history, self.fps)
-        pending = self.operator.pending
-        canvas.draw(frame, connection, pending, self.following, everything)
-        self._failure = canvas.failure
+        canvas.draw(frame, connection, self.operator.pending, self.following, everything)
 
     def new_frame(self) -> Frame:
         if self.view.live and self.history is not self.session.history:
@@ -223,18 +212,14 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         return self.frame
 
     def _show_notice(self) -> None:
-        standing = _standing(self.session, self.operator, self.view, self._failure)
+        failure = self._failure or self.canvas.failure
+        standing = _standing(self.session, self.operator, self.view, failure)
         self.canvas.notice(self.notices.line(standing, self.size.width))
 
     @property
     def following(self) -> bool:
         """Whether the picture moves by itself, as it shows the newest step."""
         return self.view.live and (self._replay is None or self._replay.status == "playing")
-
-    @property
-    def num_lanes(self) -> int:
-        """Number of requests that could have a lane, including those without room on the screen."""
-        return 0 if self.frame is None else self.frame.num_lanes
 
     @contextmanager
     def shown_failures(self, what: str) -> Iterator[None]:
@@ -258,8 +243,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
 
         self.app.push_screen(overlay, closed)
 
-    # Keys
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "do" and parameters:
             return self.session.abilities.allows(BY_ID[str(parameters[0])])
@@ -272,9 +255,8 @@ class SessionScreen(Screen[None], inherit_bindings=False):
         if not abilities.allows(action):
             return
         if self.canvas.is_too_small and action_id not in _UNSEEN:
-            help_key, quit_key = self._key("help"), self._key("quit")
-            said = f"{action.key} needs a larger screen ({help_key} and {quit_key} work)"
-            self.notices.refuse(said)
+            what = f"{self._key('help')} and {self._key('quit')} work"
+            self.notices.refuse(f"{action.key} needs a larger screen ({what})")
             self.draw_next()
             return
         self.session.switches.seen(None if self.view.page == "fleet" else self.session.source)
@@ -293,8 +275,6 @@ class SessionScreen(Screen[None], inherit_bindings=False):
                 self.notices.refuse(abilities.why_not(action))
                 self.draw()
 
-
-# What the screen says of source, recorder and dashboard
 
 _AGEING = ("stale", "down")  # the screen says how old the figures are
 
@@ -327,10 +307,8 @@ def _standing(
 def _source_error(session: Session) -> str | None:
     """Return the error of the source or None; if its engine is gone, with the key that helps."""
     error, switch = session.source.error, session.record_switch
-    key = session.abilities.key("keep_steps")
-    if error is None or session.source.status != "down" or switch is None:
-        return error
-    if not key or not session.history.num_steps:
+    key, is_down = session.abilities.key("keep_steps"), session.source.status == "down"
+    if error is None or switch is None or not (is_down and session.history.num_steps):
         return error
     # The file of a running recording lacks the steps from before it began.
     which = ", also those from before the recording" if switch.active else ""
@@ -360,17 +338,11 @@ def _seen(session: Session, operator: Operator, view: View) -> object:
 
 
 def _connection(session: Session, shown: History, fps: float) -> header.SourceState:
-    """Return what the header shows about source and recording; `shown`: on the screen."""
-    switch, replay = session.record_switch, replay_of(session.source)
+    source, switch, replay = session.source, session.record_switch, replay_of(session.source)
     recorder = None if switch is None else switch.active
     recording = None if recorder is None else (recorder.elapsed_s, recorder.num_bytes)
-    return header.SourceState(
-        session.title,
-        session.endpoint,
-        session.source.status,
-        fps,
-        None if replay is None else replay.speed,
-        recording,
-        shown is not session.history,
-        None if replay is None else replay.extent_ns,
-    )
+    speed = extent_ns = None
+    if replay is not None:
+        speed, extent_ns = replay.speed, replay.extent_ns
+    named, is_previous = (session.title, session.endpoint), shown is not session.history
+    return header.SourceState(*named, source.status, fps, speed, recording, is_previous, extent_ns)

@@ -18,7 +18,6 @@ from stepscope.recordings.file.mcap.format import default_name
 from stepscope.recordings.history.source import NO_ENGINE, Source
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
-from stepscope.tui.screens.handlers.compare_handlers import CompareHandlers
 from stepscope.tui.screens.handlers.opening import Opening
 from stepscope.tui.screens.handlers.page_handlers import PageHandlers
 from stepscope.tui.settings.action_table import PAGES
@@ -34,11 +33,10 @@ class Handlers:
         self._screen = screen
         self._session, self._view, self._notices = screen.session, screen.view, screen.notices
         self.opening = Opening(screen, self.use_levels)
-        self.pages = PageHandlers(screen, self.opening.edit_knob)
-        self._comparing = CompareHandlers(screen, self.pages.show, self.opening.ask)
+        self.pages = PageHandlers(screen, self.opening)
         main = self._table()
         self.by_action = {action_id: partial(self._do, action_id, main) for action_id in main}
-        self._of_comparison = self._comparing.handlers()
+        self._of_comparison = self.pages.on_compare_page()
 
     def _do(self, action_id: str, main: Mapping[str, Callable[[], object]]) -> None:
         """Run an action. On the compare page, a handler made for that page goes first."""
@@ -81,7 +79,7 @@ class Handlers:
             "lane_down": partial(self.pages.select_lane, 1),
             "sort": self.pages.sort,
             "reverse": self.pages.reverse,
-            "compare_with": self._comparing.choose,
+            "compare_with": self.pages.compare,
             "other_side": session.compare.other_side,
             "follow": self.pages.follow,
             "copy": self.pages.copy,
@@ -130,8 +128,6 @@ class Handlers:
         if self._session.tour is not None:
             self._session.tour.again()
 
-    # How the dashboard looks
-
     def axis(self) -> None:
         self._view.next_axis()
         self._session.prefer("axis", self._view.axis)
@@ -167,8 +163,6 @@ class Handlers:
         session.prefer("slo_itl_ms", slo.itl_ms)
         self._screen.draw()
 
-    # The session as a whole
-
     def previous_session(self) -> None:
         current, shown = self._session.history, self._screen.history
         if shown is not current:
@@ -195,18 +189,15 @@ class Handlers:
         if (recorder := switch.active) is not None:
             switch.stop()
             self._notices.say(f"{who}recording ended: {recorder.path}", "good")
-            return
-        if source.status in NO_ENGINE:
+        elif source.status in NO_ENGINE:
             self._notices.warn(f"{who}no engine answers, so nothing can be recorded")
-            return
-        try:
-            path = switch.start()
-        except RecordingError as error:
-            self._notices.warn(f"{who}cannot record: {error}")
         else:
             num_marks = len(source.history.marks)
             before = f" (without {fmt.plural(num_marks, 'earlier mark')})" if num_marks else ""
-            self._notices.say(f"{who}recording{before} to {path}", "good")
+            try:
+                self._notices.say(f"{who}recording{before} to {switch.start()}", "good")
+            except RecordingError as error:
+                self._notices.warn(f"{who}cannot record: {error}")
 
     def autopilot(self) -> None:
         """Start an autopilot that holds the ITL level, or end what controls the knobs."""

@@ -9,7 +9,7 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.tui.screens.drawing.session_screen import SessionScreen
 from stepscope.tui.screens.overlays.help import HelpPage
 from stepscope.tui.screens.overlays.knob_editor import KnobEditor
-from stepscope.tui.screens.overlays.prompt import Prompt
+from stepscope.tui.screens.overlays.overlay import Prompt
 from stepscope.tui.screens.textual_parts import palette
 from stepscope.tui.session.control.engine_link import KnobsNow
 from stepscope.tui.session.control.operator import (
@@ -58,25 +58,22 @@ class Opening:
         self.ask(question, use, _checked(lane_filter), self._view.filter)
 
     def mark(self) -> None:
-        key = self._session.abilities.key
-        step = self._screen.frame.cursor if self._screen.frame is not None else None
-        if step is None:
-            self._notices.warn("there is no step to mark yet")
-            return
-        if self._screen.history is not self._session.history:
-            text = f"marks are for the running session; {key('live')} goes back to it"
-            self._notices.warn(text)
-            return
+        key, warn = self._session.abilities.key, self._notices.warn
+        step = None if self._screen.frame is None else self._screen.frame.cursor
 
         def set_mark(text: str) -> None:
             add_mark(self._session.source, text.strip() or "mark", self._operator.who, step)
             said = f"mark at step {step:,}; {key('previous_mark')} goes back to it"
             self._notices.say(said, "good")
 
-        self.ask(f"mark at step {step:,}, note:", set_mark)
+        if step is None:
+            warn("there is no step to mark yet")
+        elif self._screen.history is not self._session.history:
+            warn(f"marks are for the running session; {key('live')} goes back to it")
+        else:
+            self.ask(f"mark at step {step:,}, note:", set_mark)
 
     def keep_steps(self) -> None:
-        """Write the steps in memory of the shown session to a recording."""
         session, warn = self._session, self._notices.warn
         if session.exports.active is not None:
             warn(f"a file is being written; {session.abilities.key('back')} cancels it")
@@ -104,11 +101,9 @@ class Opening:
         """Open the knob editor; if `name` is given, with that knob selected, or it `is_alone`."""
         if not self._has_engine():
             return
-        state = self._session.history.state
-        if state.info is None or not state.info.knobs:
+        if not self._knobs_now().specs:
             self._notices.warn("the engine has not reported its knobs yet")
             return
-
         forecast = partial(KnobForecast, self._session.history)
         editor = KnobEditor(self._screen.skin, self._knobs_now, name, forecast, is_alone)
         self._screen.open_overlay(editor, self._operator.set_knob)
@@ -122,7 +117,6 @@ class Opening:
         """Ask for the engine's own synthetic workload; fields not typed keep their values."""
         if not self._has_engine():
             return
-
         history = self._session.history
 
         def parsed(text: str) -> WorkloadSpec | None:
@@ -135,15 +129,16 @@ class Opening:
         self.ask(f"{OFF} or {EXAMPLE}:", use, _checked(parsed), note=note)
 
     def service_levels(self) -> None:
-        """Ask for the service levels (TTFT and ITL bounds), and set them."""
         now = self._session.history.slo
 
+        def parsed(text: str) -> SLO:
+            return parse_levels(text, now)
+
         def use(text: str) -> None:
-            self._use_levels(parse_levels(text, now))
+            self._use_levels(parsed(text))
 
         text = f"ttft={now.ttft_ms:g} itl={now.itl_ms:g}"
-        check = _checked(lambda text: parse_levels(text, now))
-        self.ask("service levels, in ms or 2s:", use, check, text)
+        self.ask("service levels, in ms or 2s:", use, _checked(parsed), text)
 
     def help_(self) -> None:
         session = self._session

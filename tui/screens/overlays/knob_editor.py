@@ -5,7 +5,7 @@ operator began to type: if another client was quicker, the engine refuses it. So
 that answers by then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from textual.geometry import Region
 
@@ -15,7 +15,7 @@ from stepscope.tui.screens.overlays.overlay import Overlay
 from stepscope.tui.session.control.engine_link import KnobChange, KnobsNow
 from stepscope.tui.session.what_if import KnobForecast
 from stepscope.tui.views.lines import Line, clean, framed
-from stepscope.tui.views.panels.knob_panel import bounds_text
+from stepscope.tui.views.pages.knobs_page import bounds_text
 from stepscope.tui.views.theme import Skin
 
 _LOOK_S = 0.2  # between two looks at the values and the forecast
@@ -79,7 +79,7 @@ class KnobEditor(Overlay[KnobChange]):
         body.append(((clean(about, width - 3), style),))
         keys = " ↑/↓ choose  Enter edit"
         if self._draft is not None:
-            how = "←/→ change" if _goes_round(spec) else "type a value, or ←/→ 5 %  ⇧←/→ 25 %"
+            how = "←/→ change" if _values(spec) else "type a value, or ←/→ 5 %  ⇧←/→ 25 %"
             keys = f" Enter applies  Esc drops  {how}"
             keys += "  w what if" if self._forecast is not None and self._draft else ""
         body.append(((self.hint(keys), "key"),))
@@ -104,7 +104,7 @@ class KnobEditor(Overlay[KnobChange]):
         editing = idx == self._at and self._draft is not None
         value = self._value_of(spec)
         if editing:
-            value = f"◀ {self._draft} ▶" if _goes_round(spec) else f"{self._draft}_"
+            value = f"◀ {self._draft} ▶" if _values(spec) else f"{self._draft}_"
         mark, sign = ("+cursor", "▶") if idx == self._at else ("", " ")
         room = max(0, width - 49)
         return (
@@ -152,15 +152,18 @@ class KnobEditor(Overlay[KnobChange]):
         if key != "enter":
             self._drop_forecast()
         if key == "enter":
-            is_same = _goes_round(spec) and self._draft == self._value_of(spec)
+            is_same = _values(spec) and self._draft == self._value_of(spec)
             if not self._draft or is_same:
-                self._end_edit()
+                self._draft = None
+                if self._only is not None:
+                    self.dismiss(None)
             elif self._wrong() is None:
                 value, begun = parse_value(spec, self._draft), self._begun
                 self.dismiss(KnobChange(spec.name, value, begun.version, begun.engine_id))
-        elif _goes_round(spec):
+        elif values := _values(spec):
             if key in ("left", "right", "up", "down", "space"):
-                self._turn(-1 if key in ("left", "up") else 1)
+                at = values.index(self._draft) if self._draft in values else 0
+                self._draft = values[(at + (-1 if key in ("left", "up") else 1)) % len(values)]
         elif key in _STEPS:
             self._draft = _moved(spec, self._draft or self._value_of(spec), _STEPS[key])
         elif key == "backspace":
@@ -170,13 +173,8 @@ class KnobEditor(Overlay[KnobChange]):
 
     def _begin(self) -> None:
         spec = self._specs[self._at]
-        self._draft = self._value_of(spec) if _goes_round(spec) else ""
+        self._draft = self._value_of(spec) if _values(spec) else ""
         self._begun = self._now
-
-    def _end_edit(self) -> None:
-        self._draft = None
-        if self._only is not None:
-            self.dismiss(None)
 
     def insert(self, text: str) -> None:
         """Append text to the edited number, or turn the edited switch or choice to it."""
@@ -184,19 +182,13 @@ class KnobEditor(Overlay[KnobChange]):
         if self._draft is None or not text:
             return
         self._drop_forecast()
-        if not _goes_round(spec):
+        if not (values := _values(spec)):
             self._draft = (self._draft + text.replace(",", ""))[:12]  # screens write 2,048
-        elif text in (spec.choices if spec.kind == "choice" else ("off", "on")):
+        elif text in values:
             self._draft = text
 
-    def _turn(self, direction: int) -> None:
-        spec = self._specs[self._at]
-        choices = spec.choices if spec.kind == "choice" else ("off", "on")
-        at = choices.index(self._draft) if self._draft in choices else 0
-        self._draft = choices[(at + direction) % len(choices)]
-
     def _wrong(self) -> str | None:
-        if self._draft is None or self._draft == "":
+        if not self._draft:
             return None
         spec = self._specs[self._at]
         try:
@@ -211,9 +203,9 @@ class KnobEditor(Overlay[KnobChange]):
         return None
 
 
-def _goes_round(spec: KnobSpec) -> bool:
-    """Whether a knob has few values, which the arrow keys go through."""
-    return spec.kind in ("bool", "choice")
+def _values(spec: KnobSpec) -> Sequence[str]:
+    """Return the values of a knob with few, which the arrow keys go through; empty for a number."""
+    return {"bool": ("off", "on"), "choice": spec.choices}.get(spec.kind, ())
 
 
 def _moved(spec: KnobSpec, text: str, share: float) -> str:
@@ -230,9 +222,7 @@ def _moved(spec: KnobSpec, text: str, share: float) -> str:
 def parse_value(spec: KnobSpec, text: str) -> KnobValue:
     """Return the value that `text` means for this knob; raise ValueError if it means none."""
     if spec.kind == "bool":
-        if text not in ("on", "off"):
-            raise ValueError(text)
-        return text == "on"
+        return ("off", "on").index(text) == 1
     if spec.kind == "choice":
         return text
     return int(text) if spec.kind == "int" else float(text)

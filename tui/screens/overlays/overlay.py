@@ -1,7 +1,11 @@
-"""`Overlay`: base class of dialogs above a screen. It has one widget, a box, and gets all keys."""
+"""Dialogs above a screen: `Overlay`, their base class, and `Prompt`, a line to type into.
+
+An overlay has one widget, a box, and gets all keys.
+"""
 
 import logging
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -11,11 +15,15 @@ from textual.geometry import Region
 from textual.screen import ModalScreen
 
 from stepscope.tui.settings.key_names import spelled
-from stepscope.tui.views.lines import Line, Lines
+from stepscope.tui.views.lines import Line, Lines, Run, clean, length_of
 from stepscope.tui.views.theme import Skin
 
 log = logging.getLogger("stepscope.tui")
 
+_MAX_LENGTH = 4_096  # of a typed text: the longest path of Linux
+_MIN_ROOM = 22  # cells kept free for the typed text
+_MOST_BENEATH = 4  # lines of a note or an error
+_KEEPS = frozenset({"left", "right", "home", "end"})  # keys that keep the selected text
 _Result = TypeVar("_Result")
 
 
@@ -61,8 +69,7 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         region = self.place(*self.size)
         styles = self._box.styles
         styles.offset = (region.x, region.y)
-        styles.width = max(1, region.width)
-        styles.height = max(1, region.height)
+        styles.width, styles.height = max(1, region.width), max(1, region.height)
         self._box.show(self.lines(region.width, region.height))
 
     def on_mount(self) -> None:
@@ -126,3 +133,98 @@ class Overlay(ModalScreen[_Result], Generic[_Result]):
         except Exception:
             log.exception("%s failed", type(self).__name__)
             self.dismiss(None)
+
+
+class Prompt(Overlay[str]):
+    """Asks for one line of text. Enter closes the prompt with the text, Escape without.
+
+    With `submit`, the prompt stays open until the caller dismisses it: checking may take a while,
+    and the operator can correct a wrong text.
+
+    Args:
+        text: the initial text. It is selected: typing replaces it, an arrow key keeps it.
+        check: returns one line about what is wrong with a text, or None if it is fine.
+        submit: gets a text that passed `check`; `refuse` may still reject it later.
+    """
+
+    def __init__(
+        self,
+        skin: Skin,
+        question: str,
+        text: str = "",
+        check: Callable[[str], str | None] | None = None,
+        submit: Callable[[str], None] | None = None,
+        note: str = "",
+    ) -> None:
+        super().__init__(skin)
+        self._question = question
+        self._text = text
+        self._is_selected = bool(text)
+        self._check = check
+        self._submit = submit
+        self._note = note
+        self._wrong: str | None = None
+        self._is_waiting = False
+
+    def refuse(self, text: str) -> None:
+        """Show what is wrong with the submitted text; the prompt stays open."""
+        self._is_waiting, self._wrong = False, text
+        self.redraw()
+
+    def place(self, width: int, height: int) -> Region:
+        num_rows = min(1 + len(self._beneath(width)), max(1, height - 1))
+        return Region(0, max(0, height - 1 - num_rows), width, num_rows)
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        question = f" {clean(self._question, max(1, width - _MIN_ROOM))} "
+        room = max(1, width - len(question) - 2)
+        line: Line = (
+            (question, "edit"),
+            (clean(self._text[-room:], room), "selected" if self._is_selected else "edit"),
+            ("_  …" if self._is_waiting else "_", "edit"),
+        )
+        rest = max(0, width - length_of(line))
+        hint = "" if self._wrong is None else "  ^u empties it"
+        if self._is_selected:
+            hint = self.hint("  typing replaces it, → keeps it")
+        return [
+            (*line, (f"{hint if len(hint) < rest else '':<{rest}}", "edit")),
+            *(
+                ((f" {clean(each, width - 1):<{width - 1}}", style),)
+                for each, style in self._beneath(width)
+            ),
+        ]
+
+    def _beneath(self, width: int) -> list[Run]:
+        """Return the lines below the typed text: an error, or a note."""
+        text, style = (self._note, "edit") if self._wrong is None else (self._wrong, "caution")
+        lines = textwrap.wrap(text, max(1, width - 2))[:_MOST_BENEATH]
+        return [(line, style) for line in lines]
+
+    def pressed(self, key: str, character: str | None) -> None:
+        if key == "enter":
+            if self._is_waiting:
+                return
+            self._is_selected = False
+            self._wrong = None if self._check is None else self._check(self._text)
+            if self._wrong is None and self._submit is not None:
+                self._is_waiting = True
+                self._submit(self._text)
+            elif self._wrong is None:
+                self.dismiss(self._text)
+        elif key in _KEEPS:
+            self._is_selected = False
+        elif key == "backspace":
+            self._become("" if self._is_selected else self._text[:-1])
+        elif key == "ctrl+u" or (key == "delete" and self._is_selected):
+            self._become("")
+        elif character is not None:
+            self.insert(character)
+
+    def insert(self, text: str) -> None:
+        if text:
+            before = "" if self._is_selected else self._text
+            self._become((before + text)[:_MAX_LENGTH])
+
+    def _become(self, text: str) -> None:
+        self._text, self._wrong, self._is_selected = text, None, False

@@ -8,10 +8,11 @@ Padding, which a static batch spends on no request, is drawn dashed on top of th
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
-from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.state.series.limits import LIMITS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.frame import Frame
@@ -24,14 +25,7 @@ _RUNS = re.compile(
     "|(?P<preempted>✗+)|(?P<muted>[0-9:.,?─]+)|(?P<text> +)"
     "|(?P<caution>[▒╍]+)"
 )
-_LIMIT_STYLES: dict[Limit | None, str] = {
-    None: "text",
-    "work": "idle",
-    "budget": "limit_budget",
-    "seats": "limit_seats",
-    "kv": "limit_kv",
-    "paused": "limit_paused",
-}
+_COLOURED_LIMITS = ("budget", "seats", "kv", "paused")  # others share a colour
 _LIMITS_HEIGHT = 9  # least height of a panel with a row for what limited each step
 _MARKS = (  # of several in a column, the first in this list is shown
     ("is_lost", "?"), ("has_preemption", "✗"), ("has_knob_change", "◆"), ("has_mark", "▼"),
@@ -49,13 +43,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     has_limits = height >= _LIMITS_HEIGHT and not frame.is_summed_up
     num_rows = height - 4 - has_limits  # frame, decodes, axis
     columns = [each for each in frame.columns if each is not None]
-    budget, most = (
-        max(numbers, default=0)
-        for numbers in (
-            (c.token_budget or 0 for c in columns),
-            (c.num_prefill_tokens for c in columns),
-        )
-    )
+    budget = max((each.token_budget or 0 for each in columns), default=0)
+    most = max((each.num_prefill_tokens for each in columns), default=0)
     scale, what = (budget, "budget") if budget else (most or 1, "most")
     labels = [_named(what, scale, gutter - 2), *[""] * (num_rows - 1)]
     labels[-1] = "prefill tok" if num_rows > 1 else labels[-1]
@@ -69,8 +58,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         bars[row] = bars[row].replace(" ", "─")
     rows = zip(labels, bars, strict=False)
     decodes = "".join([_decode_cell(column) for column in frame.columns])
-    unit = "record" if frame.is_summed_up else "step"
-    axis = labelled(unit if frame.view.axis == "step" else "time", gutter, "┤")
+    axis = labelled(frame.unit if frame.view.axis == "step" else "time", gutter, "┤")
     body: list[Line] = [(*labelled(x, gutter), *_runs(cells, frame, _RUNS)) for x, cells in rows]
     body.append((*labelled(_decodes(frame, gutter - 2), gutter), *_runs(decodes, frame, _RUNS)))
     if has_limits:
@@ -113,9 +101,10 @@ def _limits(frame: Frame) -> Line:
     for limit, group in groupby(limits):
         num = len(list(group))
         glyph = " " if limit is None else LIMIT_LETTERS[limit]
-        text, style = glyph * num, _LIMIT_STYLES.get(limit, "limit_other")
-        if limit is not None and limit != "work" and num >= len(limit) + 2:
-            text = f" {limit} ".ljust(num, "–")
+        text, style = glyph * num, "idle" if limit == "work" else "text"
+        if limit is not None and limit != "work":
+            style = f"limit_{limit}" if limit in _COLOURED_LIMITS else "limit_other"
+            text = f" {limit} ".ljust(num, "–") if num >= len(limit) + 2 else text
         runs.append((text, style))
     return with_cursor(tuple(runs), frame.cursor_column)
 
@@ -260,23 +249,20 @@ def _put_time_ticks(cells: list[str], frame: Frame) -> None:
     """Write times, or only their seconds, into the axis where they cover no event."""
     for first in range(0, len(cells), _STRETCH):
         last = min(first + _STRETCH, len(cells))
-        if not _put_time(cells, frame, first, last, slice(None)):
-            _put_time(cells, frame, first, last, slice(5, None))
+        for part in (slice(None), slice(5, None)):
+            times = ((x, label[part]) for x, label in _times(frame, first, last))
+            if any(x + 1 + len(at) <= last and _put_label(cells, x, at) for x, at in times):
+                break
 
 
-def _put_time(cells: list[str], frame: Frame, first: int, last: int, part: slice) -> bool:
-    """Put a label with this part of hh:mm:ss.s between two columns; return whether it was put."""
+def _times(frame: Frame, first: int, last: int) -> Iterator[tuple[int, str]]:
+    """Yield the columns of a stretch with their times, hh:mm:ss.s; none if they are unknown."""
     for x in range(first, last):
         column = frame.columns[x]
-        if column is None or column.start_ns is None:
-            continue
-        wall_ns = frame.history.wall_ns(column.start_ns)
-        if wall_ns is None:
-            return False
-        label = f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"[part]
-        if x + 1 + len(label) <= last and _put_label(cells, x, label):
-            return True
-    return False
+        start_ns = None if column is None else column.start_ns
+        wall_ns = None if start_ns is None else frame.history.wall_ns(start_ns)
+        if wall_ns is not None:
+            yield x, f"{fmt.clock(wall_ns)}.{wall_ns // 100_000_000 % 10}"
 
 
 def _runs(text: str, frame: Frame, pattern: "re.Pattern[str]") -> Line:

@@ -22,7 +22,7 @@ from stepscope.tui.views.charts.budget_chart import with_cursor
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.framed_panels import column_chart, labelled
-from stepscope.tui.views.lines import Field, Line, Run, clean, facts, fitted, joined, whole
+from stepscope.tui.views.lines import Field, Line, Run, bounded, clean, facts, fitted, joined, whole
 
 _LABEL = 7
 _BLOCK = 22  # cells of a percentile, with the vertical line before it
@@ -35,8 +35,6 @@ MARKS: dict[Verdict, tuple[str, str]] = {
     "b": ("B", "good"),
     "alike": ("=", "muted"),
     "unclear": ("?", "muted"),
-    "differs": (" ", "muted"),
-    "unknown": (" ", "muted"),
 }
 # What the marks behind each pair of values say.
 KEY: Line = (
@@ -90,7 +88,7 @@ def _factor(figure: ComparedFigure) -> str:
 def _mark(figure: ComparedFigure) -> Run:
     if figure.verdict == "differs":
         return "▲" if (figure.b or 0) > (figure.a or 0) else "▼", "muted"
-    return MARKS[figure.verdict]
+    return MARKS.get(figure.verdict, (" ", "muted"))
 
 
 def others(found: Comparison, width: int, height: int) -> list[Line]:
@@ -131,7 +129,6 @@ _HAPPENED = (
     (LATE, "!", "breach"),
     (LOST, "?", "muted"),
 )
-_Cell = tuple[str, str]
 
 
 def draw(page: ComparePage, slo_itl_ms: float, height: int) -> list[Line]:
@@ -149,9 +146,8 @@ def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
         columns, is_down = page.columns[number], letter == "B"
         scale, label = _budget_scale(columns)
         tokens = [None if p is None else p.num_prefill_tokens for p in columns]
-        bars = column_chart(
-            tokens, num_rows, scale, ["prefill"] * len(columns), is_down=is_down, full="▓"
-        )
+        styles = ["prefill"] * len(columns)
+        bars = column_chart(tokens, num_rows, scale, styles, is_down=is_down, full="▓")
         happened = [_happened(point) for point in columns]
         name = f"{letter} decode"
         if page.align == "request" and page.pair is not None:
@@ -170,14 +166,14 @@ def _rows(page: ComparePage, bars: list[Line], labels: dict[int, str], is_down: 
 
 
 def _budget_scale(columns: Sequence[StepPoint | None]) -> tuple[int, str]:
-    budget = max((p.token_budget or 0 for p in columns if p is not None), default=0)
-    if budget:
+    points = [point for point in columns if point is not None]
+    if budget := max((point.token_budget or 0 for point in points), default=0):
         return budget, f"of {budget:,}"
-    most = max((p.num_prefill_tokens for p in columns if p is not None), default=0)
+    most = max((point.num_prefill_tokens for point in points), default=0)
     return max(1, most), f"tok {fmt.short(most)}"
 
 
-def _happened(point: StepPoint | None) -> _Cell:
+def _happened(point: StepPoint | None) -> Run:
     if point is None:
         return " ", "text"
     for flag, glyph, style in _HAPPENED:
@@ -186,11 +182,11 @@ def _happened(point: StepPoint | None) -> _Cell:
     return ("━", "decode") if point.num_decode_tokens else ("·", "idle")
 
 
-def _life(page: ComparePage, run: RequestRun, happened: Sequence[_Cell]) -> list[_Cell]:
+def _life(page: ComparePage, run: RequestRun, happened: Sequence[Run]) -> list[Run]:
     """Return the row of one request from arrival to end: its events, and where it waited."""
     first_ns = math.inf if run.ttft_ns is None else run.ttft_ns
     gone_ns = math.inf if run.end_ns is None else run.end_ns - run.arrival_ns
-    cells: list[_Cell] = []
+    cells: list[Run] = []
     for x, cell in enumerate(happened):
         start = page.start + x * page.width
         end = start + page.width
@@ -251,7 +247,7 @@ def _row(page: ComparePage, label: str, cells: Line, edge: str = "│") -> Line:
 def cursor_lines(page: ComparePage, slo_itl_ms: float, width: int) -> list[Line]:
     """Return one line for each run: what its engine did in the steps at the cursor."""
     points = zip("AB", page.points, strict=True)
-    return [fitted(_cursor_line(page, *each, slo_itl_ms, width), width) for each in points]
+    return [_cursor_line(page, *each, slo_itl_ms, width) for each in points]
 
 
 def _cursor_line(
@@ -260,12 +256,11 @@ def _cursor_line(
     mark = "▶" if page.focus == letter.lower() else " "
     head = facts((f"{mark}{letter} ", "strong"), (f"{offset_text(page, page.cursor):>8} ", "muted"))
     if point is None:
-        return (*head, ("no step here", "muted"))
+        return fitted((*head, ("no step here", "muted")), width)
     is_one = point.last == point.first
     steps = f"step {point.first:,}" if is_one else f"steps {point.first:,}–{point.last:,}"
     wait_ms = None if point.longest_us is None else point.longest_us / 1000
-    is_late = wait_ms is not None and wait_ms > slo_itl_ms
-    waited: Run = (fmt.with_ms(wait_ms) + (" ", "!")[is_late], "breach" if is_late else "text")
+    waited = bounded(fmt.with_ms(wait_ms), wait_ms, slo_itl_ms, " ")
     prefill = f"{point.num_prefill_tokens:,}/{fmt.count(point.token_budget)}"
     fields = (
         Field(0, (*head, (f"{steps:<18} ", "text"))),
@@ -276,4 +271,4 @@ def _cursor_line(
         Field(2, facts("  wait ", waited)),
         Field(6, facts("  queue ", fmt.count(point.num_waiting))),
     )
-    return whole(fields, width)
+    return fitted(whole(fields, width), width)

@@ -16,7 +16,7 @@ from stepscope.engine.protocol.wire import (
     RequestView,
 )
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.lines import Line, first_fitting, framed, titled
+from stepscope.tui.views.lines import Line, Run, first_fitting, framed, titled
 from stepscope.tui.views.theme import KV_CACHED, KV_EMPTY, KV_GLYPHS, KV_SHARED, KV_STYLES, KV_USED
 
 _GROUP_STYLES = ("kv_used", "decode", "prefill", "kv_shared")
@@ -29,11 +29,9 @@ _STYLE_OF = dict(zip(KV_GLYPHS, KV_STYLES, strict=True))
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    inner, rows = width - 4, height - 3
-    body = [*state_map(frame, inner, rows), key(frame, inner + 1)]
-    return framed(
-        [((" ", "text"), *line) for line in body], width, height, _title(frame, width - 6)
-    )
+    body = [*state_map(frame, width - 4, height - 3), key(frame, width - 3)]
+    title = _title(frame, width - 6)
+    return framed([((" ", "text"), *line) for line in body], width, height, title)
 
 
 def _title(frame: Frame, room: int) -> Line:
@@ -62,33 +60,27 @@ def size_of_pool(info: EngineInfo) -> str:
 
 def key(frame: Frame, width: int) -> Line:
     """Return the line below the map: shares of block states if they fit, and their glyphs."""
-    kv, states = frame.state.kv, (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY)
-    glyphs = [((KV_GLYPHS[n], KV_STYLES[n]), (f"{_NAMES[n]} ", "muted")) for n in states]
-    names: Line = tuple(run for each in glyphs for run in each)
+    kv, names = frame.state.kv, list[Run]()
+    for state in (KV_SHARED, KV_USED, KV_CACHED, KV_EMPTY):
+        names += [(KV_GLYPHS[state], KV_STYLES[state]), (f"{_NAMES[state]} ", "muted")]
     if kv is None:
-        return names
+        return tuple(names)
     total = max(1, kv.used + kv.cached + kv.empty)
     used, cached = f"{kv.used / total:.0%} used  ", f"{kv.cached / total:.0%} cached   "
-    return first_fitting(
-        [((f"{used}{cached}", "text"), *names), ((used, "text"), *names), names], width
-    )
+    return first_fitting([((said, "text"), *names) for said in (used + cached, used, "")], width)
 
 
 def state_map(frame: Frame, width: int, rows: int) -> list[Line]:
+    """Return a glyph for each KV block, merged so that all fit."""
     owner, refs = frame.state.block_owner, frame.state.block_refs
     if owner is None or refs is None or not len(owner):
         text = "the engine does not report its blocks"
         return [((text[:width], "muted"),), *((),) * (rows - 1)]
-    return map_of(block_states(owner, refs), width, rows, _STYLE_OF)
-
-
-def block_states(owner: "array[int]", refs: "array[int]") -> str:
-    """Return a glyph for each KV block; of very many blocks, only of evenly spaced ones."""
     states = [
         KV_EMPTY if who == EMPTY else KV_CACHED if who == CACHED else KV_USED + (count > 1)
         for who, count in zip(sampled(owner), sampled(refs), strict=True)
     ]
-    return "".join([KV_GLYPHS[state] for state in states])
+    return map_of("".join([KV_GLYPHS[state] for state in states]), width, rows, _STYLE_OF)
 
 
 def sampled(blocks: _Blocks) -> _Blocks:

@@ -70,11 +70,17 @@ class ChartColumns:
         last_step = history.last_step if newest is None else newest
         if first_step is None or last_step is None or width <= 0:
             return [None] * max(0, width)
-        self._forget_outdated()
+        info = history.info
+        current = (None if info is None else info.engine_id, len(history.marks))
+        if current != self._merged_for:
+            self._merged.clear()
+            self._merged_for = current
         right = last_step if view.right is None else max(first_step, min(last_step, view.right))
         if view.axis == "step":
-            return _widened(self._by_step(first_step, last_step, right, view.zoom, width))
-        return _told(self._by_time(first_step, last_step, right, view.zoom, width))
+            columns = self._by_step(first_step, last_step, right, view.zoom, width)
+        else:
+            columns = self._by_time(first_step, last_step, right, view.zoom, width)
+        return _with_wide(columns, view.axis == "step")
 
     def _by_step(
         self, first_step: int, last_step: int, right: int, zoom: int, width: int
@@ -104,21 +110,17 @@ class ChartColumns:
             first = first_step if ended is None else ended + 1
             ended = history.step_at(end_ns) if end_ns >= first_summary.tokens_ns else None
             last = first_step - 1 if ended is None else ended
-            is_pending = False
             beyond = history.summary(last + 1) if last < last_step else None
-            if beyond is not None and beyond.schedule_start_ns < end_ns:
-                last += 1
-                is_pending = True
-            if first > last:
-                columns.append(None)
-                continue
-            merged = self._merge(first, last, last_step)
-            columns.append(merged._replace(start_ns=column * column_ns, is_pending=is_pending))
+            is_pending = beyond is not None and beyond.schedule_start_ns < end_ns
+            last += is_pending
+            merged = self._merge(first, last, last_step) if first <= last else None
+            if merged is not None:
+                merged = merged._replace(start_ns=column * column_ns, is_pending=is_pending)
+            columns.append(merged)
         return columns
 
     def _merge(self, first: int, last: int, last_step: int) -> ChartColumn:
-        known = self._merged.get((first, last))
-        if known is not None:
+        if (known := self._merged.get((first, last))) is not None:
             return known
         merged = self._merge_now(first, last)
         # The newest step may still get a flag, and a lost one may be recovered.
@@ -143,13 +145,6 @@ class ChartColumns:
             num_padded_tokens=span.max_padded_tokens, limit=span.limit,
         )  # fmt: skip
 
-    def _forget_outdated(self) -> None:
-        info = self._history.info
-        current = (None if info is None else info.engine_id, len(self._history.marks))
-        if current != self._merged_for:
-            self._merged.clear()
-            self._merged_for = current
-
 
 def usual_ns(columns: Sequence[ChartColumn | None]) -> int:
     """Return about the median of the steps on the screen; 0 without steps."""
@@ -172,42 +167,28 @@ def cells_of(took_ns: int, usual: int, most: int) -> int:
     return max(2, min(most, 2 * (took_ns // usual).bit_length() - 4))
 
 
-def _wide(columns: Sequence[ChartColumn | None]) -> set[int]:
-    """Return the last steps of the columns in which everything stood still."""
-    least_ns = max(1, _WIDE * usual_ns(columns))
-    return {
-        each.last
-        for each in columns
-        if each is not None and each.longest_ns >= least_ns and each.is_slow
-    }
+def _with_wide(columns: list[ChartColumn | None], by_step: bool) -> list[ChartColumn | None]:
+    """Return as many columns; those in which everything stood still say so.
 
-
-def _told(columns: list[ChartColumn | None]) -> list[ChartColumn | None]:
-    """Return the columns of the time axis; those in which everything stood still say so."""
-    wide = _wide(columns)
-    return [
-        column if column is None or column.last not in wide else column._replace(is_wide=True)
-        for column in columns
-    ]
-
-
-def _widened(columns: list[ChartColumn | None]) -> list[ChartColumn | None]:
-    """Return as many columns, in which a late step that took far longer takes several.
-
-    All of them but the last are pending, as its tokens came at its end. The columns at the left
-    make room.
+    On the axis of steps each of these takes several columns. All of them but the last are pending,
+    as its tokens came at its end. The columns at the left make room.
     """
-    wide = _wide(columns)
-    if not wide:
-        return columns
     usual, width = usual_ns(columns), len(columns)
-    most = min(width // 8, width // 2 // len(wide))
+    least_ns = max(1, _WIDE * usual)
+    told = [
+        each._replace(is_wide=True)
+        if each is not None and each.is_slow and each.longest_ns >= least_ns
+        else each
+        for each in columns
+    ]
+    num_wide = sum(each is not None and each.is_wide for each in told)
+    if not by_step or not num_wide:
+        return told
+    most = min(width // 8, width // 2 // num_wide)
     found: list[ChartColumn | None] = []
-    for column in reversed(columns):
-        if column is None or column.last not in wide:
-            found.append(column)
-            continue
-        column = column._replace(is_wide=True)
-        num_more = cells_of(column.longest_ns, usual, most) - 1
-        found += [column, *[column._replace(is_pending=True)] * num_more]
+    for column in reversed(told):
+        found.append(column)
+        if column is not None and column.is_wide:
+            num_more = cells_of(column.longest_ns, usual, most) - 1
+            found += [column._replace(is_pending=True)] * num_more
     return found[width - 1 :: -1]

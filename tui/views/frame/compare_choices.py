@@ -71,10 +71,9 @@ def choices(
     found = [_split(session, each, known) for each in known if each.kind != "workload"][:MAX_SPLITS]
     own = None if session.path is None else session.path.absolute()
     shipped = sorted(Path(samples.__file__).parent.absolute().glob("*.mcap"))
-    files = {path: status for path, status in _recordings(folders) if path not in shipped}
-    newest = sorted(files, key=lambda path: -files[path].st_mtime)
-    for path in [path for path in newest if path != own][:MAX_FILES]:
-        status = files[path]
+    files = {path: each for path, each in _recordings(folders) if path not in (*shipped, own)}
+    newest = sorted(files.items(), key=lambda each: -each[1].st_mtime)
+    for path, status in newest[:MAX_FILES]:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_mtime))
         detail = f"{when}, {fmt.size(status.st_size)}, {path.parent}"
         both = session, file_origin(path, session)
@@ -102,22 +101,12 @@ def file_origin(path: Path, session: Origin) -> Origin:
     return Origin(path.name.removesuffix(".mcap"), session.slo, path=path)
 
 
-class Split(NamedTuple):
-    """Where to split a session: at the landmark `mark`, one of all that were `found`."""
-
-    mark: Landmark
-    found: list[Landmark]
-
-
 def split_origins(
     session: Origin, mark: Landmark, found: Iterable[Landmark]
 ) -> tuple[Origin, Origin]:
     """Return a session before and after `mark`, each up to the next change in `found`."""
-    before, after = divide(mark, found)
-    return (
-        session._replace(name=before.name, stretch=before.stretch),
-        session._replace(name=after.name, stretch=after.stretch),
-    )
+    a, b = (session._replace(name=each.name, stretch=each.stretch) for each in divide(mark, found))
+    return a, b
 
 
 def _split(session: Origin, mark: Landmark, found: Iterable[Landmark]) -> CompareChoice:

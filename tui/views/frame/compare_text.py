@@ -5,10 +5,9 @@ A side is one of the runs, A or B.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.attribution.causes import WORDS
 from stepscope.recordings.compare.comparison import Comparison, SettingDifference, SideWork
 from stepscope.recordings.compare.division import reaches
@@ -97,9 +96,6 @@ def change(figure: ComparedFigure) -> str:
     return f"{a}→{b}"
 
 
-# Sentences
-
-
 def load(found: Comparison) -> str | None:
     """Return how the work that clients requested differs between the runs; None if it is equal.
 
@@ -138,12 +134,9 @@ def outcome(found: Comparison, side: SideName) -> tuple[str, list[str]]:
         sure = _phrases(found.better(side))
         return f"{letter} better", sure or [NOTHING]
     ranked = [f for f in found.figures if None not in (f.kind, f.rank) and f.verdict == "differs"]
-    lower = [f for f in ranked if f.a is not None and f.b is not None and _is_lower(f, side)]
+    known = [(figure, figure.a, figure.b) for figure in ranked]
+    lower = [f for f, a, b in known if a is not None and b is not None and (a < b) == (side == "a")]
     return f"{letter} lower", _phrases(lower) or [NONE_LOWER]
-
-
-def _is_lower(figure: ComparedFigure, side: SideName) -> bool:
-    return ((figure.a or 0) < (figure.b or 0)) == (side == "a")
 
 
 def _phrases(figures: Sequence[ComparedFigure]) -> list[str]:
@@ -212,14 +205,8 @@ def reach(found: Comparison) -> list[str]:
 
 def setting_text(setting: SettingDifference) -> str:
     """Return the values of a setting in both runs, each in order of time: `name 8→4 | 8`."""
-
-    def values(each: Iterable[KnobValue]) -> str:
-        return "→".join(map(value_text, each))
-
-    return f"{setting.name} {values(setting.a)} | {values(setting.b)}"
-
-
-# How much work, and why late tokens were late
+    a, b = ("→".join(map(value_text, values)) for values in (setting.a, setting.b))
+    return f"{setting.name} {a} | {b}"
 
 
 def sizes(found: Comparison, width: int) -> str:

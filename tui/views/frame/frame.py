@@ -22,6 +22,7 @@ from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.recordings.state.series.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.actions import BY_ID
+from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.frame.fleet_view import FleetPage
@@ -118,6 +119,11 @@ class Frame:
         return self.state.is_summed_up
 
     @property
+    def unit(self) -> str:
+        """What a record is called: a step, if it is of one."""
+        return "record" if self.is_summed_up else "step"
+
+    @property
     def imported(self) -> str | None:
         """The kind of file of another tool that the session was read from; None: an engine."""
         return None if self.state.info is None else self.state.info.imported
@@ -140,9 +146,8 @@ class Frame:
     @property
     def is_past(self) -> bool:
         """Whether the newest step may be long over, because the engine is paused or silent."""
-        return self.is_silent or (
-            self.view.live and self.status == "live" and self.state.state == "paused"
-        )
+        is_paused = self.status == "live" and self.state.state == "paused"
+        return self.is_silent or (self.view.live and is_paused)
 
     def key(self, action_id: str) -> str:
         """Return the key that starts an action, for use in a sentence."""
@@ -167,3 +172,7 @@ class Frame:
     def wall_ns(self, step: int | None) -> int | None:
         summary = None if step is None else self.history.summary(step)
         return None if summary is None else self.history.wall_ns(summary.tokens_ns)
+
+    def clock(self, time_ns: int) -> str:
+        """Return a time of the engine as a time of day."""
+        return fmt.clock(self.history.wall_ns(time_ns))

@@ -8,19 +8,13 @@ from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.compare.side.advice import RecentRun, advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_at
-from stepscope.recordings.history.windows import Rates
 from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.lanes import Cell
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame import chart_columns
-from stepscope.tui.views.frame.frame import (
-    LATENCY_WINDOW_S,
-    NOTABLE,
-    RATES_WINDOW_S,
-    Frame,
-)
+from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, NOTABLE, RATES_WINDOW_S, Frame
 from stepscope.tui.views.frame.lane_rows import LaneRow, lane_rows
 from stepscope.tui.views.view import View
 
@@ -32,31 +26,6 @@ _MOST_REFRESH_S = 5.0  # of figures that cost very much
 _KNEE_SHARE = 4_000  # a knee that took t seconds is found again after 4,000 t: it hardly changes
 _LAG_S = 60.0  # the least delay of messages in so many seconds counts as usual
 _ASKING = ("knobs", "latency", "kv")  # pages with figures of their own
-
-
-class _Lag:
-    """How much later than usual the steps of an engine come; only then is its clock looked at."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._newest: object = None
-        self._behind_s = 0.0
-        self._least: dict[int, float] = {}  # the least delay, by the minute; of the last two
-
-    def behind_s(self, state: SessionState, step: int | None) -> float:
-        """Return by how many seconds; 0 for an engine that has nothing to do, or no true clock."""
-        info = state.info
-        if info is None or info.simulated is not None or state.state == "idle":
-            return 0.0
-        if (info.engine_id, step) == self._newest:
-            return self._behind_s
-        self._newest = info.engine_id, step
-        now_s = self._clock()
-        delay_s, minute = now_s - state.time_ns / 1e9, int(now_s / _LAG_S)
-        kept = {at: least for at, least in self._least.items() if at >= minute - 1}
-        self._least = kept | {minute: min(delay_s, kept.get(minute, delay_s))}
-        self._behind_s = delay_s - min(self._least.values())
-        return self._behind_s
 
 
 class FrameBuilder:
@@ -98,7 +67,8 @@ class FrameBuilder:
         self._figures_of: object = None  # the frame that they were computed for
         self._built_of: object = None  # the last frame
         self._heard = (history.version, clock())  # the newest message, and since when it is that
-        self._lag = _Lag(clock)
+        self._lag: tuple[object, float] = (None, 0.0)  # of which step, by how many seconds
+        self._least_lag: dict[int, float] = {}  # by the minute; of the last two
         self._knee: tuple[object, int | None, float] = (None, None, 0.0)  # of what, it, next time
         self._landmarks: tuple[object, list[SessionEvent]] | None = None
 
@@ -118,21 +88,19 @@ class FrameBuilder:
         cursor = last_step if view.cursor is None else view.cursor
         state = newest_state if view.cursor is None else history.state_at(view.cursor)
         columns = self._columns.visible(view, num_columns, last_step)
-        cursor_column = _column_of(columns, view.cursor)
-        if view.cursor is not None and cursor_column is None and last_step is not None:
-            shown = [column for column in columns if column is not None]
-            if shown:
+        if last_step is not None and not view.live and _column_of(columns, view.cursor) is None:
+            if shown := [column for column in columns if column is not None]:
                 view.keep_visible(shown[0].first, shown[-1].last, last_step)
                 columns = self._columns.visible(view, num_columns, last_step)
-                cursor_column = _column_of(columns, view.cursor)
-            if cursor_column is None:  # wide steps right of it leave no room
+            if _column_of(columns, view.cursor) is None:  # wide steps right of it leave no room
                 view.right = view.cursor
                 columns = self._columns.visible(view, num_columns, last_step)
-                cursor_column = _column_of(columns, view.cursor)
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         if state.in_flight is not None and view.live:
             columns, lanes = self._with_open_step(view, columns, lanes, state.in_flight, state)
-        figures = self._paced(view, cursor, state, num_events)
+        figures, now_s = self._paced(view, cursor, state, num_events), self._clock()
+        if history.version != self._heard[0]:
+            self._heard = history.version, now_s
         return Frame(
             history=history,
             view=view,
@@ -142,13 +110,13 @@ class FrameBuilder:
             cursor=cursor,
             summary=None if cursor is None else history.summary(cursor),
             columns=columns,
-            cursor_column=cursor_column,
+            cursor_column=_column_of(columns, view.cursor),
             lanes=lanes,
             num_lanes=total,
             **figures,
             figures_age_s=max(0, state.time_ns - self._figures_ns) / 1e9,
-            age_s=self._age_s(),
-            behind_s=self._lag.behind_s(newest_state, last_step) if self._recorded is None else 0.0,
+            age_s=now_s - self._heard[1],
+            behind_s=self._behind_s(newest_state, last_step),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,
             audited_in_file=() if self._in_file is None else self._in_file.audited,
@@ -158,13 +126,21 @@ class FrameBuilder:
             keys=self._keys,
         )
 
-    def _age_s(self) -> float:
-        version, now_s = self._history.version, self._clock()
-        if version != self._heard[0]:
-            self._heard = version, now_s
-        return now_s - self._heard[1]
+    def _behind_s(self, state: SessionState, step: int | None) -> float:
+        """Return by how many seconds later than usual a step has come; 0 if that is unknown.
 
-    # Figures that are read rather than watched
+        It is for a replay, an engine that has nothing to do, and one without a true clock.
+        """
+        info, is_replay = state.info, self._recorded is not None
+        if is_replay or info is None or info.simulated is not None or state.state == "idle":
+            return 0.0
+        if (info.engine_id, step) != self._lag[0]:
+            now_s = self._clock()
+            delay_s, minute = now_s - state.time_ns / 1e9, int(now_s / _LAG_S)
+            kept = {at: least for at, least in self._least_lag.items() if at >= minute - 1}
+            self._least_lag = kept | {minute: min(delay_s, kept.get(minute, delay_s))}
+            self._lag = (info.engine_id, step), delay_s - min(self._least_lag.values())
+        return self._lag[1]
 
     def _paced(
         self, view: View, cursor: int | None, state: SessionState, num_events: int
@@ -174,12 +150,11 @@ class FrameBuilder:
         If computing takes long, because a minute has very many samples, more time passes between
         two computations. Processor time counts, not time: a busy machine must not age the figures.
         """
-        history = self._history
-        engine_id = None if history.info is None else history.info.engine_id
+        history, info = self._history, self._history.info
         page = view.page if view.page in _ASKING else None
         reach = None if view.live else history.first_step
-        shown = page, num_events, len(history.marks)
-        mode = (view.live, engine_id, history.is_short, reach, shown)
+        of = None if info is None else info.engine_id
+        mode = (of, view.live, history.is_short, reach, page, num_events, len(history.marks))
         start_s = self._clock()
         is_due = start_s >= self._figures_due_s and (view.live or self._figures_at != cursor)
         is_elsewhere = self._figures_at != cursor and self._stands()
@@ -202,9 +177,12 @@ class FrameBuilder:
         self, page: Page | None, cursor: int | None, state: SessionState, end_ns: int | None
     ) -> dict[str, Any]:
         history, windows = self._history, self._history.windows
-        # While earlier steps are being loaded, a report of the last minute would be incomplete.
+        # While earlier steps are being loaded, a report of the last minute would be incomplete, and
+        # rates of fewer than ten seconds are unknown.
         window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
-        minute = windows.latency(end_ns, window_s)
+        minute, rates = windows.latency(end_ns, window_s), windows.rates(end_ns, RATES_WINDOW_S)
+        if history.is_short and rates.seconds < RATES_WINDOW_S:
+            rates = windows.rates(end_ns, 0.0)
         reports = {}
         if page == "latency" and not history.is_short:
             reports = {"10 s": windows.latency(end_ns, 10.0), "60 s": minute}
@@ -212,7 +190,7 @@ class FrameBuilder:
         return {
             "latency": minute,
             "windows": reports,
-            "rates": self._rates(end_ns),
+            "rates": rates,
             "goodput": windows.goodput(end_ns, window_s),
             "limits": windows.limits(end_ns, window_s),
             "stall": history.last_stall(cursor),
@@ -223,14 +201,6 @@ class FrameBuilder:
             "speculation": history.speculation(end_ns, window_s) if page == "latency" else None,
             "prompts": windows.sums(end_ns, None) if page == "kv" else None,
         }
-
-    def _rates(self, end_ns: int | None) -> Rates:
-        """Return the rates over ten seconds; unknown while steps of them are loaded."""
-        history = self._history
-        rates = history.windows.rates(end_ns, RATES_WINDOW_S)
-        if history.is_short and rates.seconds < RATES_WINDOW_S:
-            return history.windows.rates(end_ns, 0.0)
-        return rates
 
     def _knee_at(self, view: View, cursor: int | None) -> int | None:
         """Return the knee by the steps up to the cursor, in tokens of two digits."""
@@ -250,8 +220,6 @@ class FrameBuilder:
         if summary is None or summary.num_waiting is None:
             return 0
         return (state.num_waiting > summary.num_waiting) - (state.num_waiting < summary.num_waiting)
-
-    # Events
 
     def _events(self, view: View, num_events: int) -> list[SessionEvent]:
         """Return the last events up to the cursor; rare kinds have places of their own."""
@@ -280,8 +248,6 @@ class FrameBuilder:
             self._landmarks = (when, [*(file.landmarks() if file else ()), *found])
         return self._landmarks[1]
 
-    # The step in flight
-
     def _with_open_step(
         self,
         view: View,
@@ -303,17 +269,14 @@ class FrameBuilder:
             has_breach=is_slow, is_slow=is_slow, is_open=True,
             longest_ns=took_ns, is_wide=is_slow and num > 1,
         )  # fmt: skip
+        # Of a running request the step of its next token still runs.
+        by_status: dict[str, int] = {"waiting": Cell.WAITING, "running": len(Cell)}
         prefilling = {part.request_id for part in step.prefills}
         shifted = []
         for lane in lanes:
             request = state.requests.get(lane.request_id)
-            cell = int(Cell.ABSENT)
-            if lane.request_id in prefilling:
-                cell = int(Cell.PREFILL)
-            elif request is not None and request.status == "waiting":
-                cell = int(Cell.WAITING)
-            elif request is not None and request.status == "running":
-                cell = len(Cell)  # the step of its next token still runs
+            cell = by_status.get("" if request is None else request.status, int(Cell.ABSENT))
+            cell = int(Cell.PREFILL) if lane.request_id in prefilling else cell
             shifted.append(lane._replace(cells=lane.cells[num:] + bytes((cell,)) * num))
         return [*columns[num:], *[column] * num], shifted
 

@@ -48,23 +48,20 @@ def lane_rows(
     first, last = shown[0].first, shown[-1].last
     request_ids = history.lane_ids(first, last)
     if view.filter:
-        wanted = lane_filter(view.filter)
-        names = history.lane_names(request_ids)
-        request_ids = [
-            name.request_id for name in names if wanted(name, state.requests.get(name.request_id))
-        ]
-    chosen = _choose(request_ids, view, state, num_lanes)
+        wanted, names = lane_filter(view.filter), history.lane_names(request_ids)
+        found = [each for each in names if wanted(each, state.requests.get(each.request_id))]
+        request_ids = [each.request_id for each in found]
+    chosen, followed = _choose(request_ids, view, state, num_lanes), view.followed
     if view.first_lane is None and len(chosen) < len(request_ids):
         chosen = _with_culprits(chosen, _culprits(history, request_ids, shown))
-    chosen = _with_followed(chosen, request_ids, view)
+    if followed is not None and followed not in chosen and followed in request_ids:
+        chosen = [followed, *chosen[: len(chosen) - 1]]
     merge = _merger(columns, first, last)
     lanes = zip(history.lane_names(chosen), history.lane_cells(chosen, first, last), strict=True)
     # The state drops requests that have ended: their cells up to the cursor tell how they ended.
     past = sum(column is None or column.first <= state.step for column in columns)
-    rows = [
-        _lane_row(name, state.requests.get(name.request_id), merge(cells), past)
-        for name, cells in lanes
-    ]
+    known = state.requests.get
+    rows = [_lane_row(each, known(each.request_id), merge(cells), past) for each, cells in lanes]
     return rows, len(request_ids)
 
 
@@ -91,14 +88,6 @@ def _with_culprits(chosen: list[int], culprits: list[int]) -> list[int]:
     missing = [each for each in culprits if each not in chosen]
     free = [each for each in chosen if each not in culprits][: len(missing)]
     return [*sorted(missing[: len(free)]), *(each for each in chosen if each not in free)]
-
-
-def _with_followed(chosen: list[int], request_ids: list[int], view: View) -> list[int]:
-    """Return `chosen` with the request that the operator follows, in the first row if new."""
-    followed = view.followed
-    if followed is None or followed in chosen or followed not in request_ids:
-        return chosen
-    return [followed, *chosen[: len(chosen) - 1]]
 
 
 # Cells that become true only at the end of a step; before it, the step of the token still runs.

@@ -11,7 +11,7 @@ from stepscope.tui.views.charts import compare_charts
 from stepscope.tui.views.frame import compare_text as words
 from stepscope.tui.views.frame.compare_choices import ComparePage
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import Cell, Column, Target, bar, beside, table
+from stepscope.tui.views.framed_panels import Column, Target, bar, beside, table
 from stepscope.tui.views.lines import (
     Line,
     Run,
@@ -23,6 +23,7 @@ from stepscope.tui.views.lines import (
     spread,
     titled,
 )
+from stepscope.tui.views.panels.header import SourceState
 
 _TABLE_WIDTH = 68  # of the table of requests, if the charts are beside it
 _BESIDE = 140
@@ -67,9 +68,10 @@ def targets(frame: Frame) -> list[Target]:
     return [Target(request_id=pair.a.request_id) for pair in page.comparison.requests.pairs]
 
 
-def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
+def header(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     page = frame.compare
-    line: list[Run] = [(f" {clean(title, 24)} ", "strong"), ("▐COMPARE▌", "badge_replay")]
+    title: Run = (f" {clean(connection.title, 24)} ", "strong")
+    line: list[Run] = [title, ("▐COMPARE▌", "badge_replay")]
     if page is not None and page.names[0]:
         # Parts of one session are named after what divides them.
         found = reaches(*page.names)
@@ -83,7 +85,7 @@ def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
             line.append((f"  reading {share:.0%}", "caution"))
         elif page.was_cancelled:
             line.append(("  reading was stopped", "caution"))
-    return [spread(tuple(line), facts(f"{fps:g}fps "), width)]
+    return [spread(tuple(line), facts(f"{connection.fps:g}fps "), width)]
 
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
@@ -99,7 +101,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     rest = height - len(lines)
     if width >= _BESIDE:
         left = _requests(page, found, _TABLE_WIDTH, rest)
-        right = _charts(frame, page, width - _TABLE_WIDTH, rest)
+        right = _charts(frame, page, found.slo.itl_ms, width - _TABLE_WIDTH, rest)
         return [*lines, *beside(left, right)]
     if page.align == "request":
         # Without room for both show the table: the charts mean nothing without it.
@@ -107,11 +109,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         num_rows = rest if rest - num_rows < 5 else num_rows
         lines += _requests(page, found, width, num_rows)
     if height > len(lines):
-        lines += _charts(frame, page, width, height - len(lines))
+        lines += _charts(frame, page, found.slo.itl_ms, width, height - len(lines))
     return lines
-
-
-# The verdict
 
 
 def _verdict(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
@@ -139,9 +138,9 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
     lines: list[Line] = []
     headline = words.headline(found) if room > _LEAST_ROOM else ""
     if headline:
-        fits = len(headline) <= width - 2
-        said = headline if fits else re.sub(r" \([^)]*\)", "", headline)
-        lines.append(((f" {clean(said, width - 2)}", "strong"),))
+        forms = (headline, re.sub(r" \([^)]*\)", "", headline))
+        said = clean(fmt.first_fitting(forms, width - 2), width - 2)
+        lines.append(((f" {said}", "strong"),))
     why = words.load(found)
     if why is not None and all(work.num_steps for work in found.works):
         is_other = found.different_work is not None
@@ -171,28 +170,20 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
 def _block(head: str, style: str, phrases: Sequence[str], width: int, most: int) -> list[Line]:
     room = max(20, width - _HEAD - 1)
     wrapped = textwrap.wrap(clean("; ".join(phrases), 4000), room) or [""]
-    wrapped[most - 1 :] = (
-        [clean(" ".join(wrapped[most - 1 :]), room)] if wrapped[most - 1 :] else []
-    )
+    if rest := wrapped[most:]:
+        wrapped[most - 1 :] = [clean(" ".join([wrapped[most - 1], *rest]), room)]
     heads = [head, *[""] * len(wrapped)]
-    return [
-        ((f" {head:<{_HEAD - 1}}", style), (text, "text"))
-        for head, text in zip(heads, wrapped, strict=False)
-    ]
+    rows = zip(heads, wrapped, strict=False)
+    return [((f" {head:<{_HEAD - 1}}", style), (text, "text")) for head, text in rows]
 
 
-# Step against step
-
-
-def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
-    slo_ms = page.comparison.slo.itl_ms if page.comparison is not None else 0.0
+def _charts(frame: Frame, page: ComparePage, slo_ms: float, width: int, height: int) -> list[Line]:
     cursor = compare_charts.cursor_lines(page, slo_ms, width - 2)
     if height < 4:
         return framed(cursor, width, height, "at the cursor")
     charts = compare_charts.draw(page, slo_ms, height - 2 - len(cursor))
-    what = {"time": "time", "step": "steps"}.get(page.align)
-    if what is None:
-        what = f"request {page.pair.name}" if page.pair is not None else "no request in both"
+    request = "no request in both" if page.pair is None else f"request {page.pair.name}"
+    what = {"time": "time", "step": "steps"}.get(page.align, request)
     unit = fmt.plural(page.width, "step") if page.align == "step" else fmt.with_ms(page.width / 1e6)
     about = f"  aligned by {clean(what, 30)} ({frame.key('sort')}: other)  1 col = {unit}"
     title = titled("A above, B below", about)
@@ -201,7 +192,7 @@ def _charts(frame: Frame, page: ComparePage, width: int, height: int) -> list[Li
 
 def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> list[Line]:
     matched = found.requests
-    rows: list[list[Cell]] = []
+    rows: list[list[Run]] = []
     for pair in matched.pairs[: max(200, page.selected + 100)]:
         change = pair.worst_change_ns
         if change is None or abs(pair.ttft_change_ns or 0) > abs(change):
@@ -211,7 +202,7 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
         both = (pair.a.ttft_ns, pair.b.ttft_ns, pair.a.worst_itl_ns, pair.b.worst_itl_ns)
         ms = (fmt.milliseconds(None if ns is None else ns / 1e6) for ns in both)
         moved = "—" if change is None else f"{change / 1e6:+,.1f}"
-        cells: list[Cell] = [(pair.name, "strong"), (prompt, "muted")]
+        cells: list[Run] = [(pair.name, "strong"), (prompt, "muted")]
         rows.append([*cells, *((each, "text") for each in ms), (moved, style)])
     selected = page.selected if page.align == "request" and rows else None
     body = table(_REQUESTS, rows, width - 2, height - 2, selected)
@@ -222,20 +213,13 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
     return framed(body, width, height, titled("requests in both", about))
 
 
-# Before there is anything
-
-
 def _waiting(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
     body: list[Line] = [()]
     for letter, name, known in zip("AB", page.names, page.shares, strict=True):
         share = 1.0 if known is None else known
         begin: Line = ((f"  {letter} ", "strong"), (f"{clean(name, 30):<31}", "text"))
-        line = (
-            *begin,
-            *bar(share, max(10, width - 60), "decode"),
-            (f" {share:4.0%} read", "muted"),
-        )
-        body.append(line)
+        read = bar(share, max(10, width - 60), "decode")
+        body.append((*begin, *read, (f" {share:4.0%} read", "muted")))
     notes = page.notes or ["waiting for the first step of both sides"]
     body += [(), *(((f"  {clean(note, width - 6)}", "caution"),) for note in notes)]
     body.append(facts(f"  {frame.key('back')} stops reading"))
@@ -243,7 +227,7 @@ def _waiting(frame: Frame, page: ComparePage, width: int, height: int) -> list[L
 
 
 def _chooser(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
-    rows: list[list[Cell]] = [
+    rows: list[list[Run]] = [
         [(choice.kind, "mark"), (choice.name, "strong"), (choice.detail, "muted")]
         for choice in page.choices or ()
     ]

@@ -8,12 +8,10 @@ out.
 import textwrap
 from collections.abc import Sequence
 
-from stepscope.recordings.fleets.fleet import FleetPicture
-from stepscope.recordings.fleets.imbalance import Imbalance
 from stepscope.recordings.fleets.whole_lives import WholeLife
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.charts import fleet_columns
+from stepscope.tui.views.frame import fleet_view
 from stepscope.tui.views.frame.fleet_view import FleetPage
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Target, first_shown
@@ -31,9 +29,15 @@ from stepscope.tui.views.lines import (
     titled,
     whole,
 )
+from stepscope.tui.views.panels.header import SourceState
 
 _LEAST_ROWS = 3  # least rows of the table
 _NUM_DIFFERENCES = 6
+_TOO_FEW = "fewer than two engines are up: there is nothing to compare"
+_ALL_WELL = (
+    "no engine stands out: waiting within 2x, KV within 25 points, TTFT within 2x and ITL "
+    "within 1.5x of the others of its kind"
+)
 _HOW_TO_ADD: tuple[Line, ...] = (
     facts(" to watch several engines side by side:"),
     facts("", "   stepscope top engine-0 engine-1 tcp://10.0.0.7:5555"),
@@ -43,7 +47,6 @@ _HOW_TO_ADD: tuple[Line, ...] = (
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each engine, in the order of the table."""
     page = frame.fleet
     return [] if page is None else [Target(engine=each.name) for each in page.engines]
 
@@ -53,12 +56,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if page is None or width < 4 or height < 3:
         return [fitted((), width)] * height
     notes = _notes(page, width - 2)
-    key = frame.key
-    legend = (
-        f"{key('inspect')} opens one; {key('step_back')}/{key('step_forward')} orders by another "
-        f"column, {key('reverse')} reverses it"
-    )
-    lines = _table(page, width, _table_height(page, height, len(notes)), legend)
+    lines = _table(frame, page, width, height, len(notes))
     left = height - len(lines)
     if left >= 3:
         notes_height = min(left, len(notes) + 2)
@@ -72,25 +70,21 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     return lines + [fitted((), width)] * (height - len(lines))
 
 
-def header(frame: Frame, title: str, fps: float, width: int) -> list[Line]:
-    """Return the header lines: how many engines are up, and sums over all of them."""
-    right, page = facts(f"{fps:g}fps "), frame.fleet
+def header(frame: Frame, connection: SourceState, width: int) -> list[Line]:
+    right, page = facts(f"{connection.fps:g}fps "), frame.fleet
     if page is None:
         return [spread((), right, width)]
-    left: Line = ((f" {clean(title, 24)} ", "strong"), ("▐FLEET▌", "badge_live"), (" ", "text"))
+    title: Run = (f" {clean(connection.title, 24)} ", "strong")
+    left: Line = (title, ("▐FLEET▌", "badge_live"), (" ", "text"))
     room = width - length_of(right) - 1
     return [spread(whole(_fields((*left, *_up(page)), page), room), right, width)]
-
-
-# Pieces
 
 
 def _up(page: FleetPage) -> list[Run]:
     picture = page.picture
     number = len(picture.lines)
-    runs: list[Run] = [
-        (f"{picture.num_up}/{number} up", "strong" if picture.num_up == number else "caution")
-    ]
+    all_up = "strong" if picture.num_up == number else "caution"
+    runs: list[Run] = [(f"{picture.num_up}/{number} up", all_up)]
     for status in ("stale", "down", "starting", "connecting"):
         count = sum(line.figures.status == status for line in picture.lines)
         style = "badge_down" if status == "down" else "caution"
@@ -102,36 +96,36 @@ def _up(page: FleetPage) -> list[Run]:
 
 
 def _fields(begin: Line, page: FleetPage) -> list[Field]:
-
     def total(name: str) -> str:
         values = [getattr(engine, name) for engine in page.engines]
         known = [value for value in values if value is not None]
         return fmt.short(sum(known)) if known else "-"
 
     running, seats = total("num_running"), total("num_seats")
-    values = (
-        (" run", running if "-" in (running, seats) else f"{running}/{seats}"),
-        ("wait", total("num_waiting")),
-        ("out", f"{total('output_tokens_per_s')} tok/s"),
-        ("preempt", f"{total('num_preempted')}/m"),
-        ("gap", total("num_lost")),
-    )
-    sums = (Field(n, facts(f"  {label} ", value)) for n, (label, value) in enumerate(values, 1))
+    values = {
+        " run": running if "-" in (running, seats) else f"{running}/{seats}",
+        "wait": total("num_waiting"),
+        "out": f"{total('output_tokens_per_s')} tok/s",
+        "preempt": f"{total('num_preempted')}/m",
+        "gap": total("num_lost"),
+    }
+    sums = (Field(n, facts(f"  {name} ", values[name])) for n, name in enumerate(values, 1))
     return [Field(0, begin), *sums]
 
 
-def _table_height(page: FleetPage, height: int, num_notes: int) -> int:
-    """Return the height of the table: room for all engines, unless the notes need some of it."""
-    wanted = len(page.lines) + 3
+def _table(frame: Frame, page: FleetPage, width: int, height: int, num_notes: int) -> list[Line]:
+    """Return the table, with room for all engines, unless the notes need some of it."""
+    number, wanted, key = len(page.lines), len(page.lines) + 3, frame.key
     least_notes = min(num_notes + 2, max(3, height // 3))
-    return min(height, max(min(wanted, height - least_notes), min(wanted, _LEAST_ROWS + 3)))
-
-
-def _table(page: FleetPage, width: int, height: int, legend: str) -> list[Line]:
-    room, number = height - 3, len(page.lines)
+    height = min(height, max(min(wanted, height - least_notes), min(wanted, _LEAST_ROWS + 3)))
+    legend = (
+        f"{key('inspect')} opens one; {key('step_back')}/{key('step_forward')} orders by another "
+        f"column, {key('reverse')} reverses it"
+    )
+    room = height - 3
     first = first_shown(number, room, page.selected)
-    body = fleet_columns.draw(page, width - 2, height - 2)
     which = f"  {first + 1}-{first + room} of {number}" if number > room else ""
+    body = fleet_view.draw(page, width - 2, height - 2)
     return framed(body, width, height, titled("engines", which), legend)
 
 
@@ -140,12 +134,6 @@ def _cut(notes: Sequence[Line], room: int) -> list[Line]:
         return list(notes)
     more = facts(f" … {len(notes) - room + 1} more lines; a taller window shows them")
     return [*notes[: max(0, room - 1)], more]
-
-
-def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
-    picture, inside = page.picture, width - 2
-    body = life_lanes(picture.lives, picture.lives_ns, inside, height - 3)
-    return framed([*body, _life_axis(inside)], width, height, "from prefill to decode", _LIVES_KEY)
 
 
 def _events(page: FleetPage, width: int, height: int) -> list[Line]:
@@ -157,30 +145,33 @@ def _events(page: FleetPage, width: int, height: int) -> list[Line]:
     return framed(body, width, min(height, len(body) + 2), "what happened")
 
 
-# The notes: errors, engines whose figures stand out, settings that differ
-
-
 def _notes(page: FleetPage, width: int) -> list[Line]:
     picture = page.picture
     lines: list[Line] = []
-    for each in picture.lines:
-        figures, info = each.figures, each.figures.info
+    for line in picture.lines:
+        figures, info = line.figures, line.figures.info
         if not figures.is_up and figures.status != "connecting":
-            text, style = fleet_columns.state_text(each)
+            text, style = fleet_view.state_text(line)
             begin: Line = ((" ", "text"), (f"{figures.name} {text}", style), ("  ", "text"))
             error = figures.error or "nothing received from it yet"
             lines += _wrapped(begin, clean(error, 300), "text", width)
         # Of an attached one, which engine goes on is decided for each request.
-        is_ours = info is not None and info.engine is None and info.role == "prefill"
-        if is_ours and info is not None and info.decode_engine is None and figures.is_up:
+        is_prefill = info is not None and info.engine is None and info.role == "prefill"
+        if is_prefill and info is not None and info.decode_engine is None and figures.is_up:
             begin = ((" ", "text"), (f"▲ {figures.name}", "caution"), ("  ", "text"))
             text = "has no decode engine: it runs the decodes itself until one is there"
             lines += _wrapped(begin, text, "text", width)
-    for imbalance in picture.imbalances:
-        lines += _imbalance(picture, imbalance, width)
+    for each in picture.imbalances:
+        sign, style = ("▼", "good") if each.has_room else ("▲", "caution")
+        seconds = picture.now_s - each.since_s
+        begun = fmt.clock(round((picture.wall_s - seconds) * 1e9))
+        since = f" since {begun} ({fmt.short_span(seconds)})  "
+        begin = ((f" {sign} {each.name}", style), (since, "muted"))
+        lines += _wrapped(begin, "; ".join(each.texts), "text", width)
     if not lines or (not picture.imbalances and picture.num_up > 1):
         style = "good" if len(picture.lines) > 1 else "text"
-        lines += _wrapped(((" ", "text"),), _all_well(page), style, width)
+        said = _ALL_WELL if picture.num_up > 1 else _TOO_FEW
+        lines += _wrapped(((" ", "text"),), said, style, width)
     if len(picture.lines) < 2:
         lines += _HOW_TO_ADD
     labels = [" other settings  ", *[" " * 21] * _NUM_DIFFERENCES]
@@ -190,24 +181,6 @@ def _notes(page: FleetPage, width: int) -> list[Line]:
     if hidden > 0:
         lines.append(facts(f"{' ' * 21}and {fmt.plural(hidden, 'more setting')}"))
     return lines
-
-
-def _imbalance(picture: FleetPicture, each: Imbalance, width: int) -> list[Line]:
-    sign, style = ("▼", "good") if each.has_room else ("▲", "caution")
-    seconds = picture.now_s - each.since_s
-    begun = fmt.clock(round((picture.wall_s - seconds) * 1e9))
-    since = f" since {begun} ({fmt.short_span(seconds)})"
-    begin: Line = ((f" {sign} {each.name}", style), (f"{since}  ", "muted"))
-    return _wrapped(begin, "; ".join(each.texts), "text", width)
-
-
-def _all_well(page: FleetPage) -> str:
-    if page.picture.num_up < 2:
-        return "fewer than two engines are up: there is nothing to compare"
-    return (
-        "no engine stands out: waiting within 2x, KV within 25 points, TTFT within 2x and ITL "
-        "within 1.5x of the others of its kind"
-    )
 
 
 def _wrapped(begin: Line, text: str, style: str, width: int) -> list[Line]:
@@ -235,6 +208,12 @@ _LIVES_KEY: Line = (
     _WAY, (" handed over  ", "muted"), _DECODE, (" decode  ", "muted"),
     _END, (" end", "muted"),
 )  # fmt: skip
+
+
+def _lives(page: FleetPage, width: int, height: int) -> list[Line]:
+    lanes = life_lanes(page.picture.lives, page.picture.lives_ns, width - 2, height - 3)
+    body = [*lanes, _life_axis(width - 2)]
+    return framed(body, width, height, "from prefill to decode", _LIVES_KEY)
 
 
 def life_lanes(lives: Sequence[WholeLife], now_ns: int, width: int, height: int) -> list[Line]:

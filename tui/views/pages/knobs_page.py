@@ -1,4 +1,4 @@
-"""The knobs page: a table of knobs, and the audit trail with the latencies around each change.
+"""The knobs, as a panel and as a page: also the audit trail with the latencies around each change.
 
 The table shows each knob's value, its bounds, and who changed it last.
 """
@@ -21,13 +21,13 @@ from stepscope.recordings.state.audit_text import (
 from stepscope.recordings.state.series.latency import LatencyReport
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, room_of_last, table
-from stepscope.tui.views.lines import Line, clean, facts, framed, titled
-from stepscope.tui.views.panels.knob_panel import bounds_text, specs_of
+from stepscope.tui.views.framed_panels import Column, Rows, Target, room_of_last, table
+from stepscope.tui.views.lines import Line, Run, bounded, clean, facts, framed, spot, titled
 
 Entry: TypeAlias = KnobsChanged | Audited
 
 EFFECT_S = 10.0  # seconds before and after a change, less if another change is nearer
+_KNOB = (Column("", 1), Column("knob", 28), Column("value", 12, True), Column("default", 12, True))
 _WHO_WIDTH = 12
 _BEFORE_CHANGE = 1 + 10 + 9 + _WHO_WIDTH + 1  # cells left of the change, with blanks between
 _FIGURE_WIDTH = 12
@@ -35,7 +35,6 @@ _LEAST, _MOST = 32, 90  # least and most cells of the change
 # Which figures to show if there is little room, most important first: the longest wait shows what
 # p99 does not. The p50 of ITL says least, because most steps are the same before and after.
 _FIGURES = (("itl", "max"), ("itl", "p99"), ("ttft", "p99"), ("ttft", "p50"), ("itl", "p50"))
-_BOUNDS, _LAST = " may be", "last changed"
 
 
 class _Trail(NamedTuple):
@@ -49,16 +48,17 @@ class _Trail(NamedTuple):
     changes: list[KnobsChanged]  # those among `entries`
 
     @property
-    def number(self) -> int:
-        return len(self.ahead) + len(self.entries)
+    def all(self) -> list[Entry]:
+        return [*(entry for _, entry in self.ahead), *self.entries]
 
-    def row(self, frame: Frame, at: int, width: int) -> list[Cell]:
+    def row(self, frame: Frame, at: int, width: int) -> list[Run]:
         if at < len(self.ahead):
             return _coming(frame, *self.ahead[at], width)
         entry = self.entries[at - len(self.ahead)]
         if isinstance(entry, KnobsChanged):
             return _changed(frame, entry, width)
-        return _audited(frame, entry)
+        step = "refused" if entry.code else f"{entry.effective_step or 0:,}"
+        return _audit_row(frame, step, entry, change_text(entry))
 
 
 def _trail(frame: Frame) -> _Trail:
@@ -89,8 +89,8 @@ def targets(frame: Frame) -> list[Target]:
 
 def draw(frame: Frame, width: int, height: int) -> list[Line]:
     names, specs, trail, row = _names(frame), specs_of(frame), _trail(frame), frame.view.row
-    inner = width - 4
-    log_height = max(5, min(trail.number + 3, height * 2 // 5))
+    inner, commands, ahead = width - 4, trail.all, len(trail.ahead)
+    log_height = max(5, min(len(commands) + 3, height * 2 // 5))
     helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
     if not helps and frame.limits:
         helps = "no setting stands out in the last minute; 'stepscope tune' simulates others"
@@ -103,9 +103,14 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     version = f"  version {frame.state.knobs_version}; * not the default" if names else ""
     change, undo = frame.key("inspect"), frame.key("undo")
     hint = "" if frame.is_replay else f"{change} changes one, {undo} takes your last one back"
-    columns = _knob_columns(width)
-    rooms = {each.name: each.width or room_of_last(columns, width - 2) for each in columns}
-    knobs = [_knob(frame, name, specs.get(name), trail.changes, rooms) for name in names]
+    # On a narrow screen only the text on the selected knob has its bounds.
+    bounds_room = 0 if width < 100 else 20 if width < 110 else 34
+    bounds = [Column(" may be", bounds_room)] if bounds_room else []
+    columns = (*_KNOB, *bounds, Column("last changed", 0))
+    knobs = []
+    for name in names:
+        last = _last(frame, name, trail.changes, room_of_last(columns, width - 2))
+        knobs.append([*_knob(frame, name, specs.get(name), bounds_room), (last, "muted")])
     chosen = row if row < len(names) else None
     body = table(columns, knobs, width - 2, body_height - 2 - num_about, chosen)
     if not names:
@@ -113,21 +118,19 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     selected, about = None, ""
     if chosen is not None:
         about = _about(specs.get(names[chosen]))
-    elif trail.number:
+    elif commands:
         selected = row - len(names)
-        entries = [*(entry for _, entry in trail.ahead), *trail.entries]
-        about = _about_entry(entries[min(selected, trail.number - 1)], inner)
+        about = _about_entry(commands[min(selected, len(commands) - 1)], inner)
     body = body[: body_height - 2 - num_about]
     body += [((f" {clean(each, inner)}", "mark"),) for each in advised]
     body += [facts(f" {clean(each, inner)}") for each in textwrap.wrap(about, inner)]
-    lines = framed(
-        body[: body_height - 2], width, body_height, titled(f"knobs{which}", version), hint
-    )
-    rest, ahead = height - body_height, len(trail.ahead)
-    rows = Rows(trail.number, lambda at: trail.row(frame, at, width - 2))
+    title = titled(f"knobs{which}", version)
+    lines = framed(body[: body_height - 2], width, body_height, title, hint)
+    rest = height - body_height
+    rows = Rows(len(commands), lambda at: trail.row(frame, at, width - 2))
     first = max(0, ahead - (rest - 3) // 3)
     log = table(_audit_columns(width - 2), rows, width - 2, rest - 2, selected, len(names), first)
-    if not trail.number:
+    if not commands:
         log = [facts(" no changes yet" if names else " no knob changes reported either")]
     number = len(trail.entries)
     count, order = f" ({number})" if number or names else "", ", newest first"
@@ -145,38 +148,16 @@ def _names(frame: Frame) -> list[str]:
     return list(dict.fromkeys([*specs_of(frame), *frame.state.knobs]))
 
 
-def _knob_columns(width: int) -> tuple[Column, ...]:
-    columns = (
-        Column("", 1),
-        Column("knob", 28),
-        Column("value", 12, True),
-        Column("default", 12, True),
-    )
-    if width < 100:  # the text on the selected knob has its bounds
-        return (*columns, Column(_LAST, 0))
-    return (*columns, Column(_BOUNDS, 20 if width < 110 else 34), Column(_LAST, 0))
-
-
-def _knob(
-    frame: Frame,
-    name: str,
-    spec: KnobSpec | None,
-    past: Sequence[KnobsChanged],
-    rooms: Mapping[str, int],
-) -> list[Cell]:
-    """Return the table row of one knob; `rooms`: the widths of the columns."""
+def _knob(frame: Frame, name: str, spec: KnobSpec | None, bounds_room: int) -> list[Run]:
     value = frame.state.knobs.get(name)
     differs = spec is not None and value is not None and value != spec.default
-    texts = {
-        _BOUNDS: "" if spec is None else f" {bounds_text(spec, rooms.get(_BOUNDS, 0) - 1)}",
-        _LAST: _last(frame, name, past, rooms[_LAST]),
-    }
+    bounds = "" if spec is None else f" {bounds_text(spec, bounds_room - 1)}"
     return [
         ("*" if differs else " ", "mark"),
         (name, "strong"),
         (value_text(value), "mark" if differs else "text"),
         ("—" if spec is None else value_text(spec.default), "muted"),
-        *((text, "muted") for column, text in texts.items() if column in rooms),
+        *([(bounds, "muted")] if bounds_room else []),
     ]
 
 
@@ -184,7 +165,7 @@ def _last(frame: Frame, name: str, past: Sequence[KnobsChanged], room: int) -> s
     change = next((each for each in past if name in each.new), None)
     if change is None:
         return ""
-    when, step = fmt.clock(frame.history.wall_ns(change.time_ns)), f"{change.effective_step:,}"
+    when, step = frame.clock(change.time_ns), f"{change.effective_step:,}"
     short = f"{when} by {shorter_who(change.who, 0)}"
     minute = f"{when[:-3]} by {shorter_who(change.who, 0)}"
     forms = (f"{when} by {change.who}, from step {step}", f"{when} by {change.who}", short, minute)
@@ -198,8 +179,7 @@ def _about(spec: KnobSpec | None) -> str:
 
 
 def _refused(frame: Frame) -> str:
-    control = frame.state.control
-    if control is None:
+    if (control := frame.state.control) is None:
         return ""
     counts = {
         "bad": control.bad,
@@ -207,11 +187,7 @@ def _refused(frame: Frame) -> str:
         "of viewers": control.denied,
         "without a key": control.keyless,
     }
-    refusals = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return f"  refused: {refusals}"
-
-
-# The rows of the audit trail
+    return "  refused: " + ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
 
 
 def _shown_figures(width: int) -> list[tuple[str, str]]:
@@ -236,7 +212,7 @@ def _audit_columns(width: int) -> tuple[Column, ...]:
     )
 
 
-def _changed(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
+def _changed(frame: Frame, entry: KnobsChanged, width: int) -> list[Run]:
     """Return the row of a knob change, with latencies before and after it (`!`: late)."""
     what = changes_text(entry.old, entry.new, _change_width(width))
     cells, slo = _audit_row(frame, f"{entry.effective_step:,}", entry, what), frame.history.slo
@@ -245,18 +221,12 @@ def _changed(frame: Frame, entry: KnobsChanged, width: int) -> list[Cell]:
         return [*cells, ("unknown", "muted")]
     for kind, rank in _shown_figures(width):
         before, after = (getattr(getattr(report, kind), f"{rank}_ms") for report in effect)
-        late = after is not None and after > (slo.itl_ms if kind == "itl" else slo.ttft_ms)
-        text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}{'!' if late else ' '}"
-        cells.append((text, "breach" if late else "text"))
+        text = f"{fmt.milliseconds(before)}→{fmt.milliseconds(after)}"
+        cells.append(bounded(text, after, slo.itl_ms if kind == "itl" else slo.ttft_ms, " "))
     return cells
 
 
-def _audited(frame: Frame, entry: Audited) -> list[Cell]:
-    step = "refused" if entry.code else f"{entry.effective_step or 0:,}"
-    return _audit_row(frame, step, entry, change_text(entry))
-
-
-def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
+def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Run]:
     """Return the row of a command after the cursor in a replayed file, without effect yet."""
     what = "ahead: "
     if isinstance(entry, KnobsChanged):
@@ -266,20 +236,18 @@ def _coming(frame: Frame, step: int, entry: Entry, width: int) -> list[Cell]:
     return [(text, "muted") for text, _ in _audit_row(frame, f"{step:,}", entry, what)]
 
 
-def _audit_row(frame: Frame, step: str, entry: Entry, what: str) -> list[Cell]:
-    is_change = isinstance(entry, KnobsChanged)
-    style = "caution" if isinstance(entry, Audited) and entry.code else "text"
-    who = entry.who if isinstance(entry, KnobsChanged) else who_text(entry)
-    return [
-        (step, style),
-        (fmt.clock(frame.history.wall_ns(entry.time_ns)), "muted"),
-        (clean(shorter_who(who, _WHO_WIDTH), _WHO_WIDTH), "text"),
-        (what, "mark" if is_change else style),
-    ]
+def _audit_row(frame: Frame, step: str, entry: Entry, what: str) -> list[Run]:
+    if isinstance(entry, KnobsChanged):
+        who, style, what_style = entry.who, "text", "mark"
+    else:
+        who, style = who_text(entry), "caution" if entry.code else "text"
+        what_style = style
+    when = frame.clock(entry.time_ns)
+    by = shorter_who(who, _WHO_WIDTH)
+    return [(step, style), (when, "muted"), (by, "text"), (what, what_style)]
 
 
 def _about_entry(entry: Entry, width: int) -> str:
-    """Return who did what, in full if that fits."""
     if not isinstance(entry, KnobsChanged):
         text = change_text(entry)
         return fmt.first_fitting((f"{who_text(entry)}: {text}", text), width)
@@ -303,3 +271,50 @@ def effect_of(
     before = history.windows.latency(change.time_ns, (change.time_ns - begin_ns) / 1e9, 1)
     after = history.windows.latency(end_ns, (end_ns - change.time_ns) / 1e9, 1)
     return before, after
+
+
+def specs_of(frame: Frame) -> Mapping[str, KnobSpec]:
+    info = frame.state.info
+    return {} if info is None else {spec.name: spec for spec in info.knobs}
+
+
+def bounds_text(spec: KnobSpec, room: int = 10_000) -> str:
+    """Return the values that a knob accepts; choices that do not fit are counted."""
+    if spec.kind == "choice":
+        num = len(spec.choices)
+        forms = [" | ".join(spec.choices)]
+        for num_shown in range(num - 1, 0, -1):
+            forms.append(" | ".join([*spec.choices[:num_shown], f"+{num - num_shown} more"]))
+        return fmt.first_fitting((*forms, f"{num} choices"), room)
+    if spec.kind == "bool":
+        return "on | off"
+    low, high = ("" if bound is None else f"{bound:g}" for bound in (spec.low, spec.high))
+    return f"{low}..{high}"
+
+
+def panel(frame: Frame, width: int, height: int, pending: str, editable: bool) -> list[Line]:
+    """Return the panel, `width` x `height`; `pending`: commands without an answer yet."""
+    state, specs, room = frame.state, specs_of(frame), max(0, width - 46)
+    body: list[Line] = []
+    for name in dict.fromkeys([*specs, *state.knobs]):
+        spec, value = specs.get(name), state.knobs.get(name)
+        changed = spec is not None and value is not None and value != spec.default
+        bounds = "" if spec is None else bounds_text(spec, room)
+        shown: Run = (f"{value_text(value):>12}", "mark" if changed else "strong")
+        label: Run = (f" {clean(name, 28):<28} ", "text")
+        body.append((spot("knob", name), label, shown, (f"  {clean(bounds, room)}", "muted")))
+    if not body:
+        body = [facts(" the engine does not report its knobs")]
+    footer = facts(" pending: ", clean(pending or "none", 30))
+    if state.leased is not None:
+        who = clean(shorter_who(state.leased.who, 12), 12)
+        ends = f", {frame.key('autopilot')} ends it" if editable else ""
+        footer = (*footer, (f"  autopilot of {who}{ends}", "mark"))
+    changes = known_changes(frame.history.knob_changes, state.audit)
+    at = -1 if frame.cursor is None else frame.cursor
+    if earlier := [change for change in changes if change.effective_step <= at]:
+        when = frame.clock(earlier[-1].time_ns)
+        who = clean(shorter_who(earlier[-1].who, 12), 12)
+        footer = (*footer, (f"  last: {when} by {who}", "muted"))
+    title = titled("knobs", f" ({frame.key('knobs')} to edit)" if editable else "")
+    return framed([*body[: height - 3], footer], width, height, title)

@@ -14,15 +14,7 @@ from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import kv_map
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
-from stepscope.tui.views.framed_panels import (
-    Cell,
-    Column,
-    Target,
-    beside,
-    column_chart,
-    labelled,
-    table,
-)
+from stepscope.tui.views.framed_panels import Column, Target, beside, column_chart, labelled, table
 from stepscope.tui.views.lines import Line, Run, clean, facts, framed, joined, titled
 from stepscope.tui.views.view import next_kv_map
 
@@ -61,11 +53,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     about = f"{size}  ({frame.key('sort')}: by {next_kv_map(kind, has_groups=has_groups)})"
     title = titled(f"KV map by {kind}", about)
     by_group = kind == "group" and has_groups  # then letters are those of groups
-    if by_group:
-        key = _group_key(frame)
-    else:
-        by_owner = kind == "owner" and owner is not None
-        key = _OWNER_KEY if by_owner else kv_map.key(frame, width - 4)
+    key = _group_key(frame) if by_group else kv_map.key(frame, width - 4)
+    if kind == "owner" and owner is not None:
+        key = _OWNER_KEY
     if width < NARROW:
         body = [*_map(frame, width - 4, height - 4), key, _figure_line(frame)]
         return framed([((" ", "text"), *line) for line in body], width, height, title)
@@ -82,10 +72,8 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     figures = _figures(frame)
     figures_height = min(len(figures) + 2, height - 6)
     rest = height - figures_height
-    rows = [
-        _row("" if by_group else _letter(number), view)
-        for number, view in enumerate(kv_map.holders_of(frame))
-    ]
+    holders = enumerate(kv_map.holders_of(frame))
+    rows = [_row("" if by_group else _letter(number), view) for number, view in holders]
     listed = table(_COLUMNS, rows, FIGURES_WIDTH - 2, rest - 2, frame.view.row)
     is_known = bool(rows) or frame.state.kv is not None
     if not rows:
@@ -96,7 +84,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     return beside(left, panels + framed(listed, FIGURES_WIDTH, rest, heading))
 
 
-def _row(letter: str, view: RequestView) -> list[Cell]:
+def _row(letter: str, view: RequestView) -> list[Run]:
     cached = f"{view.num_cached_tokens:,}" if view.num_cached_tokens else ""
     return [
         (letter, _hue(view)),
@@ -104,7 +92,7 @@ def _row(letter: str, view: RequestView) -> list[Cell]:
         (f"{view.num_blocks:,}", "text"),
         (f"{view.num_computed_tokens:,}", "muted"),
         (cached, "cached"),
-        (clean(view.client_id, 20), "muted"),
+        (view.client_id, "muted"),
     ]
 
 
@@ -114,9 +102,6 @@ def _hue(view: RequestView) -> str:
 
 def _letter(number: int) -> str:
     return _LETTERS[number] if number < len(_LETTERS) else _OTHERS
-
-
-# The map
 
 
 def _map(frame: Frame, width: int, rows: int) -> list[Line]:
@@ -153,11 +138,10 @@ def _group_key(frame: Frame) -> Line:
 
 
 def _figure_line(frame: Frame) -> Line:
-    hit, evictions = fmt.percent(frame.rates.prefix_hit_rate), frame.rates.evictions_per_s
+    hit = fmt.percent(frame.rates.prefix_hit_rate)
+    evictions = f"{fmt.short(frame.rates.evictions_per_s)}/s"
     unfilled = fmt.percent(kv_map.unfilled_share(frame))
-    return facts(
-        "hit ", hit, "  evictions ", f"{fmt.short(evictions)}/s", "  fragmentation ", unfilled
-    )
+    return facts("hit ", hit, "  evictions ", evictions, "  fragmentation ", unfilled)
 
 
 def _trend(frame: Frame, width: int, height: int) -> list[Line]:
@@ -174,13 +158,10 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
     chart = column_chart(used, height - 3, top, ["kv_used"] * room)
     labels = [fmt.short(top), *[""] * (len(chart) - 2), "0"]
     body = [(*labelled(label, 8), *line) for label, line in zip(labels, chart, strict=False)]
-    marks = "".join("✗" if step is not None and step.num_preempted else "─" for step in steps)
-    axis = joined((glyph, "preempted" if glyph == "✗" else "frame") for glyph in marks)
+    marks = (step is not None and step.num_preempted for step in steps)
+    axis = joined(("✗", "preempted") if each else ("─", "frame") for each in marks)
     body.append((*labelled("", 8, "┤"), *axis))
     return framed(body, width, height, title, _TREND_KEY)
-
-
-# The figures
 
 
 def _figures(frame: Frame) -> list[Line]:
@@ -216,10 +197,8 @@ def _prompts(sums: Sums) -> list[Line]:
     queried, hit = sums.num_queried_tokens, sums.num_hit_tokens
     if not queried:
         return []
-    half, twice = (
-        fmt.percent(per(plus(hit, more), queried))
-        for more in (sums.num_more_hits_1_5x, sums.num_more_hits_2x)
-    )
+    larger = (plus(hit, more) for more in (sums.num_more_hits_1_5x, sums.num_more_hits_2x))
+    half, twice = (fmt.percent(per(hits, queried)) for hits in larger)
     return [
         _figure("prompt tokens", fmt.short(queried), "all in memory"),
         _part("  hit", hit, queried, "cached"),
@@ -242,10 +221,9 @@ def _figure(name: str, value: str, about: str) -> Line:
 
 def _group_lines(frame: Frame) -> list[Line]:
     lines: list[Line] = []
-    # Else the letters are those of the holders.
-    has_letters = frame.view.kv_map == "group"
     for number, (group, each, share) in enumerate(kv_map.groups_of(frame)):
-        letter = kv_map.group_letter(number) if has_letters else " "
+        # Else the letters are those of the holders.
+        letter = kv_map.group_letter(number) if frame.view.kv_map == "group" else " "
         window = "" if group.window is None else f", window {group.window:,}"
         tables = "" if group.num_tables == 1 else f", {group.num_tables} tables"
         about = f"   {group.num_layers} layers{tables}{window}; {group.block_size:,} tok"
@@ -261,26 +239,22 @@ def _group_lines(frame: Frame) -> list[Line]:
 
 
 def _transfer_lines(frame: Frame) -> list[Line]:
-    transfers = frame.state.kv_transfers
-    if transfers is None:
+    if (found := frame.state.kv_transfers) is None:
         return []
-    lines = []
-    for name, count, since_ns in (
-        ("being loaded", transfers.num_loading, transfers.loading_since_ns),
-        ("to be sent", transfers.num_sending, transfers.sending_since_ns),
-    ):
-        if count and since_ns is not None:
-            seconds = max(0, frame.state.time_ns - since_ns) / 1e9
-            lines.append(_figure(name, f"{count:,}", f"used blocks, {seconds:,.1f} s"))
-    return lines
+    known = {
+        "being loaded": (found.num_loading, found.loading_since_ns),
+        "to be sent": (found.num_sending, found.sending_since_ns),
+    }
+    return [
+        _figure(name, f"{count:,}", f"used blocks, {(frame.state.time_ns - since_ns) / 1e9:,.1f} s")
+        for name, (count, since_ns) in known.items()
+        if count and since_ns is not None
+    ]
 
 
 def _references(refs: "array[int]") -> list[Line]:
-    """Return lines on how many requests refer to a block, and how many blocks sharing saves."""
-    sample = kv_map.sampled(refs)
-    stride = -(-len(refs) // kv_map.MAX_SAMPLED)
+    counts, stride = Counter(kv_map.sampled(refs)), -(-len(refs) // kv_map.MAX_SAMPLED)
     about = "≈" if stride > 1 else ""
-    counts = Counter(sample)
     saved = sum((count - 1) * number for count, number in counts.items() if count > 1) * stride
     shared = sum(number for count, number in counts.items() if count > 1) * stride
     many = sum(number for count, number in counts.items() if count >= 5)

@@ -8,16 +8,15 @@ import math
 from collections.abc import Sequence
 
 from stepscope.recordings.attribution.front import FrontSums
-from stepscope.recordings.session.drafts import Speculation, SpeculationGroup
+from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.series.latency import LatencyKind, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
-from stepscope.tui.views.charts import latency_charts, life_line
+from stepscope.tui.views.charts import lanes
 from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.views.framed_panels import (
-    Cell,
     Column,
     Rows,
     Target,
@@ -26,7 +25,7 @@ from stepscope.tui.views.framed_panels import (
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, Run, clean, facts, first_fitting, framed, spot, titled
+from stepscope.tui.views.lines import Line, Run, bounded, facts, first_fitting, framed, spot, titled
 from stepscope.tui.views.panels import latency_panel
 from stepscope.tui.views.theme import LEVELS
 
@@ -82,7 +81,6 @@ def heading(frame: Frame, room: int) -> Line:
 
 
 def targets(frame: Frame) -> list[Target]:
-    """Return a target for each breach, in the order of the list."""
     return [Target(breach.step, breach.request_id) for breach in listed(frame)]
 
 
@@ -95,7 +93,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         ("  ", "text"),
         *latency_panel.goodput(frame),
     )
-    hint: Line = facts("the operator's pauses are not counted")
+    hint = facts("the operator's pauses are not counted")
     if (window_s := frame.window_s) is not None:
         hint = ((f"of the last minute {window_s:.0f} s are in memory", "caution"),)
     lines = framed(rows, width, len(rows) + 2, title, hint)
@@ -104,46 +102,33 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     left = height - len(lines)
     if left >= 14:
         lines += _charts(frame, width, min(16, left // 2))
-    rest = height - len(lines)
-    breaches = listed(frame)
-    first = first_shown(len(breaches), max(0, rest - 3), frame.view.row if breaches else None)
+    rest, breaches, row = height - len(lines), listed(frame), frame.view.row
+    first = first_shown(len(breaches), max(0, rest - 3), row)
     _explain(frame, breaches[first : first + max(0, rest - 3)])
     chosen = None
     if breaches:
-        breach = breaches[min(frame.view.row, len(breaches) - 1)]
+        breach = breaches[min(row, len(breaches) - 1)]
         if not frame.view.live or _is_affordable(frame, breach):
             chosen = frame.history.wait(breach.step, breach.request_id)
-    pieces_height = life_line.wait_height(chosen, rest)
-    rest -= pieces_height
     room = room_of_last(_COLUMNS, width - 2)
-    row = frame.view.row if breaches else None
-    body = table(
-        _COLUMNS,
-        Rows(len(breaches), lambda n: _row(frame, breaches[n], room)),
-        width - 2,
-        rest - 2,
-        row,
-    )
-    if not breaches:
-        body = [((" no token came later than the service levels", "good"),)]
-        if not frame.tells_requests:
-            body = [facts(" the engine does not report when tokens came")]
-    hint = facts(f"{frame.key('inspect')} goes there")
-    lines += framed(body, width, rest, heading(frame, width - 6), hint)
-    if chosen is not None and pieces_height:
-        lines += life_line.draw_wait(chosen, width, pieces_height)
-    return lines
+    listed_rows = Rows(len(breaches), lambda n: _row(frame, breaches[n], room))
+
+    def drawn(height: int) -> list[Line]:
+        body = table(_COLUMNS, listed_rows, width - 2, height - 2, row)
+        if not breaches:
+            body = [((" no token came later than the service levels", "good"),)]
+            if not frame.tells_requests:
+                body = [facts(" the engine does not report when tokens came")]
+        where = f"{frame.key('inspect')} goes there"
+        return framed(body, width, height, heading(frame, width - 6), where)
+
+    return lines + lanes.with_wait(drawn, chosen, width, rest)
 
 
 def _limited(frame: Frame) -> Line:
     shares = sorted(frame.limits.items(), key=lambda each: -each[1])[:_NUM_LIMITS]
-    limits = ", ".join(
-        f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares
-    )
-    return facts(" steps limited by ", limits or "—")
-
-
-# Percentiles
+    limits = [f"{'nothing' if limit == 'work' else limit} {share:.0%}" for limit, share in shares]
+    return facts(" steps limited by ", ", ".join(limits) or "—")
 
 
 def _figures(frame: Frame, width: int) -> list[Line]:
@@ -164,14 +149,12 @@ def _figures(frame: Frame, width: int) -> list[Line]:
         mark, style = ("▶", "strong") if kind == frame.view.latency else (" ", "text")
         is_known = kind == "step" or frame.tells_requests or frame.is_summed_up
         found: list[Series] = [getattr(report, kind) for report in reports.values()]
-        blocks = [run for series in found for run in _block(series, bound, is_known)]
-        lines.append((spot("latency", kind), (mark, "text"), (f"{label:<6}", style), *blocks))
-        if (served := _SERVED.get(kind)) is None:
-            continue
-        told: list[Series] = [getattr(report, served) for report in reports.values()]
-        if any(series.num_samples for series in told):
-            blocks = [run for series in told for run in _block(series, bound, is_known)]
-            lines.append(((" served", "muted"), *blocks))
+        named: Line = (spot("latency", kind), (mark, "text"), (f"{label:<6}", style))
+        lines.append((*named, *_blocks(found, bound, is_known)))
+        served = _SERVED.get(kind, kind)
+        found = [getattr(report, served) for report in reports.values()]
+        if served != kind and any(series.num_samples for series in found):
+            lines.append(((" served", "muted"), *_blocks(found, bound, is_known)))
     return lines
 
 
@@ -189,18 +172,16 @@ def _front_ends(frame: Frame) -> list[Line]:
     ]
 
 
-def _block(series: Series, bound: float | None, is_known: bool) -> Line:
-    number = fmt.short(series.num_samples) if series.num_samples or is_known else "—"
-    line: list[Run] = [("│", "frame"), (f"{number:>14}", "muted")]
-    for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
-        late = value is not None and bound is not None and value > bound
-        text = fmt.milliseconds(value) + ("!" if late else " ")
-        line.append((f"{text:>7}", "breach" if late else "text"))
-    kept, style = "", "muted"
-    if bound is not None and series.within_slo is not None:
-        kept = fmt.exact_percent(series.within_slo)
-        style = "good" if series.within_slo >= 0.95 else "breach"
-    return (*line, (f"{kept:>7} ", style))
+def _blocks(found: Sequence[Series], bound: float | None, is_known: bool) -> Line:
+    line: list[Run] = []
+    for series in found:
+        number = fmt.short(series.num_samples) if series.num_samples or is_known else "—"
+        line += [("│", "frame"), (f"{number:>14}", "muted")]
+        for value in (series.p50_ms, series.p95_ms, series.p99_ms, series.max_ms):
+            line.append(bounded(f"{fmt.milliseconds(value):>6}", value, bound, " "))
+        kept, style = latency_panel.within_level(series, bound)
+        line.append((f"{kept:>7} ", style))
+    return tuple(line)
 
 
 def _charts(frame: Frame, width: int, height: int) -> list[Line]:
@@ -220,17 +201,14 @@ def _charts(frame: Frame, width: int, height: int) -> list[Line]:
         return framed([facts(text)], width, height, heat_title)
     spread_width = 0 if width < _WIDE else min(60, width * 2 // 5)
     heat_width = width - spread_width
-    counted = latency_charts.count(samples, end_ns, window_s, heat_width - 11, height - 3, bound)
-    heat = latency_charts.heat_map(counted, window_s)
-    left = framed(heat, heat_width, height, heat_title, latency_charts.DENSITY_KEY)
+    counted = latency_panel.count(samples, end_ns, window_s, heat_width - 11, height - 3, bound)
+    heat = latency_panel.heat_map(counted, window_s)
+    left = framed(heat, heat_width, height, heat_title, latency_panel.DENSITY_KEY)
     if not spread_width:
         return left
-    spread = latency_charts.spread(counted, spread_width - 2)
+    spread = latency_panel.spread(counted, spread_width - 2)
     title = titled(f"{name} histogram", f"  {sum(map(sum, counted.cells)):,} samples")
     return beside(left, framed(spread, spread_width, height, title))
-
-
-# Breaches
 
 
 def _explain(frame: Frame, seen: Sequence[Breach]) -> None:
@@ -250,7 +228,7 @@ def _is_affordable(frame: Frame, breach: Breach) -> bool:
     return num_rows <= _MOST_ROWS or frame.history.lives.is_known(breach.step, breach.request_id)
 
 
-def _row(frame: Frame, breach: Breach, room: int) -> list[Cell]:
+def _row(frame: Frame, breach: Breach, room: int) -> list[Run]:
     why = f"… ({frame.key('inspect')} explains it)"
     if frame.history.lives.is_known(breach.step, breach.request_id):
         late = frame.history.wait(breach.step, breach.request_id)
@@ -258,15 +236,13 @@ def _row(frame: Frame, breach: Breach, room: int) -> list[Cell]:
     more = f" +{breach.num_tokens - 1}" if breach.num_tokens > 1 else ""
     return [
         (f"{breach.step:,}", "text"),
-        (fmt.clock(frame.history.wall_ns(breach.time_ns)), "muted"),
+        (frame.clock(breach.time_ns), "muted"),
         (breach.kind, "text"),
         (f"{request_name(breach.request_id)}{more}", "strong"),
         (f"{fmt.milliseconds(breach.ns / 1e6)}!", "breach"),
-        (clean(why, 300), "text"),
+        (why, "text"),
     ]
 
-
-# What drafts of speculative decoding did
 
 _SPECULATION_HEIGHT = 8
 _MIN_DRAFTS = 8  # of a request, before it is called the best or the worst
@@ -283,15 +259,28 @@ def _speculation(found: Speculation, width: int) -> list[Line]:
         f"{request_name(request_id)} {count.share or 0:.0%} of {count.drafted:,}"
         for request_id, count in many[:2] + many[2:][-2:]
     ]
+    total = found.total
+    trend = [" " if each is None else LEVELS[min(7, int(each * 8))] for each in found.trend]
+    accepted = facts(
+        " accepted ",
+        (f"{total.accepted:,} of {total.drafted:,} drafts ({total.share or 0:.0%})", "multi"),
+        "   by position ",
+        " ".join(f"{each.share or 0:.0%}" for each in found.positions) or "—",
+        "   over time ",
+        ("".join(trend), "multi"),
+    )
+    gains = [
+        ("—", "muted") if gain is None else (f"×{gain:.2f}", "good" if gain >= 1 else "breach")
+        for gain in (each.gain for each in groups)
+    ]
+    speeds = [(f"{each.tokens_per_decode:.2f}", "multi") for each in groups]
     rows = [
-        _accepted(found),
+        accepted,
         facts(" by request ", ", ".join(by_request) or "—"),
         _spec_row(" requests at once", [(text, "muted") for text in atonce]),
-        _spec_row(
-            " tokens a step", [(f"{each.tokens_per_decode:.2f}", "multi") for each in groups]
-        ),
+        _spec_row(" tokens a step", speeds),
         _spec_row(" time for drafts", [(text, "text") for text in extra]),
-        _spec_row(" tokens/s", [_gain(each) for each in groups]),
+        _spec_row(" tokens/s", gains),
     ]
     most, said = found.pays_up_to, "does not pay"
     if most is None:
@@ -303,24 +292,5 @@ def _speculation(found: Speculation, width: int) -> list[Line]:
     return framed(rows, width, _SPECULATION_HEIGHT, f"speculation  {said}", hint)
 
 
-def _accepted(found: Speculation) -> Line:
-    total = found.total
-    trend = [" " if each is None else LEVELS[min(7, int(each * 8))] for each in found.trend]
-    return facts(
-        " accepted ",
-        (f"{total.accepted:,} of {total.drafted:,} drafts ({total.share or 0:.0%})", "multi"),
-        "   by position ",
-        " ".join(f"{each.share or 0:.0%}" for each in found.positions) or "—",
-        "   over time ",
-        ("".join(trend), "multi"),
-    )
-
-
 def _spec_row(label: str, cells: list[Run]) -> Line:
     return facts(f"{label:<{_LABEL}}", *((f"{text:>{_CELL}}", style) for text, style in cells))
-
-
-def _gain(group: SpeculationGroup) -> Run:
-    if group.gain is None:
-        return "—", "muted"
-    return f"×{group.gain:.2f}", "good" if group.gain >= 1 else "breach"

@@ -4,22 +4,21 @@ For each late token it says why the token was late.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Late, by_cause
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.history.lives import Life
+from stepscope.recordings.state.series.distribution import percentiles
 from stepscope.recordings.state.session import request_name
 from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
-from stepscope.tui.views.charts import life_line
+from stepscope.tui.views.charts import lanes
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.lane_rows import lane_status
 from stepscope.tui.views.framed_panels import (
-    Cell,
     Column,
     Target,
     column_chart,
@@ -28,7 +27,7 @@ from stepscope.tui.views.framed_panels import (
     room_of_last,
     table,
 )
-from stepscope.tui.views.lines import Line, clean, facts, framed, joined, titled
+from stepscope.tui.views.lines import Line, Run, bounded, clean, facts, framed, joined, titled
 
 MIN_HEIGHT = 4  # of the panel with the text
 _PROMPT_SHARE = 3  # the prompt gets a third of its lines if the output needs the rest
@@ -75,17 +74,14 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if view is None:
         return framed([facts(f" {text}") for text in _absent(frame)], width, height, "request")
     waits, info = _waits(frame, view), frame.state.info
+    block_size = None if info is None else info.block_size
     status = _STATUS.get(lane_status(view)) or f"ended: {view.finish_reason or 'reason unknown'}"
     title = f"request {request_name(view.request_id)}"
-    misses = late_text.misses_texts(
-        view,
-        None if info is None else info.block_size,
-        lambda ns: fmt.clock(frame.history.wall_ns(ns)),
-    )
+    misses = late_text.misses_texts(view, block_size, frame.clock)
     body = [
         *_facts(frame, view, waits, width - 2),
         *(facts(f" {fmt.whole_words(text, width - 4)}") for text in misses),
-        *life_line.draw(frame, view, waits.life, width - 2, 4 if height >= 24 else 1),
+        *lanes.life_line(frame, view, waits.life, width - 2, 4 if height >= 24 else 1),
     ]
     about = f"  {clean(view.client_id, 24)}  {status}"
     lines = framed(body, width, len(body) + 2, titled(title, about))
@@ -100,20 +96,17 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
         strip_height = min(max(11, min(spare, 20)), (height - len(lines)) // 2)
         if strip_height >= 4:
             lines += _strip(frame, waits, width, strip_height)
-    rest = height - len(lines)
-    selected = frame.view.row if waits.late else None
-    chosen = None if selected is None else waits.late[min(selected, len(waits.late) - 1)]
-    pieces_height = life_line.wait_height(chosen, rest)
-    rest -= pieces_height
     rows = [_row(frame, late, width) for late in waits.late]
-    listed: list[Line] = [((" no token of it was late", "good"),)]
-    if rows:
-        listed = table(_COLUMNS, rows, width - 2, rest - 2, selected)
-    heading = titled(f"late tokens ({len(rows)})", "  newest first")
-    lines += framed(listed, width, rest, heading, f"{frame.key('inspect')} goes to the step")
-    if chosen is not None and pieces_height:
-        lines += life_line.draw_wait(chosen, width, pieces_height)
-    return lines
+    chosen = waits.late[min(frame.view.row, len(rows) - 1)] if rows else None
+
+    def listed(height: int) -> list[Line]:
+        body: list[Line] = [((" no token of it was late", "good"),)]
+        if rows:
+            body = table(_COLUMNS, rows, width - 2, height - 2, frame.view.row)
+        heading = titled(f"late tokens ({len(rows)})", "  newest first")
+        return framed(body, width, height, heading, f"{frame.key('inspect')} goes to the step")
+
+    return lines + lanes.with_wait(listed, chosen, width, height - len(lines))
 
 
 def _absent(frame: Frame) -> list[str]:
@@ -125,7 +118,7 @@ def _absent(frame: Frame) -> list[str]:
     if ended is None:
         keys = f"{frame.key('step_back')}/{frame.key('step_forward')} go to another step"
         return [f"{request_name(request_id)} does not exist at this step: {keys}"]
-    when = f"{fmt.clock(frame.history.wall_ns(ended.time_ns))}, step {ended.step:,}"
+    when = f"{frame.clock(ended.time_ns)}, step {ended.step:,}"
     return [ended.text, f"it ended at {when}; its last step: {frame.key('previous_of_request')}"]
 
 
@@ -150,13 +143,15 @@ def _bound_ns(frame: Frame, late: Late) -> float:
 def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[Line]:
     gaps = sorted(each.gap_ns - each.paused_ns for each in waits.all if each.token_idx)
     slo, known = frame.history.slo, not view.is_partial
-    first = None
-    if view.first_token_ns is not None and known:
-        first = next((each for each in waits.all if not each.token_idx), None)
+    firsts = [each for each in waits.all if not each.token_idx]
+    first = firsts[0] if firsts and known and view.first_token_ns is not None else None
     ttft_ms = None if first is None else (first.gap_ns - first.paused_ns) / 1e6
     tpot_ms = sum(gaps) / len(gaps) / 1e6 if gaps else None
-    p50, p99, worst = (_rank(gaps, rank) for rank in (50, 99, 100))
-    arrived = fmt.clock(frame.history.wall_ns(view.arrival_ns))
+    p50 = p99 = worst = None
+    if gaps:
+        ranked = percentiles([(gap, 1) for gap in gaps], len(gaps), (50, 99, 100))
+        p50, p99, worst = (ns / 1e6 for ns in ranked)
+    arrived = frame.clock(view.arrival_ns)
     entries = [
         ("arrived", arrived if known else "—", "text"),
         ("prompt", fmt.count(view.num_prompt_tokens), "text"),
@@ -166,31 +161,21 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
         ("blocks", fmt.count(view.num_blocks), "text"),
         ("priority", str(view.priority) if known else "—", "text"),
         ("preempted", f"{view.num_preemptions}x", "caution" if view.num_preemptions else "text"),
-        ("TTFT", *_late(ttft_ms, slo.ttft_ms)),
-        ("ITL p50", *_late(p50, slo.itl_ms)),
-        ("p99", *_late(p99, slo.itl_ms)),
-        ("max", *_late(worst, slo.itl_ms)),
-        ("TPOT", *_late(tpot_ms, None)),
     ]
+    latencies: dict[str, tuple[float | None, float | None]] = {
+        "TTFT": (ttft_ms, slo.ttft_ms),
+        "ITL p50": (p50, slo.itl_ms),
+        "p99": (p99, slo.itl_ms),
+        "max": (worst, slo.itl_ms),
+        "TPOT": (tpot_ms, None),
+    }
     bounds = {"served TTFT": slo.ttft_ms, "longest served ITL": slo.itl_ms}
-    entries += [(name, *_late(ns / 1e6, bounds.get(name))) for name, ns in shares_of(view).items()]
+    latencies |= {name: (ns / 1e6, bounds.get(name)) for name, ns in shares_of(view).items()}
+    for name, (ms, bound) in latencies.items():
+        entries.append((name, *bounded(fmt.with_ms(ms), ms, bound)))
     if view.front is not None:
         entries.append(("API server", str(view.front.number), "text"))
     return pairs(entries, width)
-
-
-def _rank(ordered: Sequence[int], rank: int) -> float | None:
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(rank * len(ordered) / 100) - 1)] / 1e6
-
-
-def _late(value: float | None, bound: float | None) -> tuple[str, str]:
-    is_late = value is not None and bound is not None and value > bound
-    return f"{fmt.with_ms(value)}{'!' if is_late else ''}", "breach" if is_late else "text"
-
-
-# Gaps between tokens
 
 
 def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
@@ -199,7 +184,7 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
     title = "gaps between tokens"
     if not gaps:
         return framed([facts(" none yet: a gap needs two tokens")], width, height, title)
-    room = width - 2 - life_line.GUTTER - 1
+    room = width - 2 - lanes.LIFE_GUTTER - 1
     bound_ms = frame.history.slo.itl_ms
     stride = max(1, -(-len(gaps) // room))
     chunks = [gaps[at : at + stride] for at in range(0, len(gaps), stride)]
@@ -210,21 +195,19 @@ def _strip(frame: Frame, waits: _Waits, width: int, height: int) -> list[Line]:
         "breach" if net > bound_ms else "mark" if value > bound_ms else "decode"
         for value, net in zip(values, served, strict=True)
     ]
-    chart_height = height - 3
-    at_bound = max(0, min(chart_height - 1, int(bound_ms / top * chart_height)))
-    labels = [fmt.milliseconds(top), *[""] * (chart_height - 1)]
-    labels[chart_height - 1 - at_bound] = f"<{bound_ms:g}"
-    chart = column_chart(values, chart_height, top, styles, bound_ms)
+    chart = column_chart(values, height - 3, top, styles, bound_ms)
+    labels = [fmt.milliseconds(top), *[""] * (height - 4)]
+    labels[-1 - max(0, min(height - 4, int(bound_ms / top * (height - 3))))] = f"<{bound_ms:g}"
     rows = zip(labels, chart, strict=True)
-    body = [(*labelled(label, life_line.GUTTER), *line) for label, line in rows]
+    body = [(*labelled(label, lanes.LIFE_GUTTER), *line) for label, line in rows]
     glyphs = {"breach": ("!", "breach"), "mark": ("‖", "mark"), "decode": ("─", "frame")}
     marks = joined(glyphs[style] for style in styles)
-    body.append((*labelled("token", life_line.GUTTER, "┤"), *marks))
+    body.append((*labelled("token", lanes.LIFE_GUTTER, "┤"), *marks))
     unit = "1 col = 1 token" if stride == 1 else f"1 col = {stride} tokens, worst of them"
     return framed(body, width, height, titled(title, f"  ms ({unit})"), _STRIP_KEY)
 
 
-def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
+def _row(frame: Frame, late: Late, width: int) -> list[Run]:
     is_breach = late.gap_ns - late.paused_ns > _bound_ns(frame, late)
     share = max(by_cause(late.pieces).values(), default=0) / max(1, late.gap_ns)
     sign = {"preempted": "✗ ", "paused": "‖ "}.get(late.cause, "")
@@ -232,21 +215,16 @@ def _row(frame: Frame, late: Late, width: int) -> list[Cell]:
     return [
         ("first" if not late.token_idx else f"#{late.token_idx + 1}", "strong"),
         (f"{late.step:,}", "text"),
-        (fmt.clock(frame.history.wall_ns(late.end_ns)), "muted"),
+        (frame.clock(late.end_ns), "muted"),
         (f"{late.gap_ns / 1e6:,.1f}{'!' if is_breach else ' '}", "breach" if is_breach else "text"),
         (f"{share:.0%}", "muted"),
         (f"{sign}{why}", "text"),
     ]
 
 
-# What the request asked, and what it got
-
-
 def height_of_text(known: KnownText | None, height: int) -> int:
     """Return the height of the panel on a page of this height; 0 without text or room for it."""
-    if known is None or height < 18:
-        return 0
-    return min(12, max(MIN_HEIGHT, height // 5))
+    return 0 if known is None or height < 18 else min(12, max(MIN_HEIGHT, height // 5))
 
 
 def draw_text(known: KnownText, last_step: float, width: int, height: int) -> list[Line]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.state.session import model_text
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.framed_panels import Cell, Column, first_shown, table
-from stepscope.tui.views.lines import Line, clean, fitted
+from stepscope.tui.views.framed_panels import Column, first_shown, table
+from stepscope.tui.views.lines import Line, Run, clean, fitted
 
 if TYPE_CHECKING:  # the first picture has neither, and does not wait for them
     from stepscope.recordings.file.overview import Overview
@@ -46,7 +46,7 @@ class StartChoice(NamedTuple):
 class Entry(NamedTuple):
     choice: StartChoice
     title: str
-    cells: tuple[Cell, ...]  # under the columns; of fewer, the last extends over the rest
+    cells: tuple[Run, ...]  # under the columns; of fewer, the last extends over the rest
     style: str = "strong"
     about: str = ""  # a longer text for the notice line
 
@@ -83,8 +83,8 @@ def engines_section(
 
 
 def _engine(address: str, line: "EngineLine") -> Entry:
-    from stepscope.tui.views import totals_text
-    from stepscope.tui.views.charts.fleet_columns import FIGURES, state_text
+    from stepscope.tui.views.frame.fleet_view import FIGURES, state_text
+    from stepscope.tui.views.panels.inspector import how_to_see_steps
 
     figures = line.figures
     state, style = state_text(line)
@@ -92,7 +92,7 @@ def _engine(address: str, line: "EngineLine") -> Entry:
     model, about = "-" if figures.info is None else model_text(figures.info), address
     if figures.info is not None and figures.info.totals_every_s is not None:
         model = f"{model}, totals of {figures.info.engine}'s /metrics"
-        about = f"{address}; {' '.join(totals_text.more(figures.info.engine))}"
+        about = f"{address}; {' '.join(how_to_see_steps(figures.info.engine))}"
     if figures.status == "starting":
         about = figures.error or address
     style = "caution" if style.startswith("badge") else style
@@ -101,7 +101,6 @@ def _engine(address: str, line: "EngineLine") -> Entry:
 
 
 def recordings_section(files: Sequence[File], now_s: float) -> Section:
-    """Return the section of recordings, in the order of `files`."""
     entries = tuple(_file(file, now_s) for file in files[:MAX_RECORDINGS])
     none = "none here yet; R in the dashboard or 'stepscope record -o session.mcap' makes one"
     return Section("recordings", _FILE_COLUMNS, entries, none)
@@ -113,12 +112,11 @@ def _file(file: File, now_s: float) -> Entry:
     folder = str(file.path.parent).replace(str(Path.home()), "~", 1)
     title = file.path.name
     choice = StartChoice("file", (str(file.path),))
-    if seen is not None and seen.error is not None:
-        cells = ((when, "muted"), (f"not readable: {seen.error}", "caution"))
-        return Entry(choice, title, cells, "caution", f"{file.path}: {seen.error}")
-    if seen is not None and seen.incident is not None:
-        cells = ((when, "muted"), (seen.incident, "caution"))
-        return Entry(choice, title, cells, about=f"{file.path}: {seen.incident}")
+    if seen is not None and (said := seen.error or seen.incident) is not None:
+        style = "strong" if seen.error is None else "caution"
+        text = said if seen.error is None else f"not readable: {said}"
+        cells = ((when, "muted"), (text, "caution"))
+        return Entry(choice, title, cells, style, f"{file.path}: {said}")
     length = steps = engine = "…"
     if seen is not None:
         length = "-" if seen.duration_s is None else fmt.short_span(seen.duration_s)
@@ -126,31 +124,30 @@ def _file(file: File, now_s: float) -> Entry:
         is_growing = file.path.suffix == PART_SUFFIX and now_s - file.written_s < _GROWING_S
         engine = f"{seen.engine}{', cut' if seen.is_cut and not is_growing else ''}"
         steps += "+" if is_growing else ""
-    texts = ((length, "text"), (steps, "text"), (size, "text"))
+    texts = ((when, "muted"), (length, "text"), (steps, "text"), (size, "text"))
     named = (engine, "caution" if ", cut" in engine else "text")
-    rest = (*texts, named, (folder, "muted"))
-    return Entry(choice, title, ((when, "muted"), *rest), about=str(file.path))
+    return Entry(choice, title, (*texts, named, (folder, "muted")), about=str(file.path))
 
 
 def samples_section(samples: Sequence[tuple[str, str]], *, has_torch: bool) -> Section:
     """Return the section of what stepscope ships: sample recordings, the tour and the demo."""
     engine = "a real engine" if has_torch else "a simulated H100 (a real engine needs torch)"
-    shown = [(StartChoice("file", (name,)), name, about) for name, about in samples]
-    shown += [
-        (StartChoice("tour"), "tour", "learn to read the screen, in ten short chapters"),
-        (StartChoice("demo"), "demo", f"{engine} with requests to serve"),
-    ]
-    entries = tuple(
-        Entry(choice, title, ((about, "muted"),), about=about) for choice, title, about in shown
-    )
-    return Section("to look at", (Column("what it shows", 0),), entries)
+    entries = [_plain(StartChoice("file", (name,)), name, about) for name, about in samples]
+    tour = "learn to read the screen, in ten short chapters"
+    entries.append(_plain(StartChoice("tour"), "tour", tour))
+    entries.append(_plain(StartChoice("demo"), "demo", f"{engine} with requests to serve"))
+    return Section("to look at", (Column("what it shows", 0),), tuple(entries))
 
 
 def elsewhere_section(key: str) -> Section:
     """Return the section for engines at other addresses, with the key that opens a prompt."""
     about = "tcp://HOST:PORT, http://HOST:PORT (several: spaces between), or a file"
-    entry = Entry(StartChoice("ask"), f"{key}  address or file", ((about, "muted"),), about=about)
+    entry = _plain(StartChoice("ask"), f"{key}  address or file", about)
     return Section("elsewhere", (Column("", 0),), (entry,))
+
+
+def _plain(choice: StartChoice, title: str, about: str) -> Entry:
+    return Entry(choice, title, ((about, "muted"),), about=about)
 
 
 def when_text(then_s: float, now_s: float) -> str:
@@ -175,9 +172,7 @@ def what_is_wrong(text: str) -> str | None:
     """Return one line about why a typed text cannot be opened; None if nothing is wrong with it."""
     from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
     from stepscope.engine.protocol.settings.knobs import ConfigError
-    from stepscope.engine.transport.endpoints import (
-        Endpoint,  # imports sockets, which the list does not need
-    )
+    from stepscope.engine.transport.endpoints import Endpoint  # with sockets, only when needed
 
     if not text.strip() or typed_choice(text).kind == "file":
         return None
@@ -196,7 +191,6 @@ _TITLE_WIDTHS = ((120, 40), (100, 26), (0, 18))  # least width of the screen, wi
 
 
 def entries_of(sections: Sequence[Section]) -> list[Entry]:
-    """Return the entries of all sections, in order."""
     return [entry for section in sections for entry in section.entries]
 
 

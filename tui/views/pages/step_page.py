@@ -14,10 +14,10 @@ from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.audit_text import changes_text, shorter_who
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import late_text, totals_text
+from stepscope.tui.views import late_text
 from stepscope.tui.views.frame.frame import Frame
-from stepscope.tui.views.framed_panels import Cell, Column, Rows, Target, beside, table
-from stepscope.tui.views.lines import Field, Line, clean, facts, framed, whole
+from stepscope.tui.views.framed_panels import Column, Rows, Target, beside, table
+from stepscope.tui.views.lines import Field, Line, Run, clean, facts, framed, whole
 from stepscope.tui.views.panels import inspector
 from stepscope.tui.views.theme import CAUSE_GLYPHS
 
@@ -50,30 +50,28 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     if record is None or summary is None:
         return framed([inspector.missing(frame)], width, height, title)
     if record.totals is not None and frame.is_summed_up:
-        said = [facts(f" {text}") for text in totals_text.lines(frame)]
+        said = [facts(f" {text}") for text in inspector.lacks(frame)]
         title = ((f"record {step}", "title"), (when, "text"))
-        return framed([*totals_text.figures(record), (), *said], width, height, title)
+        return framed([*inspector.totals(record), (), *said], width, height, title)
     left = width if width < NARROW else width // 2
     costs = inspector.costs(frame, record, summary, left - 2)
     head_height = min(max(_HEAD_HEIGHT, len(costs) + 2), max(6, height // 2))
     head = framed(costs, left, head_height, title)
     if left < width:
         inner = width - left - 2
-        events = [
-            *_changes(frame, record, summary, inner),
-            *_longest(frame, record.step, inner),
-            *inspector.event_lines(record, _before(frame, record)),
-        ]
+        events = _changes(frame, record, summary, inner) + _longest(frame, record.step, inner)
+        events += inspector.event_lines(record, _before(frame, record))
         heading = "since the step before, and in it"
         head = beside(head, framed(events, width - left, head_height, heading))
-    rows = _rows(record)
-    queue_height = _queue_height(frame, height - head_height)
+    rows, num_waiting = _rows(record), len(_waiting(frame))
+    room = height - head_height
+    queue_height = min(num_waiting + 3, room // 3) if num_waiting and room >= 12 else 0
     body_height = height - head_height - queue_height
+    what, key = "rows", frame.key
     body = [facts(" the engine does not report the requests of a step")]
     if record.batch is not None:
-        cells = [_cells(frame, row) for row in rows]
-        body = table(_COLUMNS, cells, width - 2, body_height - 2, frame.view.row if rows else None)
-    what, key = "rows" if record.batch is None else f"rows ({len(rows)})", frame.key
+        what, cells = f"rows ({len(rows)})", [_cells(frame, row) for row in rows]
+        body = table(_COLUMNS, cells, width - 2, body_height - 2, frame.view.row)
     hint = (
         f"{key('lane_up')}/{key('lane_down')} choose  {key('inspect')} request  "
         f"{key('step_back')}/{key('step_forward')} other steps"
@@ -92,21 +90,21 @@ def _before(frame: Frame, record: StepRecord) -> SessionState | None:
 
 def _rows(record: StepRecord | None) -> list[BatchRow]:
     """Return the batch rows: prefills first, the largest on top; then decodes, by request."""
-    rows = [] if record is None or record.batch is None else record.batch
-    return sorted(
-        rows, key=lambda row: (row.phase == Phase.DECODE, -row.num_tokens, row.request_id)
-    )
+
+    def rank(row: BatchRow) -> tuple[bool, int, int]:
+        return row.phase == Phase.DECODE, -row.num_tokens, row.request_id
+
+    return [] if record is None else sorted(record.batch or (), key=rank)
 
 
-def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
+def _cells(frame: Frame, row: BatchRow) -> list[Run]:
     view, record = frame.state.requests.get(row.request_id), frame.record
     is_decode, end = row.phase == Phase.DECODE, row.start + row.num_tokens
+    brings = "token" if is_decode or row.flags & RowFlag.LAST_CHUNK else "no token yet"
     if row.flags & RowFlag.FIRST_TOKEN:
         brings = "first token"
     elif is_decode and row.num_tokens > 1:
         brings = f"{row.num_tokens:,} tokens"
-    else:
-        brings = "token" if is_decode or row.flags & RowFlag.LAST_CHUNK else "no token yet"
     prompt = view.num_prompt_tokens if view is not None and view.num_prompt_tokens else None
     taken = sum(move.owner == row.request_id for move in (record.moves if record else ()))
     more = f" +{taken}" if taken else ""
@@ -120,7 +118,7 @@ def _cells(frame: Frame, row: BatchRow) -> list[Cell]:
         (f"{end:,}", "text"),
         (f"{row.num_blocks:,}{more:>5}", "text"),
         (("resumed, " if row.flags & RowFlag.RESUMED else "") + brings, "muted"),
-        (clean("" if view is None else view.client_id, 40), "muted"),
+        ("" if view is None else view.client_id, "muted"),
     ]
 
 
@@ -171,21 +169,17 @@ def _changes(frame: Frame, record: StepRecord, summary: StepSummary, width: int)
     for rank, (name, now, then) in enumerate(deltas):
         moved = "—"
         if now is not None and then is not None:
-            moved = _longer(now - then) if name == "took" else f"{now - then:+,}"
+            moved = f"{now - then:+,}"
+            if name == "took":
+                more = "less" if now < then else "more"
+                is_same = abs(now - then) < 0.05
+                moved = "as long" if is_same else f"{abs(now - then):,.1f} ms {more}"
         style = "text" if now == then else "strong"
         # If not all figures fit, those that have not changed are left out first.
         rank += 10 * (now == then)
         fields.append(Field(rank, facts(f"{', ' if fields else ' '}{name} ", (moved, style))))
     return [*lines, whole(fields, width)]
 
-
-def _longer(ms: float) -> str:
-    if abs(ms) < 0.05:
-        return "as long"
-    return f"{abs(ms):,.1f} ms {'less' if ms < 0 else 'more'}"
-
-
-# The queue of waiting requests: since when and for what each waits
 
 _NUM_PREEMPTIONS = 200  # the newest preemptions to look up
 _QUEUE_COLUMNS = (
@@ -198,31 +192,26 @@ _QUEUE_COLUMNS = (
 )
 
 
-def _queue_height(frame: Frame, room: int) -> int:
-    """Return the height of the panel in lines; 0 if the queue is empty or `room` is too small."""
-    num_waiting = len(_waiting(frame))
-    return 0 if not num_waiting or room < 12 else min(num_waiting + 3, room // 3)
-
-
 def _queue(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list[Line]:
-    """Return the panel, with the first request of the queue on top."""
     events = frame.history.events(frame.cursor, _NUM_PREEMPTIONS, frozenset({"preempt"}))
     # When each was last preempted, as far as memory reaches back.
     preempted_ns = {each.request_id: each.time_ns for each in events if each.request_id is not None}
     queue = in_order(_waiting(frame), preempted_ns, frame.state.knobs)
 
-    def row(place: int) -> list[Cell]:
+    def row(place: int) -> list[Run]:
         view = queue[place]
         is_out = view.status == "preempted"
-        since_ns = preempted_ns.get(view.request_id) if is_out else view.arrival_ns
-        if view.is_partial and not is_out:
-            since_ns = None
-        wall_ns = None if since_ns is None else frame.history.wall_ns(since_ns)
-        waits_s = None if since_ns is None else (frame.state.time_ns - since_ns) / 1e9
+        since_ns = None if view.is_partial else view.arrival_ns
+        since_ns = preempted_ns.get(view.request_id) if is_out else since_ns
+        since = waits = "—"
+        if since_ns is not None:
+            wall_ns = frame.history.wall_ns(since_ns)
+            since = "—" if wall_ns is None else fmt.clock(wall_ns)
+            waits = f"{max(0, frame.state.time_ns - since_ns) / 1e9:,.1f} s"
         return [
             (request_name(view.request_id), "caution" if is_out else "strong"),
-            ("—" if wall_ns is None else fmt.clock(wall_ns), "muted"),
-            ("—" if waits_s is None else f"{max(0.0, waits_s):,.1f} s", "text"),
+            (since, "muted"),
+            (waits, "text"),
             (f"{view.num_prompt_tokens:,}", "muted"),
             (f"{len(queue) - 1 - place:,}", "text"),
             (_reason(frame, record, queue, place), "text" if not place else "muted"),
@@ -231,8 +220,7 @@ def _queue(frame: Frame, record: StepRecord, width: int, num_lines: int) -> list
     # Remove the marks for clicks: only the batch rows of the step can be selected.
     lines = table(_QUEUE_COLUMNS, Rows(len(queue), row), width - 2, num_lines - 2, None)
     body = [tuple(run for run in line if run[0]) for line in lines]
-    title = f"waiting ({len(queue)}), in the order of the queue"
-    return framed(body, width, num_lines, title)
+    return framed(body, width, num_lines, f"waiting ({len(queue)}), in the order of the queue")
 
 
 def _waiting(frame: Frame) -> list[RequestView]:
@@ -241,8 +229,7 @@ def _waiting(frame: Frame) -> list[RequestView]:
 
 
 def _reason(frame: Frame, record: StepRecord, queue: list[RequestView], place: int) -> str:
-    view = queue[place]
-    is_paused = frame.state.state == "paused"
+    view, is_paused = queue[place], frame.state.state == "paused"
     if not (is_paused or view.held) and "kv_blocks" in (record.waiting_reasons or {}):
         first = next((each for each in queue if each.held in ("", "priority")), view)
         if first is not view:

@@ -5,22 +5,12 @@
 
 import textwrap
 
-from stepscope.tui.settings.action_table import Page, Place
+from stepscope.tui.settings.action_table import PAGES, Page, Place
 from stepscope.tui.settings.actions import Abilities, footer_entries
 from stepscope.tui.views.lines import Line, Run, click, fitted, length_of, spread, titled
 
 _ALWAYS = frozenset({"help", "quit"})  # at the end
 _FOR_PALETTE = 100  # least width to name the palette beside them
-_TABS: dict[Page, str] = {
-    "live": "Live",
-    "step": "Step",
-    "request": "Request",
-    "kv": "KV",
-    "latency": "Latency",
-    "knobs": "Knobs",
-    "compare": "Compare",
-    "fleet": "Fleet",
-}
 
 
 def draw(abilities: Abilities, live: bool, width: int, page: Place = "live") -> list[Line]:
@@ -42,7 +32,8 @@ def draw(abilities: Abilities, live: bool, width: int, page: Place = "live") -> 
 def tabs(abilities: Abilities, page: Page) -> Line:
     """Return the names of the screens with their keys, the current one in brackets."""
     line: list[Run] = [(" ", "text")]
-    for each, name in _TABS.items():
+    for each in PAGES:
+        name = "KV" if each == "kv" else each.capitalize()
         action = abilities.action(f"screen_{each}")
         if not action.keys or not abilities.allows(action):
             continue

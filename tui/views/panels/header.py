@@ -1,17 +1,22 @@
-"""The header line: which session is shown, its state and rates, and whether it is recorded."""
+"""The top of the screen: the header line, the verdict, and the figures that one reads first.
+
+The header line says which session is shown, its state and rates, and whether it is recorded.
+"""
 
 from dataclasses import dataclass
 
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.history.source import SourceStatus
+from stepscope.recordings.history.windows import MINUTE_S
 from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, RATES_WINDOW_S, Frame
 from stepscope.tui.views.lines import (
     Field,
     Line,
     Run,
+    bounded,
     clean,
     click,
     facts,
@@ -19,8 +24,13 @@ from stepscope.tui.views.lines import (
     spread,
     whole,
 )
+from stepscope.tui.views.theme import LEVELS
 
 _OLD_S = 6.0  # what was judged is no longer news
+_BAR_WIDTH = 10
+_MAIN = 6  # first groups to make room for, by shorter bars
+_SEPARATOR: Run = (" │ ", "frame")
+_TREND = {1: " ▲", 0: "  ", -1: " ▼"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +71,7 @@ def badge(frame: Frame, connection: SourceState) -> Run:
 
 
 def _when(frame: Frame, connection: SourceState) -> list[Field]:
-    is_paused = not frame.view.live
-    wall_ns = frame.wall_ns(frame.cursor)
+    is_paused, wall_ns = not frame.view.live, frame.wall_ns(frame.cursor)
     if frame.cursor is None or not (is_paused or (frame.is_replay and wall_ns is not None)):
         return []
     moment = fmt.moment(wall_ns, with_tenths=connection.status != "playing" or is_paused)
@@ -92,25 +101,21 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
     now = badge(frame, connection)
     when = _when(frame, connection)
     rate = f"  {_rate(frame, connection)} steps/s"
-    fields = [
-        Field(1, ((f" {clean(connection.title, 24)} ", "strong"),)),
-        Field(0, click("pause", now)),
-        *([] if frame.is_replay else when),
-    ]
+    title = Field(1, ((f" {clean(connection.title, 24)} ", "strong"),))
+    fields = [title, Field(0, click("pause", now)), *([] if frame.is_replay else when)]
+    stands, autopilot = "", "" if frame.state.leased is None else " AUTOPILOT "
     if meanwhile := _meanwhile(frame, connection):
-        fields.append(Field(0, ((f" engine {meanwhile} by now ", "caution"),)))
+        stands = f" engine {meanwhile} by now "
     elif state in ("paused", "draining", "stopped") and f"engine {state}" not in now[0]:
-        fields.append(Field(0, ((f" engine {state} ", "caution"),)))
+        stands = f" engine {state} "
+    fields.append(Field(0, ((stands, "caution"),)))
     fields.append(Field(1, ((_place(frame, connection), "text"),)))
     fields += when if frame.is_replay else []
-    if frame.state.leased is not None:
-        fields.append(Field(0, ((" AUTOPILOT ", "mark"),)))
+    fields.append(Field(0, ((autopilot, "mark"),)))
     if info is not None:
-        if info.simulated is not None:
-            fields.append(Field(0, ((f" {SIMULATED} ", "caution"),)))
-        fields.append(Field(0, (_role(info),)))
-        if info.with_tokens:
-            fields.append(Field(0, ((" with tokens ", "caution"),)))
+        simulated = "" if info.simulated is None else f" {SIMULATED} "
+        tokens = " with tokens " if info.with_tokens else ""
+        fields.append(Field(0, ((simulated, "caution"), _role(info), (tokens, "caution"))))
         fields.append(Field(2, ((f" {clean(info.model, 40)}", "text"),)))
     fields += [
         Field(4, facts(f"  {clean(connection.endpoint, 40)}")),
@@ -128,14 +133,13 @@ def draw(frame: Frame, connection: SourceState, width: int) -> list[Line]:
 
 
 def _role(info: EngineInfo) -> Run:
-    """Return the role of an engine that does only prefill or only decode; else nothing."""
-    if info.role == "prefill" and info.engine is not None:
+    if info.role != "prefill":
+        return f" {clean(info.role, 24)} " if info.role else "", "decode"
+    if info.engine is not None:
         return " prefill ", "prefill"
-    if info.role == "prefill" and info.decode_engine is None:
+    if info.decode_engine is None:
         return " prefill, NO DECODE ENGINE: runs the decodes itself ", "caution"
-    if info.role == "prefill":
-        return f" prefill → {clean(info.decode_engine or '', 24)} ", "prefill"
-    return ("", "text") if info.role is None else (f" {clean(info.role, 24)} ", "decode")
+    return f" prefill → {clean(info.decode_engine, 24)} ", "prefill"
 
 
 def _step(frame: Frame) -> Line:
@@ -144,8 +148,7 @@ def _step(frame: Frame) -> Line:
     if flying is not None:
         text = f"  STEP {flying.step:,} IN FLIGHT {seconds_of(flying):,.1f} s"
         return ((text, "caution"), (f": {work_text(flying)}", "text"))
-    unit = "  record " if frame.is_summed_up else "  step "
-    number = facts(unit, (fmt.count(frame.step), "strong"))
+    number = facts(f"  {frame.unit} ", (fmt.count(frame.step), "strong"))
     if last is None or not frame.is_silent:
         return number
     text = f"  silent since {seconds_of(last):,.1f} s into step {last.step:,}"
@@ -197,3 +200,126 @@ def verdict(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         said = said.rpartition("; ")[0] or said
     line: Line = ((clean(said, room), verdict.tone), (hint, "muted"))
     return [click(verdict.look, *line) if verdict.look else line]
+
+
+def key_figures(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
+    """Return as many groups of figures as fit into `height` lines, most important first."""
+    groups = _drawn_groups(frame, _BAR_WIDTH)
+    total = sum(length_of(group) for group in groups[:_MAIN]) + _MAIN * len(_SEPARATOR[0])
+    if total > width * height:
+        groups = _drawn_groups(frame, max(3, _BAR_WIDTH - (total - width * height)))
+    lines: list[Line] = [()]
+    for group in groups:
+        line = (*lines[-1], _SEPARATOR if lines[-1] else (" ", "text"), *group)
+        if length_of(line) <= width:
+            lines[-1] = line
+        elif len(lines) < height:
+            lines.append(((" ", "text"), *group))
+        else:
+            break
+    return lines
+
+
+def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
+    groups = _groups(frame, bar_width)
+    if frame.is_silent:
+        groups = [(do, tuple((text, "muted") for text, _ in group)) for do, group in groups]
+    return [click(do, *group) for do, group in groups]
+
+
+def _groups(frame: Frame, bar_width: int) -> list[tuple[str, Line]]:
+    state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
+    minute, ten = _cut(frame, LATENCY_WINDOW_S), _cut(frame, RATES_WINDOW_S)
+    about = "≈" if frame.is_summed_up and not frame.imported else ""
+    is_known = state.is_load_known and not frame.is_silent
+    running, waiting = (state.num_running, state.num_waiting) if is_known else ("—", "—")
+    trend = (_TREND[frame.waiting_trend if is_known else 0], "caution")
+    seats = "" if frame.is_summed_up else f"/{fmt.short(_seats(frame))}"
+    preempted = rates.num_preempted
+    often = "—  " if preempted is None else _in_a_minute(frame, preempted)
+    in_rate = f"{fmt.short(rates.in_tokens_per_s)} tok/s"
+    output = _named("out ", ten, f"{fmt.count(rates.output_tokens_per_s)} tok/s")
+    limited: Run = ("—", "muted")
+    if frame.limits:
+        limit, share = max(frame.limits.items(), key=lambda each: each[1])
+        what, style = ("none", "text") if limit == "work" else (limit, "caution")
+        limited = (f"{what} {share:.0%}", style)
+    tax = rates.recompute_tax
+    taxed = ("—", "muted") if tax is None else (f"{tax:.1%}", "caution" if tax else "text")
+    # p99, because a stall may be one late token among a hundred: p95 would hide it.
+    late_itl, late_ttft = latency.itl.p99_ms, latency.ttft.p95_ms
+    itl = bounded(fmt.with_ms(late_itl).replace(" ", ""), late_itl, slo.itl_ms)
+    ttft = bounded(fmt.with_ms(late_ttft).replace(" ", ""), late_ttft, slo.ttft_ms)
+    run = facts("RUN ", (f"{running}{seats}", "strong"), "  WAIT ", (f"{waiting}", "strong"), trend)
+    return [
+        ("budget", _budget(frame, bar_width)),
+        ("screen_live", run),
+        ("screen_kv", _cache(frame, ten)),
+        ("screen_latency", _named(f"TTFT p95 {about}", minute, ttft)),
+        ("screen_latency", _named(f"ITL p99 {about}", minute, itl)),
+        ("previous_preemption", facts("PREEMPT ", (often, "caution" if preempted else "text"))),
+        ("screen_latency", (*output, *facts("  in ", in_rate))),
+        ("screen_live", _named("LIMIT ", minute, limited)),
+        ("previous_preemption", facts("RECOMPUTE ", taxed)),
+    ]
+
+
+def _cut(frame: Frame, window_s: float) -> str:
+    """Return a note on how many seconds of a time window are in memory; empty if all of it is."""
+    seconds = frame.cut_s(window_s)
+    return "" if seconds is None else f"/{seconds:.{int(seconds < 10)}f}s "
+
+
+def _named(name: str, cut: str, value: str | Run) -> Line:
+    return facts(name.rstrip() if cut else name, (cut, "caution")) + facts("", value)
+
+
+def _in_a_minute(frame: Frame, number: int) -> str:
+    """Return a count per minute ("12/m"), or in the seconds that are known ("3/20s")."""
+    seconds = frame.rates.preempted_s
+    if not frame.is_whole and not frame.history.is_short:
+        cut_s = frame.cut_s(MINUTE_S)
+        seconds = MINUTE_S if cut_s is None else cut_s
+    is_whole = (frame.is_whole and not number) or seconds >= MINUTE_S - 0.5
+    return f"{fmt.short(number)}/m" if is_whole else f"{number}/{seconds:.0f}s"
+
+
+def _seats(frame: Frame) -> int | None:
+    """Return the most requests that may run; of an idle engine, in its next step."""
+    summary = frame.summary
+    knob = _knob(frame, "max_num_seqs") if summary is None or frame.is_idle else None
+    return knob if knob is not None or summary is None else summary.max_num_seqs
+
+
+def _knob(frame: Frame, name: str) -> int | None:
+    value = frame.state.knobs.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _budget(frame: Frame, bar_width: int) -> Line:
+    """Return how much of the budget the step at the cursor used; while no step runs, the last."""
+    summary, knob = frame.summary, _knob(frame, "max_num_batched_tokens")
+    if summary is None or summary.token_budget is None:
+        has_knob = summary is None and knob is not None
+        return facts("BUDGET ", f"—/{knob}" if has_knob else "—")
+    spent, budget, style = summary.num_spent_tokens, summary.token_budget, "strong"
+    if frame.is_idle:  # no step has used the budget that was set since
+        spent, budget = 0, knob or budget
+        bar: Line = facts(f"{'idle'[:bar_width]:<{bar_width}}")
+    elif frame.is_past:
+        style, bar = "muted", facts(f"{'last step' if bar_width > 8 else '':<{bar_width}}")
+    else:
+        full = round(min(1.0, spent / budget) * bar_width)
+        bar = (("█" * full, "prefill"), ("·" * (bar_width - full), "idle"))
+    used = (f"{f'{spent}/{budget}':>9} ", style)
+    share = (f"{spent / budget:>3.0%} ", "muted" if frame.is_past else "text")
+    return (*facts("BUDGET ", used), share, *bar)
+
+
+def _cache(frame: Frame, cut: str) -> Line:
+    hit = _named("hit ", cut, fmt.percent(frame.rates.prefix_hit_rate))
+    share = frame.state.kv_share
+    if share is None:
+        return (*facts("KV ", "— "), *hit)
+    level = (LEVELS[min(7, int(share * 8))] + " ", "decode")
+    return (*facts("KV ", (f"{share:.0%} ", "strong"), level), *hit)

@@ -1,4 +1,8 @@
-"""What the step at the cursor did and cost: a panel, and lines that the step's page has, too."""
+"""What the step at the cursor did and cost: a panel, and lines that the step's page has, too.
+
+Of an engine that publishes only totals once a second, not each step: what these are and leave out,
+and how to see more of it.
+"""
 
 from collections import Counter
 from itertools import pairwise
@@ -12,7 +16,6 @@ from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
 from stepscope.recordings.state.series.events import request_event
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views import totals_text
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import bar, cells_by_share
 from stepscope.tui.views.lines import (
@@ -27,16 +30,30 @@ from stepscope.tui.views.lines import (
     titled,
     whole,
 )
-from stepscope.tui.views.panels.event_list import ICONS
+from stepscope.tui.views.panels.session_events import ICONS
 
 _MAX_TEXT = 48
 _NO_STATE = SessionState()  # the texts of most events need none
 _PARTS = (("s", "schedule", "cached"), ("l", "launch", "muted"), ("━", "model", "decode"))
+_MORE = {
+    "vllm": (
+        "to see every step: pip install stepscope in vLLM's environment, then",
+        "STEPSCOPE_ENDPOINT=vllm-0 vllm serve ..., then: stepscope top vllm-0",
+    ),
+    "sglang": (
+        "to see every step: pip install stepscope in SGLang's environment, then",
+        "STEPSCOPE_ENDPOINT=sglang-0 sglang serve ..., then: stepscope top sglang-0",
+    ),
+    "stepscope": (
+        "to see every step: stepscope top NAME,",
+        "with the name or address of the engine behind this server",
+    ),
+}
+_NO_MORE = ("stepscope sees single steps of vLLM, SGLang and its own engine only",)
 
 
 def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
-    unit = "record" if frame.is_summed_up else "step"
-    title = titled(f"{unit} {fmt.count(frame.cursor)}", " (follows cursor)")
+    title = titled(f"{frame.unit} {fmt.count(frame.cursor)}", " (follows cursor)")
     return framed(_body(frame, height - 2, width - 2), width, height, title)
 
 
@@ -45,10 +62,15 @@ def _body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     if record is None or summary is None:
         return [missing(frame)]
     if record.totals is not None and frame.is_summed_up:
-        return totals_text.figures(record)
+        return totals(record)
+    lines = costs(frame, record, summary, width)
     prefills = [row for row in record.batch or () if row.phase != wire.Phase.DECODE]
-    prefills.sort(key=lambda row: -row.num_tokens)
-    lines = [*costs(frame, record, summary, width), *(_prefill(row, frame) for row in prefills)]
+    for row in sorted(prefills, key=lambda row: -row.num_tokens):
+        what = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
+        view = frame.state.requests.get(row.request_id)
+        of = f"/{view.num_prompt_tokens:,}" if view is not None and view.num_prompt_tokens else ""
+        end = f"{row.start:,}→{row.start + row.num_tokens:,}{of}"
+        lines.append(((f" {what} {request_name(row.request_id)} {end}", "prefill"),))
     lines += event_lines(record)
     if len(lines) > num_rows:
         lines[num_rows - 1 :] = [facts(f" and {len(lines) - num_rows + 1} more lines")]
@@ -59,21 +81,10 @@ def missing(frame: Frame) -> Line:
     return facts(" no step yet" if frame.cursor is None else " the record of this step was lost")
 
 
-def _prefill(row: wire.BatchRow, frame: Frame) -> Line:
-    what = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
-    view = frame.state.requests.get(row.request_id)
-    of = f"/{view.num_prompt_tokens:,}" if view is not None and view.num_prompt_tokens else ""
-    end = f"{row.start:,}→{row.start + row.num_tokens:,}{of}"
-    return ((f" {what} {request_name(row.request_id)} {end}", "prefill"),)
-
-
 def costs(frame: Frame, record: wire.StepRecord, summary: StepSummary, width: int) -> list[Line]:
     """Return lines on the time, budget, seats and KV blocks that a step took, and what held it."""
-    padded = record.num_padded_tokens or 0
-    spent, budget = (
-        record.num_prefill_tokens + record.num_decode_tokens + padded,
-        record.token_budget,
-    )
+    budget, padded = record.token_budget, record.num_padded_tokens or 0
+    spent = record.num_prefill_tokens + record.num_decode_tokens + padded
     seats, most = record.num_running, record.max_num_seqs
     bar_width, info = max(4, min(24, width - 44)), frame.history.info
     used = bar(spent / budget if budget else None, bar_width, "prefill")
@@ -126,13 +137,12 @@ def _times(record: wire.StepRecord, width: int) -> Line:
 
 def _spent(record: wire.StepRecord, summary: StepSummary, width: int) -> Line:
     padded = record.num_padded_tokens or 0
-    decode, prefill = f"{record.num_decode_tokens:,}", f"{record.num_prefill_tokens:,}"
-    cached = fmt.count(summary.num_cached_tokens)
-    padding: Line = (("  padding ", "muted"), (f"{padded:,}", "caution"))
+    decode: Run = (f"{record.num_decode_tokens:,}", "decode")
+    prefill: Run = (f"{record.num_prefill_tokens:,}", "prefill")
     fields = (
-        Field(0, facts("   decode ", (decode, "decode"), "  prefill ", (prefill, "prefill"))),
-        Field(2, facts("  cached, not spent ", (cached, "cached"))),
-        Field(1, padding if padded else ()),
+        Field(0, facts("   decode ", decode, "  prefill ", prefill)),
+        Field(2, facts("  cached, not spent ", (fmt.count(summary.num_cached_tokens), "cached"))),
+        Field(1, facts("  padding ", (f"{padded:,}", "caution")) if padded else ()),
     )
     return whole(fields, width)
 
@@ -166,9 +176,9 @@ def draft_lines(record: wire.StepRecord) -> list[Line]:
         return []
     drafted = sum(draft.num_drafted for draft in record.drafts)
     accepted = sum(draft.num_accepted for draft in record.drafts)
-    line = facts(" drafts  ", (f"{accepted:>7,} of {drafted:,} accepted", "multi"))
-    wasted: Run = (f", {drafted - accepted:,} tokens of budget wasted", "caution")
-    return [(*line, wasted) if drafted > accepted else line]
+    lost = f", {drafted - accepted:,} tokens of budget wasted" if drafted > accepted else ""
+    used = (f"{accepted:>7,} of {drafted:,} accepted", "multi")
+    return [facts(" drafts  ", used, (lost, "caution"))]
 
 
 def hold_up_lines(record: wire.StepRecord, width: int) -> list[Line]:
@@ -186,22 +196,18 @@ def hold_up_lines(record: wire.StepRecord, width: int) -> list[Line]:
 
 
 def _prepared(record: wire.StepRecord, overlap: bool | None) -> list[Line]:
-    before = f"step {record.step - 1:,}"
-    runs: list[Run] = [(" prepared ", "muted")]
+    before, hidden = f"step {record.step - 1:,}", ""
+    how: Run = (f"after {before} had ended", "text")
     if record.hidden_ns is not None:
+        how = (f"while {before} ran", "good")
         hidden = f", {fmt.milliseconds(record.hidden_ns / 1e6)} ms hidden"
-        runs += [(f"while {before} ran", "good"), (hidden, "text")]
     elif record.step == 0:
-        runs.append(("as the first step", "text"))
+        how = ("as the first step", "text")
     elif overlap is None:
-        runs.append(("— (the engine does not report)", "muted"))
-    else:
-        runs.append((f"after {before} had ended", "text"))
-    if record.num_wasted_tokens:
-        runs.append((f", {record.num_wasted_tokens:,} wasted", "caution"))
-    if record.held_prefills:
-        runs.append((", kept free of prefills", "muted"))
-    lines: list[Line] = [tuple(runs)]
+        how = ("— (the engine does not report)", "muted")
+    wasted = f", {record.num_wasted_tokens:,} wasted" if record.num_wasted_tokens else ""
+    kept = ", kept free of prefills" if record.held_prefills else ""
+    lines = [facts(" prepared ", how, (hidden, "text"), (wasted, "caution"), (kept, "muted"))]
     if record.cuda_graph is not None:
         padding = record.num_graph_padding
         filled = f", filled up with {fmt.plural(padding, 'token')}" if padding else ""
@@ -258,9 +264,8 @@ _MOST_NAMED = 4
 def rank_lines(record: wire.StepRecord, info: wire.EngineInfo | None, width: int) -> list[Line]:
     """Return a line, and one more on the stages of a pipeline; none for an engine of one rank."""
     if not (ranks := record.ranks):
-        return (
-            [] if rank_sizes(info) == (1, 1) else [facts(" ranks   unknown: not all of them told")]
-        )
+        unknown = facts(" ranks   unknown: not all of them told")
+        return [] if rank_sizes(info) == (1, 1) else [unknown]
     ms = [each.work_ns / 1e6 for each in ranks]
     each = [f"{name} {fmt.milliseconds(t)} ms" for name, t in zip(names(ranks), ms, strict=True)]
     slowest, middle, spread = map(fmt.milliseconds, (max(ms), median(ms), max(ms) - min(ms)))
@@ -272,12 +277,52 @@ def rank_lines(record: wire.StepRecord, info: wire.EngineInfo | None, width: int
     head = " ranks   " if info is None or info.device in (None, "cpu") else " launch  "
     times = [of_many] if len(ms) > _MOST_NAMED else [", ".join(each), of_many]
     forms = [facts(head, text, (end, style)) for text in times for end in said]
-    empty = {f"pp{each.stage}": fmt.percent(_empty(each)) for each in ranks}
-    stages = ", ".join(f"{stage} {share}" for stage, share in empty.items())
+    empty: dict[str, float | None] = {}
+    for rank in ranks:
+        ns = rank.empty_ns
+        empty[f"pp{rank.stage}"] = None if ns is None else ns / max(1, ns + rank.work_ns)
+    stages = ", ".join(f"{stage} {fmt.percent(share)}" for stage, share in empty.items())
     lines: list[Line] = [first_fitting(forms, width), facts(" empty   ", stages)]
     return lines if len(empty) > 1 else lines[:1]
 
 
-def _empty(rank: wire.RankTimes) -> float | None:
-    empty_ns = rank.empty_ns
-    return None if empty_ns is None else empty_ns / max(1, empty_ns + rank.work_ns)
+def lacks(frame: Frame) -> list[str]:
+    """Return lines on what a source does not tell; none for an engine that publishes each step."""
+    info = frame.state.info
+    if info is None:
+        return []
+    if info.imported is not None:
+        return [f"read from {info.imported}: what it does not tell is unknown"]
+    if info.totals_every_s is None:
+        return []
+    return [
+        "metrics are totals: who ran, and in which step, is unknown",
+        "a column is what the counters gained in one second",
+        "latencies (≈) are estimates from the buckets of histograms",
+        *how_to_see_steps(info.engine),
+    ]
+
+
+def how_to_see_steps(engine: str | None) -> tuple[str, ...]:
+    return _MORE.get(engine or "", _NO_MORE)
+
+
+def totals(record: wire.StepRecord) -> list[Line]:
+    found = record.totals
+    if found is None:
+        return []
+    load = (record.num_running, record.num_waiting) if found.is_load_known else (None, None)
+    seconds = (record.tokens_ns - record.schedule_start_ns) / 1e9
+    values = {
+        "seconds summed up": f"{seconds:.2f}",
+        "forward steps": fmt.count(found.num_steps),
+        "requests that run": fmt.count(load[0]),
+        "requests that wait": fmt.count(load[1]),
+        "KV cache used": fmt.percent(found.kv_used),
+        "prompt tokens": fmt.count(found.num_prompt_tokens),
+        "tokens found in the prefix cache": fmt.count(found.num_cached_tokens),
+        "output tokens": fmt.count(found.num_output_tokens),
+        "preemptions": fmt.count(found.num_preempted),
+        "requests that finished": fmt.count(found.num_finished),
+    }
+    return [facts(f" {name:<34}", f"{value:>9}") for name, value in values.items()]
