@@ -303,10 +303,15 @@ def test_the_text_of_a_request_is_drawn_up_to_the_cursor_and_safe_for_a_terminal
     assert request_page.height_of_text(None, 40) == request_page.height_of_text(told, 12) == 0
 
 
-def test_verify_finds_tokens_in_a_file_that_claims_to_have_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "told", [{"token_ids": [7]}, {"drafts": [wire.DraftRow(0, 3, 2, token_ids=[7, 8])]}]
+)
+def test_verify_finds_tokens_in_a_file_that_claims_to_have_none(
+    told: dict[str, Any], tmp_path: Path
+) -> None:
     messages = dict(simulate(seed=2, num_steps=30))
     steps = {each.step: at for at, each in messages.items() if isinstance(each, StepRecord)}
-    messages[steps[20]] = msgspec.structs.replace(messages[steps[20]], token_ids=[7])
+    messages[steps[20]] = msgspec.structs.replace(messages[steps[20]], **told)
     report = verify(record(tmp_path / "liar.mcap", messages.items()), lambda share: None)
     assert [check.name for check in report.checks if not check.is_good] == ["privacy"]
     assert "--strip-tokens" in report.privacy.problems[0]
