@@ -12,10 +12,9 @@ from typing import NamedTuple
 from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.history.follower import Follower
 from stepscope.recordings.history.lives import LifeKeeper
-from stepscope.recordings.history.step_cache import StepCache
-from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.history.ring import StepCache
+from stepscope.recordings.history.timeline import Follower, Timeline
 from stepscope.recordings.history.windows import Windows
 from stepscope.recordings.session.drafts import Speculation, with_records
 from stepscope.recordings.session.steps import Span, StepSummary
@@ -61,7 +60,7 @@ class HistoryView:
 
     def _drop_caches(self) -> None:
         self._newest = None
-        self._cache = StepCache(self._lock, self._timeline)
+        self._cache = StepCache(self._lock, self._timeline.ring)
         self.lives = LifeKeeper(self._lock, self._timeline, self._cache, self._baseline)
         self.windows = Windows(self._lock, self._timeline)
 
@@ -205,7 +204,7 @@ class HistoryView:
 
         The follower stays with the current engine. It does not see messages after a restart.
         """
-        return Follower(self._lock, self._timeline, first)
+        return Follower(self._lock, self._timeline, self._cache, first)
 
     def is_followed_by(self, follower: Follower) -> bool:
         """Whether `follower` reads the current timeline, not one from before a restart."""

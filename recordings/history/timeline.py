@@ -3,13 +3,17 @@
 From each message it derives the newest state, a step summary, latency samples and events. When the
 ring of messages drops its oldest segment, the step summaries, samples and events of those steps are
 dropped, too.
+
+`Follower`: reads its messages, stored ones first, at its own pace.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.recordings.history.ring import StepRing
+from stepscope.recordings.history.ring import StepCache, StepRing, replayed
 from stepscope.recordings.session.steps import Span, StepSummary, StepTable
 from stepscope.recordings.state.audit_text import in_flight_text
 from stepscope.recordings.state.clocks import WallClock, leave_out, lost_before
@@ -68,7 +72,7 @@ class Timeline:
         step = message.step if isinstance(message, wire.StepRecord) else None
         if step is not None and self.columns.steps and step <= self.columns.steps[-1]:
             return  # the publisher repeats steps under new numbers
-        if self.ring.append(payload, step, state, true_after):
+        if self.ring.append(sequence, payload, step, state, true_after):
             self._forget_old()
         if step is not None and not self.columns.steps:
             self.lanes = LaneBoard(state, step)
@@ -127,7 +131,8 @@ class Timeline:
         if found is None or index is None:
             return False
         segment, place = found
-        self.state = self.ring.state_after(segment, place)
+        payloads = self.ring.payloads(segment, 0, place + 1)
+        self.state = replayed(segment.keyframe.restore(), payloads)
         self._watch.begin(self.state)
         self.last_sequence = self.columns.column("sequence")[index]
         self.ring.forget_after(segment, place)
@@ -220,3 +225,70 @@ class Timeline:
         self.knob_changes = [c for c in self.knob_changes if c.effective_step >= step]
         self.gaps.forget_before(step)
         self.marks = [mark for mark in self.marks if mark.step >= step]
+
+
+class Followed(NamedTuple):
+    message: wire.Telemetry
+    after_gap: bool  # whether messages right before this message were lost or forgotten
+    sequence: int
+    payload: bytes
+
+
+class Follower:
+    """Reads the messages of one timeline. Belongs to one thread.
+
+    `first`: the first step to read; None: the oldest in memory.
+
+    Attributes:
+        state: the state right before the first message. Never changed.
+        sequence: the number of the message that led to it.
+        number: place of the next message among all of the timeline.
+    """
+
+    def __init__(
+        self, lock: "threading.RLock", timeline: Timeline, cache: StepCache, first: int | None
+    ) -> None:
+        self._lock = lock
+        self.timeline = timeline
+        with lock:
+            found = None if first is None else timeline.ring.locate(first - 1)
+            segment, place = found or (timeline.ring.segments[0], -1)
+            known, sequences = segment.keyframe.sequence, segment.sequences
+            if found is not None:
+                self.sequence = sequences[place]
+            elif known is not None:
+                self.sequence = known
+            else:
+                self.sequence = sequences[0] - 1 if sequences else 0
+        self.number = segment.first_number + place + 1
+        self.state = cache.state_after(segment, place)
+
+    def read(self, limit: int, last_step: int | None = None) -> Iterator[Followed]:
+        """Yield the next messages, at most `limit`; none if all were read.
+
+        `last_step`: stop before the record of a later step.
+        """
+        with self._lock:
+            gap_steps = self.timeline.gaps.steps
+            oldest = self.timeline.ring.segments[0].first_number
+            is_behind, first = self.number < oldest, max(self.number, oldest)
+            told = self.timeline.ring.messages_from(first, limit)
+        for number, (sequence, payload) in enumerate(told, first):
+            message = wire.decode(payload)
+            if isinstance(message, wire.StepRecord):
+                if last_step is not None and message.step > last_step:
+                    return
+                after_gap = message.step in gap_steps
+            else:  # a snapshot is kept only if messages before it are missing
+                after_gap = isinstance(message, wire.Snapshot)
+            self.number = number + 1
+            yield Followed(message, is_behind or after_gap, sequence, payload)
+            is_behind = False
+
+    def distance(self, other: "Follower") -> int:
+        return max(0, other.number - self.number)
+
+    @property
+    def num_ahead(self) -> int:
+        with self._lock:
+            return max(0, self.timeline.ring.end_number - self.number)

@@ -87,7 +87,7 @@ class HistoryFeed:
             if not num_before and self.side is None:
                 self.side = Side(self.name, self._slo, self._past)
             num_taken, last = 0, self._stretch.last
-            for message, after_gap in self._reader.read(min(BATCH, num_before) or BATCH):
+            for message, after_gap, _, _ in self._reader.read(min(BATCH, num_before) or BATCH):
                 num_taken += 1
                 if self.side is None:
                     self._past.apply(message, after_gap)
