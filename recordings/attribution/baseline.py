@@ -44,10 +44,6 @@ class SlowStep(NamedTuple):
     took_ns: int
     baseline_ns: int
 
-    @property
-    def excess_ns(self) -> int:
-        return self.took_ns - self.baseline_ns
-
 
 class _Alike:
     __slots__ = ("_known_at", "_median_ns", "counts", "num_steps")
@@ -131,14 +127,9 @@ def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> StepWork | None
     """How much a step computed; None if its record has no batch."""
     if record.batch is None:
         return None
-    return work_with(record, sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills))
-
-
-def work_with(record: StepRecord, num_attended: int) -> StepWork:
-    """How much a step computed, given the number of tokens that its prefill attended to."""
     return StepWork(
         record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0),
-        num_attended,
+        sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills),
         0 if record.kv is None else record.kv.used,
     )
 
@@ -165,29 +156,27 @@ def _work_and_duration(
     return work, max(0, end_ns - max(start_ns, before_ns))
 
 
-class FileBaseline:
-    """`baseline`: that of a replayed file, set once, when enough of it was read; else None."""
-
-    def __init__(self) -> None:
-        self.baseline: Baseline | None = None
-
-
 class MemoryBaseline:
     """Tells which steps in memory were slow, by all of them: each once, so that they stay so.
 
-    `baseline`: theirs; or that of the whole file, once that covers as many.
+    Attributes:
+        of_file: the baseline of a replayed file, when enough of it was read.
+        baseline: that of the steps in memory; or `of_file`, once that covers as many.
     """
 
-    def __init__(self, lock: "threading.RLock", of_file: FileBaseline, columns: StepTable) -> None:
+    def __init__(
+        self, lock: "threading.RLock", columns: StepTable, of_file: Baseline | None
+    ) -> None:
+        self.of_file = of_file
         self.baseline = Baseline()
-        self._of_file, self._lock, self._columns = of_file, lock, columns
+        self._lock, self._columns = lock, columns
         self._slow: dict[int, SlowStep] = {}
         self._first = self._last = -1  # the steps that were added
         self._judge_at: float = MIN_STEPS  # so many steps
 
     def refresh(self) -> bool:
         """Add the new steps. Returns whether all were judged anew, as twice as many are known."""
-        of_file = self._of_file.baseline
+        of_file = self.of_file
         if of_file is not None and of_file.num_steps >= min(len(self._columns), ENOUGH_STEPS):
             is_anew, self.baseline = self.baseline is not of_file, of_file
             return is_anew
@@ -221,7 +210,7 @@ class MemoryBaseline:
         self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
     ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; see `Baseline.slow_step`."""
-        if self.baseline is self._of_file.baseline:
+        if self.baseline is self.of_file:
             return self.baseline.slow_step(work, ns, after_slow=after_slow)
         if step > self._last:  # it came after `refresh`
             self.refresh()
@@ -229,7 +218,7 @@ class MemoryBaseline:
 
     def was_slow(self, step: int) -> bool:
         """Whether a step was slow, as if all steps in memory up to it had been judged in order."""
-        if self.baseline is not self._of_file.baseline:
+        if self.baseline is not self.of_file:
             return step in self._slow
         with self._lock:
             for place in range(self._columns.index(step) or 0, 0, -1):
@@ -253,5 +242,4 @@ def _rounded(ns: int) -> int:
 
 
 def _median(counts: Iterable[tuple[int, int]], num_steps: int) -> int:
-    found = percentiles(sorted(counts), num_steps, (50,))[0]
-    return found or 0
+    return percentiles(sorted(counts), num_steps, (50,))[0]

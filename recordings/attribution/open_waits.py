@@ -45,7 +45,7 @@ def span_of(
     largest = None
     if load is not None and (not prefills or load.num_loaded_tokens > prefills[0].num_tokens):
         slow, largest = None, load  # it is no step like others
-    room_ns = end_ns - start_ns if slow is None else slow.excess_ns
+    room_ns = end_ns - start_ns if slow is None else slow.took_ns - slow.baseline_ns
     found: list[Piece] = []
     rows = _hold_ups(record, start_ns, end_ns)
     # Of a wait for a processor only the sum is known. It may be usual, as may be that this thread

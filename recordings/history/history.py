@@ -154,7 +154,9 @@ class History(HistoryView):
         `baseline`: must not change any more.
         """
         with self._lock:
-            self._file_baseline.baseline = baseline
+            self._file_baseline = self._baseline.of_file = baseline
+            if self.previous is not None:
+                self.previous.know_baseline(baseline)
             self.version += 1
 
     def set_slo(self, slo: SLO) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
-from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
+from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.lives import LifeKeeper
 from stepscope.recordings.history.ring import StepCache
@@ -50,12 +50,12 @@ class HistoryView:
         self.is_short = False  # whether steps before the first one are being loaded
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
-        self._file_baseline = FileBaseline()
+        self._file_baseline: Baseline | None = None
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._baseline = MemoryBaseline(self._lock, self._file_baseline, timeline.columns)
+        self._baseline = MemoryBaseline(self._lock, timeline.columns, self._file_baseline)
         self._drop_caches()
 
     def _drop_caches(self) -> None:

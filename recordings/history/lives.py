@@ -157,10 +157,11 @@ class LifeKeeper:
             index = max(columns.index_at(start_ns), min(end - MAX_LIFE_STEPS, len(steps) - 1))
             first = steps[index] + 1 if index >= 0 else None
         messages = Follower(self._lock, self._timeline, self._cache, first)
-        state, baseline = messages.state, self._baseline
-        after_slow = baseline.was_slow(state.step)
         explainer = Explainer(
-            *(-1, -1, request_id, state), with_begun=True, baseline=baseline, after_slow=after_slow
+            *(-1, -1, request_id, messages.state),
+            with_begun=True,
+            baseline=self._baseline,
+            after_slow=self._baseline.was_slow(messages.state.step),
         )
         return explainer, messages
 
