@@ -42,7 +42,7 @@ def figures_of(
         "finished_per_s": per(sums.num_finished, seconds),
         "finished": sums.num_finished,
         "arrived": sums.num_arrived,
-        "out_tokens_per_s": per(sums.num_out_tokens, seconds),
+        "out_tokens_per_s": per(sums.num_output_tokens, seconds),
         "in_tokens_per_s": per(sums.num_in_tokens, seconds),
         "prefix_hit_rate": per(hit, queried),
         "prefix_new": per(new, queried),

@@ -13,6 +13,7 @@ from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_betw
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import TREND_BUCKETS, LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.recordings.state.series.lazy_numpy import np
 from stepscope.recordings.state.series.limits import LIMITS, Limit
 from stepscope.recordings.state.session import SessionState
 
@@ -59,7 +60,7 @@ def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> 
         num_steps=sums.num_records,
         steps_per_s=per(sums.num_steps, seconds),
         in_tokens_per_s=per(num_in, seconds),
-        output_tokens_per_s=per(sums.num_out_tokens, seconds),
+        output_tokens_per_s=per(sums.num_output_tokens, seconds),
         num_preempted=minute.num_preempted if minute_s else None,
         preempted_s=minute_s,
         recompute_tax=per(minute.recompute_ns, minute.busy_ns),
@@ -282,10 +283,8 @@ class Windows:
         end = len(columns) if step is None else columns.num_before(step + 1)
         if not end:
             return LateWaits(latency)
-        import numpy as np  # not before the first step
-
         names = ("step", "tokens_ns", f"max_{latency}_ns", f"max_{latency}_request_id")
-        found = [np.frombuffer(columns.column(name), dtype=np.int64)[:end] for name in names]
+        found = [columns.values(name)[:end] for name in names]
         places = (found[2] > self._judged(kind)[1]).nonzero()[0]
         rows = [each[places] for each in found]
         return LateWaits(latency, np.array([*rows, np.ones_like(places)]))

@@ -10,7 +10,7 @@ next one, so that alike bytes are neighbours.
 from array import array
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 import zstandard
@@ -18,10 +18,7 @@ import zstandard
 from stepscope.engine.protocol import wire
 from stepscope.recordings.session.steps import COLUMNS, UNKNOWN, StepTable
 from stepscope.recordings.state.series.latency import LatencyKind
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 
 _MASK = (1 << 64) - 1
 
@@ -42,13 +39,11 @@ class PackedColumn(msgspec.Struct, array_like=True, frozen=True):
     beside: str = ""  # the column that each number is a difference to; "" for none
 
 
-def pack(values: "NDArray[np.int64]", near: "Mapping[str, NDArray[np.int64]]") -> PackedColumn:
+def pack(values: Ints, near: Mapping[str, Ints]) -> PackedColumn:
     """Pack a column.
 
     `near`: columns that its numbers may be close to, by name.
     """
-    import numpy as np
-
     packed = [_packed(values), *(_packed(values - near[name], beside=name) for name in near)]
     if len(values) > 1:
         steps = np.diff(values)
@@ -58,15 +53,11 @@ def pack(values: "NDArray[np.int64]", near: "Mapping[str, NDArray[np.int64]]") -
     return min(packed, key=lambda each: len(zstandard.compress(each.planes, 1)))
 
 
-def unpack(
-    column: PackedColumn, number: int, near: "Mapping[str, NDArray[np.int64]]"
-) -> "NDArray[np.int64]":
+def unpack(column: PackedColumn, number: int, near: Mapping[str, Ints]) -> Ints:
     """The numbers of a column.
 
     Raises ValueError, LookupError: it was not packed from so many numbers, or from such columns.
     """
-    import numpy as np
-
     planes = np.frombuffer(column.planes, dtype=np.uint8).reshape(column.width, number)
     wide = np.zeros((number, 8), dtype=np.uint8)
     wide[:, : column.width] = planes.T
@@ -77,11 +68,7 @@ def unpack(
     return found + near[column.beside] if column.beside else found
 
 
-def _packed(
-    values: "NDArray[np.int64]", start: int | None = None, beside: str = ""
-) -> PackedColumn:
-    import numpy as np
-
+def _packed(values: Ints, start: int | None = None, beside: str = "") -> PackedColumn:
     base = int(values.min()) if len(values) else 0
     above = values.view(np.uint64) - np.uint64(base & _MASK)
     width = (int(above.max()).bit_length() + 7) // 8 if len(values) else 0
@@ -177,10 +164,10 @@ def decode_index(payload: bytes) -> Index:
 
 
 class LongestWaits(NamedTuple):
-    places: "NDArray[np.int64]"  # of the steps
-    ns: "NDArray[np.int64]"
-    request_ids: "NDArray[np.int64]"
-    numbers: "NDArray[np.int64]"  # requests that waited exactly so long
+    places: Ints  # of the steps
+    ns: Ints
+    request_ids: Ints
+    numbers: Ints  # requests that waited exactly so long
 
 
 class IndexRows:
@@ -197,7 +184,7 @@ class IndexRows:
     def __init__(
         self,
         index: Index,
-        known: "Mapping[tuple[str, str], NDArray[np.int64]] | None" = None,
+        known: Mapping[tuple[str, str], Ints] | None = None,
         steps: StepTable | None = None,
     ) -> None:
         self._tables = index.tables
@@ -207,7 +194,7 @@ class IndexRows:
     def number(self, table: str) -> int:
         return self._tables[table][0]
 
-    def column(self, table: str, name: str) -> "NDArray[np.int64]":
+    def column(self, table: str, name: str) -> Ints:
         """A stored column; `UNKNOWN` where a value is unknown."""
         if (table, name) not in self._found:
             number, columns = self._tables[table]
@@ -220,19 +207,17 @@ class IndexRows:
             self._found[table, name] = unpack(packed, number, near)
         return self._found[table, name]
 
-    def _beside(self, table: str, name: str) -> "NDArray[np.int64]":
+    def _beside(self, table: str, name: str) -> Ints:
         if table == "steps":
             return self.column("steps", name)
         return self.column("steps", name)[self.column(table, "place")]
 
     @cached_property
-    def _interval_ns(self) -> "NDArray[np.int64]":
+    def _interval_ns(self) -> Ints:
         return intervals(self.column("steps", "tokens_ns"))[self.column("waits", "place")]
 
     def longest(self, kind: LatencyKind) -> "LongestWaits":
         """The longest wait of each step in which some ended."""
-        import numpy as np
-
         place, ns, number, request_id = (
             self.column("waits", name) for name in ("place", "ns", "number", "request_id")
         )
@@ -246,8 +231,6 @@ class IndexRows:
         return LongestWaits(places, ns[longest], request_id[longest], numbers.astype(np.int64))
 
     def steps(self) -> StepTable:
-        import numpy as np
-
         if self._steps is not None:
             return self._steps
         columns = {
@@ -264,7 +247,5 @@ class IndexRows:
         return self._steps
 
 
-def intervals(tokens_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    import numpy as np
-
+def intervals(tokens_ns: Ints) -> Ints:
     return np.diff(tokens_ns, prepend=tokens_ns[:1])

@@ -5,7 +5,6 @@
 
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.session.index import (
@@ -25,11 +24,8 @@ from stepscope.recordings.state.clocks import back_by, known_since, leave_out, l
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.latency import waits_in
 from stepscope.recordings.state.series.latency_samples import RequestWatch, bounded
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 from stepscope.recordings.state.session import SessionState
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class NewRows:
@@ -59,10 +55,8 @@ class NewRows:
                 column.append(bounded(value))
         self._steps.append(applied)
 
-    def tables(self) -> "dict[str, dict[str, NDArray[np.int64]]]":
+    def tables(self) -> dict[str, dict[str, Ints]]:
         """Table -> name -> column. Append no more steps while they are in use."""
-        import numpy as np
-
         steps = [self._steps.column(name) for name in STORED_COLUMNS]
         tables = {
             "steps": zip(STORED_COLUMNS, steps, strict=True),
@@ -77,7 +71,7 @@ class NewRows:
     def rows(self) -> IndexRows:
         """The tables as those of an index. Append no more steps."""
         tables = self.tables()
-        known: dict[tuple[str, str], NDArray[np.int64]] = {}
+        known: dict[tuple[str, str], Ints] = {}
         for table, columns in tables.items():
             known |= {(table, name): column for name, column in columns.items()}
         numbers = {table: len(next(iter(columns.values()))) for table, columns in tables.items()}

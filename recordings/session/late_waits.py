@@ -4,14 +4,11 @@ Late tokens come in swarms, so one per second is enough for such a list. `Breach
 """
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.state.series.latency import LatencyKind
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 
 _SECOND_NS = 1_000_000_000
 
@@ -27,15 +24,11 @@ class Breach(NamedTuple):
     num_tokens: int = 1  # late tokens of this kind in the step
 
 
-def worst_of_seconds(
-    times_ns: "NDArray[np.int64]", waits_ns: "NDArray[np.int64]"
-) -> "NDArray[np.int64]":
+def worst_of_seconds(times_ns: Ints, waits_ns: Ints) -> Ints:
     """The places of the longest wait of each second of engine time; of equal ones the first.
 
     `times_ns`: when the waits ended, in order.
     """
-    import numpy as np
-
     seconds = times_ns // _SECOND_NS
     firsts = np.flatnonzero(np.append(True, seconds[1:] != seconds[:-1])[: len(seconds)])
     second_of = np.repeat(firsts, np.diff(firsts, append=len(seconds)))
@@ -52,7 +45,7 @@ class LateWaits:
     that waited exactly so long. None: there are none.
     """
 
-    def __init__(self, kind: LatencyKind, rows: "NDArray[np.int64] | None" = None) -> None:
+    def __init__(self, kind: LatencyKind, rows: Ints | None = None) -> None:
         self._kind = kind
         self._rows = rows
 
@@ -75,8 +68,6 @@ class LateWaits:
 
     def with_seconds_of(self, index: IndexRows) -> "LateWaits":
         """These, which are one of each second, and one of each second of the index that follows."""
-        import numpy as np
-
         places, *waits = index.longest(self._kind)
         steps = [index.column("steps", name)[places] for name in ("step", "tokens_ns")]
         fresh, known = np.array([*steps, *waits]), self._rows
@@ -101,7 +92,7 @@ class LateWaits:
             return []
         return self._told((-self._rows[2]).argsort(kind="stable")[: max(0, limit)])
 
-    def _told(self, places: "slice | NDArray[np.int64]") -> list[Breach]:
+    def _told(self, places: slice | Ints) -> list[Breach]:
         rows = [] if self._rows is None else self._rows[:, places].T.tolist()
         kind = self._kind.upper()
         return [Breach(step, time_ns, kind, *waited) for step, time_ns, *waited in rows]

@@ -13,6 +13,7 @@ from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.ranks import waited_for
 from stepscope.recordings.state.series.latency_samples import bounded
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
 from stepscope.recordings.state.series.limits import UNKNOWN as UNKNOWN
 
@@ -131,6 +132,10 @@ class StepTable:
 
     def column(self, name: str) -> "array[int]":
         return self._columns[_PLACES[name]]
+
+    def values(self, name: str) -> Ints:
+        """The numbers of a column. As long as they are in use, no row can be added or removed."""
+        return np.frombuffer(self.column(name), dtype=np.int64)
 
     def append(self, applied: AppliedStep) -> None:
         """Add a row. Its step must be later than the last one."""

@@ -250,7 +250,7 @@ class Side:
         times = self._totals.add(rows, is_one_step=is_one_step)
         self._slices.add(rows, times.ends_ns, is_one_step=is_one_step)
         names = ("step", "num_preempted", "max_itl_ns", "max_ttft_ns", *_POINT_COLUMNS)
-        columns = {name: np.frombuffer(rows.steps().column(name), np.int64) for name in names}
+        columns = {name: rows.steps().values(name) for name in names}
         steps, itl_ns = columns["step"], columns["max_itl_ns"]
         is_late = (itl_ns > self.slo.itl_ms * 1e6) | (
             columns["max_ttft_ns"] > self.slo.ttft_ms * 1e6
