@@ -141,17 +141,31 @@ class HistoryView:
     def summary(self, step: int) -> StepSummary | None:
         """The `StepSummary` of a step; None if the step is lost, forgotten or in the future."""
         with self._lock:
-            return self._timeline.summary(step)
+            timeline = self._timeline
+            index = timeline.columns.index(step)
+            if index is None:
+                return None
+            return timeline.columns.summary(index)._replace(
+                has_knob_change=any(step == each.effective_step for each in timeline.knob_changes),
+                after_gap=step in timeline.gaps.steps,
+                has_mark=any(step == mark.step for mark in timeline.marks),
+            )
 
     def summaries(self, first: int, last: int) -> list[StepSummary | None]:
-        """A `StepSummary` or None for each step from `first` to `last`."""
         with self._lock:
-            return [self._timeline.summary(step) for step in range(first, last + 1)]
+            return [self.summary(step) for step in range(first, last + 1)]
 
     def span(self, first: int, last: int) -> Span | None:
         """Summarize the steps `first` to `last` as one `Span`; None if none is in memory."""
         with self._lock:
-            return self._timeline.span(first, last)
+            changes, marks = self._timeline.knob_changes, self._timeline.marks
+            span = self._timeline.columns.span(first, last)
+            if span is None or not (changes or marks):
+                return span
+            return span._replace(
+                has_knob_change=any(first <= each.effective_step <= last for each in changes),
+                has_mark=any(first <= mark.step <= last for mark in marks),
+            )
 
     def record(self, step: int) -> wire.StepRecord | None:
         """The decoded record of a step; None if the step is lost, forgotten or in the future."""
@@ -268,8 +282,8 @@ class HistoryView:
 
     def last_stall(self, step: int | None = None) -> Late | None:
         """The last wait above the ITL level, up to a step (None: the newest)."""
-        found = self.windows.last_stall_step(step)
-        return None if found is None else self.stall(found)
+        found = self.windows.breaches(step, 1, ("ITL",))
+        return self.stall(found[0].step) if found else None
 
     @property
     def gaps(self) -> list[Gap]:

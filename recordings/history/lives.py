@@ -120,20 +120,19 @@ class LifeKeeper:
 
     def _explain(self, step: int, request_id: int) -> Late | None:
         with self._lock:
-            steps = self._timeline.columns.steps
-            index = self._timeline.columns.index(step)
-            before = None if not index else steps[index - 1]
-            known_ns = None if index is None else self._known_start(index, request_id)
+            columns = self._timeline.columns
+            index = columns.index(step)
+            before = columns.steps[index - 1] if index else None
         if index is None:
             return None
-        start_ns = known_ns or 0
-        if before is not None and known_ns is None:
+        start_ns = 0
+        if before is not None:
             view = self._cache.state_at(before).requests.get(request_id)
+            last_ns = None if view is None else view.last_token_ns
             if view is None:  # it arrived later
                 view = self._cache.state_at(step).requests.get(request_id)
-                start_ns = 0 if view is None else view.arrival_ns
-            else:
-                start_ns = view.arrival_ns if view.last_token_ns is None else view.last_token_ns
+            if view is not None:
+                start_ns = view.arrival_ns if last_ns is None else last_ns
         begun = self._begin(request_id, start_ns, step)
         if begun is None:
             return None
@@ -164,21 +163,6 @@ class LifeKeeper:
             after_slow=self._baseline.was_slow(messages.state.step),
         )
         return explainer, messages
-
-    def _known_start(self, index: int, request_id: int) -> int | None:
-        """When a request's wait began, if it is the longest ITL or TTFT of a step; else None.
-
-        Also None after any pause by an operator, because the lengths in the columns leave pauses
-        out. The caller holds the lock.
-        """
-        columns = self._timeline.columns
-        end_ns = columns.tokens_ns[index]
-        if self._timeline.state.pauses.within(0, end_ns):
-            return None
-        for kind in ("itl", "ttft"):
-            if columns.column(f"max_{kind}_request_id")[index] == request_id:
-                return end_ns - columns.column(f"max_{kind}_ns")[index]
-        return None
 
     def _known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
         with self._lock:

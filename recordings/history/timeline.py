@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.recordings.history.ring import StepCache, StepRing, replayed
-from stepscope.recordings.session.steps import Span, StepSummary, StepTable
+from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.state.audit_text import in_flight_text
 from stepscope.recordings.state.clocks import WallClock, leave_out, lost_before
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
@@ -155,26 +155,6 @@ class Timeline:
         self.marks.append(mark)
         self.marks.sort(key=lambda each: each.step)
         self.log.add(events.mark_event(mark))
-
-    def summary(self, step: int) -> StepSummary | None:
-        index = self.columns.index(step)
-        if index is None:
-            return None
-        return self.columns.summary(index)._replace(
-            has_knob_change=any(step == change.effective_step for change in self.knob_changes),
-            after_gap=step in self.gaps.steps,
-            has_mark=any(step == mark.step for mark in self.marks),
-        )
-
-    def span(self, first: int, last: int) -> Span | None:
-        """Summary of the steps `first` to `last`; None if none of them is in memory."""
-        span = self.columns.span(first, last)
-        if span is None or not (self.knob_changes or self.marks):
-            return span
-        return span._replace(
-            has_knob_change=any(first <= each.effective_step <= last for each in self.knob_changes),
-            has_mark=any(first <= mark.step <= last for mark in self.marks),
-        )
 
     def _note_step(self, record: wire.StepRecord, outcome: Outcome) -> None:
         """Log the events of a step.

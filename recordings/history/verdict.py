@@ -109,8 +109,8 @@ def _stalls(
     since_ns, least_ns = state.time_ns - 60_000_000_000, _STOOD_STILL * (itl.p50_ms or 0.0) * 1e6
     return [
         each
-        for each in history.windows.breaches(step, _MOST_LATE_STEPS)
-        if each.kind == "ITL" and each.time_ns > since_ns and each.ns >= least_ns
+        for each in history.windows.breaches(step, _MOST_LATE_STEPS, ("ITL",))
+        if each.time_ns > since_ns and each.ns >= least_ns
     ]
 
 

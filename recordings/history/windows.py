@@ -27,7 +27,6 @@ class Rates(NamedTuple):
     """Rates over a window of engine time. None if unknown, or if the divisor is 0."""
 
     seconds: float
-    num_steps: int
     steps_per_s: float | None
     in_tokens_per_s: float | None  # of prompts, not recomputed ones
     output_tokens_per_s: float | None
@@ -46,18 +45,14 @@ class Rates(NamedTuple):
     rank_waits_ns: tuple[int, ...]  # how long they waited for each
 
 
-def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> Rates:
-    """The rates over a window. Preemptions are a count: one must never show as several a minute.
-
-    `minute`: the sums over the last minute up to the end of the window.
-    """
+def _rates(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> Rates:
+    # Preemptions are a count: one must never show as several a minute.
     seconds, num_in = max(0.0, sums.seconds), sums.num_in_tokens
     if num_in is None and not state.is_summed_up:
         num_in = sums.num_prefill_tokens
     busy = per(sums.busy_ns, seconds * 1e9)
     return Rates(
         seconds=seconds,
-        num_steps=sums.num_records,
         steps_per_s=per(sums.num_steps, seconds),
         in_tokens_per_s=per(num_in, seconds),
         output_tokens_per_s=per(sums.num_output_tokens, seconds),
@@ -83,14 +78,8 @@ def _share(spent_ns: int | None, seconds: float) -> float | None:
 
 
 class LateCounts(NamedTuple):
-    """Numbers of late tokens, of steps with late tokens, and of breaches of a service level.
-
-    A step has at most two breaches: one of the ITL and one of the TTFT.
-    """
-
-    num_tokens: int
-    num_steps: int
-    num_breaches: int
+    num_tokens: int  # that were late
+    num_steps: int  # in which some were
 
 
 class Goodput(NamedTuple):
@@ -144,8 +133,8 @@ class Windows:
             begin_ns = self._timeline.columns.column("schedule_start_ns")[:1]
             minute_s = min(MINUTE_S, max(0.0, (end_ns - min(begin_ns, default=end_ns)) / 1e9))
             sums = sums_in(self._timeline.columns, start_ns, end_ns)
-            minute = sums_in(self._timeline.columns, end_ns - round(MINUTE_S * 1e9), end_ns)
-            return rates_of(sums, minute, minute_s, self._timeline.state)
+            minute = self.sums(end_ns, MINUTE_S)
+            return _rates(sums, minute, minute_s, self._timeline.state)
 
     def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
         with self._lock:
@@ -205,13 +194,13 @@ class Windows:
             end_ns, start_ns = self._window(end_ns, window_s)
             return self._timeline.latencies.of[kind].cut(start_ns, end_ns)
 
-    def breaches(self, step: int | None, limit: int) -> list[Breach]:
+    def breaches(self, step: int | None, limit: int, kinds: Iterable[str] = _KINDS) -> list[Breach]:
         """The last breaches of service levels up to `step` (None: all), oldest first.
 
         There is at most one per step for the ITL, and one for the TTFT.
         """
         with self._lock:
-            return self._counted(_last([self._late(kind, step) for kind in _KINDS], limit))
+            return self._counted(_last([self._late(kind, step) for kind in kinds], limit))
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
         """The longest late waits up to `step` (None: all), longest first, then earliest.
@@ -236,11 +225,6 @@ class Windows:
                     return Stalls(self._counted(worst.longest(limit)), len(worst))
             return Stalls([], 0)
 
-    def last_stall_step(self, step: int | None) -> int | None:
-        """The last step up to `step` (None: all) in which a gap above the ITL level ended."""
-        with self._lock:
-            return next((late.step for late in self._late("ITL", step).last(1)), None)
-
     def late_events(
         self, step: int | None, limit: int, kinds: Iterable[str] = _KINDS
     ) -> list[SessionEvent]:
@@ -256,11 +240,9 @@ class Windows:
         """The nearest late event in a later step (direction 1) or an earlier one (-1)."""
         with self._lock:
             found = [self._late(kind).of_seconds().next(step, direction) for kind in _KINDS]
-            near = [each for each in found if each is not None]
-            if not near:
-                return None
-            nearest = min(near, key=lambda each: each.step * direction)
-            return breach_event(self._timeline.slo, *nearest[:5])
+            late = [each for each in found if each is not None]
+            near = min(late, key=lambda each: each.step * direction, default=None)
+            return None if near is None else breach_event(self._timeline.slo, *near[:5])
 
     def late(self, step: int | None) -> LateCounts:
         """Counts of all late tokens in memory up to `step` (None: all)."""
@@ -270,7 +252,7 @@ class Windows:
             judged = [self._judged(kind) for kind in _KINDS]
             num_tokens = sum(samples.num_above(-1, until_ns, bound) for samples, bound in judged)
             steps = {each for waits in found for each in waits.steps}
-            return LateCounts(num_tokens, len(steps), sum(map(len, found)))
+            return LateCounts(num_tokens, len(steps))
 
     def _judged(self, kind: str) -> tuple[Samples, float]:
         slo = self._timeline.slo
