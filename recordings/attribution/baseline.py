@@ -83,13 +83,10 @@ class Baseline:
         self.num_steps += 1
 
     def add_rows(self, steps: StepTable) -> None:
-        if not steps:
-            return
-        first = [*(steps.column(name)[0] for name in _COLUMNS), self._ended_ns]
-        for each in (_work_and_duration(*first), *_measured(steps, 1)):
+        for each in _measured(steps, 0, ended_ns=self._ended_ns):
             if each is not None:
                 self.add(*each)
-        self._ended_ns = steps.tokens_ns[-1]
+        self._ended_ns = max(steps.tokens_ns[-1:], default=self._ended_ns)
 
     def slow_step(
         self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
@@ -135,25 +132,24 @@ def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> StepWork | None
 
 
 def _measured(
-    columns: StepTable, begin: int, end: int | None = None
+    steps: StepTable, begin: int, end: int | None = None, ended_ns: int | None = None
 ) -> list[tuple[StepWork, int] | None]:
-    """Work and duration of the steps at these places; None where they are not known."""
-    end, first = len(columns) if end is None else end, max(begin, 1)
-    taken = [columns.column(name)[first:end] for name in _COLUMNS]
-    taken.append(columns.tokens_ns[first - 1 : end - 1])
-    found = [_work_and_duration(*values) for values in zip(*taken, strict=True)]
-    return found if begin or not columns.steps else [None, *found]
+    """Work and duration of the steps at these places; None where they are not known.
 
-
-def _work_and_duration(
-    prefill: int, attended: int, decode: int, padded: int, used: int,
-    start_ns: int, end_ns: int, before_ns: int,
-) -> tuple[StepWork, int] | None:  # fmt: skip
-    """Work and duration of a step, from its `_COLUMNS` and the end of the step before it."""
-    if attended < 0:
-        return None
-    work = StepWork(prefill + decode + max(0, padded), attended, max(0, used))
-    return work, max(0, end_ns - max(start_ns, before_ns))
+    `ended_ns`: when the step before the first of the table ended; None if unknown.
+    """
+    end = len(steps) if end is None else end
+    columns = [steps.column(name)[begin:end] for name in _COLUMNS]
+    before = steps.tokens_ns[begin - 1 : end - 1] if begin else [ended_ns, *steps.tokens_ns]
+    found: list[tuple[StepWork, int] | None] = []
+    for *work, start_ns, end_ns, before_ns in zip(*columns, before, strict=False):
+        prefill, attended, decode, padded, used = work
+        if attended < 0 or before_ns is None:
+            found.append(None)
+            continue
+        done = StepWork(prefill + decode + max(0, padded), attended, max(0, used))
+        found.append((done, max(0, end_ns - max(start_ns, before_ns))))
+    return found
 
 
 class MemoryBaseline:

@@ -7,7 +7,6 @@ is set back, a new history begins in the same object. The last history with any 
 
 import copy
 from collections.abc import Mapping
-from typing import Self
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
@@ -16,7 +15,6 @@ from stepscope.recordings.file import service_levels
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import back_by, check_numbers, set_back
-from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
@@ -217,7 +215,8 @@ class History(HistoryView):
             self._begin(self._new_timeline(state, sequence))
             if isinstance(message, Snapshot):
                 self._timeline.know_transcripts(message)
-            self._say(f"{info.name} restarted (pid {info.pid or '?'})")
+            text = f"{info.name} restarted (pid {info.pid or '?'})"
+            self._timeline.say(max(state.time_ns, 0), text)
             return
         times_ns = self._timeline.columns.tokens_ns
         if isinstance(message, StepRecord) and times_ns:
@@ -231,16 +230,11 @@ class History(HistoryView):
 
         In a continued history, steps would no longer be in the order of their times.
         """
-        old = self._timeline
         self._keep_as_previous()
-        state = set_back(old.state, back_ns)
+        state = set_back(self._timeline.state, back_ns)
         self._begin(self._new_timeline(state, last_sequence))
-        self._say(f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins")
-
-    def _say(self, text: str) -> None:
-        state = self._timeline.state
-        event = SessionEvent(max(state.step, 0), max(state.time_ns, 0), "engine", text)
-        self._timeline.log.add(event)
+        text = f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins"
+        self._timeline.say(max(state.time_ns, 0), text)
 
     def _keep_as_previous(self) -> None:
         """Store the current timeline as `previous`, unless it has no step.
@@ -249,10 +243,6 @@ class History(HistoryView):
         one that worked.
         """
         if self._timeline.columns.steps or self.previous is None:
-            self.previous = self._detached()
-
-    def _detached(self) -> Self:
-        other = copy.copy(self)
-        other.previous = None
-        other._begin(self._timeline)
-        return other
+            self.previous = copy.copy(self)
+            self.previous.previous = None
+            self.previous._begin(self._timeline)

@@ -65,7 +65,8 @@ class Timeline:
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}
 
     def take(self, sequence: int, message: wire.Telemetry, payload: bytes) -> None:
-        true_after = self._true_after
+        # Of the message that led to `state`; unknown if a loss made the state unsure.
+        true_after = None if self.gaps.needs_snapshot else self.last_sequence
         if not self._is_next(sequence, message):
             return
         state = self.state
@@ -79,19 +80,14 @@ class Timeline:
         self.lanes.extend(message)
         flying, pauses = state.in_flight, state.pauses
         outcome = state.apply(message)
-        at, now_flying = max(state.step, 0), state.in_flight
+        now_flying = state.in_flight
         is_new = now_flying is not None and (flying is None or flying.step != now_flying.step)
         if isinstance(message, wire.StepInFlight) and is_new:
-            self._log_engine(at, message.time_ns, in_flight_text(message))
+            self.say(message.time_ns, in_flight_text(message))
         self._note_pause(message, pauses)
         if isinstance(message, wire.StepRecord):
             assert outcome is not None
-            self._note_step(message, outcome)
-            num_rows = None if message.batch is None else len(message.batch)
-            is_one_step = not state.is_summed_up
-            applied = AppliedStep(sequence, message, outcome, num_rows, is_one_step)
-            self.columns.append(applied)
-            self.latencies.append(applied)
+            self._take_step(sequence, message, outcome)
         elif isinstance(message, wire.EngineStatus):
             self._log_requests(message.events, max(message.step, 0), message.time_ns)
         elif isinstance(message, wire.KnobsChanged):
@@ -99,14 +95,9 @@ class Timeline:
                 self.log.add(event)
                 self.knob_changes.append(message)
         elif isinstance(message, wire.Audited):
-            self.log.add(events.audit_event(message, at))
+            self.log.add(events.audit_event(message, max(state.step, 0)))
         if isinstance(message, wire.EngineInfo | wire.Snapshot) and state.info is not None:
             self.wall_clock.add(state.info)
-
-    @property
-    def _true_after(self) -> int | None:
-        """The number of the message that led to `state`; None if a loss made `state` unsure."""
-        return None if self.gaps.needs_snapshot else self.last_sequence
 
     def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
         """Whether a message is new. If messages before it are missing, a gap is noted."""
@@ -156,36 +147,34 @@ class Timeline:
         self.marks.sort(key=lambda each: each.step)
         self.log.add(events.mark_event(mark))
 
-    def _note_step(self, record: wire.StepRecord, outcome: Outcome) -> None:
-        """Log the events of a step.
-
-        Correct `outcome` for pauses and for waits of unknown length.
-        """
-        step, now_ns = record.step, record.tokens_ns
-        if self.gaps.found:
-            self.gaps.end(step)
-        leave_out(outcome, self.state, now_ns, self.known_since_ns)
+    def _take_step(self, sequence: int, record: wire.StepRecord, outcome: Outcome) -> None:
+        state, now_ns = self.state, record.tokens_ns
+        self.gaps.end(record.step)
+        leave_out(outcome, state, now_ns, self.known_since_ns)
         if outcome.ttft_ns or outcome.late_gaps or outcome.e2e_ns:
-            self._watch.take(outcome, self.state, now_ns)
-        if record.events:
-            self._log_requests(record.events, step, now_ns)
+            self._watch.take(outcome, state, now_ns)
+        self._log_requests(record.events, record.step, now_ns)
+        num_rows = None if record.batch is None else len(record.batch)
+        applied = AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up)
+        self.columns.append(applied)
+        self.latencies.append(applied)
 
     def _note_pause(self, message: wire.Telemetry, before: PauseTrail) -> None:
         if self.state.pauses is before:
             return
-        before_ns = before.since_ns
-        since_ns, step = self.state.pauses.since_ns, max(self.state.step, 0)
+        before_ns, since_ns = before.since_ns, self.state.pauses.since_ns
         if before_ns is None and since_ns is not None:
-            self._log_engine(step, since_ns, "the engine was paused")
+            self.say(since_ns, "the engine was paused")
         elif before_ns is not None and since_ns is None:
             now_ns = self.state.time_ns
             if isinstance(message, wire.StepRecord):
                 now_ns = message.schedule_start_ns
-            text = f"the engine goes on after {(now_ns - before_ns) / 1e9:.1f} s of pause"
-            self._log_engine(step, now_ns, text)
+            self.say(
+                now_ns, f"the engine goes on after {(now_ns - before_ns) / 1e9:.1f} s of pause"
+            )
 
-    def _log_engine(self, step: int, time_ns: int, text: str) -> None:
-        self.log.add(events.SessionEvent(step, time_ns, "engine", text))
+    def say(self, time_ns: int, text: str) -> None:
+        self.log.add(events.SessionEvent(max(self.state.step, 0), time_ns, "engine", text))
 
     def _log_requests(self, told: Sequence[wire.RequestEvent], step: int, time_ns: int) -> None:
         for event in told:
