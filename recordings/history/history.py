@@ -208,36 +208,24 @@ class History(HistoryView):
         info = message.info if isinstance(message, Snapshot) else message
         known = self._timeline.state.info
         if isinstance(info, EngineInfo) and known is not None and info.engine_id != known.engine_id:
-            self._keep_as_previous()
             state = SessionState(info=info)
             if isinstance(message, Snapshot):
                 state = SessionState.from_snapshot(message)
-            self._begin(self._new_timeline(state, sequence))
+            self._begin_anew(state, sequence, f"{info.name} restarted (pid {info.pid or '?'})")
             if isinstance(message, Snapshot):
                 self._timeline.know_transcripts(message)
-            text = f"{info.name} restarted (pid {info.pid or '?'})"
-            self._timeline.say(max(state.time_ns, 0), text)
             return
-        times_ns = self._timeline.columns.tokens_ns
-        if isinstance(message, StepRecord) and times_ns:
-            back_ns = back_by(times_ns[-1], message)
-            if back_ns and message.step > self._timeline.columns.steps[-1]:
-                self._begin_anew(sequence - 1, back_ns)
+        columns = self._timeline.columns
+        if isinstance(message, StepRecord) and columns.steps and message.step > columns.steps[-1]:
+            back_ns = back_by(columns.tokens_ns[-1], message)
+            if back_ns:  # continued, steps would no longer be in the order of their times
+                state = set_back(self._timeline.state, back_ns)
+                text = f"the engine's clock went back by {back_ns / 1e9:,.1f} s"
+                self._begin_anew(state, sequence - 1, f"{text}: a new history begins")
         self._timeline.take(sequence, message, payload)
 
-    def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
-        """Begin a new history after the engine's clock went back.
-
-        In a continued history, steps would no longer be in the order of their times.
-        """
-        self._keep_as_previous()
-        state = set_back(self._timeline.state, back_ns)
-        self._begin(self._new_timeline(state, last_sequence))
-        text = f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins"
-        self._timeline.say(max(state.time_ns, 0), text)
-
-    def _keep_as_previous(self) -> None:
-        """Store the current timeline as `previous`, unless it has no step.
+    def _begin_anew(self, state: SessionState, last_sequence: int, why: str) -> None:
+        """Begin a new timeline, and keep the current one as `previous` unless it has no step.
 
         An engine that keeps crashing at its start has no steps. So it does not displace the last
         one that worked.
@@ -246,3 +234,5 @@ class History(HistoryView):
             self.previous = copy.copy(self)
             self.previous.previous = None
             self.previous._begin(self._timeline)
+        self._begin(self._new_timeline(state, last_sequence))
+        self._timeline.say(max(state.time_ns, 0), why)

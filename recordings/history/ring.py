@@ -7,7 +7,6 @@ segments are compressed. The segments that were read last are also kept decompre
 `StepCache`: decodes records and restores states of a ring, and caches the last ones.
 """
 
-import copy
 import threading
 from array import array
 from bisect import bisect_right
@@ -43,10 +42,8 @@ class Keyframe(NamedTuple):
 
     @classmethod
     def of(cls, state: SessionState, sequence: int | None) -> "Keyframe":
-        blocks = state.blocks
-        bare = copy.copy(state)
-        bare.blocks = None
-        return cls(bare.copy(), None if blocks is None else blocks.pack(), sequence)
+        blocks = None if state.blocks is None else state.blocks.pack()
+        return cls(state.copy_without_blocks(), blocks, sequence)
 
     def restore(self) -> SessionState:
         state = self.state.copy()

@@ -6,7 +6,7 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from operator import sub
+from operator import itemgetter, sub
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
@@ -216,7 +216,7 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
     is_load_known = totals.is_load_known
     prefill = record.num_prefill_tokens
     recomputed, cached = outcome.num_recomputed_tokens, outcome.num_cached_tokens
-    gaps_ns, ttft = outcome.gaps_ns, outcome.max_ttft if outcome.ttft_ns else None
+    gaps_ns, ttft = outcome.gaps_ns, max(outcome.ttft_ns, key=itemgetter(1), default=None)
     gap_ns = max(gaps_ns) if gaps_ns else UNKNOWN
     misses = outcome.num_missed_tokens if has_events else None
     if outcome.num_queried_tokens == 0:  # the prefix cache may be off

@@ -154,7 +154,7 @@ def set_back(state: SessionState, back_ns: int) -> SessionState:
 
 MAX_NUMBER = 2**62
 _CHECKED = {
-    wire.StepRecord: ("step", "schedule_start_ns", "tokens_ns"),
+    wire.StepRecord: ("step", "schedule_start_ns", "tokens_ns", "sequence"),
     wire.StepInFlight: ("step", "since_ns", "time_ns"),
     wire.Snapshot: ("step", "time_ns"),
     wire.EngineStatus: ("step", "time_ns"),
@@ -163,11 +163,8 @@ _CHECKED = {
 
 def check_numbers(sequence: int, message: wire.Telemetry) -> None:
     """Raise msgspec.ValidationError if a number is outside the bounds."""
-    names = next((names for kind, names in _CHECKED.items() if isinstance(message, kind)), ())
-    numbers = [(name, getattr(message, name)) for name in names]
-    if isinstance(message, wire.StepRecord):
-        numbers.append(("sequence", sequence))
-    for name, number in numbers:
+    for name in _CHECKED.get(type(message), ()):
+        number = sequence if name == "sequence" else getattr(message, name)
         # Before its first step, the step of an engine is -1.
         is_none = number == -1 and isinstance(message, wire.Snapshot | wire.EngineStatus)
         if not 0 <= number < MAX_NUMBER and not is_none:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import StepRecord
@@ -79,11 +78,6 @@ class Outcome:
     def max_gap_ns(self) -> int | None:
         """The longest gap between two tokens; None if there was no gap."""
         return max(self.gaps_ns, default=None)
-
-    @property
-    def max_ttft(self) -> tuple[int, int] | None:
-        """Request id and TTFT of the slowest first token; None if no first token came."""
-        return max(self.ttft_ns, key=itemgetter(1), default=None)
 
 
 class AppliedStep(NamedTuple):

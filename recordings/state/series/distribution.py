@@ -73,19 +73,13 @@ class Distribution:
             return []
         return percentiles(sorted(self._counts.items()), self.count, ranks)
 
-    @property
-    def within_slo(self) -> float | None:
-        """Share of samples within the level; None without a level or samples."""
-        if self.level is None or not self.count:
-            return None
-        return self.num_within / self.count
-
     def spread(self) -> LatencySpread:
         """All percentiles at once, so that the values are sorted only once."""
         if not self.count:
             return LatencySpread()
         at_ns = dict(zip(SPREAD_RANKS, self.percentiles(*SPREAD_RANKS), strict=True))
-        return LatencySpread(self.count, at_ns | {100: self.largest}, self.within_slo)
+        within = None if self.level is None else self.num_within / self.count
+        return LatencySpread(self.count, at_ns | {100: self.largest}, within)
 
     def _rounded(self, value: int) -> int:
         shift = max(0, value.bit_length() - self._num_bits)

@@ -2,6 +2,7 @@
 
 import sys
 from bisect import bisect_left, bisect_right
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol import wire
@@ -24,6 +25,9 @@ class SessionEvent(NamedTuple):
     kind: EventKind
     text: str
     request_id: int | None = None
+
+
+_step = attrgetter("step")
 
 
 class AuditedStep(NamedTuple):
@@ -127,10 +131,6 @@ class EventLog:
         """Remove the events after a step, except marks, which are notes by a person."""
         num_kept = bisect_right(self._events, step, key=_step)
         self._events[num_kept:] = [e for e in self._events[num_kept:] if e.kind == "mark"]
-
-
-def _step(event: SessionEvent) -> int:
-    return event.step
 
 
 def request_event(

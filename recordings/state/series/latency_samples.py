@@ -72,7 +72,9 @@ class TimedRows:
     def cut(self, start_ns: int, end_ns: int) -> Self:
         """A copy of the rows with times in (start_ns, end_ns]."""
         first, last = (bisect_right(self._columns[0], each) for each in (start_ns, end_ns))
-        return self._with([column[first:last] for column in self._columns])
+        other = copy.copy(self)
+        other._columns = [column[first:last] for column in self._columns]
+        return other
 
     def forget_before(self, time_ns: int) -> None:
         num_old = bisect_left(self._columns[0], time_ns)
@@ -86,11 +88,6 @@ class TimedRows:
 
     def num_until(self, time_ns: int) -> int:
         return bisect_right(self._columns[0], time_ns)
-
-    def _with(self, columns: "list[array[int]]") -> Self:
-        other = copy.copy(self)
-        other._columns = columns
-        return other
 
 
 class Samples(TimedRows):
