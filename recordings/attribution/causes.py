@@ -354,11 +354,7 @@ def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Merge pieces of a wait with the same cause and details, in order of first occurrence."""
     alike: dict[tuple[Cause, str, int | None], list[Piece]] = {}
     for piece in pieces:
-        key = piece.cause, piece.detail, piece.request_id
-        if key in alike:
-            alike[key].append(piece)
-        else:
-            alike[key] = [piece]
+        alike.setdefault((piece.cause, piece.detail, piece.request_id), []).append(piece)
     return tuple([each[0] if len(each) == 1 else _sum(each) for each in alike.values()])
 
 

@@ -15,6 +15,7 @@ from stepscope.recordings.attribution.queue import (
     in_order,
     lost_between,
 )  # fmt: skip
+from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.session import SessionState
 
 MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
@@ -34,15 +35,11 @@ class RecomputeTax(NamedTuple):
 
     @property
     def token_share(self) -> float | None:
-        if self.num_recomputed is None or not self.num_tokens:
-            return None
-        return self.num_recomputed / self.num_tokens
+        return per(self.num_recomputed, self.num_tokens)
 
     @property
     def time_share(self) -> float | None:
-        if self.recompute_ns is None or not self.step_ns:
-            return None
-        return self.recompute_ns / self.step_ns
+        return per(self.recompute_ns, self.step_ns)
 
 
 class Ledger:
@@ -157,8 +154,7 @@ class Ledger:
     def _recompute(self, row: wire.BatchRow, token_ns: float) -> None:
         preemptions = self._open.get(row.request_id)
         if preemptions is None:  # it was preempted before the first message
-            view = self.state.requests.get(row.request_id)
-            preemptions = [self._unseen(view, row.request_id)]
+            preemptions = [self._unseen(row.request_id)]
         end = row.start + row.num_tokens
         numbers = lost_between(preemptions, row.start, end)
         for each, number in zip(preemptions, numbers, strict=True):
@@ -207,10 +203,10 @@ class Ledger:
         for each, number in zip(preemptions, numbers, strict=True):
             each.num_from_cache += 0 if each.num_lost is None else number
 
-    def _unseen(self, view: wire.RequestView | None, request_id: int) -> Preemption:
+    def _unseen(self, request_id: int) -> Preemption:
         """Add a preemption that happened before the first message, of which little is known."""
-        client_id = "" if view is None else view.client_id
-        preemption = Preemption(request_id, client_id)
+        view = self.state.requests.get(request_id)
+        preemption = Preemption(request_id, "" if view is None else view.client_id)
         self.preemptions.append(preemption)
         self._open[request_id] = [preemption]
         return preemption
@@ -222,4 +218,4 @@ class Ledger:
         self._open = {each: held for each, held in self._open.items() if each in live}
         for request_id, view in sorted(views.items()):
             if view.status == "preempted" and request_id not in self._open:
-                self._unseen(view, request_id)
+                self._unseen(request_id)

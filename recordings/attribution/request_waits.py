@@ -7,7 +7,7 @@ import copy
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 
 from stepscope.engine.protocol import wire
@@ -23,25 +23,17 @@ _PRUNE_AT = 128  # chunks
 _NUM_LAST = 2
 
 
-@dataclass(slots=True)
 class _Chunk:
-    """Consecutive pieces of time. Long waits share most of their time: it is merged only once."""
+    """Pieces of time without holes. Long waits share most of their time: it is merged only once."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    _merged: tuple[Piece, ...] | None = None
+    def __init__(self, begin_ns: int) -> None:
+        self.begin_ns = self.end_ns = begin_ns
+        self.pieces: list[Piece] = []
 
-    @property
-    def begin_ns(self) -> int:
-        return self.pieces[0].start_ns
-
+    @cached_property
     def merged(self) -> tuple[Piece, ...]:
-        """The pieces merged, once no more come; empty if they leave a hole."""
-        if self._merged is None:
-            ends_ns = [piece.start_ns + piece.ns for piece in self.pieces]
-            nexts_ns = [*(piece.start_ns for piece in self.pieces[1:]), ends_ns[-1]]
-            is_whole = ends_ns == nexts_ns and all(piece.ns > 0 for piece in self.pieces)
-            self._merged = merged(self.pieces) if is_whole else ()
-        return self._merged
+        """The pieces merged, once no more come."""
+        return merged(self.pieces)
 
 
 class QueueTime:
@@ -75,9 +67,9 @@ class QueueTime:
         self._begin()
         chunks = self._chunks[self._place(request.covered_ns) :]
         for chunk in chunks[:-1]:
-            if chunk.begin_ns == request.covered_ns and (pieces := chunk.merged()):
-                request.pieces += pieces
-                request.covered_ns = chunk.pieces[-1].start_ns + chunk.pieces[-1].ns
+            if chunk.begin_ns == request.covered_ns:
+                request.pieces += chunk.merged
+                request.covered_ns = chunk.end_ns
             else:
                 for piece in chunk.pieces:
                     request.add(piece, piece.start_ns + piece.ns)
@@ -95,10 +87,16 @@ class QueueTime:
     def _append(self, between: list[Piece], span: StepSpan) -> None:
         ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
         queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
+        chunk = self._chunks[-1] if self._chunks else None
         for piece in (*between, queued, *span.excess):
-            if not self._chunks or len(self._chunks[-1].pieces) == _CHUNK_PIECES:
-                self._chunks.append(_Chunk())
-            self._chunks[-1].pieces.append(piece)
+            if piece.ns <= 0:
+                continue
+            follows = chunk is not None and chunk.end_ns == piece.start_ns
+            if chunk is None or not follows or len(chunk.pieces) == _CHUNK_PIECES:
+                chunk = _Chunk(piece.start_ns)
+                self._chunks.append(chunk)
+            chunk.pieces.append(piece)
+            chunk.end_ns = piece.start_ns + piece.ns
 
     def _place(self, time_ns: int) -> int:
         first = bisect_right(self._chunks, time_ns, key=attrgetter("begin_ns"))

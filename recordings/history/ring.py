@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.packing.payloads import CompressedPayloads
-from stepscope.recordings.state.blocks import PackedBlocks
+from stepscope.recordings.state.blocks import BlockMap
 from stepscope.recordings.state.session import SessionState
 
 SEGMENT_STEPS = 128
@@ -37,7 +37,7 @@ class Keyframe(NamedTuple):
     """
 
     state: SessionState
-    blocks: PackedBlocks | None
+    blocks: CompressedPayloads | None
     sequence: int | None
 
     @classmethod
@@ -48,7 +48,7 @@ class Keyframe(NamedTuple):
     def restore(self) -> SessionState:
         state = self.state.copy()
         if self.blocks is not None:
-            state.blocks = self.blocks.unpack()
+            state.blocks = BlockMap.unpacked(self.blocks)
         return state
 
     @property

@@ -53,10 +53,12 @@ def pack(values: Ints, near: Mapping[str, Ints]) -> PackedColumn:
     return min(packed, key=lambda each: len(zstandard.compress(each.planes, 1)))
 
 
-def unpack(column: PackedColumn, number: int, near: Mapping[str, Ints]) -> Ints:
+def unpack(column: PackedColumn, number: int, beside: Ints | None) -> Ints:
     """The numbers of a column.
 
-    Raises ValueError, LookupError: it was not packed from so many numbers, or from such columns.
+    `beside`: the column that they are differences to, if there is one.
+
+    Raises ValueError: it was not packed from so many numbers.
     """
     planes = np.frombuffer(column.planes, dtype=np.uint8).reshape(column.width, number)
     wide = np.zeros((number, 8), dtype=np.uint8)
@@ -65,7 +67,7 @@ def unpack(column: PackedColumn, number: int, near: Mapping[str, Ints]) -> Ints:
     if column.start is not None:
         values = np.cumsum(values, dtype=np.uint64) + np.uint64(column.start)
     found = values.view(np.int64)
-    return found + near[column.beside] if column.beside else found
+    return found if beside is None else found + beside
 
 
 def _packed(values: Ints, start: int | None = None, beside: str = "") -> PackedColumn:
@@ -199,18 +201,15 @@ class IndexRows:
         if (table, name) not in self._found:
             number, columns = self._tables[table]
             packed = _NONE_KNOWN if name in OPTIONAL_COLUMNS - columns.keys() else columns[name]
-            near = {}
-            if packed.beside == "interval_ns":
-                near = {"interval_ns": self._interval_ns}
-            elif packed.beside:
-                near = {packed.beside: self._beside(table, packed.beside)}
-            self._found[table, name] = unpack(packed, number, near)
+            beside = self._beside(table, packed.beside) if packed.beside else None
+            self._found[table, name] = unpack(packed, number, beside)
         return self._found[table, name]
 
     def _beside(self, table: str, name: str) -> Ints:
-        if table == "steps":
-            return self.column("steps", name)
-        return self.column("steps", name)[self.column(table, "place")]
+        if name == "interval_ns":
+            return self._interval_ns
+        column = self.column("steps", name)
+        return column if table == "steps" else column[self.column(table, "place")]
 
     @cached_property
     def _interval_ns(self) -> Ints:

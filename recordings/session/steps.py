@@ -182,11 +182,9 @@ class StepTable:
         end = bisect_right(self.steps, last_step, begin)
         if begin == end:
             return None
-        columns = self._columns
 
         def worst(name: str) -> int:
-            values = columns[_PLACES[name]]
-            return values[begin] if begin + 1 == end else max(values[begin:end])
+            return max(self.column(name)[begin:end])
 
         max_itl_ns = worst("max_itl_ns")
         starts_ns = self.column("schedule_start_ns")[begin:end]

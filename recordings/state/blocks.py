@@ -3,32 +3,12 @@
 from array import array
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
-
-import zstandard
 
 from stepscope.engine.protocol.wire import EMPTY, BlockMove, BlockRun
-from stepscope.recordings.packing.payloads import compressed
+from stepscope.recordings.packing.payloads import CompressedPayloads
 
 MAX_BLOCKS = 1 << 24
 _LIMIT = 1 << 62
-
-
-class PackedBlocks(NamedTuple):
-    """A compressed `BlockMap`, for keyframes (stored states) of engines with many KV blocks."""
-
-    owner: bytes
-    refs: bytes
-    groups: bytes | None
-
-    def unpack(self) -> "BlockMap":
-        owner, refs = zstandard.decompress(self.owner), zstandard.decompress(self.refs)
-        groups = None if self.groups is None else bytearray(zstandard.decompress(self.groups))
-        return BlockMap(array("q", owner), array("q", refs), groups)
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.owner) + len(self.refs) + len(self.groups or b"")
 
 
 class BlockMap:
@@ -100,10 +80,15 @@ class BlockMap:
     def copy(self) -> "BlockMap":
         return BlockMap(self.owner[:], self.refs[:], self.groups and self.groups[:])
 
-    def pack(self) -> PackedBlocks:
-        groups = None if self.groups is None else compressed(bytes(self.groups))
-        owner, refs = compressed(self.owner.tobytes()), compressed(self.refs.tobytes())
-        return PackedBlocks(owner, refs, groups)
+    def pack(self) -> CompressedPayloads:
+        """Compress it, for keyframes (stored states) of engines with many KV blocks."""
+        groups = [] if self.groups is None else [bytes(self.groups)]
+        return CompressedPayloads([self.owner.tobytes(), self.refs.tobytes(), *groups])
+
+    @classmethod
+    def unpacked(cls, packed: CompressedPayloads) -> "BlockMap":
+        owner, refs, *groups = packed.all()
+        return cls(array("q", owner), array("q", refs), bytearray(groups[0]) if groups else None)
 
     def apply(self, moves: Sequence[BlockMove], groups: bytes | None = None) -> None:
         """Set owner and reference count of the moved blocks.

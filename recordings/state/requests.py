@@ -299,8 +299,8 @@ def _copied(view: wire.RequestView) -> wire.RequestView:
 
 def _in_order_of_finish(views: Iterable[wire.RequestView]) -> list[int]:
     finished = [view for view in views if view.status == "finished"]
-    steps = (-1 if view.finish_step is None else view.finish_step for view in finished)
-    return [each for _, each in sorted(zip(steps, (v.request_id for v in finished), strict=True))]
+    finished.sort(key=lambda each: -1 if each.finish_step is None else each.finish_step)
+    return [view.request_id for view in finished]
 
 
 def _partial(request_id: int) -> wire.RequestView:

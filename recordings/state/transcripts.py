@@ -71,10 +71,8 @@ class TranscriptReader:
 
     def _accepted(self, record: wire.StepRecord) -> list[int]:
         """Draft tokens that were accepted in a step. They precede the last token of that step."""
-        for draft in record.drafts or ():
-            if draft.request_id == self._request_id:
-                return draft.token_ids or []
-        return []
+        mine = (each for each in record.drafts or () if each.request_id == self._request_id)
+        return next((each.token_ids or [] for each in mine), [])
 
     def _begin_from(self, known: wire.Transcript, step: int) -> None:
         """Restart from a snapshot.
