@@ -110,8 +110,8 @@ class Explainer:
         elif isinstance(message, wire.Snapshot):
             self._take_snapshot(message)
         else:
-            if isinstance(message, wire.EngineInfo):
-                self._meet(message)
+            if self.state.is_replaced_by(message):
+                self._begin()
             self.state.apply(message)
         self.state.blocks = None
         return outcome
@@ -123,11 +123,6 @@ class Explainer:
     def _known_since(self, time_ns: int) -> None:
         if not self._with_begun:
             self.since_ns = time_ns
-
-    def _meet(self, info: wire.EngineInfo) -> None:
-        known = self.state.info
-        if known is not None and info.engine_id != known.engine_id:
-            self._begin()
 
     # Messages between steps
 
@@ -146,7 +141,8 @@ class Explainer:
         self.state.apply(status)
 
     def _take_snapshot(self, snapshot: wire.Snapshot) -> None:
-        self._meet(snapshot.info)
+        if self.state.is_replaced_by(snapshot):
+            self._begin()
         if not self._needs_snapshot:  # it holds nothing new
             self.state.pauses = self.state.pauses.after(snapshot)
             return

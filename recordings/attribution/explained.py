@@ -185,12 +185,7 @@ class _Read:
 
     def take(self, message: wire.Telemetry, lost: bool) -> None:
         state = self.explainer.state
-        info = message.info if isinstance(message, wire.Snapshot) else message
-        if (
-            isinstance(info, wire.EngineInfo)
-            and state.info
-            and state.info.engine_id != info.engine_id
-        ):
+        if state.is_replaced_by(message):
             self._given_up_ns += self._unserved(state.requests, state.time_ns)
         if isinstance(message, wire.Snapshot):
             for view in message.requests:

@@ -70,10 +70,8 @@ class Ledger:
 
     def take(self, message: wire.Telemetry, after_gap: bool = False) -> None:
         """Process the next message."""
-        info = message.info if isinstance(message, wire.Snapshot) else message
-        if isinstance(info, wire.EngineInfo):
-            if self.state.info is not None and self.state.info.engine_id != info.engine_id:
-                self._open = {}
+        if self.state.is_replaced_by(message):
+            self._open = {}
         elif isinstance(message, wire.StepRecord):
             if self.explainer.is_repeated(message):
                 return
@@ -84,7 +82,7 @@ class Ledger:
         for wait in self.explainer.waits.queued:
             self._keep(wait)
         self.explainer.waits.queued.clear()
-        if isinstance(info, wire.EngineInfo):
+        if isinstance(message, wire.EngineInfo | wire.Snapshot):
             self._adopt()
 
     # Results

@@ -205,12 +205,11 @@ class History(HistoryView):
                 self._timeline.add_mark(mark)
 
     def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
-        info = message.info if isinstance(message, Snapshot) else message
-        known = self._timeline.state.info
-        if isinstance(info, EngineInfo) and known is not None and info.engine_id != known.engine_id:
-            state = SessionState(info=info)
-            if isinstance(message, Snapshot):
-                state = SessionState.from_snapshot(message)
+        if self._timeline.state.is_replaced_by(message):
+            state = SessionState()
+            state.apply(message)
+            info = state.info
+            assert info is not None
             self._begin_anew(state, sequence, f"{info.name} restarted (pid {info.pid or '?'})")
             if isinstance(message, Snapshot):
                 self._timeline.know_transcripts(message)

@@ -154,8 +154,7 @@ class Timeline:
         if outcome.ttft_ns or outcome.late_gaps or outcome.e2e_ns:
             self._watch.take(outcome, state, now_ns)
         self._log_requests(record.events, record.step, now_ns)
-        num_rows = None if record.batch is None else len(record.batch)
-        applied = AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up)
+        applied = AppliedStep(sequence, record, outcome, not state.is_summed_up)
         self.columns.append(applied)
         self.latencies.append(applied)
 

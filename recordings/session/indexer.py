@@ -185,8 +185,7 @@ class Indexer:
         leave_out(outcome, state, record.tokens_ns, self._since_ns or 0)
         self._watch.take(outcome, state, record.tokens_ns)
         self._note(record.events, record.step, record.tokens_ns)
-        num_rows = None if record.batch is None else len(record.batch)
-        self._rows.append(AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up))
+        self._rows.append(AppliedStep(sequence, record, outcome, not state.is_summed_up))
 
     def _note(self, events: list[wire.RequestEvent], step: int, time_ns: int) -> None:
         for event in events:

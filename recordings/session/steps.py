@@ -205,10 +205,10 @@ class StepTable:
 
 
 def _row(applied: AppliedStep) -> tuple[int, ...]:
-    sequence, record, outcome, num_rows, is_one_step = applied
+    sequence, record, outcome, is_one_step = applied
     # Without rows, what was in them is unknown, and a lack of events does not mean that nothing
     # happened to requests.
-    has_rows = num_rows is not None
+    has_rows = record.batch is not None
     has_events = has_rows or bool(record.events)
     totals, kv = record.totals or _NO_TOTALS, record.kv
     is_load_known = totals.is_load_known
@@ -239,7 +239,7 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         cached if has_rows else _known(totals.num_cached_tokens),
         prefill - recomputed + cached if has_rows else _known(totals.num_prompt_tokens),
         outcome.num_output_tokens if has_rows else _known(totals.num_output_tokens),
-        _known(num_rows),
+        UNKNOWN if record.batch is None else len(record.batch),
         outcome.num_decode_rows if has_rows else UNKNOWN,
         record.num_running if is_load_known else UNKNOWN,
         record.num_waiting if is_load_known else UNKNOWN,
@@ -255,7 +255,7 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         outcome.gap_request_ids[gap_ns] if gaps_ns else UNKNOWN,
         UNKNOWN if ttft is None else ttft[1],
         UNKNOWN if ttft is None else ttft[0],
-        limit_of(record, outcome, num_rows),
+        limit_of(record, outcome),
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
         *(misses or _UNKNOWN_MISSES),

@@ -84,6 +84,5 @@ class AppliedStep(NamedTuple):
     sequence: int  # number of its message
     record: StepRecord
     outcome: Outcome
-    num_rows: int | None  # number of rows in its batch; None if the engine does not publish them
     # Whether the record is of one forward step, not of all those of an interval.
     is_one_step: bool = True

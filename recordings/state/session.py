@@ -163,6 +163,16 @@ class SessionState:
 
     # Messages
 
+    def is_replaced_by(self, message: wire.Telemetry) -> bool:
+        """Whether a message introduces another engine, or this one after a restart."""
+        info = message.info if isinstance(message, wire.Snapshot) else message
+        known = self.info
+        return (
+            isinstance(info, wire.EngineInfo)
+            and known is not None
+            and info.engine_id != known.engine_id
+        )
+
     def apply(self, message: wire.Telemetry) -> Outcome | None:
         """Apply one message. Returns the outcome of a step, None for other messages."""
         if isinstance(message, wire.StepRecord):
@@ -186,7 +196,7 @@ class SessionState:
         return None
 
     def _apply_info(self, info: wire.EngineInfo) -> None:
-        if self.info is not None and self.info.engine_id != info.engine_id:
+        if self.is_replaced_by(info):
             self._become(SessionState())
         self.info = info
         if info.num_blocks is None:

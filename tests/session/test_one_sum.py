@@ -418,8 +418,7 @@ def table_of(messages: Messages) -> StepTable:
     for sequence, message in messages:
         outcome = state.apply(message)
         if isinstance(message, wire.StepRecord) and outcome is not None:
-            num_rows = None if message.batch is None else len(message.batch)
-            table.append(AppliedStep(sequence, message, outcome, num_rows))
+            table.append(AppliedStep(sequence, message, outcome))
     return table
 
 

@@ -217,12 +217,11 @@ class Side:
     # Steps
 
     def _apply_step(self, record: wire.StepRecord, outcome: Outcome) -> None:
-        num_rows = None if record.batch is None else len(record.batch)
         is_one_step = not self._state.is_summed_up
         if self._is_lost:
             self._lost.append(len(self._new))
             self._is_lost = False
-        self._new.append(AppliedStep(0, record, outcome, num_rows, is_one_step))
+        self._new.append(AppliedStep(0, record, outcome, is_one_step))
         for request_id, gap_ns in outcome.longer:
             run = self.requests.get(request_id)
             if run is not None and gap_ns > (run.worst_itl_ns or -1):
