@@ -9,12 +9,12 @@ import math
 import threading
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, StepRecord
 from stepscope.recordings.session.steps import StepTable
-from stepscope.recordings.state.series.distribution import percentiles
+from stepscope.recordings.state.series.distribution import Distribution, percentiles
 
 # Alike steps differ by a factor of two at most; the rest is room for noise.
 SLOW = 3.0  # times the baseline: a longer step is slow
@@ -46,25 +46,19 @@ class SlowStep(NamedTuple):
 
 
 class _Alike:
-    __slots__ = ("_known_at", "_median_ns", "counts", "num_steps")
+    __slots__ = ("_known_at", "_median_ns", "took")
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.num_steps = 0
+        self.took = Distribution(max_values=0, num_bits=_EXACT_BITS)
         self._median_ns = 0
         self._known_at = 0
-
-    def add(self, ns: int) -> None:
-        rounded = _rounded(ns)
-        self.counts[rounded] = self.counts.get(rounded, 0) + 1
-        self.num_steps += 1
 
     @property
     def median_ns(self) -> int:
         """Median duration. It is cached until the number of steps has grown by a sixteenth."""
-        if not self._known_at or self.num_steps > self._known_at + self._known_at // 16:
-            self._median_ns = _median(self.counts.items(), self.num_steps)
-            self._known_at = self.num_steps
+        if not self._known_at or self.took.count > self._known_at + self._known_at // 16:
+            (self._median_ns,) = self.took.percentiles(50)
+            self._known_at = self.took.count
         return self._median_ns
 
 
@@ -79,7 +73,7 @@ class Baseline:
 
     def add(self, work: StepWork, ns: int) -> None:
         """Add the duration `ns` of a step; if steps overlap, since the end of the one before."""
-        self._alike[_class_of(work)].add(ns)
+        self._alike[_class_of(work)].took.add(ns)
         self.num_steps += 1
 
     def add_rows(self, steps: StepTable) -> None:
@@ -104,7 +98,7 @@ class Baseline:
         slow.
         """
         alike = self._alike.get(kind)
-        if alike is not None and alike.num_steps >= MIN_STEPS:
+        if alike is not None and alike.took.count >= MIN_STEPS:
             return alike.median_ns
         known_at, baseline_ns = self._rare.get(kind, (0, None))
         if known_at and self.num_steps <= known_at + known_at // 16:
@@ -113,9 +107,11 @@ class Baseline:
         num_steps = 0
         for other, more in self._alike.items():
             if all(0 <= b - a <= _REACH for a, b in zip(kind, other, strict=True)):
-                counts += more.counts.items()
-                num_steps += more.num_steps
-        baseline_ns = _median(counts, num_steps) if num_steps >= MIN_STEPS else None
+                counts += more.took.counts.items()
+                num_steps += more.took.count
+        baseline_ns = None
+        if num_steps >= MIN_STEPS:
+            (baseline_ns,) = percentiles(sorted(counts), num_steps, (50,))
         self._rare[kind] = self.num_steps, baseline_ns
         return baseline_ns
 
@@ -229,13 +225,3 @@ class MemoryBaseline:
 def _class_of(work: StepWork) -> _Class:
     num_tokens, num_attended, num_blocks = work
     return num_tokens.bit_length(), num_attended.bit_length(), num_blocks.bit_length()
-
-
-def _rounded(ns: int) -> int:
-    """Round to the middle of the values that share the leading bits."""
-    low_bits = ns.bit_length() - _EXACT_BITS
-    return ns if low_bits <= 0 else (ns >> low_bits << low_bits) + (1 << low_bits >> 1)
-
-
-def _median(counts: Iterable[tuple[int, int]], num_steps: int) -> int:
-    return percentiles(sorted(counts), num_steps, (50,))[0]

@@ -4,7 +4,7 @@ Everything is derived from the records. Durations are nanoseconds of engine time
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.state.session import request_name
 
@@ -31,7 +31,6 @@ Cause: TypeAlias = Literal[
     "held_up",  # a slow step: far above its baseline, and none of those says why
     "unknown",  # the records of that time are missing, or not in memory
 ]
-CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 # In sums by cause, the first counts as the second: they occur together.
 _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}

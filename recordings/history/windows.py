@@ -213,15 +213,15 @@ class Windows:
                 found += self._late(each, step).longest(limit - len(found))
             return self._counted(found)
 
-    def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
-        """The longest waits above the ITL level up to a step (None: all), one per second.
+    def stalls(self, limit: int = 1) -> Stalls:
+        """The longest waits above the ITL level, one per second.
 
         If none exceeds the ITL level, those above the TTFT level: a stall delays all decoding
         requests, a long TTFT only one.
         """
         with self._lock:
             for kind in _KINDS:
-                if worst := self._late(kind, step).of_seconds():
+                if worst := self._late(kind).of_seconds():
                     return Stalls(self._counted(worst.longest(limit)), len(worst))
             return Stalls([], 0)
 

@@ -30,7 +30,7 @@ class Distribution:
         num_bits: leading bits of each value that are kept when there are more distinct values.
     """
 
-    __slots__ = ("_counts", "_is_exact", "_max_values", "_num_bits", "count", "largest", "level",
+    __slots__ = ("_is_exact", "_max_values", "_num_bits", "count", "counts", "largest", "level",
                  "num_within")  # fmt: skip
 
     def __init__(
@@ -40,7 +40,7 @@ class Distribution:
         self.count = 0
         self.num_within = 0
         self.largest = 0
-        self._counts: dict[int, int] = {}
+        self.counts: dict[int, int] = {}  # value -> weight
         self._max_values = max_values
         self._num_bits = num_bits
         self._is_exact = True
@@ -62,7 +62,7 @@ class Distribution:
             self.largest = value
         if not self._is_exact:
             value = self._rounded(value)
-        counts = self._counts
+        counts = self.counts
         counts[value] = counts.get(value, 0) + weight
         if self._is_exact and len(counts) > self._max_values:
             self._round_all()
@@ -71,7 +71,7 @@ class Distribution:
         """Nearest-rank percentiles of ascending `ranks` in (0, 100]; empty without samples."""
         if not self.count:
             return []
-        return percentiles(sorted(self._counts.items()), self.count, ranks)
+        return percentiles(sorted(self.counts.items()), self.count, ranks)
 
     def spread(self) -> LatencySpread:
         """All percentiles at once, so that the values are sorted only once."""
@@ -87,10 +87,10 @@ class Distribution:
 
     def _round_all(self) -> None:
         self._is_exact = False
-        counts, self._counts = self._counts, {}
+        counts, self.counts = self.counts, {}
         for value, weight in counts.items():
             value = self._rounded(value)
-            self._counts[value] = self._counts.get(value, 0) + weight
+            self.counts[value] = self.counts.get(value, 0) + weight
 
 
 def percentiles(

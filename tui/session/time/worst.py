@@ -71,8 +71,8 @@ class WorstStalls:
         if replay is not None and not is_whole:
             if is_searched(replay):
                 return replay.file_index.stalls(history.slo, _MOST), unsearched(replay), True
-            return history.windows.stalls(None, _MOST), " in memory", False
-        return history.windows.stalls(None, _MOST), "", False
+            return history.windows.stalls(_MOST), " in memory", False
+        return history.windows.stalls(_MOST), "", False
 
     def _at(self) -> int | None:
         """Return the step at the cursor; None while the cursor follows new steps."""
