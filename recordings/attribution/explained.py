@@ -113,7 +113,6 @@ class Explanation(NamedTuple):
     view: wire.RequestView | None = None  # that one, as it was last known
 
     def wall_ns(self, time_ns: int) -> int:
-        """Wall-clock time (Unix) of an engine time."""
         return self.info.wall_ns + time_ns - self.info.monotonic_ns
 
 

@@ -69,7 +69,6 @@ class Ledger:
         self._adopt()
 
     def take(self, message: wire.Telemetry, after_gap: bool = False) -> None:
-        """Process the next message."""
         if self.state.is_replaced_by(message):
             self._open = {}
         elif isinstance(message, wire.StepRecord):

@@ -7,7 +7,6 @@ percentiles) happens outside the lock, on data that never changes.
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
@@ -24,17 +23,6 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 _DRAFT_STEPS = 256  # to count drafts by position and request in
-
-
-class Newest(NamedTuple):
-    """First and last step in memory, and the newest state, all read at the same moment.
-
-    The steps are None if no step is in memory.
-    """
-
-    first_step: int | None
-    last_step: int | None
-    state: SessionState
 
 
 class HistoryView:
@@ -75,10 +63,10 @@ class HistoryView:
             return self._newest[1]
 
     @property
-    def newest(self) -> Newest:
-        """The first and last step in memory, and the state after the last step."""
+    def newest(self) -> tuple[int | None, int | None, SessionState]:
+        """The first and last step in memory, and the newest state, all of the same moment."""
         with self._lock:
-            return Newest(self.first_step, self.last_step, self.state)
+            return self.first_step, self.last_step, self.state
 
     @property
     def info(self) -> wire.EngineInfo | None:
@@ -262,10 +250,9 @@ class HistoryView:
     # Why a token was late
 
     def wait(self, step: int, request_id: int) -> Late | None:
-        """Explain why a request waited for its token of `step`.
+        """Explain why a request waited for its token of `step`; None if it got none in that step.
 
-        None if it got no token in that step. The part of the wait that is no longer in memory gets
-        the cause `unknown`.
+        The part of the wait that is no longer in memory gets the cause `unknown`.
         """
         found = self.lives.wait(step, request_id)
         if found is None:
@@ -292,7 +279,6 @@ class HistoryView:
 
     @property
     def num_lost(self) -> int:
-        """Number of messages lost for good: they cannot be requested again."""
         with self._lock:
             return self._timeline.gaps.num_lost
 
@@ -303,12 +289,10 @@ class HistoryView:
 
     @property
     def marks(self) -> list[wire.Mark]:
-        """The marks (notes that people set at steps), in order of steps."""
         with self._lock:
             return list(self._timeline.marks)
 
     @property
     def knob_changes(self) -> list[wire.KnobsChanged]:
-        """Knob changes, oldest first. `effective_step` is the first step with the new values."""
         with self._lock:
             return list(self._timeline.knob_changes)

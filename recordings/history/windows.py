@@ -127,7 +127,6 @@ class Windows:
         return part.report(start_ns, end_ns, buckets)
 
     def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
-        """Throughput, hit rate and shares of time."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             begin_ns = self._timeline.columns.column("schedule_start_ns")[:1]
@@ -189,7 +188,6 @@ class Windows:
         return figures_of(sums, part.spreads(), kept)
 
     def samples(self, kind: LatencyKind, end_ns: int | None, window_s: float | None) -> Samples:
-        """A copy of the samples of one latency (such as ITL) in a window."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             return self._timeline.latencies.of[kind].cut(start_ns, end_ns)
@@ -294,7 +292,7 @@ class Windows:
 
 
 def _last(found: Sequence[LateWaits], limit: int) -> list[Breach]:
-    """The last of all kinds; within a step, ITL comes before TTFT."""
+    # Within a step, ITL comes before TTFT.
     last = [each for waits in found for each in waits.last(limit)]
     last.sort(key=lambda each: each.step)
     return last[max(0, len(last) - limit) :]

@@ -40,10 +40,7 @@ class PackedColumn(msgspec.Struct, array_like=True, frozen=True):
 
 
 def pack(values: Ints, near: Mapping[str, Ints]) -> PackedColumn:
-    """Pack a column.
-
-    `near`: columns that its numbers may be close to, by name.
-    """
+    """Pack a column. `near`: columns that its numbers may be close to, by name."""
     packed = [_packed(values), *(_packed(values - near[name], beside=name) for name in near)]
     if len(values) > 1:
         steps = np.diff(values)
@@ -141,7 +138,6 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     between: tuple[int, int, int] = (0, 0, 0)
 
     def encode(self) -> bytes:
-        """As bytes for a file."""
         return zstandard.compress(msgspec.msgpack.encode(self), 6)
 
 

@@ -70,7 +70,6 @@ class Outcome:
     paused_ns: int = 0  # the operator's pause right before the step
 
     def add_gaps(self, gap_ns: int, number: int, request_id: int) -> None:
-        """Add a gap that `number` requests had; `request_id` is one of them."""
         self.gaps_ns[gap_ns] = self.gaps_ns.get(gap_ns, 0) + number
         self.gap_request_ids.setdefault(gap_ns, request_id)
 

@@ -220,16 +220,11 @@ class SessionState:
         if status.front:
             self.between = self.between or Outcome()
             self.table.serve(status.front, self.pauses, self.between)
-        self._apply_moves(status, is_start=status.step < 0)
+        self._apply_counts(status, is_start=status.step < 0)
         self.step = max(self.step, status.step)
-        self.num_running = status.num_running
-        self.num_waiting = status.num_waiting
         if not status.num_waiting:
             self.waiting_reasons = None if self.waiting_reasons is None else {}
-        self.kv, self.kv_groups = status.kv, status.kv_groups
-        self.kv_transfers = status.kv_transfers
         self.totals = status.totals or self.totals
-        self.num_dropped = status.num_dropped
         self.workload = status.workload
         self.workload_spec = status.workload_spec
         self.leased = status.leased
@@ -261,14 +256,9 @@ class SessionState:
         table.hold(record.held or ())
         if record.front:
             table.serve(record.front, self.pauses, outcome)
-        self._apply_moves(record, is_start=record.step == 0)
-        self.num_running = record.num_running
-        self.num_waiting = record.num_waiting
+        self._apply_counts(record, is_start=record.step == 0)
         self.waiting_reasons = record.waiting_reasons
-        self.kv, self.kv_groups = record.kv, record.kv_groups
-        self.kv_transfers = record.kv_transfers
         self.totals = record.totals
-        self.num_dropped = record.num_dropped
         table.forget_finished(record.step)
         return outcome
 
@@ -290,8 +280,13 @@ class SessionState:
             num_hit = sum(view.num_cached_tokens for view in new)
             outcome.num_hit_tokens = min(kv.hit_tokens, num_hit)
 
-    def _apply_moves(self, message: wire.StepRecord | wire.EngineStatus, *, is_start: bool) -> None:
-        kv = message.kv
+    def _apply_counts(
+        self, message: wire.StepRecord | wire.EngineStatus, *, is_start: bool
+    ) -> None:
+        self.num_running, self.num_waiting = message.num_running, message.num_waiting
+        self.num_dropped = message.num_dropped
+        self.kv_groups, self.kv_transfers = message.kv_groups, message.kv_transfers
+        self.kv = kv = message.kv
         has_map = self.info is None or self.info.num_blocks is not None
         if self.blocks is None and is_start and kv is not None and has_map:
             # Before its first step an engine holds no blocks, so moves from then on give the whole

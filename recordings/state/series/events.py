@@ -156,7 +156,6 @@ def request_event(
 
 
 def mark_event(mark: wire.Mark) -> SessionEvent:
-    """The log line for a mark, a note that a person set at a step."""
     return SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})")
 
 
@@ -199,7 +198,6 @@ def gap_event(num_messages: int, after_step: int, time_ns: int) -> SessionEvent:
 def breach_event(
     slo: SLO, step: int, time_ns: int, kind: str, value_ns: int, request_id: int | None
 ) -> SessionEvent:
-    """The log line for a TTFT or ITL above its service level."""
     bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
     who = "" if request_id is None else f" ({request_name(request_id)})"
     value = f"{value_ns / 1e6:.0f}"

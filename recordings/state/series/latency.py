@@ -106,7 +106,6 @@ def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int 
 
 
 def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:
-    """The percentiles of some samples."""
     ranked = samples.ranked()
     if ranked is None:
         return LatencySpread()
