@@ -261,8 +261,6 @@ class Windows:
         """The waits above the level; how many tokens waited so long is not counted yet."""
         columns, latency = self._timeline.columns, _KINDS[kind]
         end = len(columns) if step is None else columns.num_before(step + 1)
-        if not end:
-            return LateWaits(latency)
         names = ("step", "tokens_ns", f"max_{latency}_ns", f"max_{latency}_request_id")
         found = [columns.values(name)[:end] for name in names]
         places = (found[2] > self._judged(kind)[1]).nonzero()[0]
