@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, StepRecord
@@ -45,13 +46,13 @@ class SlowStep(NamedTuple):
     baseline_ns: int
 
 
+@dataclass(slots=True, eq=False)
 class _Alike:
-    __slots__ = ("_known_at", "_median_ns", "took")
-
-    def __init__(self) -> None:
-        self.took = Distribution(max_values=0, num_bits=_EXACT_BITS)
-        self._median_ns = 0
-        self._known_at = 0
+    took: Distribution = field(
+        default_factory=lambda: Distribution(max_values=0, num_bits=_EXACT_BITS)
+    )
+    _median_ns: int = 0
+    _known_at: int = 0
 
     @property
     def median_ns(self) -> int:

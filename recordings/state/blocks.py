@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from stepscope.engine.protocol.wire import EMPTY, BlockMove, BlockRun
@@ -11,6 +12,7 @@ MAX_BLOCKS = 1 << 24
 _LIMIT = 1 << 62
 
 
+@dataclass(slots=True)
 class BlockMap:
     """Owner and reference count of each KV block, in two arrays indexed by block id.
 
@@ -18,14 +20,9 @@ class BlockMap:
     `EngineInfo.kv_groups`, one byte each; None if all blocks are of one group.
     """
 
-    __slots__ = ("groups", "owner", "refs")
-
-    def __init__(
-        self, owner: "array[int]", refs: "array[int]", groups: bytearray | None = None
-    ) -> None:
-        self.owner = owner
-        self.refs = refs
-        self.groups = groups
+    owner: "array[int]"
+    refs: "array[int]"
+    groups: bytearray | None = None
 
     @classmethod
     def empty(cls, num_blocks: int, *, has_groups: bool = False) -> "BlockMap | None":
@@ -59,16 +56,6 @@ class BlockMap:
                 refs += [run.ref_count] * count
         known = None if groups is None or len(groups) != len(owner) else bytearray(groups)
         return cls(array("q", owner), array("q", refs), known)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, BlockMap)
-            and self.owner == other.owner
-            and self.refs == other.refs
-            and self.groups == other.groups
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def runs(self) -> list[BlockRun]:
         pairs = zip(self.owner, self.refs, strict=True)

@@ -2,6 +2,7 @@
 
 import sys
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -77,10 +78,9 @@ class EventLog:
         operator who runs single steps causes many of them.
         """
         found: list[SessionEvent] = []
-        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
+        for event in self._until(step):
             if len(found) == limit:
                 break
-            event = self._events[index]
             if kinds is not None and event.kind not in kinds:
                 continue
             if event.kind == "engine" and found and found[-1].text == event.text:
@@ -89,17 +89,16 @@ class EventLog:
         found.reverse()
         return found
 
+    def _until(self, step: int) -> Iterator[SessionEvent]:
+        """Yield the events up to a step, the newest first."""
+        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
+            yield self._events[index]
+
     def next(self, step: int, direction: int, kinds: frozenset[str] | None) -> SessionEvent | None:
         """The nearest event in a later step (direction 1) or an earlier one (-1)."""
-        events = self._events
-        if direction > 0:
-            indices = range(bisect_right(events, step, key=_step), len(events))
-        else:
-            indices = range(bisect_left(events, step, key=_step) - 1, -1, -1)
-        for index in indices:
-            if kinds is None or events[index].kind in kinds:
-                return events[index]
-        return None
+        later = range(bisect_right(self._events, step, key=_step), len(self._events))
+        near = (self._events[at] for at in later) if direction > 0 else self._until(step - 1)
+        return next((each for each in near if kinds is None or each.kind in kinds), None)
 
     def spread(self, most: int = sys.maxsize) -> list[SessionEvent]:
         """All events; if more than `most`, one from each of `most` equal ranges of steps."""
@@ -113,11 +112,8 @@ class EventLog:
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
         """The finish or abort event of a request; None if the request did not end by `step`."""
-        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
-            event = self._events[index]
-            if event.request_id == request_id and event.kind in ("finish", "abort"):
-                return event
-        return None
+        ends = (each for each in self._until(step) if each.kind in ("finish", "abort"))
+        return next((each for each in ends if each.request_id == request_id), None)
 
     def forget_before(self, step: int) -> None:
         del self._events[: bisect_left(self._events, step, key=_step)]
