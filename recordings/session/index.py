@@ -161,13 +161,6 @@ def decode_index(payload: bytes) -> Index:
     return index
 
 
-class LongestWaits(NamedTuple):
-    places: Ints  # of the steps
-    ns: Ints
-    request_ids: Ints
-    numbers: Ints  # requests that waited exactly so long
-
-
 class IndexRows:
     """The tables of an index, unpacked as they are asked for.
 
@@ -211,8 +204,11 @@ class IndexRows:
     def _interval_ns(self) -> Ints:
         return intervals(self.column("steps", "tokens_ns"))[self.column("waits", "place")]
 
-    def longest(self, kind: LatencyKind) -> "LongestWaits":
-        """The longest wait of each step in which some ended."""
+    def longest(self, kind: LatencyKind) -> tuple[Ints, Ints, Ints, Ints]:
+        """The longest wait of each step in which some ended.
+
+        Place of the step, nanoseconds, request, and how many requests waited exactly so long.
+        """
         place, ns, number, request_id = (
             self.column("waits", name) for name in ("place", "ns", "number", "request_id")
         )
@@ -223,7 +219,7 @@ class IndexRows:
         longest = rows[firsts]
         alike = ns[rows] == ns[longest][step_of]
         numbers = np.bincount(step_of[alike], weights=number[rows][alike], minlength=len(places))
-        return LongestWaits(places, ns[longest], request_id[longest], numbers.astype(np.int64))
+        return places, ns[longest], request_id[longest], numbers.astype(np.int64)
 
     def steps(self) -> StepTable:
         if self._steps is not None:

@@ -6,6 +6,8 @@
 from array import array
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from stepscope.engine.protocol import wire
 from stepscope.recordings.session.index import (
     FINISHED_COLUMNS,
@@ -127,10 +129,7 @@ class Indexer:
 
     def _begin(self) -> None:
         self._rows = NewRows()
-        self._noted: list[tuple[int, int, wire.RequestEvent]] = []
-        self._said: list[tuple[int, wire.Mark | wire.KnobsChanged | wire.Audited]] = []
-        self._lost: list[Lost] = []
-        self._pauses: list[tuple[int, int]] = []
+        self._index = Index()  # without its rows
 
     def follow(self, open: Iterable[Open]) -> None:
         """Follow these requests, of which an earlier index tells, and new ones; no others."""
@@ -144,7 +143,7 @@ class Indexer:
     def take(self, sequence: int, message: wire.Telemetry) -> None:
         """Follow the next message; one that was told before changes nothing."""
         if isinstance(message, wire.Mark):
-            self._said.append((max(self.state.step, 0), message))
+            self._index.said.append((max(self.state.step, 0), message))
             return
         if not self._is_next(sequence, message):
             return
@@ -161,14 +160,14 @@ class Indexer:
         known = {span.start_ns for span in before.spans or () if span.end_ns is not None}
         for span in self._trail.spans or ():
             if span.end_ns is not None and span.start_ns not in known:
-                self._pauses.append((span.start_ns, span.end_ns))
+                self._index.pauses.append((span.start_ns, span.end_ns))
 
     def _take_other(self, message: wire.Telemetry) -> None:
         self.state.apply(message)
         if isinstance(message, wire.EngineStatus):
             self._note(message.events, max(message.step, 0), message.time_ns)
         elif isinstance(message, wire.KnobsChanged | wire.Audited):
-            self._said.append((max(self.state.step, 0), message))
+            self._index.said.append((max(self.state.step, 0), message))
         elif isinstance(message, wire.Snapshot):
             self._last_step = max(self._last_step, message.step)
             if self._since_ns is None:
@@ -190,9 +189,9 @@ class Indexer:
     def _note(self, events: list[wire.RequestEvent], step: int, time_ns: int) -> None:
         for event in events:
             if isinstance(event, _NOTED) and not any(
-                at == step and type(other) is type(event) for at, _, other in self._noted[-3:]
+                at == step and type(other) is type(event) for at, _, other in self._index.noted[-3:]
             ):
-                self._noted.append((step, time_ns, event))
+                self._index.noted.append((step, time_ns, event))
 
     def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
         num_lost = lost_before(sequence, message, self.sequence, is_unsure=self.needs_snapshot)
@@ -202,7 +201,7 @@ class Indexer:
         is_snapshot = isinstance(message, wire.Snapshot)
         self.needs_snapshot = not is_snapshot and (self.needs_snapshot or num_lost > 0)
         if num_lost:
-            self._lost.append(Lost(num_lost, self._last_step, self.state.time_ns))
+            self._index.lost.append(Lost(num_lost, self._last_step, self.state.time_ns))
             self._watch.begin(self.state)
         return True
 
@@ -215,7 +214,8 @@ class Indexer:
         near = {"ns": {"interval_ns": interval_ns}, "number": decoded}
         between = self.state.between or Outcome()
         near |= {name: {each: steps[each] for each in _NEAR[name]} for name in _NEAR}
-        index = Index(
+        index = msgspec.structs.replace(
+            self._index,
             tables={
                 table: (
                     len(next(iter(columns.values()))),
@@ -223,10 +223,6 @@ class Indexer:
                 )
                 for table, columns in tables.items()
             },
-            noted=self._noted,
-            said=self._said,
-            lost=self._lost,
-            pauses=self._pauses,
             open=[Open(*each) for each in self._watch.open()],
             between=(between.num_arrived, between.num_finished, between.num_preempted),
         )
