@@ -175,11 +175,11 @@ class IndexRows:
     def __init__(
         self,
         index: Index,
-        known: Mapping[tuple[str, str], Ints] | None = None,
+        known: dict[str, dict[str, Ints]] | None = None,
         steps: StepTable | None = None,
     ) -> None:
         self._tables = index.tables
-        self._found = dict(known or {})
+        self._found = known or {}
         self._steps = steps
 
     def number(self, table: str) -> int:
@@ -187,12 +187,13 @@ class IndexRows:
 
     def column(self, table: str, name: str) -> Ints:
         """A stored column; `UNKNOWN` where a value is unknown."""
-        if (table, name) not in self._found:
+        found = self._found.setdefault(table, {})
+        if name not in found:
             number, columns = self._tables[table]
             packed = _NONE_KNOWN if name in OPTIONAL_COLUMNS - columns.keys() else columns[name]
             beside = self._beside(table, packed.beside) if packed.beside else None
-            self._found[table, name] = unpack(packed, number, beside)
-        return self._found[table, name]
+            found[name] = unpack(packed, number, beside)
+        return found[name]
 
     def _beside(self, table: str, name: str) -> Ints:
         if name == "interval_ns":

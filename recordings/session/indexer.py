@@ -3,7 +3,6 @@
 `NewRows`: the rows of steps as they come, in the tables of an index.
 """
 
-from array import array
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -33,8 +32,8 @@ from stepscope.recordings.state.session import SessionState
 class NewRows:
     def __init__(self) -> None:
         self._steps = StepTable()
-        self._waits = [array("q") for _ in WAIT_COLUMNS]
-        self._finished = [array("q") for _ in FINISHED_COLUMNS]
+        self._waits: list[tuple[int, ...]] = []
+        self._finished: list[tuple[int, ...]] = []
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -47,38 +46,28 @@ class NewRows:
         place = len(self._steps)
         for kind, ns, number, request_id in waits_in(applied):
             of = UNKNOWN if request_id is None else bounded(request_id)
-            values = place, KINDS.index(kind), bounded(ns), number, of
-            for column, value in zip(self._waits, values, strict=True):
-                column.append(value)
+            self._waits.append((place, KINDS.index(kind), bounded(ns), number, of))
         for each in applied.outcome.finished:
-            for column, value in zip(
-                self._finished, (place, each.ttft_ns, each.worst_itl_ns), strict=True
-            ):
-                column.append(bounded(value))
+            self._finished.append((place, bounded(each.ttft_ns), bounded(each.worst_itl_ns)))
         self._steps.append(applied)
 
     def tables(self) -> dict[str, dict[str, Ints]]:
         """Table -> name -> column. Append no more steps while they are in use."""
-        steps = [self._steps.column(name) for name in STORED_COLUMNS]
-        tables = {
-            "steps": zip(STORED_COLUMNS, steps, strict=True),
-            "waits": zip(WAIT_COLUMNS, self._waits, strict=True),
-            "finished": zip(FINISHED_COLUMNS, self._finished, strict=True),
-        }
-        return {
-            table: {name: np.frombuffer(column, dtype=np.int64) for name, column in columns}
-            for table, columns in tables.items()
-        }
+        tables = {"steps": {name: self._steps.values(name) for name in STORED_COLUMNS}}
+        for table, names, rows in (
+            ("waits", WAIT_COLUMNS, self._waits),
+            ("finished", FINISHED_COLUMNS, self._finished),
+        ):
+            columns = np.array(rows, dtype=np.int64).reshape(-1, len(names)).T
+            tables[table] = dict(zip(names, np.ascontiguousarray(columns), strict=True))
+        return tables
 
     def rows(self) -> IndexRows:
         """The tables as those of an index. Append no more steps."""
         tables = self.tables()
-        known: dict[tuple[str, str], Ints] = {}
-        for table, columns in tables.items():
-            known |= {(table, name): column for name, column in columns.items()}
         numbers = {table: len(next(iter(columns.values()))) for table, columns in tables.items()}
         index = Index(tables={table: (number, {}) for table, number in numbers.items()})
-        return IndexRows(index, known, self._steps)
+        return IndexRows(index, tables, self._steps)
 
 
 # Columns, and those that each is likely to be close to.
