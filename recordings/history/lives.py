@@ -158,7 +158,7 @@ class LifeKeeper:
         messages = Follower(self._lock, self._timeline, self._cache, first)
         explainer = Explainer(
             *(-1, -1, request_id, messages.state),
-            with_begun=True,
+            since_ns=0,
             baseline=self._baseline,
             after_slow=self._baseline.was_slow(messages.state.step),
         )

@@ -182,14 +182,10 @@ class StepRing:
     def forget_after(self, segment: Segment, place: int) -> None:
         del self.segments[self.segments.index(segment) + 1 :]
         num_kept = bisect_right(segment.step_places, place)
-        kept = Segment(segment.keyframe, segment.first_number)
-        payloads = self.payloads(segment, 0, place + 1)
-        kept.payloads = payloads
-        kept.sequences = segment.sequences[: place + 1]
-        kept.steps = segment.steps[:num_kept]
-        kept.step_places = segment.step_places[:num_kept]
-        kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)
-        self.segments[-1] = kept
+        segment.payloads = payloads = self.payloads(segment, 0, place + 1)
+        del segment.sequences[place + 1 :], segment.steps[num_kept:], segment.step_places[num_kept:]
+        num_bytes = sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)
+        segment.num_bytes = segment.keyframe.num_bytes + num_bytes
         self._unpacked.clear()  # its keys, the numbers, will be reused
         self.num_steps = sum(len(each.steps) for each in self.segments)
         self.num_bytes = sum(each.num_bytes for each in self.segments)
