@@ -81,18 +81,13 @@ class GraphSizes:
 
     def found(self) -> list[GraphSize]:
         """All sizes, the smallest first."""
-        num_steps = sum(len(each) // 2 for each in self._seen.values())
-        return [
-            GraphSize(
-                kind,
-                min(each[::2]),
-                max(each[::2]),
-                len(each) // 2,
-                len(each) / 2 / num_steps,
-                statistics.median(each[1::2]) / 1e6,
-            )
-            for (_, kind), each in sorted(self._seen.items())
-        ]
+        found, num_steps = [], sum(len(each) // 2 for each in self._seen.values())
+        for (_, kind), each in sorted(self._seen.items()):
+            tokens, took_ns = each[::2], each[1::2]
+            share, median_ms = len(tokens) / num_steps, statistics.median(took_ns) / 1e6
+            size = min(tokens), max(tokens), len(tokens)
+            found.append(GraphSize(kind, *size, share, median_ms))
+        return found
 
 
 class Explanation(NamedTuple):

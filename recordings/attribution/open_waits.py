@@ -170,8 +170,7 @@ class Wait:
 def prefills_of(record: wire.StepRecord) -> list[wire.BatchRow]:
     """The rows of a step that are not decodes, the largest first."""
     rows = [row for row in record.batch or () if row.phase != _DECODE]
-    rows.sort(key=attrgetter("num_tokens"), reverse=True)
-    return rows
+    return sorted(rows, key=attrgetter("num_tokens"), reverse=True)
 
 
 def loads_of(record: wire.StepRecord, start_ns: int) -> list[Piece]:

@@ -15,9 +15,7 @@ Figures = Mapping[str, float | None]  # by name, each in its unit of the table; 
 def figures_of(
     sums: Sums, spreads: Mapping[LatencyKind, LatencySpread], kept: KeptLevels
 ) -> dict[str, float | None]:
-    """Return name -> value of each figure in `FIGURES`.
-
-    Values are in the figure's unit; None if unknown or without samples.
+    """Return name -> value of each figure in `FIGURES`; None if unknown or without samples.
 
     `kept`: of the requests that finished in the steps, how many kept their levels.
     """

@@ -83,10 +83,7 @@ class History(HistoryView):
                 self._timeline.last_sequence = sequence
 
     def reset(self, snapshot: Snapshot) -> None:
-        """Restart from `snapshot`.
-
-        Forgets everything except the marks (notes by people) of this engine.
-        """
+        """Restart from `snapshot`. Forgets everything but the marks of this engine."""
         with self._lock:
             old = self._timeline
             self.begin(SessionState.from_snapshot(snapshot), snapshot.sequence)
@@ -94,10 +91,7 @@ class History(HistoryView):
             self._keep_marks(old)
 
     def begin(self, state: SessionState, sequence: int) -> None:
-        """Forget everything and restart from `state`, the state after message `sequence`.
-
-        The caller must not change the state afterwards.
-        """
+        """Forget everything and restart from `state`, as of message `sequence`, which it owns."""
         with self._lock:
             self.previous = None
             self._begin(self._new_timeline(state, sequence))
@@ -127,10 +121,7 @@ class History(HistoryView):
             self.max_bytes = self._timeline.ring.max_bytes = max_bytes
 
     def rewind(self, step: int) -> bool:
-        """Forget everything after `step`, so that it is the newest step again.
-
-        Returns False and changes nothing if `step` is not in memory.
-        """
+        """Forget everything after `step`. Returns False, without a change, if it is not there."""
         with self._lock:
             if not self._timeline.rewind(step):
                 return False
@@ -145,11 +136,9 @@ class History(HistoryView):
             self.version += 1
 
     def know_baseline(self, baseline: Baseline) -> None:
-        """Set the baseline of the replayed file: how long steps of each size normally take.
+        """Explain waits by the baseline of the replayed file, which must not change any more.
 
-        Waits are then explained again. Any thread may call it.
-
-        `baseline`: must not change any more.
+        Any thread may call it.
         """
         with self._lock:
             self._file_baseline = self._baseline.of_file = baseline

@@ -177,11 +177,7 @@ class HistoryView:
             return self._timeline.lanes.names(request_ids)
 
     def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
-        """What these requests did in the steps `first` to `last`: one `Cell` per step.
-
-        Future and forgotten steps are `Cell.ABSENT`, as are all of an unknown request; lost ones
-        are `Cell.UNKNOWN`.
-        """
+        """What these requests did in the steps `first` to `last`: one `Cell` per step."""
         with self._lock:
             return self._timeline.lanes.cells(request_ids, first, last)
 
@@ -202,14 +198,10 @@ class HistoryView:
         return with_records(found, [each for each in last if each is not None])
 
     def follow(self, first: int | None = None) -> Follower:
-        """Return a reader of all messages from a step on (None: the oldest), then of new ones.
-
-        The follower stays with the current engine. It does not see messages after a restart.
-        """
+        """A reader of all messages of this engine from a step on (None: the oldest)."""
         return Follower(self._lock, self._timeline, self._cache, first)
 
     def is_followed_by(self, follower: Follower) -> bool:
-        """Whether `follower` reads the current timeline, not one from before a restart."""
         return follower.timeline is self._timeline
 
     # What happened

@@ -216,10 +216,7 @@ class StepRing:
         return evicted
 
     def _begins_wrong(self) -> bool:
-        """Whether the first keyframe may be wrong while a later one is right.
-
-        Then the segments before the right one must be dropped.
-        """
+        """Whether the first keyframe may be wrong while a later one, to begin with, is right."""
         first, *others = (segment.keyframe.sequence for segment in self.segments)
         return first is None and any(sequence is not None for sequence in others)
 

@@ -221,13 +221,12 @@ class Follower:
         with lock:
             found = None if first is None else timeline.ring.locate(first - 1)
             segment, place = found or (timeline.ring.segments[0], -1)
-            known, sequences = segment.keyframe.sequence, segment.sequences
+            before = segment.keyframe.sequence
             if found is not None:
-                self.sequence = sequences[place]
-            elif known is not None:
-                self.sequence = known
-            else:
-                self.sequence = sequences[0] - 1 if sequences else 0
+                before = segment.sequences[place]
+            elif before is None and segment.sequences:
+                before = segment.sequences[0] - 1
+            self.sequence = before or 0
         self.number = segment.first_number + place + 1
         self.state = cache.state_after(segment, place)
 

@@ -25,10 +25,7 @@ class Breach(NamedTuple):
 
 
 def worst_of_seconds(times_ns: Ints, waits_ns: Ints) -> Ints:
-    """The places of the longest wait of each second of engine time; of equal ones the first.
-
-    `times_ns`: when the waits ended, in order.
-    """
+    """The places of the longest wait of each second of engine time; of equal ones the first."""
     seconds = times_ns // _SECOND_NS
     firsts = np.flatnonzero(np.append(True, seconds[1:] != seconds[:-1])[: len(seconds)])
     second_of = np.repeat(firsts, np.diff(firsts, append=len(seconds)))

@@ -21,7 +21,6 @@ class Sums:
 
     Attributes:
         num_records: rows of the table: steps, or intervals of which the engine tells totals alone.
-        num_spent_tokens: what the steps took from their token budgets, padding included.
         num_limited: steps with each of `LIMITS`; steps whose limit is unknown are left out.
     """
 

@@ -140,8 +140,6 @@ def judged(rows: IndexRows, first: int, slo: SLO) -> tuple[Ints, Bools]:
 class RunSlices:
     """How a run varies over time. Only one thread may use it at a time.
 
-    `slo`: the service levels that requests are judged by.
-
     `waits`: for each slice of the run, kind and bin of a wait -> number of waits.
     """
 

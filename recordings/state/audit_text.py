@@ -41,8 +41,7 @@ def changes_text(
 ) -> str:
     """One line with all knob changes, each from its old to its new value.
 
-    `room`: terminal cells, or None for no limit. If the text is too long, names are shortened. If
-    it is still too long, the last changes are only counted.
+    `room`: terminal cells. To fit, names are shortened, then the last changes only counted.
     """
     values = {
         name: f"{value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()

@@ -36,8 +36,6 @@ class BlockMap:
     def from_runs(cls, runs: list[BlockRun], groups: bytes | None = None) -> "BlockMap | None":
         """Build a map from the block runs of a snapshot; None if it has more than `MAX_BLOCKS`.
 
-        A run is a number of consecutive blocks with the same owner and reference count.
-
         `groups`: see `Snapshot.block_groups`.
         """
         counts = [run.count for run in runs]
@@ -78,9 +76,7 @@ class BlockMap:
         return cls(array("q", owner), array("q", refs), bytearray(groups[0]) if groups else None)
 
     def apply(self, moves: Sequence[BlockMove], groups: bytes | None = None) -> None:
-        """Set owner and reference count of the moved blocks.
-
-        Unknown blocks and impossible owners are skipped.
+        """Set owner and reference count of the moved blocks; skip unknown and impossible ones.
 
         `groups`: see `StepRecord.move_groups`.
         """

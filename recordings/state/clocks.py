@@ -111,9 +111,7 @@ def lost_before(
 
     A snapshot has the number of the last message that it stands for, and puts all before it right.
 
-    Args:
-        last: number of the last message; None if this is the first.
-        is_unsure: whether messages are missing and no snapshot has corrected the state since.
+    `is_unsure`: whether messages are missing and no snapshot has corrected the state since.
     """
     if last is None:
         return 0

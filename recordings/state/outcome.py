@@ -8,10 +8,7 @@ from stepscope.engine.protocol.wire import StepRecord
 
 
 def coarse(ns: int) -> int:
-    """Round to one of 32 values for each power of two, to less than 2 %.
-
-    Chunks go out one by one, so few gaps between them are quite equal.
-    """
+    """Round to less than 2 %: chunks go out one by one, so few gaps are quite equal."""
     shift = max(0, ns.bit_length() - 6)
     return (ns >> shift << shift) + (1 << shift >> 1)
 

@@ -75,10 +75,7 @@ class TranscriptReader:
         return next((each.token_ids or [] for each in mine), [])
 
     def _begin_from(self, known: wire.Transcript, step: int) -> None:
-        """Restart from a snapshot.
-
-        It holds the whole text, also tokens whose messages were missed.
-        """
+        """Restart from a snapshot, which holds the whole text."""
         self._prompt_token_ids = tuple(known.prompt_token_ids or ())
         self._prompt_text = known.prompt_text
         self._said = [Said(step, tuple(known.output_token_ids or ()), known.output_text)]

@@ -21,13 +21,10 @@ class LatencySpread(NamedTuple):
 class Distribution:
     """Counts of whole numbers. The largest sample is always exact.
 
-    Up to `max_values` distinct values are counted exactly. With more, only the leading bits of each
-    value are kept, as HdrHistogram does. A percentile is then too small by less than `error`.
+    Up to `max_values` distinct values are counted exactly. With more, only the leading `num_bits`
+    of each are kept, as HdrHistogram does. A percentile is then too small by less than `error`.
 
-    Args:
-        level: samples up to it are counted as within the service level.
-        max_values: how many distinct values are counted exactly.
-        num_bits: leading bits of each value that are kept when there are more distinct values.
+    `level`: samples up to it are counted as within the service level.
     """
 
     __slots__ = ("_is_exact", "_max_values", "_num_bits", "count", "counts", "largest", "level",

@@ -38,11 +38,7 @@ class Ranked:
         return int(self._upto[place - 1]) if place else 0
 
     def percentiles(self, ranks: Sequence[int]) -> list[int]:
-        """Nearest-rank percentiles; `ranks` are percentages, ascending, each in (0, 100].
-
-        A percentile is the smallest sample whose cumulative weight reaches that share of all
-        samples.
-        """
+        """Nearest-rank percentiles of ascending `ranks` in (0, 100]."""
         places = self._upto.searchsorted([-(-rank * self.count // 100) for rank in ranks])
         return [int(value) for value in self._values[places]]
 
