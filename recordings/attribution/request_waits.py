@@ -15,6 +15,7 @@ from stepscope.recordings.attribution.open_waits import StepSpan, Wait, blocking
 from stepscope.recordings.attribution.queue import NO_BLOCKS, QueueWait, reasons_of
 from stepscope.recordings.state.session import SessionState
 
+_DECODE = int(wire.Phase.DECODE)
 _CHUNK_PIECES = 32
 _PRUNE_AT = 128  # chunks
 _NUM_LAST = 2  # chunks that are kept anyway
@@ -81,9 +82,6 @@ class QueueTime:
     def _place(self, time_ns: int) -> int:
         first = bisect_right(self._chunks, time_ns, key=attrgetter("begin_ns"))
         return max(0, first - 1)
-
-
-_DECODE = int(wire.Phase.DECODE)
 
 
 class RequestWaits:

@@ -252,9 +252,6 @@ class Follower:
             yield Followed(message, is_behind or after_gap, sequence, payload)
             is_behind = False
 
-    def distance(self, other: "Follower") -> int:
-        return max(0, other.number - self.number)
-
     @property
     def num_ahead(self) -> int:
         with self._lock:

@@ -147,14 +147,10 @@ class FinishedRequests(TimedRows):
         `itl_ms` is lower, requests without longer gaps are not judged.
         """
         ttft_ns, itl_ns = ttft_ms * 1e6, itl_ms * 1e6
-        num_judged = num_kept = 0
-        for _, ttft, worst, floor in self:
-            if ttft > ttft_ns or worst > itl_ns:
-                num_judged += 1
-            elif floor <= itl_ns:
-                num_judged += 1
-                num_kept += 1
-        return KeptLevels(num_judged, num_kept)
+        ttft, worst, floor = (np.frombuffer(each, dtype=np.int64) for each in self._columns[1:])
+        is_broken = (ttft > ttft_ns) | (worst > itl_ns)
+        num_kept = int((~is_broken & (floor <= itl_ns)).sum())
+        return KeptLevels(int(is_broken.sum()) + num_kept, num_kept)
 
 
 class RequestWatch:
