@@ -105,10 +105,7 @@ class StepRing:
 
     @property
     def first_step(self) -> int | None:
-        for segment in self.segments:
-            if segment.steps:
-                return segment.steps[0]
-        return None
+        return next((each.steps[0] for each in self.segments if each.steps), None)
 
     @property
     def end_number(self) -> int:
@@ -145,13 +142,10 @@ class StepRing:
 
     def locate(self, step: int) -> tuple[Segment, int] | None:
         """Segment of the last record at or before `step`, and its index there; None without one."""
-        index = bisect_right(self.segments, step, key=_first_step) - 1
-        while index >= 0:
+        for index in range(bisect_right(self.segments, step, key=_first_step) - 1, -1, -1):
             segment = self.segments[index]
-            position = bisect_right(segment.steps, step) - 1
-            if position >= 0:
-                return segment, segment.step_places[position]
-            index -= 1
+            if position := bisect_right(segment.steps, step):
+                return segment, segment.step_places[position - 1]
         return None
 
     def payloads(self, segment: Segment, begin: int = 0, end: int | None = None) -> list[bytes]:

@@ -1,5 +1,6 @@
 """`Speculation`: how many drafts were accepted, and what it bought, by the number of requests."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -124,18 +125,13 @@ def _draft_ns(rows: Ints, drafted: Ints, ns: Ints) -> Callable[[Ints], tuple[flo
 
 def with_records(found: Speculation, records: Iterable[StepRecord]) -> Speculation:
     """Return `found` with the drafts of `records` counted by position and by request."""
-    positions: list[DraftCount] = []
-    requests: dict[int, DraftCount] = {}
-    for record in records:
-        for row in record.drafts or ():
-            before = requests.get(row.request_id, DraftCount(0, 0))
-            requests[row.request_id] = DraftCount(
-                before.drafted + row.num_drafted, before.accepted + row.num_accepted
-            )
-            for place in range(row.num_drafted):
-                if place == len(positions):
-                    positions.append(DraftCount(0, 0))
-                drafted, accepted = positions[place]
-                is_right = place < row.num_accepted
-                positions[place] = DraftCount(drafted + 1, accepted + is_right)
+    drafted, accepted = Counter[int](), Counter[int]()  # by request
+    tried, right = Counter[int](), Counter[int]()  # by position
+    for row in (row for record in records for row in record.drafts or ()):
+        drafted[row.request_id] += row.num_drafted
+        accepted[row.request_id] += row.num_accepted
+        tried.update(range(row.num_drafted))
+        right.update(range(row.num_accepted))
+    positions = [DraftCount(tried[place], right[place]) for place in range(len(tried))]
+    requests = {each: DraftCount(drafted[each], accepted[each]) for each in drafted}
     return found._replace(positions=positions, requests=requests)

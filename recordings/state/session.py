@@ -166,12 +166,9 @@ class SessionState:
     def is_replaced_by(self, message: wire.Telemetry) -> bool:
         """Whether a message introduces another engine, or this one after a restart."""
         info = message.info if isinstance(message, wire.Snapshot) else message
-        known = self.info
-        return (
-            isinstance(info, wire.EngineInfo)
-            and known is not None
-            and info.engine_id != known.engine_id
-        )
+        if self.info is None or not isinstance(info, wire.EngineInfo):
+            return False
+        return info.engine_id != self.info.engine_id
 
     def apply(self, message: wire.Telemetry) -> Outcome | None:
         """Apply one message. Returns the outcome of a step, None for other messages."""
