@@ -15,7 +15,6 @@ from stepscope.recordings.state.series.latency import TREND_BUCKETS, LatencyKind
 from stepscope.recordings.state.series.latency_samples import Samples
 from stepscope.recordings.state.series.lazy_numpy import np
 from stepscope.recordings.state.series.limits import LIMITS, Limit
-from stepscope.recordings.state.session import SessionState
 
 MINUTE_S = 60.0
 _SECOND_NS = 1_000_000_000
@@ -30,7 +29,8 @@ class Rates(NamedTuple):
     steps_per_s: float | None
     in_tokens_per_s: float | None  # of prompts, not recomputed ones
     output_tokens_per_s: float | None
-    num_preempted: int | None  # over the last minute, whatever the window
+    # Over the last minute, whatever the window: one must never show as several a minute.
+    num_preempted: int | None
     preempted_s: float  # how many seconds of that minute are in memory
     recompute_tax: float | None  # share of that minute's step time for recomputed tokens
     evictions_per_s: float | None
@@ -43,33 +43,6 @@ class Rates(NamedTuple):
     budget_share: float | None  # spent share of all token budgets, padding included
     rank_wait: float | None  # share of the time in steps that the ranks waited for one
     rank_waits_ns: tuple[int, ...]  # how long they waited for each
-
-
-def _rates(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> Rates:
-    # Preemptions are a count: one must never show as several a minute.
-    seconds, num_in = max(0.0, sums.seconds), sums.num_in_tokens
-    if num_in is None and not state.is_summed_up:
-        num_in = sums.num_prefill_tokens
-    busy = per(sums.busy_ns, seconds * 1e9)
-    return Rates(
-        seconds=seconds,
-        steps_per_s=per(sums.num_steps, seconds),
-        in_tokens_per_s=per(num_in, seconds),
-        output_tokens_per_s=per(sums.num_output_tokens, seconds),
-        num_preempted=minute.num_preempted if minute_s else None,
-        preempted_s=minute_s,
-        recompute_tax=per(minute.recompute_ns, minute.busy_ns),
-        evictions_per_s=per(sums.num_evicted, seconds),
-        prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
-        mixed_share=per(sums.num_mixed, sums.num_steps),
-        model_share=_share(sums.model_ns, seconds),
-        device_share=_share(sums.device_ns, seconds),
-        schedule_share=_share(sums.schedule_ns, seconds),
-        idle_share=None if busy is None else max(0.0, 1.0 - busy),
-        budget_share=sums.budget_used,
-        rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
-        rank_waits_ns=sums.rank_waits_ns,
-    )
 
 
 def _share(spent_ns: int | None, seconds: float) -> float | None:
@@ -133,7 +106,30 @@ class Windows:
             minute_s = min(MINUTE_S, max(0.0, (end_ns - min(begin_ns, default=end_ns)) / 1e9))
             sums = sums_in(self._timeline.columns, start_ns, end_ns)
             minute = self.sums(end_ns, MINUTE_S)
-            return _rates(sums, minute, minute_s, self._timeline.state)
+            is_summed_up = self._timeline.state.is_summed_up
+        seconds, num_in = max(0.0, sums.seconds), sums.num_in_tokens
+        if num_in is None and not is_summed_up:
+            num_in = sums.num_prefill_tokens
+        busy = per(sums.busy_ns, seconds * 1e9)
+        return Rates(
+            seconds=seconds,
+            steps_per_s=per(sums.num_steps, seconds),
+            in_tokens_per_s=per(num_in, seconds),
+            output_tokens_per_s=per(sums.num_output_tokens, seconds),
+            num_preempted=minute.num_preempted if minute_s else None,
+            preempted_s=minute_s,
+            recompute_tax=per(minute.recompute_ns, minute.busy_ns),
+            evictions_per_s=per(sums.num_evicted, seconds),
+            prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
+            mixed_share=per(sums.num_mixed, sums.num_steps),
+            model_share=_share(sums.model_ns, seconds),
+            device_share=_share(sums.device_ns, seconds),
+            schedule_share=_share(sums.schedule_ns, seconds),
+            idle_share=None if busy is None else max(0.0, 1.0 - busy),
+            budget_share=sums.budget_used,
+            rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
+            rank_waits_ns=sums.rank_waits_ns,
+        )
 
     def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
         with self._lock:

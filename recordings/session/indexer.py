@@ -140,7 +140,15 @@ class Indexer:
             if message.step > self._last_step:
                 self._take_step(sequence, message)
         else:
-            self._take_other(message)
+            self.state.apply(message)
+        if isinstance(message, wire.EngineStatus):
+            self._note(message.events, max(message.step, 0), message.time_ns)
+        elif isinstance(message, wire.KnobsChanged | wire.Audited):
+            self._index.said.append((max(self.state.step, 0), message))
+        elif isinstance(message, wire.Snapshot):
+            self._last_step = max(self._last_step, message.step)
+            if self._since_ns is None:
+                self._since_ns = known_since(message)
         if self.state.pauses is not self._trail:
             self._note_pauses()
 
@@ -150,17 +158,6 @@ class Indexer:
         for span in self._trail.spans or ():
             if span.end_ns is not None and span.start_ns not in known:
                 self._index.pauses.append((span.start_ns, span.end_ns))
-
-    def _take_other(self, message: wire.Telemetry) -> None:
-        self.state.apply(message)
-        if isinstance(message, wire.EngineStatus):
-            self._note(message.events, max(message.step, 0), message.time_ns)
-        elif isinstance(message, wire.KnobsChanged | wire.Audited):
-            self._index.said.append((max(self.state.step, 0), message))
-        elif isinstance(message, wire.Snapshot):
-            self._last_step = max(self._last_step, message.step)
-            if self._since_ns is None:
-                self._since_ns = known_since(message)
 
     def _take_step(self, sequence: int, record: wire.StepRecord) -> None:
         if back_ns := back_by(self._last_ns, record):
