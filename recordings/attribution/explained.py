@@ -17,8 +17,9 @@ from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
+from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in
+from stepscope.recordings.state.series.latency import SLO, LatencyKind, waits_in
 from stepscope.recordings.state.session import request_name
 
 
@@ -201,11 +202,7 @@ class _Read:
             self.view = copy.copy(state.requests[only])
         if outcome is not None and isinstance(message, wire.StepRecord):
             self.live.update([row.request_id for row in message.batch or ()])
-            for gap_ns, number in outcome.gaps_ns.items():
-                self.waits["itl"].add(gap_ns, number)
-            for _, ttft_ns in outcome.ttft_ns:
-                self.waits["ttft"].add(ttft_ns)
-            for kind, ns, number in estimates_in(message.totals or wire.Totals()):
+            for kind, ns, number, _ in waits_in(AppliedStep(0, message, outcome)):
                 if kind in self.waits:
                     self.waits[kind].add(ns, number)
 

@@ -160,11 +160,7 @@ class HistoryView:
         return self._cache.record(step)
 
     def state_at(self, step: int) -> SessionState:
-        """The state right after the record of `step`.
-
-        For a lost step: the state after the last step before it. For a step before the first in
-        memory: the oldest state in memory.
-        """
+        """The state after the last step up to `step` in memory; before that, the oldest state."""
         return self._cache.state_at(step)
 
     def lane_ids(self, first: int, last: int) -> list[int]:

@@ -136,7 +136,6 @@ class Timeline:
         return True
 
     def set_slo(self, slo: SLO) -> None:
-        """Change the service levels for breaches, stalls and attainment."""
         self.slo = self.latencies.slo = slo
         self._watch.set_floor(slo.itl_ms, self.state)
 

@@ -222,10 +222,7 @@ class Windows:
     def late_events(
         self, step: int | None, limit: int, kinds: Iterable[str] = _KINDS
     ) -> list[SessionEvent]:
-        """The longest late wait of each second up to `step` (None: all), oldest first.
-
-        The second of the newest step may still be in progress; its wait is the longest so far.
-        """
+        """The longest late wait of each second up to `step` (None: all), oldest first."""
         with self._lock:
             worst = [self._late(kind, step).of_seconds() for kind in kinds]
             return [breach_event(self._timeline.slo, *each[:5]) for each in _last(worst, limit)]

@@ -145,10 +145,7 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 
 def decode_index(payload: bytes) -> Index:
-    """Decode an index.
-
-    Raises ValueError: it is damaged, or has other columns than this version.
-    """
+    """Raises ValueError: it is damaged, or has other columns than this version."""
     try:
         if zstandard.frame_content_size(payload) > MAX_INDEX_BYTES:
             raise ValueError("an index beyond all measure")

@@ -149,10 +149,7 @@ def sums_of(table: StepTable, first: int, last: int) -> Sums:
 
 
 def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> Mapping[Limit, Sums]:
-    """For each limit, the sums over the steps in the places [first, last) that had it.
-
-    They span no time, as other steps lie between them.
-    """
+    """For each limit, the sums over the steps in [first, last) that had it; they span no time."""
     limits = table.values("limit")[first:last]
     found = {}
     for code, limit in enumerate(LIMITS):

@@ -231,10 +231,7 @@ class LaneBoard:
             self._take(event, step, step)
 
     def _seat(self, request_id: int, step: int) -> Track:
-        """Return the track of a request in the batch that has no open track.
-
-        No event announced the request, or it seemed to have ended.
-        """
+        """Return the track of a request that no event announced, or that seemed to have ended."""
         track = self._tracks.get(request_id) or Track("", step, _IDLE)
         self._add(request_id, track)
         return track

@@ -165,10 +165,7 @@ class RequestWatch:
         self._worst_ns: dict[int, int] = {}  # their longest gap above the floor
 
     def begin(self, state: SessionState) -> None:
-        """Restart from a state.
-
-        Requests in progress are not recorded: their earlier gaps are unknown.
-        """
+        """Restart from a state. Of requests in progress, earlier gaps are unknown: leave them out."""
         state.table.late_ns = self._floor_ns
         self._ttft_ns.clear()
         self._worst_ns.clear()
@@ -185,8 +182,7 @@ class RequestWatch:
     def set_floor(self, itl_ms: float, state: SessionState) -> None:
         """Change the length above which gaps are recorded.
 
-        If it becomes lower, requests in progress are no longer recorded: their shorter gaps are
-        unknown.
+        If it becomes lower, requests in progress are left out: their shorter gaps are unknown.
         """
         floor_ns = round(itl_ms * 1e6)
         is_lower, self._floor_ns = floor_ns < self._floor_ns, floor_ns
