@@ -165,7 +165,7 @@ class RequestWatch:
         self._worst_ns: dict[int, int] = {}  # their longest gap above the floor
 
     def begin(self, state: SessionState) -> None:
-        """Restart from a state. Of requests in progress, earlier gaps are unknown: leave them out."""
+        """Restart from a state, without its requests: their earlier gaps are unknown."""
         state.table.late_ns = self._floor_ns
         self._ttft_ns.clear()
         self._worst_ns.clear()
