@@ -15,7 +15,7 @@ from stepscope.recordings.attribution.queue import (
     in_order,
     lost_between,
 )  # fmt: skip
-from stepscope.recordings.session.sums import per
+from stepscope.recordings.session.sums import per, plus
 from stepscope.recordings.state.session import SessionState
 
 MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
@@ -120,7 +120,7 @@ class Ledger:
         lost = [each.num_lost for each in self.preemptions if each.step is not None]
         knows = self.publishes_requests
         return RecomputeTax(
-            len(lost), None if None in lost or not knows else sum(each or 0 for each in lost),
+            len(lost), plus(*lost) if knows else None,
             sum(each.num_recomputed for each in self.preemptions) if knows else None,
             self._num_tokens,
             sum(each.recompute_ns for each in self.preemptions) if knows else None, self._step_ns,
@@ -130,10 +130,8 @@ class Ledger:
 
     def _take_step(self, record: wire.StepRecord) -> None:
         start_ns = record.schedule_start_ns
-        if record.events:
-            is_preempting = any(isinstance(event, wire.Preempted) for event in record.events)
-            takers = beneficiaries(record, self.state) if is_preempting else {}
-            self._take_events(record.events, start_ns, record.step, takers)
+        takers = beneficiaries(record, self.state)
+        self._take_events(record.events, start_ns, record.step, takers)
         num_tokens = record.num_prefill_tokens + record.num_decode_tokens
         step_ns = max(0, record.tokens_ns - start_ns)
         self._num_tokens += num_tokens

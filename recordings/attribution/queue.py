@@ -128,7 +128,7 @@ def beneficiaries(record: StepRecord, before: SessionState) -> dict[int, int | N
     """
     preempted = [event for event in record.events if isinstance(event, Preempted)]
     found: dict[int, int | None] = dict.fromkeys(event.request_id for event in preempted)
-    if record.batch is None or before.kv is None:
+    if not preempted or record.batch is None or before.kv is None:
         return found
     views = before.requests
     victims = deque(event for event in preempted if event.reason in NO_BLOCKS)

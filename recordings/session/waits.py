@@ -97,10 +97,7 @@ class Waits:
 
 def bin_of(wait_ns: int) -> int:
     """The histogram bin of a wait. Bins grow with the wait and are about 1 % of it wide."""
-    octave = wait_ns.bit_length() - _NUM_EXACT_BITS
-    if wait_ns <= 0 or octave <= 0:
-        return max(0, wait_ns)
-    return octave * _BINS_PER_OCTAVE + (wait_ns >> octave)
+    return int(bins_of(np.array([wait_ns]))[0])
 
 
 def bins_of(waits_ns: Ints) -> Ints:
