@@ -170,7 +170,6 @@ def _assert_lists(history: History) -> None:
         assert history.windows.late(until) == (
             sum(each.num_tokens for each in in_order),
             len({each.step for each in in_order}),
-            len(in_order),
         )
 
 
