@@ -115,9 +115,9 @@ class HistoryView:
             return columns.steps[max(0, columns.index_at(time_ns))] if columns.steps else None
 
     def neighbour(self, step: int, offset: int) -> int:
-        """The step `offset` records after `step` (before, if negative). Lost steps do not count.
+        """The step `offset` records after `step` (before, if negative), as far as memory reaches.
 
-        Stops at the first or last step in memory. Returns `step` itself if memory holds no step.
+        Returns `step` itself if memory holds no step.
         """
         with self._lock:
             steps = self._timeline.columns.steps
@@ -182,10 +182,7 @@ class HistoryView:
     def speculation(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> Speculation | None:
-        """What drafts did; None if there were none. The window is given as in `Windows`.
-
-        By position and request, only the last steps are counted.
-        """
+        """What drafts did; by position and request, in the last steps. None if there were none."""
         found = self.windows.speculation(end_ns, window_s)
         step = self.last_step if end_ns is None else self.step_at(end_ns)
         if found is None or step is None:

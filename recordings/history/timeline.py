@@ -101,13 +101,13 @@ class Timeline:
 
     def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
         """Whether a message is new. If messages before it are missing, a gap is noted."""
-        gaps = self.gaps
-        num_lost = lost_before(sequence, message, self.last_sequence, is_unsure=gaps.needs_snapshot)
+        gaps, last = self.gaps, self.last_sequence
+        num_lost = lost_before(sequence, message, last, is_unsure=gaps.needs_snapshot)
         if num_lost is None:
             return False
-        if num_lost:
+        if num_lost and last is not None:
             step = self.columns.steps[-1] if self.columns.steps else self.state.step
-            gaps.note(num_lost, step)
+            gaps.note(last + 1, last + num_lost, step)
             self.log.add(events.gap_event(num_lost, step, self.state.time_ns))
             self._watch.begin(self.state)
         if isinstance(message, wire.Snapshot):

@@ -222,6 +222,7 @@ def test_lost_messages_are_a_gap_with_the_steps_around_it() -> None:
     lost = range(sequence_of()[100], sequence_of()[103])
     history = fed([m for m in MESSAGES[:400] if m[0] not in lost])
     (gap,) = history.gaps
+    assert (gap.first_sequence, gap.last_sequence) == (lost[0], lost[-1])
     assert (gap.after_step, gap.before_step) == (99, 103)
     assert history.num_lost == gap.num_messages == len(lost)
     assert history.needs_snapshot

@@ -41,9 +41,14 @@ class AuditedStep(NamedTuple):
 class Gap(NamedTuple):
     """A span of messages that were lost and cannot be requested again."""
 
-    num_messages: int
+    first_sequence: int
+    last_sequence: int
     after_step: int  # the last step received before the gap; -1 if there was none
     before_step: int | None  # the first step after the gap; None until one is received
+
+    @property
+    def num_messages(self) -> int:
+        return self.last_sequence - self.first_sequence + 1
 
 
 class EventLog:
@@ -222,9 +227,9 @@ class Gaps:
         """Number of messages lost for good, including those before the oldest step in memory."""
         return self._num_lost_before + sum(gap.num_messages for gap in self.found)
 
-    def note(self, num_messages: int, step: int) -> None:
+    def note(self, first_sequence: int, last_sequence: int, step: int) -> None:
         """Add a gap: messages were lost after the record of `step`."""
-        self.found.append(Gap(num_messages, step, None))
+        self.found.append(Gap(first_sequence, last_sequence, step, None))
         self.needs_snapshot = True
 
     def end(self, step: int) -> None:
