@@ -9,12 +9,13 @@ import math
 import threading
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, StepRecord
 from stepscope.recordings.session.steps import StepTable
-from stepscope.recordings.state.series.distribution import percentiles
+from stepscope.recordings.state.series.distribution import Distribution, percentiles
 
 # Alike steps differ by a factor of two at most; the rest is room for noise.
 SLOW = 3.0  # times the baseline: a longer step is slow
@@ -44,31 +45,21 @@ class SlowStep(NamedTuple):
     took_ns: int
     baseline_ns: int
 
-    @property
-    def excess_ns(self) -> int:
-        return self.took_ns - self.baseline_ns
 
-
+@dataclass(slots=True, eq=False)
 class _Alike:
-    __slots__ = ("_known_at", "_median_ns", "counts", "num_steps")
-
-    def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.num_steps = 0
-        self._median_ns = 0
-        self._known_at = 0
-
-    def add(self, ns: int) -> None:
-        rounded = _rounded(ns)
-        self.counts[rounded] = self.counts.get(rounded, 0) + 1
-        self.num_steps += 1
+    took: Distribution = field(
+        default_factory=lambda: Distribution(max_values=0, num_bits=_EXACT_BITS)
+    )
+    _median_ns: int = 0
+    _known_at: int = 0
 
     @property
     def median_ns(self) -> int:
         """Median duration. It is cached until the number of steps has grown by a sixteenth."""
-        if not self._known_at or self.num_steps > self._known_at + self._known_at // 16:
-            self._median_ns = _median(self.counts.items(), self.num_steps)
-            self._known_at = self.num_steps
+        if not self._known_at or self.took.count > self._known_at + self._known_at // 16:
+            (self._median_ns,) = self.took.percentiles(50)
+            self._known_at = self.took.count
         return self._median_ns
 
 
@@ -83,17 +74,14 @@ class Baseline:
 
     def add(self, work: StepWork, ns: int) -> None:
         """Add the duration `ns` of a step; if steps overlap, since the end of the one before."""
-        self._alike[_class_of(work)].add(ns)
+        self._alike[_class_of(work)].took.add(ns)
         self.num_steps += 1
 
     def add_rows(self, steps: StepTable) -> None:
-        if not steps:
-            return
-        first = [*(steps.column(name)[0] for name in _COLUMNS), self._ended_ns]
-        for each in (_work_and_duration(*first), *_measured(steps, 1)):
+        for each in _measured(steps, 0, ended_ns=self._ended_ns):
             if each is not None:
                 self.add(*each)
-        self._ended_ns = steps.tokens_ns[-1]
+        self._ended_ns = max(steps.tokens_ns[-1:], default=self._ended_ns)
 
     def slow_step(
         self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
@@ -111,7 +99,7 @@ class Baseline:
         slow.
         """
         alike = self._alike.get(kind)
-        if alike is not None and alike.num_steps >= MIN_STEPS:
+        if alike is not None and alike.took.count >= MIN_STEPS:
             return alike.median_ns
         known_at, baseline_ns = self._rare.get(kind, (0, None))
         if known_at and self.num_steps <= known_at + known_at // 16:
@@ -120,9 +108,11 @@ class Baseline:
         num_steps = 0
         for other, more in self._alike.items():
             if all(0 <= b - a <= _REACH for a, b in zip(kind, other, strict=True)):
-                counts += more.counts.items()
-                num_steps += more.num_steps
-        baseline_ns = _median(counts, num_steps) if num_steps >= MIN_STEPS else None
+                counts += more.took.counts.items()
+                num_steps += more.took.count
+        baseline_ns = None
+        if num_steps >= MIN_STEPS:
+            (baseline_ns,) = percentiles(sorted(counts), num_steps, (50,))
         self._rare[kind] = self.num_steps, baseline_ns
         return baseline_ns
 
@@ -131,63 +121,55 @@ def work_of(record: StepRecord, prefills: Sequence[BatchRow]) -> StepWork | None
     """How much a step computed; None if its record has no batch."""
     if record.batch is None:
         return None
-    return work_with(record, sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills))
-
-
-def work_with(record: StepRecord, num_attended: int) -> StepWork:
-    """How much a step computed, given the number of tokens that its prefill attended to."""
     return StepWork(
         record.num_prefill_tokens + record.num_decode_tokens + (record.num_padded_tokens or 0),
-        num_attended,
+        sum(row.num_tokens * (row.start + row.num_tokens) for row in prefills),
         0 if record.kv is None else record.kv.used,
     )
 
 
 def _measured(
-    columns: StepTable, begin: int, end: int | None = None
+    steps: StepTable, begin: int, end: int | None = None, ended_ns: int | None = None
 ) -> list[tuple[StepWork, int] | None]:
-    """Work and duration of the steps at these places; None where they are not known."""
-    end, first = len(columns) if end is None else end, max(begin, 1)
-    taken = [columns.column(name)[first:end] for name in _COLUMNS]
-    taken.append(columns.tokens_ns[first - 1 : end - 1])
-    found = [_work_and_duration(*values) for values in zip(*taken, strict=True)]
-    return found if begin or not columns.steps else [None, *found]
+    """Work and duration of the steps at these places; None where they are not known.
 
-
-def _work_and_duration(
-    prefill: int, attended: int, decode: int, padded: int, used: int,
-    start_ns: int, end_ns: int, before_ns: int,
-) -> tuple[StepWork, int] | None:  # fmt: skip
-    """Work and duration of a step, from its `_COLUMNS` and the end of the step before it."""
-    if attended < 0:
-        return None
-    work = StepWork(prefill + decode + max(0, padded), attended, max(0, used))
-    return work, max(0, end_ns - max(start_ns, before_ns))
-
-
-class FileBaseline:
-    """`baseline`: that of a replayed file, set once, when enough of it was read; else None."""
-
-    def __init__(self) -> None:
-        self.baseline: Baseline | None = None
+    `ended_ns`: when the step before the first of the table ended; None if unknown.
+    """
+    end = len(steps) if end is None else end
+    columns = [steps.column(name)[begin:end] for name in _COLUMNS]
+    before = steps.tokens_ns[begin - 1 : end - 1] if begin else [ended_ns, *steps.tokens_ns]
+    found: list[tuple[StepWork, int] | None] = []
+    for *work, start_ns, end_ns, before_ns in zip(*columns, before, strict=False):
+        prefill, attended, decode, padded, used = work
+        if attended < 0 or before_ns is None:
+            found.append(None)
+            continue
+        done = StepWork(prefill + decode + max(0, padded), attended, max(0, used))
+        found.append((done, max(0, end_ns - max(start_ns, before_ns))))
+    return found
 
 
 class MemoryBaseline:
     """Tells which steps in memory were slow, by all of them: each once, so that they stay so.
 
-    `baseline`: theirs; or that of the whole file, once that covers as many.
+    Attributes:
+        of_file: the baseline of a replayed file, when enough of it was read.
+        baseline: that of the steps in memory; or `of_file`, once that covers as many.
     """
 
-    def __init__(self, lock: "threading.RLock", of_file: FileBaseline, columns: StepTable) -> None:
+    def __init__(
+        self, lock: "threading.RLock", columns: StepTable, of_file: Baseline | None
+    ) -> None:
+        self.of_file = of_file
         self.baseline = Baseline()
-        self._of_file, self._lock, self._columns = of_file, lock, columns
+        self._lock, self._columns = lock, columns
         self._slow: dict[int, SlowStep] = {}
         self._first = self._last = -1  # the steps that were added
         self._judge_at: float = MIN_STEPS  # so many steps
 
     def refresh(self) -> bool:
         """Add the new steps. Returns whether all were judged anew, as twice as many are known."""
-        of_file = self._of_file.baseline
+        of_file = self.of_file
         if of_file is not None and of_file.num_steps >= min(len(self._columns), ENOUGH_STEPS):
             is_anew, self.baseline = self.baseline is not of_file, of_file
             return is_anew
@@ -221,7 +203,7 @@ class MemoryBaseline:
         self, work: StepWork, ns: int, *, after_slow: bool = False, step: int = -1
     ) -> SlowStep | None:
         """Duration and baseline of a step if it was slow; see `Baseline.slow_step`."""
-        if self.baseline is self._of_file.baseline:
+        if self.baseline is self.of_file:
             return self.baseline.slow_step(work, ns, after_slow=after_slow)
         if step > self._last:  # it came after `refresh`
             self.refresh()
@@ -229,7 +211,7 @@ class MemoryBaseline:
 
     def was_slow(self, step: int) -> bool:
         """Whether a step was slow, as if all steps in memory up to it had been judged in order."""
-        if self.baseline is not self._of_file.baseline:
+        if self.baseline is not self.of_file:
             return step in self._slow
         with self._lock:
             for place in range(self._columns.index(step) or 0, 0, -1):
@@ -244,14 +226,3 @@ class MemoryBaseline:
 def _class_of(work: StepWork) -> _Class:
     num_tokens, num_attended, num_blocks = work
     return num_tokens.bit_length(), num_attended.bit_length(), num_blocks.bit_length()
-
-
-def _rounded(ns: int) -> int:
-    """Round to the middle of the values that share the leading bits."""
-    low_bits = ns.bit_length() - _EXACT_BITS
-    return ns if low_bits <= 0 else (ns >> low_bits << low_bits) + (1 << low_bits >> 1)
-
-
-def _median(counts: Iterable[tuple[int, int]], num_steps: int) -> int:
-    found = percentiles(sorted(counts), num_steps, (50,))[0]
-    return found or 0

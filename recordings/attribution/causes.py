@@ -4,7 +4,7 @@ Everything is derived from the records. Durations are nanoseconds of engine time
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.state.session import request_name
 
@@ -31,7 +31,6 @@ Cause: TypeAlias = Literal[
     "held_up",  # a slow step: far above its baseline, and none of those says why
     "unknown",  # the records of that time are missing, or not in memory
 ]
-CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 # In sums by cause, the first counts as the second: they occur together.
 _TOGETHER: dict[Cause, Cause] = {"recompute": "preempted"}
@@ -354,11 +353,7 @@ def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Merge pieces of a wait with the same cause and details, in order of first occurrence."""
     alike: dict[tuple[Cause, str, int | None], list[Piece]] = {}
     for piece in pieces:
-        key = piece.cause, piece.detail, piece.request_id
-        if key in alike:
-            alike[key].append(piece)
-        else:
-            alike[key] = [piece]
+        alike.setdefault((piece.cause, piece.detail, piece.request_id), []).append(piece)
     return tuple([each[0] if len(each) == 1 else _sum(each) for each in alike.values()])
 
 

@@ -33,8 +33,7 @@ class Explainer:
         only: follow only this request, and store all its pieces in `waits.life`.
         state: the state right after the last step before the first message; it is copied.
         since_ns: leave out waits that began earlier, because an operator may have paused the engine
-            then. None: taken from `state` or the first snapshot.
-        with_begun: do not leave out those waits.
+            then. 0: none. None: taken from `state` or the first snapshot.
         baseline: finds slow steps; None: no step counts as slow.
         learns: a baseline to which each step is added after the step was judged. It may be
             `baseline` itself.
@@ -54,7 +53,6 @@ class Explainer:
         state: SessionState | None = None,
         *,
         since_ns: int | None = None,
-        with_begun: bool = False,
         baseline: Baseline | MemoryBaseline | None = None,
         after_slow: bool = False,
         learns: Baseline | None = None,
@@ -68,7 +66,6 @@ class Explainer:
         self._baseline = baseline
         self._learns = learns
         self.only = only
-        self._with_begun = with_begun
         self.state = SessionState() if state is None else state.copy_without_blocks()
         self.waits = RequestWaits(self.state, only, with_queue=with_queue)
         if not math.isinf(itl_bound_ns):
@@ -78,14 +75,13 @@ class Explainer:
         self._begin()
         if state is not None:
             self._step, self._end_ns = state.step, state.time_ns
-            self._known_since(state.time_ns if since_ns is None else since_ns)
+            self.since_ns = state.time_ns if since_ns is None else since_ns
             self.waits.adopt(state.time_ns, state.step)
             self._needs_snapshot = False
             self._was_slow = after_slow
 
     def _begin(self) -> None:
-        self._step = None
-        self._end_ns = None
+        self._step = self._end_ns = None
         self._last_record: int | None = None
         self.waits.forget()
         self.since_ns = 0
@@ -110,8 +106,8 @@ class Explainer:
         elif isinstance(message, wire.Snapshot):
             self._take_snapshot(message)
         else:
-            if isinstance(message, wire.EngineInfo):
-                self._meet(message)
+            if self.state.is_replaced_by(message):
+                self._begin()
             self.state.apply(message)
         self.state.blocks = None
         return outcome
@@ -119,15 +115,6 @@ class Explainer:
     def is_repeated(self, record: wire.StepRecord) -> bool:
         """Whether a step was taken already: a publisher may repeat it under a new number."""
         return self._last_record is not None and record.step <= self._last_record
-
-    def _known_since(self, time_ns: int) -> None:
-        if not self._with_begun:
-            self.since_ns = time_ns
-
-    def _meet(self, info: wire.EngineInfo) -> None:
-        known = self.state.info
-        if known is not None and info.engine_id != known.engine_id:
-            self._begin()
 
     # Messages between steps
 
@@ -146,13 +133,14 @@ class Explainer:
         self.state.apply(status)
 
     def _take_snapshot(self, snapshot: wire.Snapshot) -> None:
-        self._meet(snapshot.info)
+        if self.state.is_replaced_by(snapshot):
+            self._begin()
         if not self._needs_snapshot:  # it holds nothing new
             self.state.pauses = self.state.pauses.after(snapshot)
             return
         self.state.apply(snapshot)
         if self._step is None:  # nothing came before it
-            self._known_since(known_since(snapshot))
+            self.since_ns = known_since(snapshot)
             self._step, self._end_ns = snapshot.step, snapshot.time_ns
         self.waits.adopt(snapshot.time_ns, snapshot.step)
         self._needs_snapshot = False

@@ -17,8 +17,9 @@ from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
+from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.latency import SLO, LatencyKind, estimates_in
+from stepscope.recordings.state.series.latency import SLO, LatencyKind, waits_in
 from stepscope.recordings.state.session import request_name
 
 
@@ -81,18 +82,13 @@ class GraphSizes:
 
     def found(self) -> list[GraphSize]:
         """All sizes, the smallest first."""
-        num_steps = sum(len(each) // 2 for each in self._seen.values())
-        return [
-            GraphSize(
-                kind,
-                min(each[::2]),
-                max(each[::2]),
-                len(each) // 2,
-                len(each) / 2 / num_steps,
-                statistics.median(each[1::2]) / 1e6,
-            )
-            for (_, kind), each in sorted(self._seen.items())
-        ]
+        found, num_steps = [], sum(len(each) // 2 for each in self._seen.values())
+        for (_, kind), each in sorted(self._seen.items()):
+            tokens, took_ns = each[::2], each[1::2]
+            share, median_ms = len(tokens) / num_steps, statistics.median(took_ns) / 1e6
+            size = min(tokens), max(tokens), len(tokens)
+            found.append(GraphSize(kind, *size, share, median_ms))
+        return found
 
 
 class Explanation(NamedTuple):
@@ -113,7 +109,6 @@ class Explanation(NamedTuple):
     view: wire.RequestView | None = None  # that one, as it was last known
 
     def wall_ns(self, time_ns: int) -> int:
-        """Wall-clock time (Unix) of an engine time."""
         return self.info.wall_ns + time_ns - self.info.monotonic_ns
 
 
@@ -185,12 +180,7 @@ class _Read:
 
     def take(self, message: wire.Telemetry, lost: bool) -> None:
         state = self.explainer.state
-        info = message.info if isinstance(message, wire.Snapshot) else message
-        if (
-            isinstance(info, wire.EngineInfo)
-            and state.info
-            and state.info.engine_id != info.engine_id
-        ):
+        if state.is_replaced_by(message):
             self._given_up_ns += self._unserved(state.requests, state.time_ns)
         if isinstance(message, wire.Snapshot):
             for view in message.requests:
@@ -212,11 +202,7 @@ class _Read:
             self.view = copy.copy(state.requests[only])
         if outcome is not None and isinstance(message, wire.StepRecord):
             self.live.update([row.request_id for row in message.batch or ()])
-            for gap_ns, number in outcome.gaps_ns.items():
-                self.waits["itl"].add(gap_ns, number)
-            for _, ttft_ns in outcome.ttft_ns:
-                self.waits["ttft"].add(ttft_ns)
-            for kind, ns, number in estimates_in(message.totals or wire.Totals()):
+            for kind, ns, number, _ in waits_in(AppliedStep(0, message, outcome)):
                 if kind in self.waits:
                     self.waits[kind].add(ns, number)
 

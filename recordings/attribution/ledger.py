@@ -15,6 +15,7 @@ from stepscope.recordings.attribution.queue import (
     in_order,
     lost_between,
 )  # fmt: skip
+from stepscope.recordings.session.sums import per, plus
 from stepscope.recordings.state.session import SessionState
 
 MAX_ADMITTED = 1000  # how many ended waits are kept, the longest ones
@@ -34,15 +35,11 @@ class RecomputeTax(NamedTuple):
 
     @property
     def token_share(self) -> float | None:
-        if self.num_recomputed is None or not self.num_tokens:
-            return None
-        return self.num_recomputed / self.num_tokens
+        return per(self.num_recomputed, self.num_tokens)
 
     @property
     def time_share(self) -> float | None:
-        if self.recompute_ns is None or not self.step_ns:
-            return None
-        return self.recompute_ns / self.step_ns
+        return per(self.recompute_ns, self.step_ns)
 
 
 class Ledger:
@@ -72,11 +69,8 @@ class Ledger:
         self._adopt()
 
     def take(self, message: wire.Telemetry, after_gap: bool = False) -> None:
-        """Process the next message."""
-        info = message.info if isinstance(message, wire.Snapshot) else message
-        if isinstance(info, wire.EngineInfo):
-            if self.state.info is not None and self.state.info.engine_id != info.engine_id:
-                self._open = {}
+        if self.state.is_replaced_by(message):
+            self._open = {}
         elif isinstance(message, wire.StepRecord):
             if self.explainer.is_repeated(message):
                 return
@@ -87,7 +81,7 @@ class Ledger:
         for wait in self.explainer.waits.queued:
             self._keep(wait)
         self.explainer.waits.queued.clear()
-        if isinstance(info, wire.EngineInfo):
+        if isinstance(message, wire.EngineInfo | wire.Snapshot):
             self._adopt()
 
     # Results
@@ -126,7 +120,7 @@ class Ledger:
         lost = [each.num_lost for each in self.preemptions if each.step is not None]
         knows = self.publishes_requests
         return RecomputeTax(
-            len(lost), None if None in lost or not knows else sum(each or 0 for each in lost),
+            len(lost), plus(*lost) if knows else None,
             sum(each.num_recomputed for each in self.preemptions) if knows else None,
             self._num_tokens,
             sum(each.recompute_ns for each in self.preemptions) if knows else None, self._step_ns,
@@ -136,10 +130,8 @@ class Ledger:
 
     def _take_step(self, record: wire.StepRecord) -> None:
         start_ns = record.schedule_start_ns
-        if record.events:
-            is_preempting = any(isinstance(event, wire.Preempted) for event in record.events)
-            takers = beneficiaries(record, self.state) if is_preempting else {}
-            self._take_events(record.events, start_ns, record.step, takers)
+        takers = beneficiaries(record, self.state)
+        self._take_events(record.events, start_ns, record.step, takers)
         num_tokens = record.num_prefill_tokens + record.num_decode_tokens
         step_ns = max(0, record.tokens_ns - start_ns)
         self._num_tokens += num_tokens
@@ -157,8 +149,7 @@ class Ledger:
     def _recompute(self, row: wire.BatchRow, token_ns: float) -> None:
         preemptions = self._open.get(row.request_id)
         if preemptions is None:  # it was preempted before the first message
-            view = self.state.requests.get(row.request_id)
-            preemptions = [self._unseen(view, row.request_id)]
+            preemptions = [self._unseen(row.request_id)]
         end = row.start + row.num_tokens
         numbers = lost_between(preemptions, row.start, end)
         for each, number in zip(preemptions, numbers, strict=True):
@@ -207,10 +198,10 @@ class Ledger:
         for each, number in zip(preemptions, numbers, strict=True):
             each.num_from_cache += 0 if each.num_lost is None else number
 
-    def _unseen(self, view: wire.RequestView | None, request_id: int) -> Preemption:
+    def _unseen(self, request_id: int) -> Preemption:
         """Add a preemption that happened before the first message, of which little is known."""
-        client_id = "" if view is None else view.client_id
-        preemption = Preemption(request_id, client_id)
+        view = self.state.requests.get(request_id)
+        preemption = Preemption(request_id, "" if view is None else view.client_id)
         self.preemptions.append(preemption)
         self._open[request_id] = [preemption]
         return preemption
@@ -222,4 +213,4 @@ class Ledger:
         self._open = {each: held for each, held in self._open.items() if each in live}
         for request_id, view in sorted(views.items()):
             if view.status == "preempted" and request_id not in self._open:
-                self._unseen(view, request_id)
+                self._unseen(request_id)

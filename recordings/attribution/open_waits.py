@@ -1,6 +1,7 @@
 """Waits that are still in progress, divided step by step into pieces with one cause each."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -45,7 +46,7 @@ def span_of(
     largest = None
     if load is not None and (not prefills or load.num_loaded_tokens > prefills[0].num_tokens):
         slow, largest = None, load  # it is no step like others
-    room_ns = end_ns - start_ns if slow is None else slow.excess_ns
+    room_ns = end_ns - start_ns if slow is None else slow.took_ns - slow.baseline_ns
     found: list[Piece] = []
     rows = _hold_ups(record, start_ns, end_ns)
     # Of a wait for a processor only the sum is known. It may be usual, as may be that this thread
@@ -107,31 +108,26 @@ def with_hold_ups(pieces: list[Piece], record: wire.StepRecord) -> list[Piece]:
     return [piece for piece in found if piece.ns]
 
 
+@dataclass(slots=True, eq=False)
 class Wait:
     """The current wait of a request for its next token.
 
     `pieces` are the parts from `start_ns` to `covered_ns`, with one cause each.
-
-    Attributes:
-        queued_ns: since when the request was last in the queue; None if unknown.
-        held: why the engine holds the request back; then it waits for nothing else.
-        preempted_for: why the request was preempted; empty: its blocks were needed.
     """
 
-    __slots__ = (
-        "covered_ns", "held", "num_before", "num_output", "pieces", "preempted_for", "queued_ns",
-        "start_ns", "status",
-    )  # fmt: skip
+    status: WaitStatus
+    start_ns: int | None  # None: unknown, because it was first seen while running
+    num_output: int = 0  # tokens before this wait
+    pieces: list[Piece] = field(default_factory=list)
+    held: str = ""  # why the engine holds the request back; then it waits for nothing else
+    preempted_for: str = ""  # empty: its blocks were needed
+    num_before: int = 0  # pieces from before `queued_ns`
+    queued_ns: int | None = field(init=False)  # when it came into the queue last, if that is known
+    covered_ns: int = field(init=False)
 
-    def __init__(self, status: WaitStatus, start_ns: int | None, num_output: int = 0) -> None:
-        self.status: WaitStatus = status
-        self.queued_ns = start_ns if status == "waiting" else None
-        self.num_before = 0  # number of pieces from before that
-        self.start_ns = start_ns  # None: unknown, because it was first seen while running
-        self.covered_ns = 0 if start_ns is None else start_ns
-        self.num_output = num_output  # tokens before this wait
-        self.pieces: list[Piece] = []
-        self.held = self.preempted_for = ""
+    def __post_init__(self) -> None:
+        self.queued_ns = self.start_ns if self.status == "waiting" else None
+        self.covered_ns = 0 if self.start_ns is None else self.start_ns
 
     def add(self, piece: Piece, end_ns: int) -> None:
         """Explain the time up to `end_ns` with `piece`, and a hole before it as `unknown`."""
@@ -174,8 +170,7 @@ class Wait:
 def prefills_of(record: wire.StepRecord) -> list[wire.BatchRow]:
     """The rows of a step that are not decodes, the largest first."""
     rows = [row for row in record.batch or () if row.phase != _DECODE]
-    rows.sort(key=attrgetter("num_tokens"), reverse=True)
-    return rows
+    return sorted(rows, key=attrgetter("num_tokens"), reverse=True)
 
 
 def loads_of(record: wire.StepRecord, start_ns: int) -> list[Piece]:
@@ -273,9 +268,7 @@ def wait_of(view: wire.RequestView | None) -> Wait:
     if start_ns is None and not view.is_partial:
         start_ns = view.arrival_ns
     status: WaitStatus = "out" if view.status == "preempted" else view.status
-    wait = Wait(status, start_ns, view.num_output_tokens)
-    wait.held = view.held
-    return wait
+    return Wait(status, start_ns, view.num_output_tokens, held=view.held)
 
 
 def without_step(

@@ -122,14 +122,13 @@ def lost_between(preemptions: list[Preemption], start: int, end: int) -> list[in
 def beneficiaries(record: StepRecord, before: SessionState) -> dict[int, int | None]:
     """For each request preempted in a step, the request that needed its blocks.
 
-    This is derived from the record of the step. Rows are in the order of scheduling, so a preempted
-    request is charged to the first row that needs more blocks than are free by then. If no row
-    needed its blocks, it was preempted for its own next block. None for other reasons of
-    preemption, and if the engine does not publish batches or KV counts.
+    Rows are in the order of scheduling, so a preempted request is charged to the first row that
+    needs more blocks than are free by then; without such a row, to itself. None for other reasons
+    of preemption, and if the engine does not publish batches or KV counts.
     """
     preempted = [event for event in record.events if isinstance(event, Preempted)]
     found: dict[int, int | None] = dict.fromkeys(event.request_id for event in preempted)
-    if record.batch is None or before.kv is None:
+    if not preempted or record.batch is None or before.kv is None:
         return found
     views = before.requests
     victims = deque(event for event in preempted if event.reason in NO_BLOCKS)

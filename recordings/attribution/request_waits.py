@@ -5,9 +5,8 @@
 
 import copy
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 
 from stepscope.engine.protocol import wire
@@ -16,32 +15,23 @@ from stepscope.recordings.attribution.open_waits import StepSpan, Wait, blocking
 from stepscope.recordings.attribution.queue import NO_BLOCKS, QueueWait, reasons_of
 from stepscope.recordings.state.session import SessionState
 
+_DECODE = int(wire.Phase.DECODE)
 _CHUNK_PIECES = 32
 _PRUNE_AT = 128  # chunks
-# The engine publishes an arrival during a step with the next step, or with the one after it if the
-# next one was already prepared.
-_NUM_LAST = 2
+_NUM_LAST = 2  # chunks that are kept anyway
 
 
-@dataclass(slots=True)
 class _Chunk:
-    """Consecutive pieces of time. Long waits share most of their time: it is merged only once."""
+    """Pieces of time without holes. Long waits share most of their time: it is merged only once."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    _merged: tuple[Piece, ...] | None = None
+    def __init__(self, begin_ns: int) -> None:
+        self.begin_ns = self.end_ns = begin_ns
+        self.pieces: list[Piece] = []
 
-    @property
-    def begin_ns(self) -> int:
-        return self.pieces[0].start_ns
-
+    @cached_property
     def merged(self) -> tuple[Piece, ...]:
-        """The pieces merged, once no more come; empty if they leave a hole."""
-        if self._merged is None:
-            ends_ns = [piece.start_ns + piece.ns for piece in self.pieces]
-            nexts_ns = [*(piece.start_ns for piece in self.pieces[1:]), ends_ns[-1]]
-            is_whole = ends_ns == nexts_ns and all(piece.ns > 0 for piece in self.pieces)
-            self._merged = merged(self.pieces) if is_whole else ()
-        return self._merged
+        """The pieces merged, once no more come."""
+        return merged(self.pieces)
 
 
 class QueueTime:
@@ -50,62 +40,48 @@ class QueueTime:
     def __init__(self) -> None:
         self._chunks: list[_Chunk] = []
         self._prune_at = _PRUNE_AT
-        # The last steps and the time before each, not yet turned into pieces.
-        self._last: deque[tuple[list[Piece], StepSpan]] = deque(maxlen=_NUM_LAST)
-
-    def restart(self, between: list[Piece], span: StepSpan) -> None:
-        """Drop the time before the last two steps, in which nobody waited."""
-        self._last.append((between, span))
-        if len(self._last) == _NUM_LAST:
-            self._chunks, self._prune_at = [], _PRUNE_AT
 
     def add(self, between: list[Piece], span: StepSpan) -> bool:
         """Add a step and the time before it. Returns whether old time should be pruned."""
-        self._begin()
-        self._append(between, span)
+        ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
+        queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
+        chunk = self._chunks[-1] if self._chunks else None
+        for piece in (*between, queued, *span.excess):
+            if piece.ns <= 0:
+                continue
+            follows = chunk is not None and chunk.end_ns == piece.start_ns
+            if chunk is None or not follows or len(chunk.pieces) == _CHUNK_PIECES:
+                chunk = _Chunk(piece.start_ns)
+                self._chunks.append(chunk)
+            chunk.pieces.append(piece)
+            chunk.end_ns = piece.start_ns + piece.ns
         return len(self._chunks) >= self._prune_at
 
     def since(self, time_ns: int) -> list[Piece]:
         """The pieces of time (one cause each) from a time on. The first may begin earlier."""
-        self._begin()
         return [piece for chunk in self._chunks[self._place(time_ns) :] for piece in chunk.pieces]
 
     def cover(self, request: Wait) -> list[Piece]:
         """Explain most of a wait with merged pieces of time. Returns the pieces for the rest."""
-        self._begin()
         chunks = self._chunks[self._place(request.covered_ns) :]
         for chunk in chunks[:-1]:
-            if chunk.begin_ns == request.covered_ns and (pieces := chunk.merged()):
-                request.pieces += pieces
-                request.covered_ns = chunk.pieces[-1].start_ns + chunk.pieces[-1].ns
+            if chunk.begin_ns == request.covered_ns:
+                request.pieces += chunk.merged
+                request.covered_ns = chunk.end_ns
             else:
                 for piece in chunk.pieces:
                     request.add(piece, piece.start_ns + piece.ns)
         return chunks[-1].pieces if chunks else []
 
     def forget_before(self, time_ns: int) -> None:
-        del self._chunks[: self._place(time_ns)]
+        # An arrival during a step is published with the next step, or with the one after it if the
+        # next one was already prepared.
+        del self._chunks[: min(self._place(time_ns), len(self._chunks) - _NUM_LAST)]
         self._prune_at = len(self._chunks) + _PRUNE_AT
-
-    def _begin(self) -> None:
-        for between, span in self._last:
-            self._append(between, span)
-        self._last.clear()
-
-    def _append(self, between: list[Piece], span: StepSpan) -> None:
-        ns, detail = span.work_end_ns - span.start_ns, blocking_reason(span.record)
-        queued = Piece("queued", span.start_ns, ns, span.record.step, 1, detail)
-        for piece in (*between, queued, *span.excess):
-            if not self._chunks or len(self._chunks[-1].pieces) == _CHUNK_PIECES:
-                self._chunks.append(_Chunk())
-            self._chunks[-1].pieces.append(piece)
 
     def _place(self, time_ns: int) -> int:
         first = bisect_right(self._chunks, time_ns, key=attrgetter("begin_ns"))
         return max(0, first - 1)
-
-
-_DECODE = int(wire.Phase.DECODE)
 
 
 class RequestWaits:
@@ -271,11 +247,9 @@ class RequestWaits:
 
     def end_step(self, between: list[Piece], span: StepSpan) -> None:
         """Add a step, and the time before it, to what the queue had to wait for."""
-        if not self._waiting:
-            self._queue.restart(between, span)
-        elif self._queue.add(between, span):
+        if self._queue.add(between, span):
             times_ns = [self.open[request_id].covered_ns for request_id in self._waiting]
-            self._queue.forget_before(min(times_ns))
+            self._queue.forget_before(min(times_ns, default=span.end_ns))
 
     def end(self, request_id: int) -> None:
         wait = self.open.pop(request_id, None)

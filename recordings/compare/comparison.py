@@ -147,7 +147,7 @@ def _work(side: Side) -> SideWork:
     num_requests = len(side.requests) + side.num_unlisted
     return SideWork(
         sums.num_records, sums.seconds, num_requests or (None if sums.num_arrived is None else 0),
-        sums.num_arrived, sums.num_finished, sums.num_in_tokens, sums.num_out_tokens,
+        sums.num_arrived, sums.num_finished, sums.num_in_tokens, sums.num_output_tokens,
         None if side.info is None else side.info.simulated,
         side.info is not None and side.info.totals_every_s is not None,
     )  # fmt: skip

@@ -86,7 +86,7 @@ def _limited_by(step: Moment) -> Limit | None:
     record, outcome = step.message, step.outcome
     assert isinstance(record, wire.StepRecord)
     assert outcome is not None
-    place = limit_of(record, outcome, None if record.batch is None else len(record.batch))
+    place = limit_of(record, outcome)
     return None if place == UNKNOWN else LIMITS[place]
 
 

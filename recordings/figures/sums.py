@@ -15,9 +15,7 @@ Figures = Mapping[str, float | None]  # by name, each in its unit of the table; 
 def figures_of(
     sums: Sums, spreads: Mapping[LatencyKind, LatencySpread], kept: KeptLevels
 ) -> dict[str, float | None]:
-    """Return name -> value of each figure in `FIGURES`.
-
-    Values are in the figure's unit; None if unknown or without samples.
+    """Return name -> value of each figure in `FIGURES`; None if unknown or without samples.
 
     `kept`: of the requests that finished in the steps, how many kept their levels.
     """
@@ -42,7 +40,7 @@ def figures_of(
         "finished_per_s": per(sums.num_finished, seconds),
         "finished": sums.num_finished,
         "arrived": sums.num_arrived,
-        "out_tokens_per_s": per(sums.num_out_tokens, seconds),
+        "out_tokens_per_s": per(sums.num_output_tokens, seconds),
         "in_tokens_per_s": per(sums.num_in_tokens, seconds),
         "prefix_hit_rate": per(hit, queried),
         "prefix_new": per(new, queried),

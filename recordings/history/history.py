@@ -7,7 +7,6 @@ is set back, a new history begins in the same object. The last history with any 
 
 import copy
 from collections.abc import Mapping
-from typing import Self
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineInfo, Mark, Snapshot, StepRecord, Telemetry
@@ -16,7 +15,6 @@ from stepscope.recordings.file import service_levels
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import back_by, check_numbers, set_back
-from stepscope.recordings.state.series.events import SessionEvent
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
@@ -85,10 +83,7 @@ class History(HistoryView):
                 self._timeline.last_sequence = sequence
 
     def reset(self, snapshot: Snapshot) -> None:
-        """Restart from `snapshot`.
-
-        Forgets everything except the marks (notes by people) of this engine.
-        """
+        """Restart from `snapshot`. Forgets everything but the marks of this engine."""
         with self._lock:
             old = self._timeline
             self.begin(SessionState.from_snapshot(snapshot), snapshot.sequence)
@@ -96,10 +91,7 @@ class History(HistoryView):
             self._keep_marks(old)
 
     def begin(self, state: SessionState, sequence: int) -> None:
-        """Forget everything and restart from `state`, the state after message `sequence`.
-
-        The caller must not change the state afterwards.
-        """
+        """Forget everything and restart from `state`, as of message `sequence`, which it owns."""
         with self._lock:
             self.previous = None
             self._begin(self._new_timeline(state, sequence))
@@ -129,10 +121,7 @@ class History(HistoryView):
             self.max_bytes = self._timeline.ring.max_bytes = max_bytes
 
     def rewind(self, step: int) -> bool:
-        """Forget everything after `step`, so that it is the newest step again.
-
-        Returns False and changes nothing if `step` is not in memory.
-        """
+        """Forget everything after `step`. Returns False, without a change, if it is not there."""
         with self._lock:
             if not self._timeline.rewind(step):
                 return False
@@ -147,14 +136,14 @@ class History(HistoryView):
             self.version += 1
 
     def know_baseline(self, baseline: Baseline) -> None:
-        """Set the baseline of the replayed file: how long steps of each size normally take.
+        """Explain waits by the baseline of the replayed file, which must not change any more.
 
-        Waits are then explained again. Any thread may call it.
-
-        `baseline`: must not change any more.
+        Any thread may call it.
         """
         with self._lock:
-            self._file_baseline.baseline = baseline
+            self._file_baseline = self._baseline.of_file = baseline
+            if self.previous is not None:
+                self.previous.know_baseline(baseline)
             self.version += 1
 
     def set_slo(self, slo: SLO) -> None:
@@ -205,52 +194,33 @@ class History(HistoryView):
                 self._timeline.add_mark(mark)
 
     def _take(self, sequence: int, message: Telemetry, payload: bytes) -> None:
-        info = message.info if isinstance(message, Snapshot) else message
-        known = self._timeline.state.info
-        if isinstance(info, EngineInfo) and known is not None and info.engine_id != known.engine_id:
-            self._keep_as_previous()
-            state = SessionState(info=info)
-            if isinstance(message, Snapshot):
-                state = SessionState.from_snapshot(message)
-            self._begin(self._new_timeline(state, sequence))
+        if self._timeline.state.is_replaced_by(message):
+            state = SessionState()
+            state.apply(message)
+            info = state.info
+            assert info is not None
+            self._begin_anew(state, sequence, f"{info.name} restarted (pid {info.pid or '?'})")
             if isinstance(message, Snapshot):
                 self._timeline.know_transcripts(message)
-            self._say(f"{info.name} restarted (pid {info.pid or '?'})")
             return
-        times_ns = self._timeline.columns.tokens_ns
-        if isinstance(message, StepRecord) and times_ns:
-            back_ns = back_by(times_ns[-1], message)
-            if back_ns and message.step > self._timeline.columns.steps[-1]:
-                self._begin_anew(sequence - 1, back_ns)
+        columns = self._timeline.columns
+        if isinstance(message, StepRecord) and columns.steps and message.step > columns.steps[-1]:
+            back_ns = back_by(columns.tokens_ns[-1], message)
+            if back_ns:  # continued, steps would no longer be in the order of their times
+                state = set_back(self._timeline.state, back_ns)
+                text = f"the engine's clock went back by {back_ns / 1e9:,.1f} s"
+                self._begin_anew(state, sequence - 1, f"{text}: a new history begins")
         self._timeline.take(sequence, message, payload)
 
-    def _begin_anew(self, last_sequence: int, back_ns: int) -> None:
-        """Begin a new history after the engine's clock went back.
-
-        In a continued history, steps would no longer be in the order of their times.
-        """
-        old = self._timeline
-        self._keep_as_previous()
-        state = set_back(old.state, back_ns)
-        self._begin(self._new_timeline(state, last_sequence))
-        self._say(f"the engine's clock went back by {back_ns / 1e9:,.1f} s: a new history begins")
-
-    def _say(self, text: str) -> None:
-        state = self._timeline.state
-        event = SessionEvent(max(state.step, 0), max(state.time_ns, 0), "engine", text)
-        self._timeline.log.add(event)
-
-    def _keep_as_previous(self) -> None:
-        """Store the current timeline as `previous`, unless it has no step.
+    def _begin_anew(self, state: SessionState, last_sequence: int, why: str) -> None:
+        """Begin a new timeline, and keep the current one as `previous` unless it has no step.
 
         An engine that keeps crashing at its start has no steps. So it does not displace the last
         one that worked.
         """
         if self._timeline.columns.steps or self.previous is None:
-            self.previous = self._detached()
-
-    def _detached(self) -> Self:
-        other = copy.copy(self)
-        other.previous = None
-        other._begin(self._timeline)
-        return other
+            self.previous = copy.copy(self)
+            self.previous.previous = None
+            self.previous._begin(self._timeline)
+        self._begin(self._new_timeline(state, last_sequence))
+        self._timeline.say(max(state.time_ns, 0), why)

@@ -7,15 +7,13 @@ percentiles) happens outside the lock, on data that never changes.
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
-from stepscope.recordings.attribution.baseline import FileBaseline, MemoryBaseline
+from stepscope.recordings.attribution.baseline import Baseline, MemoryBaseline
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.history.follower import Follower
 from stepscope.recordings.history.lives import LifeKeeper
-from stepscope.recordings.history.step_cache import StepCache
-from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.history.ring import StepCache
+from stepscope.recordings.history.timeline import Follower, Timeline
 from stepscope.recordings.history.windows import Windows
 from stepscope.recordings.session.drafts import Speculation, with_records
 from stepscope.recordings.session.steps import Span, StepSummary
@@ -25,17 +23,6 @@ from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 _DRAFT_STEPS = 256  # to count drafts by position and request in
-
-
-class Newest(NamedTuple):
-    """First and last step in memory, and the newest state, all read at the same moment.
-
-    The steps are None if no step is in memory.
-    """
-
-    first_step: int | None
-    last_step: int | None
-    state: SessionState
 
 
 class HistoryView:
@@ -51,17 +38,17 @@ class HistoryView:
         self.is_short = False  # whether steps before the first one are being loaded
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state
-        self._file_baseline = FileBaseline()
+        self._file_baseline: Baseline | None = None
         self._begin(timeline)
 
     def _begin(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._baseline = MemoryBaseline(self._lock, self._file_baseline, timeline.columns)
+        self._baseline = MemoryBaseline(self._lock, timeline.columns, self._file_baseline)
         self._drop_caches()
 
     def _drop_caches(self) -> None:
         self._newest = None
-        self._cache = StepCache(self._lock, self._timeline)
+        self._cache = StepCache(self._lock, self._timeline.ring)
         self.lives = LifeKeeper(self._lock, self._timeline, self._cache, self._baseline)
         self.windows = Windows(self._lock, self._timeline)
 
@@ -76,10 +63,10 @@ class HistoryView:
             return self._newest[1]
 
     @property
-    def newest(self) -> Newest:
-        """The first and last step in memory, and the state after the last step."""
+    def newest(self) -> tuple[int | None, int | None, SessionState]:
+        """The first and last step in memory, and the newest state, all of the same moment."""
         with self._lock:
-            return Newest(self.first_step, self.last_step, self.state)
+            return self.first_step, self.last_step, self.state
 
     @property
     def info(self) -> wire.EngineInfo | None:
@@ -128,9 +115,9 @@ class HistoryView:
             return columns.steps[max(0, columns.index_at(time_ns))] if columns.steps else None
 
     def neighbour(self, step: int, offset: int) -> int:
-        """The step `offset` records after `step` (before, if negative). Lost steps do not count.
+        """The step `offset` records after `step` (before, if negative), as far as memory reaches.
 
-        Stops at the first or last step in memory. Returns `step` itself if memory holds no step.
+        Returns `step` itself if memory holds no step.
         """
         with self._lock:
             steps = self._timeline.columns.steps
@@ -142,28 +129,38 @@ class HistoryView:
     def summary(self, step: int) -> StepSummary | None:
         """The `StepSummary` of a step; None if the step is lost, forgotten or in the future."""
         with self._lock:
-            return self._timeline.summary(step)
+            timeline = self._timeline
+            index = timeline.columns.index(step)
+            if index is None:
+                return None
+            return timeline.columns.summary(index)._replace(
+                has_knob_change=any(step == each.effective_step for each in timeline.knob_changes),
+                after_gap=step in timeline.gaps.steps,
+                has_mark=any(step == mark.step for mark in timeline.marks),
+            )
 
     def summaries(self, first: int, last: int) -> list[StepSummary | None]:
-        """A `StepSummary` or None for each step from `first` to `last`."""
         with self._lock:
-            return [self._timeline.summary(step) for step in range(first, last + 1)]
+            return [self.summary(step) for step in range(first, last + 1)]
 
     def span(self, first: int, last: int) -> Span | None:
         """Summarize the steps `first` to `last` as one `Span`; None if none is in memory."""
         with self._lock:
-            return self._timeline.span(first, last)
+            changes, marks = self._timeline.knob_changes, self._timeline.marks
+            span = self._timeline.columns.span(first, last)
+            if span is None or not (changes or marks):
+                return span
+            return span._replace(
+                has_knob_change=any(first <= each.effective_step <= last for each in changes),
+                has_mark=any(first <= mark.step <= last for mark in marks),
+            )
 
     def record(self, step: int) -> wire.StepRecord | None:
         """The decoded record of a step; None if the step is lost, forgotten or in the future."""
         return self._cache.record(step)
 
     def state_at(self, step: int) -> SessionState:
-        """The state right after the record of `step`.
-
-        For a lost step: the state after the last step before it. For a step before the first in
-        memory: the oldest state in memory.
-        """
+        """The state after the last step up to `step` in memory; before that, the oldest state."""
         return self._cache.state_at(step)
 
     def lane_ids(self, first: int, last: int) -> list[int]:
@@ -176,11 +173,7 @@ class HistoryView:
             return self._timeline.lanes.names(request_ids)
 
     def lane_cells(self, request_ids: Iterable[int], first: int, last: int) -> list[bytes]:
-        """What these requests did in the steps `first` to `last`: one `Cell` per step.
-
-        Future and forgotten steps are `Cell.ABSENT`, as are all of an unknown request; lost ones
-        are `Cell.UNKNOWN`.
-        """
+        """What these requests did in the steps `first` to `last`: one `Cell` per step."""
         with self._lock:
             return self._timeline.lanes.cells(request_ids, first, last)
 
@@ -189,10 +182,7 @@ class HistoryView:
     def speculation(
         self, end_ns: int | None = None, window_s: float | None = 60.0
     ) -> Speculation | None:
-        """What drafts did; None if there were none. The window is given as in `Windows`.
-
-        By position and request, only the last steps are counted.
-        """
+        """What drafts did; by position and request, in the last steps. None if there were none."""
         found = self.windows.speculation(end_ns, window_s)
         step = self.last_step if end_ns is None else self.step_at(end_ns)
         if found is None or step is None:
@@ -201,14 +191,10 @@ class HistoryView:
         return with_records(found, [each for each in last if each is not None])
 
     def follow(self, first: int | None = None) -> Follower:
-        """Return a reader of all messages from a step on (None: the oldest), then of new ones.
-
-        The follower stays with the current engine. It does not see messages after a restart.
-        """
-        return Follower(self._lock, self._timeline, first)
+        """A reader of all messages of this engine from a step on (None: the oldest)."""
+        return Follower(self._lock, self._timeline, self._cache, first)
 
     def is_followed_by(self, follower: Follower) -> bool:
-        """Whether `follower` reads the current timeline, not one from before a restart."""
         return follower.timeline is self._timeline
 
     # What happened
@@ -249,10 +235,9 @@ class HistoryView:
     # Why a token was late
 
     def wait(self, step: int, request_id: int) -> Late | None:
-        """Explain why a request waited for its token of `step`.
+        """Explain why a request waited for its token of `step`; None if it got none in that step.
 
-        None if it got no token in that step. The part of the wait that is no longer in memory gets
-        the cause `unknown`.
+        The part of the wait that is no longer in memory gets the cause `unknown`.
         """
         found = self.lives.wait(step, request_id)
         if found is None:
@@ -269,8 +254,8 @@ class HistoryView:
 
     def last_stall(self, step: int | None = None) -> Late | None:
         """The last wait above the ITL level, up to a step (None: the newest)."""
-        found = self.windows.last_stall_step(step)
-        return None if found is None else self.stall(found)
+        found = self.windows.breaches(step, 1, ("ITL",))
+        return self.stall(found[0].step) if found else None
 
     @property
     def gaps(self) -> list[Gap]:
@@ -279,7 +264,6 @@ class HistoryView:
 
     @property
     def num_lost(self) -> int:
-        """Number of messages lost for good: they cannot be requested again."""
         with self._lock:
             return self._timeline.gaps.num_lost
 
@@ -290,12 +274,10 @@ class HistoryView:
 
     @property
     def marks(self) -> list[wire.Mark]:
-        """The marks (notes that people set at steps), in order of steps."""
         with self._lock:
             return list(self._timeline.marks)
 
     @property
     def knob_changes(self) -> list[wire.KnobsChanged]:
-        """Knob changes, oldest first. `effective_step` is the first step with the new values."""
         with self._lock:
             return list(self._timeline.knob_changes)

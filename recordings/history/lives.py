@@ -11,13 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import RequestView, Snapshot, StepRecord
+from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.baseline import MemoryBaseline
 from stepscope.recordings.attribution.causes import Late, Piece, known_apart
 from stepscope.recordings.attribution.explain import Explainer
-from stepscope.recordings.history.step_cache import StepCache
-from stepscope.recordings.history.timeline import Timeline
+from stepscope.recordings.history.ring import StepCache
+from stepscope.recordings.history.timeline import Follower, Timeline
 from stepscope.recordings.state.transcripts import KnownText, TranscriptReader
 
 MAX_LIFE_STEPS = 8192  # steps to go back in search of an arrival
@@ -40,11 +39,11 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class _LifeFollower:
-    """An `Explainer` that follows one request, and the number of the next message to feed it."""
+    """An `Explainer` that follows one request, and the messages to feed it."""
 
     request_id: int
     explainer: Explainer
-    next_number: int
+    messages: Follower
     transcript: TranscriptReader
     life: Life | None = None
 
@@ -103,10 +102,11 @@ class LifeKeeper:
                 known = self._timeline.transcripts.get(view.request_id)
                 reader = TranscriptReader(view.request_id, known)
                 follower = self._follower = _LifeFollower(view.request_id, *begun, reader)
-            number = follower.next_number
-            follower.next_number = self._feed(follower.explainer, number, last, follower.transcript)
-            if follower.life is None or number != follower.next_number:
-                explainer = follower.explainer
+            explainer, messages = follower.explainer, follower.messages
+            number = messages.number
+            if not explainer.waits.has_ended:
+                _feed(explainer, messages, last, follower.transcript)
+            if follower.life is None or number != messages.number:
                 follower.life = Life(
                     view.request_id,
                     tuple(
@@ -120,25 +120,24 @@ class LifeKeeper:
 
     def _explain(self, step: int, request_id: int) -> Late | None:
         with self._lock:
-            steps = self._timeline.columns.steps
-            index = self._timeline.columns.index(step)
-            before = None if not index else steps[index - 1]
-            known_ns = None if index is None else self._known_start(index, request_id)
+            columns = self._timeline.columns
+            index = columns.index(step)
+            before = columns.steps[index - 1] if index else None
         if index is None:
             return None
-        start_ns = known_ns or 0
-        if before is not None and known_ns is None:
+        start_ns = 0
+        if before is not None:
             view = self._cache.state_at(before).requests.get(request_id)
+            last_ns = None if view is None else view.last_token_ns
             if view is None:  # it arrived later
                 view = self._cache.state_at(step).requests.get(request_id)
-                start_ns = 0 if view is None else view.arrival_ns
-            else:
-                start_ns = view.arrival_ns if view.last_token_ns is None else view.last_token_ns
+            if view is not None:
+                start_ns = view.arrival_ns if last_ns is None else last_ns
         begun = self._begin(request_id, start_ns, step)
         if begun is None:
             return None
-        explainer, number = begun
-        self._feed(explainer, number, step)
+        explainer, messages = begun
+        _feed(explainer, messages, step)
         late = explainer.late
         if not late or late[-1].step != step:
             return None
@@ -146,77 +145,45 @@ class LifeKeeper:
 
     def _begin(
         self, request_id: int, start_ns: int, last_step: int | None
-    ) -> tuple[Explainer, int] | None:
-        """An explainer of a request from a time on, and the number of its first message."""
+    ) -> tuple[Explainer, Follower] | None:
+        """An explainer of a request from a time on, and the messages from that time on."""
         with self._lock:
-            columns, ring = self._timeline.columns, self._timeline.ring
+            columns = self._timeline.columns
             steps = columns.steps
             if not steps:
                 return None
             end = len(steps) if last_step is None else bisect_right(steps, last_step)
             index = max(columns.index_at(start_ns), min(end - MAX_LIFE_STEPS, len(steps) - 1))
-            step = steps[index] if index >= 0 else -1
-            found = ring.locate(step) if index >= 0 else None
-            oldest = ring.segments[0]
-            number = oldest.first_number if found is None else found[0].first_number + found[1] + 1
-        state = oldest.keyframe.restore() if found is None else self._cache.state_at(step)
-        after_slow, baseline = self._baseline.was_slow(state.step), self._baseline
+            first = steps[index] + 1 if index >= 0 else None
+        messages = Follower(self._lock, self._timeline, self._cache, first)
         explainer = Explainer(
-            *(-1, -1, request_id, state), with_begun=True, baseline=baseline, after_slow=after_slow
+            *(-1, -1, request_id, messages.state),
+            since_ns=0,
+            baseline=self._baseline,
+            after_slow=self._baseline.was_slow(messages.state.step),
         )
-        return explainer, number
-
-    # From memory
-
-    def _feed(
-        self,
-        explainer: Explainer,
-        number: int,
-        last: int | None,
-        transcript: TranscriptReader | None = None,
-    ) -> int:
-        """Feed an explainer the messages from `number` on, up to the record of `last` (None: all).
-
-        Returns the number of the next message.
-        """
-        while True:
-            with self._lock:
-                payloads = self._timeline.ring.payloads_from(number, _BATCH)
-                gap_steps = self._timeline.gaps.steps
-            if not payloads:
-                return number
-            for payload in payloads:
-                if explainer.waits.has_ended:
-                    return number
-                message = wire.decode(payload)
-                if isinstance(message, StepRecord):
-                    if last is not None and message.step > last:
-                        return number
-                    explainer.take(message, message.step in gap_steps)
-                else:
-                    # A snapshot is kept only if messages before it are missing.
-                    explainer.take(message, isinstance(message, Snapshot))
-                if transcript is not None:
-                    transcript.take(message)
-                number += 1
-
-    def _known_start(self, index: int, request_id: int) -> int | None:
-        """When a request's wait began, if it is the longest ITL or TTFT of a step; else None.
-
-        Also None after any pause by an operator, because the lengths in the columns leave pauses
-        out. The caller holds the lock.
-        """
-        columns = self._timeline.columns
-        end_ns = columns.tokens_ns[index]
-        if self._timeline.state.pauses.within(0, end_ns):
-            return None
-        for kind in ("itl", "ttft"):
-            if columns.column(f"max_{kind}_request_id")[index] == request_id:
-                return end_ns - columns.column(f"max_{kind}_ns")[index]
-        return None
+        return explainer, messages
 
     def _known_apart(self, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
         with self._lock:
             starts_ns = self._timeline.columns.column("schedule_start_ns")
             begin_ns = starts_ns[0] if starts_ns else 0
         return known_apart(pieces, begin_ns, "forgotten")
+
+
+def _feed(
+    explainer: Explainer,
+    messages: Follower,
+    last: int | None,
+    transcript: TranscriptReader | None = None,
+) -> None:
+    """Feed an explainer the next messages, up to the record of the step `last` (None: all)."""
+    number = -1
+    while number != messages.number:
+        number = messages.number
+        for message, after_gap, _, _ in messages.read(_BATCH, last):
+            explainer.take(message, after_gap)
+            if transcript is not None:
+                transcript.take(message)
+            if explainer.waits.has_ended:
+                return

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import Mark, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import Mark, Telemetry
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.service_levels import as_metadata, levels_of
 from stepscope.recordings.file.writing.engine_log import EngineLog
 from stepscope.recordings.file.writing.recording_file import RecordingFile
-from stepscope.recordings.history.follower import Follower
 from stepscope.recordings.history.history import History
+from stepscope.recordings.history.timeline import Follower
 
 _TURN = 100  # messages between two calls of `progress`
 
@@ -39,15 +39,13 @@ def write_memory(
     """
     follower = history.follow(first)
     num_messages = follower.num_ahead
-    sequences, num_lost = follower.sequences(), follower.num_lost()
-    if not sequences:
+    if not history.num_steps:
         raise RecordingError("there is no step in memory")
     file = RecordingFile(path, is_new=True)
     try:
         log = EngineLog(file, as_metadata(levels_of(history.slo)) | dict(metadata or {}))
         sequence = 0
-        frames = _frames(follower, num_messages, sequences, num_lost)
-        for number, (message, sequence, payload) in enumerate(frames):
+        for number, (message, sequence, payload) in enumerate(_told(follower, num_messages)):
             if number % _TURN == 0:
                 progress(number / num_messages)
             if change is not None:
@@ -65,33 +63,18 @@ def write_memory(
     return log.num_steps
 
 
-def _frames(
-    follower: Follower, num_messages: int, sequences: Mapping[int, int], num_lost: Mapping[int, int]
-) -> Iterator[tuple[Telemetry, int, bytes]]:
-    """Yield the state before the first step, and all messages from that step on.
-
-    Each comes with its sequence number and payload. The numbers of steps are known. Other messages
-    get numbers between those.
-    """
-    state, last = follower.state.copy(), None
-    while num_messages > 0 and (payloads := follower.read_payloads(min(num_messages, _TURN))):
-        num_messages -= len(payloads)
-        for payload in payloads:
-            message = wire.decode(payload)
-            if isinstance(message, StepRecord):
-                if last is None:
-                    last = sequences.get(message.step, 0) - 1
-                    # Messages missing before the first step came after the state.
-                    missing = num_lost.get(message.step, 0) + follower.num_forgotten
-                    snapshot = state.snapshot(max(last - missing, 0))
-                    if snapshot is not None:
-                        yield snapshot, snapshot.sequence, wire.encode(snapshot)
-                last = max(last + 1, sequences.get(message.step, 0))
-            elif last is None:
+def _told(follower: Follower, num_messages: int) -> Iterator[tuple[Telemetry, int, bytes]]:
+    """Yield the first known state and all messages after it, each with its number and payload."""
+    state, has_begun = follower.state.copy(), False
+    last = follower.sequence
+    while num_messages > 0 and (told := list(follower.read(min(num_messages, _TURN)))):
+        num_messages -= len(told)
+        for message, _, sequence, payload in told:
+            if not has_begun and (snapshot := state.snapshot(max(last, 0))) is not None:
+                yield snapshot, snapshot.sequence, wire.encode(snapshot)
+                has_begun = True
+            if has_begun:
+                yield message, sequence, payload
+            else:  # the engine is not known yet
                 state.apply(message)
-                continue
-            elif isinstance(message, Snapshot):
-                last = max(last, message.sequence)  # snapshots have no number of their own
-            else:
-                last += 1
-            yield message, last, payload
+                last = sequence

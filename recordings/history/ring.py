@@ -4,20 +4,21 @@ It owns the segments. When there are too many steps or bytes, it forgets whole s
 first. Any state can be restored from a keyframe and at most `SEGMENT_STEPS` records. Finished
 segments are compressed. The segments that were read last are also kept decompressed.
 
-`Segment`: consecutive messages, and a keyframe of the state before them.
+`StepCache`: decodes records and restores states of a ring, and caches the last ones.
 """
 
-import copy
+import threading
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.packing.payloads import CompressedPayloads
-from stepscope.recordings.state.blocks import PackedBlocks
+from stepscope.recordings.state.blocks import BlockMap
 from stepscope.recordings.state.session import SessionState
 
 SEGMENT_STEPS = 128
@@ -36,20 +37,18 @@ class Keyframe(NamedTuple):
     """
 
     state: SessionState
-    blocks: PackedBlocks | None
+    blocks: CompressedPayloads | None
     sequence: int | None
 
     @classmethod
     def of(cls, state: SessionState, sequence: int | None) -> "Keyframe":
-        blocks = state.blocks
-        bare = copy.copy(state)
-        bare.blocks = None
-        return cls(bare.copy(), None if blocks is None else blocks.pack(), sequence)
+        blocks = None if state.blocks is None else state.blocks.pack()
+        return cls(state.copy_without_blocks(), blocks, sequence)
 
     def restore(self) -> SessionState:
         state = self.state.copy()
         if self.blocks is not None:
-            state.blocks = self.blocks.unpack()
+            state.blocks = BlockMap.unpacked(self.blocks)
         return state
 
     @property
@@ -64,12 +63,16 @@ class Keyframe(NamedTuple):
 
 
 class Segment:
-    __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "step_places", "steps")
+    """Consecutive messages, and a keyframe of the state before them."""
+
+    __slots__ = ("first_number", "keyframe", "num_bytes", "payloads", "sequences", "step_places",
+                 "steps")  # fmt: skip
 
     def __init__(self, keyframe: Keyframe, first_number: int) -> None:
         self.keyframe = keyframe
         self.first_number = first_number  # number of its first message in the ring
         self.payloads: list[bytes] | CompressedPayloads = []
+        self.sequences = array("q")  # of the messages
         self.steps = array("q")
         self.step_places = array("q")  # where in `payloads` each step is
         self.num_bytes = keyframe.num_bytes
@@ -102,10 +105,7 @@ class StepRing:
 
     @property
     def first_step(self) -> int | None:
-        for segment in self.segments:
-            if segment.steps:
-                return segment.steps[0]
-        return None
+        return next((each.steps[0] for each in self.segments if each.steps), None)
 
     @property
     def end_number(self) -> int:
@@ -114,20 +114,26 @@ class StepRing:
         return newest.first_number + len(newest.payloads)
 
     def append(
-        self, payload: bytes, step: int | None, before: SessionState, sequence: int | None
+        self,
+        sequence: int,
+        payload: bytes,
+        step: int | None,
+        before: SessionState,
+        true_after: int | None,
     ) -> bool:
         """Add a message. Returns whether old segments were forgotten for it.
 
-        `sequence`: the number of the message that led to `before`; see `Keyframe`.
+        `true_after`: the number of the message that led to `before`; see `Keyframe`.
         """
         newest = self.segments[-1]
         is_full = len(newest.steps) >= SEGMENT_STEPS or len(newest.payloads) >= SEGMENT_MESSAGES
-        segment = self._begin(before, sequence) if is_full else newest
+        segment = self._begin(before, true_after) if is_full else newest
         assert isinstance(segment.payloads, list)  # the newest one has not ended
         if step is not None:
             segment.steps.append(step)
             segment.step_places.append(len(segment.payloads))
             self.num_steps += 1
+        segment.sequences.append(sequence)
         segment.payloads.append(payload)
         num_bytes = len(payload) + _PAYLOAD_OVERHEAD
         segment.num_bytes += num_bytes
@@ -136,13 +142,10 @@ class StepRing:
 
     def locate(self, step: int) -> tuple[Segment, int] | None:
         """Segment of the last record at or before `step`, and its index there; None without one."""
-        index = bisect_right(self.segments, step, key=_first_step) - 1
-        while index >= 0:
+        for index in range(bisect_right(self.segments, step, key=_first_step) - 1, -1, -1):
             segment = self.segments[index]
-            position = bisect_right(segment.steps, step) - 1
-            if position >= 0:
-                return segment, segment.step_places[position]
-            index -= 1
+            if position := bisect_right(segment.steps, step):
+                return segment, segment.step_places[position - 1]
         return None
 
     def payloads(self, segment: Segment, begin: int = 0, end: int | None = None) -> list[bytes]:
@@ -158,23 +161,14 @@ class StepRing:
         self._unpacked.move_to_end(number)
         return self._unpacked[number][begin:end]
 
-    def payload(self, step: int) -> bytes | None:
-        """The record of exactly this step; None if it is not in memory."""
-        found = self.locate(step)
-        if found is None:
-            return None
-        segment, place = found
-        index = bisect_left(segment.step_places, place)
-        if segment.steps[index] != step:
-            return None
-        return self.payloads(segment, place, place + 1)[0]
-
-    def payloads_from(self, number: int, limit: int) -> list[bytes]:
+    def messages_from(self, number: int, limit: int) -> list[tuple[int, bytes]]:
+        """Sequence number and payload of at most `limit` messages, from the message `number` on."""
         index = bisect_right(self.segments, number, key=attrgetter("first_number")) - 1
-        found: list[bytes] = []
+        found: list[tuple[int, bytes]] = []
         for segment in self.segments[max(index, 0) :]:
             begin = max(0, number - segment.first_number)
-            found += self.payloads(segment, begin, begin + limit - len(found))
+            payloads = self.payloads(segment, begin, begin + limit - len(found))
+            found += zip(islice(segment.sequences, begin, None), payloads, strict=False)
             if len(found) >= limit:
                 break
         return found
@@ -182,24 +176,18 @@ class StepRing:
     def forget_after(self, segment: Segment, place: int) -> None:
         del self.segments[self.segments.index(segment) + 1 :]
         num_kept = bisect_right(segment.step_places, place)
-        kept = Segment(segment.keyframe, segment.first_number)
-        payloads = self.payloads(segment, 0, place + 1)
-        kept.payloads = payloads
-        kept.steps = segment.steps[:num_kept]
-        kept.step_places = segment.step_places[:num_kept]
-        kept.num_bytes += sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)
-        self.segments[-1] = kept
+        segment.payloads = payloads = self.payloads(segment, 0, place + 1)
+        del segment.sequences[place + 1 :], segment.steps[num_kept:], segment.step_places[num_kept:]
+        num_bytes = sum(len(payload) + _PAYLOAD_OVERHEAD for payload in payloads)
+        segment.num_bytes = segment.keyframe.num_bytes + num_bytes
         self._unpacked.clear()  # its keys, the numbers, will be reused
         self.num_steps = sum(len(each.steps) for each in self.segments)
         self.num_bytes = sum(each.num_bytes for each in self.segments)
 
-    def state_after(self, segment: Segment, place: int) -> SessionState:
-        return replayed(segment.keyframe.restore(), self.payloads(segment, 0, place + 1))
-
     def _begin(self, state: SessionState, sequence: int | None) -> Segment:
-        number = self.end_number if self.segments else 0
+        number = 0
         if self.segments:
-            newest = self.segments[-1]
+            number, newest = self.end_number, self.segments[-1]
             self.num_bytes -= newest.num_bytes
             newest.end()
             self.num_bytes += newest.num_bytes
@@ -222,10 +210,7 @@ class StepRing:
         return evicted
 
     def _begins_wrong(self) -> bool:
-        """Whether the first keyframe may be wrong while a later one is right.
-
-        Then the segments before the right one must be dropped.
-        """
+        """Whether the first keyframe may be wrong while a later one, to begin with, is right."""
         first, *others = (segment.keyframe.sequence for segment in self.segments)
         return first is None and any(sequence is not None for sequence in others)
 
@@ -239,3 +224,74 @@ def replayed(state: SessionState, payloads: Iterable[bytes]) -> SessionState:
 
 def _first_step(segment: Segment) -> int:
     return segment.steps[0] if segment.steps else segment.keyframe.state.step + 1
+
+
+_MAX_RECORDS = 512
+_MAX_STATES = 4  # for the cursor, and for waits explained at the same time
+
+
+class _Visited(NamedTuple):
+    """A restored state. It is cached because the next request is often for the step after it."""
+
+    segment: Segment
+    place: int
+    state: SessionState
+
+
+class StepCache:
+    """Caches of one ring, valid as long as messages are only added to it.
+
+    Decoding and replaying happen outside the lock, on payloads that never change.
+    """
+
+    def __init__(self, lock: "threading.RLock", ring: StepRing) -> None:
+        self._lock = lock
+        self._ring = ring
+        self._records: OrderedDict[int, wire.StepRecord] = OrderedDict()
+        self._visited: list[_Visited] = []  # the last used one at the end
+
+    def record(self, step: int) -> wire.StepRecord | None:
+        with self._lock:
+            if (known := self._records.get(step)) is not None:
+                self._records.move_to_end(step)
+                return known
+            if (found := self._ring.locate(step)) is None:
+                return None
+            segment, place = found
+            payload = self._ring.payloads(segment, place, place + 1)[0]
+        record = wire.decode(payload)
+        assert isinstance(record, wire.StepRecord)
+        if record.step != step:
+            return None
+        with self._lock:
+            self._records[step] = record
+            while len(self._records) > _MAX_RECORDS:
+                self._records.popitem(last=False)
+        return record
+
+    def state_at(self, step: int) -> SessionState:
+        with self._lock:
+            segment, place = self._ring.locate(step) or (self._ring.segments[0], -1)
+        return self.state_after(segment, place)
+
+    def state_after(self, segment: Segment, place: int) -> SessionState:
+        """The state after a message of a segment; at place -1 the one before all of them."""
+        if place < 0:
+            return segment.keyframe.restore()
+        with self._lock:
+            known = [e for e in self._visited if e.segment is segment and e.place <= place]
+            visited = max(known, key=attrgetter("place"), default=None)
+            begin = 0 if visited is None else visited.place + 1
+            payloads = self._ring.payloads(segment, begin, place + 1)
+        if visited is None:
+            state = segment.keyframe.restore()
+        elif payloads:
+            state = visited.state.copy()
+        else:
+            return visited.state
+        state = replayed(state, payloads)
+        with self._lock:
+            # Replace `visited`, from which it was made: later requests continue from the end.
+            others = [each for each in self._visited if each is not visited]
+            self._visited = [*others[1 - _MAX_STATES :], _Visited(segment, place, state)]
+        return state

@@ -76,7 +76,9 @@ def verdict_at(
     if history.num_steps == 0:
         return Verdict("muted", "no step yet")
     if minute.itl.within_slo is None and minute.ttft.within_slo is None:
-        return Verdict("muted", _unjudged(state))
+        load = f"{state.num_running:,} running, {state.num_waiting:,} waiting: "
+        known = load if state.is_load_known else ""
+        return Verdict("muted", f"{known}no latency of the last minute is known")
     return Verdict("good", _healthy(state, minute.itl))
 
 
@@ -109,8 +111,8 @@ def _stalls(
     since_ns, least_ns = state.time_ns - 60_000_000_000, _STOOD_STILL * (itl.p50_ms or 0.0) * 1e6
     return [
         each
-        for each in history.windows.breaches(step, _MOST_LATE_STEPS)
-        if each.kind == "ITL" and each.time_ns > since_ns and each.ns >= least_ns
+        for each in history.windows.breaches(step, _MOST_LATE_STEPS, ("ITL",))
+        if each.time_ns > since_ns and each.ns >= least_ns
     ]
 
 
@@ -216,11 +218,6 @@ def _healthy(state: SessionState, itl: Series) -> str:
         kept = min(itl.within_slo, 0.999 if itl.within_slo < 1 else 1.0)  # never rounded up to all
         text += f", {kept:.1%} of tokens in time"
     return text
-
-
-def _unjudged(state: SessionState) -> str:
-    load = f"{state.num_running:,} running, {state.num_waiting:,} waiting: "
-    return f"{load if state.is_load_known else ''}no latency of the last minute is known"
 
 
 def _seconds(ns: int) -> str:

@@ -13,8 +13,8 @@ from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_betw
 from stepscope.recordings.state.series.events import SessionEvent, breach_event
 from stepscope.recordings.state.series.latency import TREND_BUCKETS, LatencyKind, LatencyReport
 from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.recordings.state.series.lazy_numpy import np
 from stepscope.recordings.state.series.limits import LIMITS, Limit
-from stepscope.recordings.state.session import SessionState
 
 MINUTE_S = 60.0
 _SECOND_NS = 1_000_000_000
@@ -26,11 +26,11 @@ class Rates(NamedTuple):
     """Rates over a window of engine time. None if unknown, or if the divisor is 0."""
 
     seconds: float
-    num_steps: int
     steps_per_s: float | None
     in_tokens_per_s: float | None  # of prompts, not recomputed ones
     output_tokens_per_s: float | None
-    num_preempted: int | None  # over the last minute, whatever the window
+    # Over the last minute, whatever the window: one must never show as several a minute.
+    num_preempted: int | None
     preempted_s: float  # how many seconds of that minute are in memory
     recompute_tax: float | None  # share of that minute's step time for recomputed tokens
     evictions_per_s: float | None
@@ -45,51 +45,14 @@ class Rates(NamedTuple):
     rank_waits_ns: tuple[int, ...]  # how long they waited for each
 
 
-def rates_of(sums: Sums, minute: Sums, minute_s: float, state: SessionState) -> Rates:
-    """The rates over a window. Preemptions are a count: one must never show as several a minute.
-
-    `minute`: the sums over the last minute up to the end of the window.
-    """
-    seconds, num_in = max(0.0, sums.seconds), sums.num_in_tokens
-    if num_in is None and not state.is_summed_up:
-        num_in = sums.num_prefill_tokens
-    busy = per(sums.busy_ns, seconds * 1e9)
-    return Rates(
-        seconds=seconds,
-        num_steps=sums.num_records,
-        steps_per_s=per(sums.num_steps, seconds),
-        in_tokens_per_s=per(num_in, seconds),
-        output_tokens_per_s=per(sums.num_out_tokens, seconds),
-        num_preempted=minute.num_preempted if minute_s else None,
-        preempted_s=minute_s,
-        recompute_tax=per(minute.recompute_ns, minute.busy_ns),
-        evictions_per_s=per(sums.num_evicted, seconds),
-        prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
-        mixed_share=per(sums.num_mixed, sums.num_steps),
-        model_share=_share(sums.model_ns, seconds),
-        device_share=_share(sums.device_ns, seconds),
-        schedule_share=_share(sums.schedule_ns, seconds),
-        idle_share=None if busy is None else max(0.0, 1.0 - busy),
-        budget_share=sums.budget_used,
-        rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
-        rank_waits_ns=sums.rank_waits_ns,
-    )
-
-
 def _share(spent_ns: int | None, seconds: float) -> float | None:
     share = per(spent_ns, seconds * 1e9)
     return None if share is None else min(1.0, share)
 
 
 class LateCounts(NamedTuple):
-    """Numbers of late tokens, of steps with late tokens, and of breaches of a service level.
-
-    A step has at most two breaches: one of the ITL and one of the TTFT.
-    """
-
-    num_tokens: int
-    num_steps: int
-    num_breaches: int
+    num_tokens: int  # that were late
+    num_steps: int  # in which some were
 
 
 class Goodput(NamedTuple):
@@ -137,14 +100,36 @@ class Windows:
         return part.report(start_ns, end_ns, buckets)
 
     def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
-        """Throughput, hit rate and shares of time."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             begin_ns = self._timeline.columns.column("schedule_start_ns")[:1]
             minute_s = min(MINUTE_S, max(0.0, (end_ns - min(begin_ns, default=end_ns)) / 1e9))
             sums = sums_in(self._timeline.columns, start_ns, end_ns)
-            minute = sums_in(self._timeline.columns, end_ns - round(MINUTE_S * 1e9), end_ns)
-            return rates_of(sums, minute, minute_s, self._timeline.state)
+            minute = self.sums(end_ns, MINUTE_S)
+            is_summed_up = self._timeline.state.is_summed_up
+        seconds, num_in = max(0.0, sums.seconds), sums.num_in_tokens
+        if num_in is None and not is_summed_up:
+            num_in = sums.num_prefill_tokens
+        busy = per(sums.busy_ns, seconds * 1e9)
+        return Rates(
+            seconds=seconds,
+            steps_per_s=per(sums.num_steps, seconds),
+            in_tokens_per_s=per(num_in, seconds),
+            output_tokens_per_s=per(sums.num_output_tokens, seconds),
+            num_preempted=minute.num_preempted if minute_s else None,
+            preempted_s=minute_s,
+            recompute_tax=per(minute.recompute_ns, minute.busy_ns),
+            evictions_per_s=per(sums.num_evicted, seconds),
+            prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
+            mixed_share=per(sums.num_mixed, sums.num_steps),
+            model_share=_share(sums.model_ns, seconds),
+            device_share=_share(sums.device_ns, seconds),
+            schedule_share=_share(sums.schedule_ns, seconds),
+            idle_share=None if busy is None else max(0.0, 1.0 - busy),
+            budget_share=sums.budget_used,
+            rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
+            rank_waits_ns=sums.rank_waits_ns,
+        )
 
     def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
         with self._lock:
@@ -199,18 +184,17 @@ class Windows:
         return figures_of(sums, part.spreads(), kept)
 
     def samples(self, kind: LatencyKind, end_ns: int | None, window_s: float | None) -> Samples:
-        """A copy of the samples of one latency (such as ITL) in a window."""
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             return self._timeline.latencies.of[kind].cut(start_ns, end_ns)
 
-    def breaches(self, step: int | None, limit: int) -> list[Breach]:
+    def breaches(self, step: int | None, limit: int, kinds: Iterable[str] = _KINDS) -> list[Breach]:
         """The last breaches of service levels up to `step` (None: all), oldest first.
 
         There is at most one per step for the ITL, and one for the TTFT.
         """
         with self._lock:
-            return self._counted(_last([self._late(kind, step) for kind in _KINDS], limit))
+            return self._counted(_last([self._late(kind, step) for kind in kinds], limit))
 
     def longest(self, step: int | None, limit: int, kind: str = "ITL") -> list[Breach]:
         """The longest late waits up to `step` (None: all), longest first, then earliest.
@@ -223,30 +207,22 @@ class Windows:
                 found += self._late(each, step).longest(limit - len(found))
             return self._counted(found)
 
-    def stalls(self, step: int | None = None, limit: int = 1) -> Stalls:
-        """The longest waits above the ITL level up to a step (None: all), one per second.
+    def stalls(self, limit: int = 1) -> Stalls:
+        """The longest waits above the ITL level, one per second.
 
         If none exceeds the ITL level, those above the TTFT level: a stall delays all decoding
         requests, a long TTFT only one.
         """
         with self._lock:
             for kind in _KINDS:
-                if worst := self._late(kind, step).of_seconds():
+                if worst := self._late(kind).of_seconds():
                     return Stalls(self._counted(worst.longest(limit)), len(worst))
             return Stalls([], 0)
-
-    def last_stall_step(self, step: int | None) -> int | None:
-        """The last step up to `step` (None: all) in which a gap above the ITL level ended."""
-        with self._lock:
-            return next((late.step for late in self._late("ITL", step).last(1)), None)
 
     def late_events(
         self, step: int | None, limit: int, kinds: Iterable[str] = _KINDS
     ) -> list[SessionEvent]:
-        """The longest late wait of each second up to `step` (None: all), oldest first.
-
-        The second of the newest step may still be in progress; its wait is the longest so far.
-        """
+        """The longest late wait of each second up to `step` (None: all), oldest first."""
         with self._lock:
             worst = [self._late(kind, step).of_seconds() for kind in kinds]
             return [breach_event(self._timeline.slo, *each[:5]) for each in _last(worst, limit)]
@@ -255,11 +231,9 @@ class Windows:
         """The nearest late event in a later step (direction 1) or an earlier one (-1)."""
         with self._lock:
             found = [self._late(kind).of_seconds().next(step, direction) for kind in _KINDS]
-            near = [each for each in found if each is not None]
-            if not near:
-                return None
-            nearest = min(near, key=lambda each: each.step * direction)
-            return breach_event(self._timeline.slo, *nearest[:5])
+            late = [each for each in found if each is not None]
+            near = min(late, key=lambda each: each.step * direction, default=None)
+            return None if near is None else breach_event(self._timeline.slo, *near[:5])
 
     def late(self, step: int | None) -> LateCounts:
         """Counts of all late tokens in memory up to `step` (None: all)."""
@@ -269,7 +243,7 @@ class Windows:
             judged = [self._judged(kind) for kind in _KINDS]
             num_tokens = sum(samples.num_above(-1, until_ns, bound) for samples, bound in judged)
             steps = {each for waits in found for each in waits.steps}
-            return LateCounts(num_tokens, len(steps), sum(map(len, found)))
+            return LateCounts(num_tokens, len(steps))
 
     def _judged(self, kind: str) -> tuple[Samples, float]:
         slo = self._timeline.slo
@@ -280,12 +254,8 @@ class Windows:
         """The waits above the level; how many tokens waited so long is not counted yet."""
         columns, latency = self._timeline.columns, _KINDS[kind]
         end = len(columns) if step is None else columns.num_before(step + 1)
-        if not end:
-            return LateWaits(latency)
-        import numpy as np  # not before the first step
-
         names = ("step", "tokens_ns", f"max_{latency}_ns", f"max_{latency}_request_id")
-        found = [np.frombuffer(columns.column(name), dtype=np.int64)[:end] for name in names]
+        found = [columns.values(name)[:end] for name in names]
         places = (found[2] > self._judged(kind)[1]).nonzero()[0]
         rows = [each[places] for each in found]
         return LateWaits(latency, np.array([*rows, np.ones_like(places)]))
@@ -313,7 +283,7 @@ class Windows:
 
 
 def _last(found: Sequence[LateWaits], limit: int) -> list[Breach]:
-    """The last of all kinds; within a step, ITL comes before TTFT."""
+    # Within a step, ITL comes before TTFT.
     last = [each for waits in found for each in waits.last(limit)]
     last.sort(key=lambda each: each.step)
     return last[max(0, len(last) - limit) :]

@@ -81,11 +81,11 @@ def explained(history: History, first: int | None) -> tuple[int, str]:
     itl_ns, ttft_ns = history.slo.itl_ms * 1e6, history.slo.ttft_ms * 1e6
     baseline, fronts = Baseline(), FrontSums()
     learner = Explainer(itl_ns, ttft_ns, state=state, learns=baseline)
-    for message, after_gap in messages:
+    for message, after_gap, _, _ in messages:
         learner.take(message, after_gap)
         fronts.take(message, learner.state.requests)
     explainer = Explainer(itl_ns, ttft_ns, state=state, baseline=baseline)
-    for message, after_gap in messages:
+    for message, after_gap, _, _ in messages:
         explainer.take(message, after_gap)
     late = [each for each in explainer.late if not each.is_excused]
     parts = []

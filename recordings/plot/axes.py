@@ -156,7 +156,7 @@ def figures(measured: Distribution) -> list[str]:
     found = (*measured.percentiles(50, 95, 99), measured.largest)
     names = ("p50", "p95", "p99", "max")
     lines = [f"{name} {_time(value)}" for name, value in zip(names, found, strict=True)]
-    within = measured.within_slo
+    within = measured.spread().within_slo
     if within is not None:
         # Do not round up to 100 %, which would hide a breach.
         lines.append(f"{min(within, 0.9999) if within < 1 else 1.0:.2%} within")

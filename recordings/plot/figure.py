@@ -55,7 +55,7 @@ def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
     if len(known):
         low, high = int(known.min()), int(known.max())
         lines.append(f"budget {low:,}" if low == high else f"budget {low:,} to {high:,}")
-    num_tokens = series.sums.num_out_tokens
+    num_tokens = series.sums.num_output_tokens
     if num_tokens is not None:
         lines.append(f"out {num_tokens / series.duration_ns * 1e9:,.0f} tok/s")
     axes.finish(panel, grid, "Tokens", "tokens a step", lines)

@@ -1,16 +1,14 @@
 """`Speculation`: how many drafts were accepted, and what it bought, by the number of requests."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.session.sums import per
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 
 _NUM_SLICES = 16
 _MIN_STEPS = 30  # of decodes alone, to fit what drafts cost
@@ -66,18 +64,13 @@ class Speculation(NamedTuple):
 
 def speculation_in(table: StepTable, first: int, last: int) -> Speculation | None:
     """What drafts did in the steps in the places [first, last); None if there were none."""
-    import numpy as np
-
     chosen = slice(first, last)
     rows, drafted, accepted, prefill = (
-        np.maximum(np.frombuffer(table.column(name), dtype=np.int64)[chosen], 0) for name in _NAMES
+        np.maximum(table.values(name)[chosen], 0) for name in _NAMES
     )
     if not drafted.any():
         return None
-    starts, ends = (
-        np.frombuffer(table.column(name), dtype=np.int64)[chosen]
-        for name in ("schedule_start_ns", "tokens_ns")
-    )
+    starts, ends = (table.values(name)[chosen] for name in ("schedule_start_ns", "tokens_ns"))
     parts = np.searchsorted(np.linspace(starts[0], ends[-1], _NUM_SLICES + 1)[1:-1], ends)
     trend = [
         per(int(accepted[parts == part].sum()), int(drafted[parts == part].sum()))
@@ -89,12 +82,7 @@ def speculation_in(table: StepTable, first: int, last: int) -> Speculation | Non
     return Speculation(total, _groups(*columns) if alone.any() else [], trend)
 
 
-def _groups(
-    rows: "NDArray[np.int64]",
-    drafted: "NDArray[np.int64]",
-    accepted: "NDArray[np.int64]",
-    ns: "NDArray[np.int64]",
-) -> list[SpeculationGroup]:
+def _groups(rows: Ints, drafted: Ints, accepted: Ints, ns: Ints) -> list[SpeculationGroup]:
     """Group steps of decodes alone by powers of two of their requests."""
     draft_ns, found = _draft_ns(rows, drafted, ns), []
     for power in range(int(rows.max()).bit_length() + 1):
@@ -112,17 +100,13 @@ def _groups(
     return found
 
 
-def _draft_ns(
-    rows: "NDArray[np.int64]", drafted: "NDArray[np.int64]", ns: "NDArray[np.int64]"
-) -> "Callable[[NDArray[np.int64]], tuple[float, float]] | None":
+def _draft_ns(rows: Ints, drafted: Ints, ns: Ints) -> Callable[[Ints], tuple[float, float]] | None:
     """Fit what drafts add to a step: for each draft, and for having any (least squares).
 
     Returns:
         From the drafts of steps to the mean time for them, and twice its standard error. None if
         the steps cannot tell drafts from requests.
     """
-    import numpy as np
-
     usual = ns <= _LONG * np.median(ns)
     rows, drafted, ns = rows[usual], drafted[usual], ns[usual]
     work = np.stack([np.ones(len(ns)), rows, drafted, drafted > 0], axis=1).astype(float)
@@ -132,7 +116,7 @@ def _draft_ns(
     error = float(np.sum((ns - work @ costs) ** 2)) / (len(ns) - len(costs))
     variances = np.linalg.inv(work.T @ work)[2:, 2:] * error
 
-    def mean_of(drafted: "NDArray[np.int64]") -> tuple[float, float]:
+    def mean_of(drafted: Ints) -> tuple[float, float]:
         number = np.array([drafted.mean(), (drafted > 0).mean()])
         return float(number @ costs[2:]), 2 * float(number @ variances @ number) ** 0.5
 
@@ -141,18 +125,13 @@ def _draft_ns(
 
 def with_records(found: Speculation, records: Iterable[StepRecord]) -> Speculation:
     """Return `found` with the drafts of `records` counted by position and by request."""
-    positions: list[DraftCount] = []
-    requests: dict[int, DraftCount] = {}
-    for record in records:
-        for row in record.drafts or ():
-            before = requests.get(row.request_id, DraftCount(0, 0))
-            requests[row.request_id] = DraftCount(
-                before.drafted + row.num_drafted, before.accepted + row.num_accepted
-            )
-            for place in range(row.num_drafted):
-                if place == len(positions):
-                    positions.append(DraftCount(0, 0))
-                drafted, accepted = positions[place]
-                is_right = place < row.num_accepted
-                positions[place] = DraftCount(drafted + 1, accepted + is_right)
+    drafted, accepted = Counter[int](), Counter[int]()  # by request
+    tried, right = Counter[int](), Counter[int]()  # by position
+    for row in (row for record in records for row in record.drafts or ()):
+        drafted[row.request_id] += row.num_drafted
+        accepted[row.request_id] += row.num_accepted
+        tried.update(range(row.num_drafted))
+        right.update(range(row.num_accepted))
+    positions = [DraftCount(tried[place], right[place]) for place in range(len(tried))]
+    requests = {each: DraftCount(drafted[each], accepted[each]) for each in drafted}
     return found._replace(positions=positions, requests=requests)

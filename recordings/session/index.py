@@ -10,7 +10,7 @@ next one, so that alike bytes are neighbours.
 from array import array
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 import zstandard
@@ -18,10 +18,7 @@ import zstandard
 from stepscope.engine.protocol import wire
 from stepscope.recordings.session.steps import COLUMNS, UNKNOWN, StepTable
 from stepscope.recordings.state.series.latency import LatencyKind
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 
 _MASK = (1 << 64) - 1
 
@@ -42,13 +39,8 @@ class PackedColumn(msgspec.Struct, array_like=True, frozen=True):
     beside: str = ""  # the column that each number is a difference to; "" for none
 
 
-def pack(values: "NDArray[np.int64]", near: "Mapping[str, NDArray[np.int64]]") -> PackedColumn:
-    """Pack a column.
-
-    `near`: columns that its numbers may be close to, by name.
-    """
-    import numpy as np
-
+def pack(values: Ints, near: Mapping[str, Ints]) -> PackedColumn:
+    """Pack a column. `near`: columns that its numbers may be close to, by name."""
     packed = [_packed(values), *(_packed(values - near[name], beside=name) for name in near)]
     if len(values) > 1:
         steps = np.diff(values)
@@ -58,15 +50,13 @@ def pack(values: "NDArray[np.int64]", near: "Mapping[str, NDArray[np.int64]]") -
     return min(packed, key=lambda each: len(zstandard.compress(each.planes, 1)))
 
 
-def unpack(
-    column: PackedColumn, number: int, near: "Mapping[str, NDArray[np.int64]]"
-) -> "NDArray[np.int64]":
+def unpack(column: PackedColumn, number: int, beside: Ints | None) -> Ints:
     """The numbers of a column.
 
-    Raises ValueError, LookupError: it was not packed from so many numbers, or from such columns.
-    """
-    import numpy as np
+    `beside`: the column that they are differences to, if there is one.
 
+    Raises ValueError: it was not packed from so many numbers.
+    """
     planes = np.frombuffer(column.planes, dtype=np.uint8).reshape(column.width, number)
     wide = np.zeros((number, 8), dtype=np.uint8)
     wide[:, : column.width] = planes.T
@@ -74,14 +64,10 @@ def unpack(
     if column.start is not None:
         values = np.cumsum(values, dtype=np.uint64) + np.uint64(column.start)
     found = values.view(np.int64)
-    return found + near[column.beside] if column.beside else found
+    return found if beside is None else found + beside
 
 
-def _packed(
-    values: "NDArray[np.int64]", start: int | None = None, beside: str = ""
-) -> PackedColumn:
-    import numpy as np
-
+def _packed(values: Ints, start: int | None = None, beside: str = "") -> PackedColumn:
     base = int(values.min()) if len(values) else 0
     above = values.view(np.uint64) - np.uint64(base & _MASK)
     width = (int(above.max()).bit_length() + 7) // 8 if len(values) else 0
@@ -152,7 +138,6 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     between: tuple[int, int, int] = (0, 0, 0)
 
     def encode(self) -> bytes:
-        """As bytes for a file."""
         return zstandard.compress(msgspec.msgpack.encode(self), 6)
 
 
@@ -160,10 +145,7 @@ _decoder = msgspec.msgpack.Decoder(Index)
 
 
 def decode_index(payload: bytes) -> Index:
-    """Decode an index.
-
-    Raises ValueError: it is damaged, or has other columns than this version.
-    """
+    """Raises ValueError: it is damaged, or has other columns than this version."""
     try:
         if zstandard.frame_content_size(payload) > MAX_INDEX_BYTES:
             raise ValueError("an index beyond all measure")
@@ -174,13 +156,6 @@ def decode_index(payload: bytes) -> Index:
     if index.version != INDEX_VERSION or steps.keys() | OPTIONAL_COLUMNS != set(STORED_COLUMNS):
         raise ValueError(f"an index of version {index.version} with {len(steps)} columns")
     return index
-
-
-class LongestWaits(NamedTuple):
-    places: "NDArray[np.int64]"  # of the steps
-    ns: "NDArray[np.int64]"
-    request_ids: "NDArray[np.int64]"
-    numbers: "NDArray[np.int64]"  # requests that waited exactly so long
 
 
 class IndexRows:
@@ -197,42 +172,41 @@ class IndexRows:
     def __init__(
         self,
         index: Index,
-        known: "Mapping[tuple[str, str], NDArray[np.int64]] | None" = None,
+        known: dict[str, dict[str, Ints]] | None = None,
         steps: StepTable | None = None,
     ) -> None:
         self._tables = index.tables
-        self._found = dict(known or {})
+        self._found = known or {}
         self._steps = steps
 
     def number(self, table: str) -> int:
         return self._tables[table][0]
 
-    def column(self, table: str, name: str) -> "NDArray[np.int64]":
+    def column(self, table: str, name: str) -> Ints:
         """A stored column; `UNKNOWN` where a value is unknown."""
-        if (table, name) not in self._found:
+        found = self._found.setdefault(table, {})
+        if name not in found:
             number, columns = self._tables[table]
             packed = _NONE_KNOWN if name in OPTIONAL_COLUMNS - columns.keys() else columns[name]
-            near = {}
-            if packed.beside == "interval_ns":
-                near = {"interval_ns": self._interval_ns}
-            elif packed.beside:
-                near = {packed.beside: self._beside(table, packed.beside)}
-            self._found[table, name] = unpack(packed, number, near)
-        return self._found[table, name]
+            beside = self._beside(table, packed.beside) if packed.beside else None
+            found[name] = unpack(packed, number, beside)
+        return found[name]
 
-    def _beside(self, table: str, name: str) -> "NDArray[np.int64]":
-        if table == "steps":
-            return self.column("steps", name)
-        return self.column("steps", name)[self.column(table, "place")]
+    def _beside(self, table: str, name: str) -> Ints:
+        if name == "interval_ns":
+            return self._interval_ns
+        column = self.column("steps", name)
+        return column if table == "steps" else column[self.column(table, "place")]
 
     @cached_property
-    def _interval_ns(self) -> "NDArray[np.int64]":
+    def _interval_ns(self) -> Ints:
         return intervals(self.column("steps", "tokens_ns"))[self.column("waits", "place")]
 
-    def longest(self, kind: LatencyKind) -> "LongestWaits":
-        """The longest wait of each step in which some ended."""
-        import numpy as np
+    def longest(self, kind: LatencyKind) -> tuple[Ints, Ints, Ints, Ints]:
+        """The longest wait of each step in which some ended.
 
+        Place of the step, nanoseconds, request, and how many requests waited exactly so long.
+        """
         place, ns, number, request_id = (
             self.column("waits", name) for name in ("place", "ns", "number", "request_id")
         )
@@ -243,11 +217,9 @@ class IndexRows:
         longest = rows[firsts]
         alike = ns[rows] == ns[longest][step_of]
         numbers = np.bincount(step_of[alike], weights=number[rows][alike], minlength=len(places))
-        return LongestWaits(places, ns[longest], request_id[longest], numbers.astype(np.int64))
+        return places, ns[longest], request_id[longest], numbers.astype(np.int64)
 
     def steps(self) -> StepTable:
-        import numpy as np
-
         if self._steps is not None:
             return self._steps
         columns = {
@@ -264,7 +236,5 @@ class IndexRows:
         return self._steps
 
 
-def intervals(tokens_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    import numpy as np
-
+def intervals(tokens_ns: Ints) -> Ints:
     return np.diff(tokens_ns, prepend=tokens_ns[:1])

@@ -3,9 +3,9 @@
 `NewRows`: the rows of steps as they come, in the tables of an index.
 """
 
-from array import array
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.session.index import (
@@ -25,18 +25,15 @@ from stepscope.recordings.state.clocks import back_by, known_since, leave_out, l
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.series.latency import waits_in
 from stepscope.recordings.state.series.latency_samples import RequestWatch, bounded
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 from stepscope.recordings.state.session import SessionState
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class NewRows:
     def __init__(self) -> None:
         self._steps = StepTable()
-        self._waits = [array("q") for _ in WAIT_COLUMNS]
-        self._finished = [array("q") for _ in FINISHED_COLUMNS]
+        self._waits: list[tuple[int, ...]] = []
+        self._finished: list[tuple[int, ...]] = []
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -49,40 +46,28 @@ class NewRows:
         place = len(self._steps)
         for kind, ns, number, request_id in waits_in(applied):
             of = UNKNOWN if request_id is None else bounded(request_id)
-            values = place, KINDS.index(kind), bounded(ns), number, of
-            for column, value in zip(self._waits, values, strict=True):
-                column.append(value)
+            self._waits.append((place, KINDS.index(kind), bounded(ns), number, of))
         for each in applied.outcome.finished:
-            for column, value in zip(
-                self._finished, (place, each.ttft_ns, each.worst_itl_ns), strict=True
-            ):
-                column.append(bounded(value))
+            self._finished.append((place, bounded(each.ttft_ns), bounded(each.worst_itl_ns)))
         self._steps.append(applied)
 
-    def tables(self) -> "dict[str, dict[str, NDArray[np.int64]]]":
+    def tables(self) -> dict[str, dict[str, Ints]]:
         """Table -> name -> column. Append no more steps while they are in use."""
-        import numpy as np
-
-        steps = [self._steps.column(name) for name in STORED_COLUMNS]
-        tables = {
-            "steps": zip(STORED_COLUMNS, steps, strict=True),
-            "waits": zip(WAIT_COLUMNS, self._waits, strict=True),
-            "finished": zip(FINISHED_COLUMNS, self._finished, strict=True),
-        }
-        return {
-            table: {name: np.frombuffer(column, dtype=np.int64) for name, column in columns}
-            for table, columns in tables.items()
-        }
+        tables = {"steps": {name: self._steps.values(name) for name in STORED_COLUMNS}}
+        for table, names, rows in (
+            ("waits", WAIT_COLUMNS, self._waits),
+            ("finished", FINISHED_COLUMNS, self._finished),
+        ):
+            columns = np.array(rows, dtype=np.int64).reshape(-1, len(names)).T
+            tables[table] = dict(zip(names, np.ascontiguousarray(columns), strict=True))
+        return tables
 
     def rows(self) -> IndexRows:
         """The tables as those of an index. Append no more steps."""
         tables = self.tables()
-        known: dict[tuple[str, str], NDArray[np.int64]] = {}
-        for table, columns in tables.items():
-            known |= {(table, name): column for name, column in columns.items()}
         numbers = {table: len(next(iter(columns.values()))) for table, columns in tables.items()}
         index = Index(tables={table: (number, {}) for table, number in numbers.items()})
-        return IndexRows(index, known, self._steps)
+        return IndexRows(index, tables, self._steps)
 
 
 # Columns, and those that each is likely to be close to.
@@ -133,10 +118,7 @@ class Indexer:
 
     def _begin(self) -> None:
         self._rows = NewRows()
-        self._noted: list[tuple[int, int, wire.RequestEvent]] = []
-        self._said: list[tuple[int, wire.Mark | wire.KnobsChanged | wire.Audited]] = []
-        self._lost: list[Lost] = []
-        self._pauses: list[tuple[int, int]] = []
+        self._index = Index()  # without its rows
 
     def follow(self, open: Iterable[Open]) -> None:
         """Follow these requests, of which an earlier index tells, and new ones; no others."""
@@ -150,7 +132,7 @@ class Indexer:
     def take(self, sequence: int, message: wire.Telemetry) -> None:
         """Follow the next message; one that was told before changes nothing."""
         if isinstance(message, wire.Mark):
-            self._said.append((max(self.state.step, 0), message))
+            self._index.said.append((max(self.state.step, 0), message))
             return
         if not self._is_next(sequence, message):
             return
@@ -158,7 +140,15 @@ class Indexer:
             if message.step > self._last_step:
                 self._take_step(sequence, message)
         else:
-            self._take_other(message)
+            self.state.apply(message)
+        if isinstance(message, wire.EngineStatus):
+            self._note(message.events, max(message.step, 0), message.time_ns)
+        elif isinstance(message, wire.KnobsChanged | wire.Audited):
+            self._index.said.append((max(self.state.step, 0), message))
+        elif isinstance(message, wire.Snapshot):
+            self._last_step = max(self._last_step, message.step)
+            if self._since_ns is None:
+                self._since_ns = known_since(message)
         if self.state.pauses is not self._trail:
             self._note_pauses()
 
@@ -167,18 +157,7 @@ class Indexer:
         known = {span.start_ns for span in before.spans or () if span.end_ns is not None}
         for span in self._trail.spans or ():
             if span.end_ns is not None and span.start_ns not in known:
-                self._pauses.append((span.start_ns, span.end_ns))
-
-    def _take_other(self, message: wire.Telemetry) -> None:
-        self.state.apply(message)
-        if isinstance(message, wire.EngineStatus):
-            self._note(message.events, max(message.step, 0), message.time_ns)
-        elif isinstance(message, wire.KnobsChanged | wire.Audited):
-            self._said.append((max(self.state.step, 0), message))
-        elif isinstance(message, wire.Snapshot):
-            self._last_step = max(self._last_step, message.step)
-            if self._since_ns is None:
-                self._since_ns = known_since(message)
+                self._index.pauses.append((span.start_ns, span.end_ns))
 
     def _take_step(self, sequence: int, record: wire.StepRecord) -> None:
         if back_ns := back_by(self._last_ns, record):
@@ -191,15 +170,14 @@ class Indexer:
         leave_out(outcome, state, record.tokens_ns, self._since_ns or 0)
         self._watch.take(outcome, state, record.tokens_ns)
         self._note(record.events, record.step, record.tokens_ns)
-        num_rows = None if record.batch is None else len(record.batch)
-        self._rows.append(AppliedStep(sequence, record, outcome, num_rows, not state.is_summed_up))
+        self._rows.append(AppliedStep(sequence, record, outcome, not state.is_summed_up))
 
     def _note(self, events: list[wire.RequestEvent], step: int, time_ns: int) -> None:
         for event in events:
             if isinstance(event, _NOTED) and not any(
-                at == step and type(other) is type(event) for at, _, other in self._noted[-3:]
+                at == step and type(other) is type(event) for at, _, other in self._index.noted[-3:]
             ):
-                self._noted.append((step, time_ns, event))
+                self._index.noted.append((step, time_ns, event))
 
     def _is_next(self, sequence: int, message: wire.Telemetry) -> bool:
         num_lost = lost_before(sequence, message, self.sequence, is_unsure=self.needs_snapshot)
@@ -209,7 +187,7 @@ class Indexer:
         is_snapshot = isinstance(message, wire.Snapshot)
         self.needs_snapshot = not is_snapshot and (self.needs_snapshot or num_lost > 0)
         if num_lost:
-            self._lost.append(Lost(num_lost, self._last_step, self.state.time_ns))
+            self._index.lost.append(Lost(num_lost, self._last_step, self.state.time_ns))
             self._watch.begin(self.state)
         return True
 
@@ -222,7 +200,8 @@ class Indexer:
         near = {"ns": {"interval_ns": interval_ns}, "number": decoded}
         between = self.state.between or Outcome()
         near |= {name: {each: steps[each] for each in _NEAR[name]} for name in _NEAR}
-        index = Index(
+        index = msgspec.structs.replace(
+            self._index,
             tables={
                 table: (
                     len(next(iter(columns.values()))),
@@ -230,10 +209,6 @@ class Indexer:
                 )
                 for table, columns in tables.items()
             },
-            noted=self._noted,
-            said=self._said,
-            lost=self._lost,
-            pauses=self._pauses,
             open=[Open(*each) for each in self._watch.open()],
             between=(between.num_arrived, between.num_finished, between.num_preempted),
         )

@@ -7,17 +7,14 @@ find it here.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.simulation.regression import fit_relative
 from stepscope.recordings.session.steps import StepTable
+from stepscope.recordings.state.series.lazy_numpy import Floats, Ints, np
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Columns: TypeAlias = dict[str, NDArray[np.int64]]
-    Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
+Columns: TypeAlias = dict[str, Ints]
+Numbers: TypeAlias = Sequence[float] | Floats
 
 _MIN_STEPS = 7
 _MOST_ERROR = 0.2  # median of the relative errors: beyond it, something else decides the times
@@ -38,7 +35,7 @@ class Knee(NamedTuple):
 
 
 def find_knee(
-    num_tokens: "Numbers", seconds: "Numbers", *others: "Numbers", is_mixed: "Numbers | None" = None
+    num_tokens: Numbers, seconds: Numbers, *others: Numbers, is_mixed: Numbers | None = None
 ) -> Knee | None:
     """Fit the time of steps as a convex curve over their tokens, of straight pieces.
 
@@ -52,8 +49,6 @@ def find_knee(
         The knee; None unless the curve fits, three steps have at most a quarter of its tokens, and
         three twice as many.
     """
-    import numpy as np
-
     tokens = np.asarray(num_tokens, dtype=np.float64)
     if len(tokens) < _MIN_STEPS:
         return None
@@ -86,24 +81,20 @@ _NAMES = (
 )  # fmt: skip
 
 
-def newest_columns(steps: StepTable, last_step: int | None = None) -> "Columns":
+def newest_columns(steps: StepTable, last_step: int | None = None) -> Columns:
     """A copy of what `knee_of` needs of the newest steps, up to one (None: all)."""
-    import numpy as np
-
     end = len(steps) if last_step is None else steps.num_before(last_step + 1)
     begin = max(0, end - _NEWEST)
     return {name: np.array(steps.column(name)[begin:end], dtype=np.int64) for name in _NAMES}
 
 
-def knee_of(of: "Columns") -> Knee | None:
+def knee_of(of: Columns) -> Knee | None:
     """The knee of an engine by steps of its session; None if they do not show it.
 
     Attention and the KV blocks in use are terms of their own, so that long contexts do not count
     as tokens. Of steps of about the same size, those with the shortest contexts are fitted. The
     time of a step is that of the device, or else from the launch of the model to the tokens.
     """
-    import numpy as np
-
     start_ns = np.where(of["schedule_end_ns"] >= 0, of["schedule_end_ns"], of["schedule_start_ns"])
     start_ns = np.where(of["launch_ns"] >= 0, of["launch_ns"], start_ns)
     took_ns = np.where(of["device_ns"] > 0, of["device_ns"], of["tokens_ns"] - start_ns)

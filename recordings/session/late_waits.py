@@ -4,14 +4,11 @@ Late tokens come in swarms, so one per second is enough for such a list. `Breach
 """
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.state.series.latency import LatencyKind
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 
 _SECOND_NS = 1_000_000_000
 
@@ -27,15 +24,8 @@ class Breach(NamedTuple):
     num_tokens: int = 1  # late tokens of this kind in the step
 
 
-def worst_of_seconds(
-    times_ns: "NDArray[np.int64]", waits_ns: "NDArray[np.int64]"
-) -> "NDArray[np.int64]":
-    """The places of the longest wait of each second of engine time; of equal ones the first.
-
-    `times_ns`: when the waits ended, in order.
-    """
-    import numpy as np
-
+def worst_of_seconds(times_ns: Ints, waits_ns: Ints) -> Ints:
+    """The places of the longest wait of each second of engine time; of equal ones the first."""
     seconds = times_ns // _SECOND_NS
     firsts = np.flatnonzero(np.append(True, seconds[1:] != seconds[:-1])[: len(seconds)])
     second_of = np.repeat(firsts, np.diff(firsts, append=len(seconds)))
@@ -52,43 +42,36 @@ class LateWaits:
     that waited exactly so long. None: there are none.
     """
 
-    def __init__(self, kind: LatencyKind, rows: "NDArray[np.int64] | None" = None) -> None:
+    def __init__(self, kind: LatencyKind, rows: Ints | None = None) -> None:
         self._kind = kind
-        self._rows = rows
+        self._rows = np.empty((5, 0), dtype=np.int64) if rows is None else rows
 
     def __len__(self) -> int:
-        return 0 if self._rows is None else self._rows.shape[1]
+        return len(self._rows[0])
 
     @property
     def steps(self) -> list[int]:
-        return [] if self._rows is None else self._rows[0].tolist()
+        return list(map(int, self._rows[0]))
 
     def above(self, bound_ns: float) -> "LateWaits":
-        rows = self._rows
-        return LateWaits(self._kind, None if rows is None else rows[:, rows[2] > bound_ns])
+        return LateWaits(self._kind, self._rows[:, self._rows[2] > bound_ns])
 
     def of_seconds(self) -> "LateWaits":
         """The longest of each second; of equal ones the first."""
-        if (rows := self._rows) is None:
-            return self
-        return LateWaits(self._kind, rows[:, worst_of_seconds(rows[1], rows[2])])
+        return LateWaits(self._kind, self._rows[:, worst_of_seconds(*self._rows[1:3])])
 
     def with_seconds_of(self, index: IndexRows) -> "LateWaits":
         """These, which are one of each second, and one of each second of the index that follows."""
-        import numpy as np
-
         places, *waits = index.longest(self._kind)
         steps = [index.column("steps", name)[places] for name in ("step", "tokens_ns")]
-        fresh, known = np.array([*steps, *waits]), self._rows
-        found = fresh if known is None else np.concatenate((known[:, -1:], fresh), axis=1)
+        found = np.concatenate((self._rows[:, -1:], np.array([*steps, *waits])), axis=1)
         found = found[:, found[2] > 0]
-        found = found[:, worst_of_seconds(found[1], found[2])]
-        rows = found if known is None else np.concatenate((known[:, :-1], found), axis=1)
-        return LateWaits(self._kind, rows)
+        found = found[:, worst_of_seconds(*found[1:3])]
+        return LateWaits(self._kind, np.concatenate((self._rows[:, :-1], found), axis=1))
 
     def next(self, step: int, direction: int) -> Breach | None:
         """The nearest in a later step (direction 1) or an earlier one (-1)."""
-        steps = () if self._rows is None else self._rows[0]
+        steps = self._rows[0]
         place = bisect_right(steps, step) if direction > 0 else bisect_left(steps, step) - 1
         return self._told(slice(place, place + 1))[0] if 0 <= place < len(self) else None
 
@@ -97,11 +80,9 @@ class LateWaits:
 
     def longest(self, limit: int) -> list[Breach]:
         """The longest first; of equal ones the earliest."""
-        if self._rows is None:
-            return []
         return self._told((-self._rows[2]).argsort(kind="stable")[: max(0, limit)])
 
-    def _told(self, places: "slice | NDArray[np.int64]") -> list[Breach]:
-        rows = [] if self._rows is None else self._rows[:, places].T.tolist()
+    def _told(self, places: slice | Ints) -> list[Breach]:
+        rows = self._rows[:, places].T.tolist()
         kind = self._kind.upper()
         return [Breach(step, time_ns, kind, *waited) for step, time_ns, *waited in rows]

@@ -6,13 +6,14 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from operator import sub
+from operator import itemgetter, sub
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.ranks import waited_for
 from stepscope.recordings.state.series.latency_samples import bounded
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
 from stepscope.recordings.state.series.limits import UNKNOWN as UNKNOWN
 
@@ -132,6 +133,10 @@ class StepTable:
     def column(self, name: str) -> "array[int]":
         return self._columns[_PLACES[name]]
 
+    def values(self, name: str) -> Ints:
+        """The numbers of a column. As long as they are in use, no row can be added or removed."""
+        return np.frombuffer(self.column(name), dtype=np.int64)
+
     def append(self, applied: AppliedStep) -> None:
         """Add a row. Its step must be later than the last one."""
         for column, value in zip(self._columns, _whole(_row(applied)), strict=True):
@@ -177,11 +182,9 @@ class StepTable:
         end = bisect_right(self.steps, last_step, begin)
         if begin == end:
             return None
-        columns = self._columns
 
         def worst(name: str) -> int:
-            values = columns[_PLACES[name]]
-            return values[begin] if begin + 1 == end else max(values[begin:end])
+            return max(self.column(name)[begin:end])
 
         max_itl_ns = worst("max_itl_ns")
         starts_ns = self.column("schedule_start_ns")[begin:end]
@@ -202,16 +205,16 @@ class StepTable:
 
 
 def _row(applied: AppliedStep) -> tuple[int, ...]:
-    sequence, record, outcome, num_rows, is_one_step = applied
+    sequence, record, outcome, is_one_step = applied
     # Without rows, what was in them is unknown, and a lack of events does not mean that nothing
     # happened to requests.
-    has_rows = num_rows is not None
+    has_rows = record.batch is not None
     has_events = has_rows or bool(record.events)
     totals, kv = record.totals or _NO_TOTALS, record.kv
     is_load_known = totals.is_load_known
     prefill = record.num_prefill_tokens
     recomputed, cached = outcome.num_recomputed_tokens, outcome.num_cached_tokens
-    gaps_ns, ttft = outcome.gaps_ns, outcome.max_ttft if outcome.ttft_ns else None
+    gaps_ns, ttft = outcome.gaps_ns, max(outcome.ttft_ns, key=itemgetter(1), default=None)
     gap_ns = max(gaps_ns) if gaps_ns else UNKNOWN
     misses = outcome.num_missed_tokens if has_events else None
     if outcome.num_queried_tokens == 0:  # the prefix cache may be off
@@ -236,7 +239,7 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         cached if has_rows else _known(totals.num_cached_tokens),
         prefill - recomputed + cached if has_rows else _known(totals.num_prompt_tokens),
         outcome.num_output_tokens if has_rows else _known(totals.num_output_tokens),
-        _known(num_rows),
+        UNKNOWN if record.batch is None else len(record.batch),
         outcome.num_decode_rows if has_rows else UNKNOWN,
         record.num_running if is_load_known else UNKNOWN,
         record.num_waiting if is_load_known else UNKNOWN,
@@ -252,7 +255,7 @@ def _row(applied: AppliedStep) -> tuple[int, ...]:
         outcome.gap_request_ids[gap_ns] if gaps_ns else UNKNOWN,
         UNKNOWN if ttft is None else ttft[1],
         UNKNOWN if ttft is None else ttft[0],
-        limit_of(record, outcome, num_rows),
+        limit_of(record, outcome),
         sum(each.num_drafted for each in record.drafts or ()) if has_rows else UNKNOWN,
         sum(each.num_accepted for each in record.drafts or ()) if has_rows else UNKNOWN,
         *(misses or _UNKNOWN_MISSES),

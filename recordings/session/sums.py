@@ -7,15 +7,12 @@ little memory.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from stepscope.recordings.session.steps import PPM, UNKNOWN, StepTable
+from stepscope.recordings.session.steps import COLUMNS, PPM, UNKNOWN, StepTable
 from stepscope.recordings.state.outcome import Outcome
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 from stepscope.recordings.state.series.limits import LIMITS, Limit
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +21,6 @@ class Sums:
 
     Attributes:
         num_records: rows of the table: steps, or intervals of which the engine tells totals alone.
-        num_spent_tokens: what the steps took from their token budgets, padding included.
         num_limited: steps with each of `LIMITS`; steps whose limit is unknown are left out.
     """
 
@@ -35,7 +31,7 @@ class Sums:
     num_finished: int | None = 0
     num_preempted: int | None = 0
     num_in_tokens: int | None = 0
-    num_out_tokens: int | None = 0
+    num_output_tokens: int | None = 0
     num_queried_tokens: int | None = 0
     num_hit_tokens: int | None = 0
     num_prefill_tokens: int = 0
@@ -72,10 +68,10 @@ class Sums:
         }
         is_known = self.kv_peak is not None and other.kv_peak is not None
         added["kv_peak"] = max(self.kv_peak or 0.0, other.kv_peak or 0.0) if is_known else None
-        limits = zip(self.num_limited, other.num_limited, strict=True)
-        ranks = zip_longest(self.rank_waits_ns, other.rank_waits_ns, fillvalue=0)
-        added["rank_waits_ns"] = tuple(map(sum, ranks))
-        return Sums(**added, num_limited=tuple(map(sum, limits)))
+        for name in ("num_limited", "rank_waits_ns"):
+            parts = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
+            added[name] = tuple(map(sum, parts))
+        return Sums(**added)
 
     @property
     def seconds(self) -> float:
@@ -110,12 +106,7 @@ _MOST_RANKS = 4_096
 _OTHERS = ("num_limited", "kv_peak", "rank_waits_ns")
 _ADDED = tuple(field.name for field in fields(Sums) if field.name not in _OTHERS)
 # Those that are the sum of a column of the table, unknown if it is so of one step.
-_COLUMNS = (
-    "num_arrived", "num_finished", "num_preempted", "num_in_tokens", "num_queried_tokens",
-    "num_hit_tokens", "num_recomputed_tokens", "num_decode_rows", "num_drafted_tokens",
-    "num_accepted_tokens", "num_evicted_tokens", "num_diverged_tokens", "num_more_hits_1_5x",
-    "num_more_hits_2x", "num_waiting", "num_evicted",
-)  # fmt: skip
+_TOTALS = tuple(name for name in COLUMNS if name in _ADDED and name != "num_padded_tokens")
 
 
 def per(part: float | None, whole: float | None) -> float | None:
@@ -158,35 +149,27 @@ def sums_of(table: StepTable, first: int, last: int) -> Sums:
 
 
 def limited_sums(table: StepTable, first: int = 0, last: int | None = None) -> Mapping[Limit, Sums]:
-    """For each limit, the sums over the steps in the places [first, last) that had it.
-
-    They span no time, as other steps lie between them.
-    """
-    import numpy as np
-
-    limits = np.frombuffer(table.column("limit"), dtype=np.int64)
-    inside = np.zeros(len(limits), dtype=bool)
-    inside[first:last] = True
-    chosen = {limit: inside & (limits == code) for code, limit in enumerate(LIMITS)}
-    return {
-        limit: replace(_Rows(table, rows).sums(), span_ns=0)
-        for limit, rows in chosen.items()
-        if rows.any()
-    }
+    """For each limit, the sums over the steps in [first, last) that had it; they span no time."""
+    limits = table.values("limit")[first:last]
+    found = {}
+    for code, limit in enumerate(LIMITS):
+        if (limits == code).any():
+            rows = first + np.flatnonzero(limits == code)
+            found[limit] = replace(_Rows(table, rows).sums(), span_ns=0)
+    return found
 
 
 class _Rows:
-    def __init__(self, table: StepTable, chosen: "slice | NDArray[np.bool_]") -> None:
-        # Not before the first picture: the import takes a sixth of the time of a start.
-        import numpy as np
+    """Some rows of a table, at least one."""
 
-        self._np = np
+    def __init__(self, table: StepTable, chosen: slice | Ints) -> None:
         self._table = table
         self._chosen = chosen
+        # Else a row is no step, and has no duration.
+        self._is_stepwise = bool((self.values("num_steps") == 1).all())
 
-    def values(self, name: str) -> "NDArray[np.int64]":
-        column = self._np.frombuffer(self._table.column(name), dtype=self._np.int64)
-        return column[self._chosen]
+    def values(self, name: str) -> Ints:
+        return self._table.values(name)[self._chosen]
 
     def total(self, name: str) -> int | None:
         """Sum of a column; None if any value is unknown."""
@@ -196,51 +179,40 @@ class _Rows:
     def spent_ns(self, begin: str, end: str) -> int | None:
         """Time between two moments of each step; None if unknown."""
         starts, ends = self.values(begin), self.values(end)
-        if UNKNOWN in (starts.min(), ends.min()):
+        if not self._is_stepwise or UNKNOWN in (starts.min(), ends.min()):
             return None
-        return _sum(self._np.maximum(ends - starts, 0))
+        return _sum(np.maximum(ends - starts, 0))
 
     def sums(self) -> Sums:
-        np = self._np
         starts, ends = self.values("schedule_start_ns"), self.values("tokens_ns")
         prefill, decode = self.values("num_prefill_tokens"), self.values("num_decode_tokens")
         limits = self.values("limit")
-        num_steps = self.total("num_steps")
-        is_stepwise = num_steps == len(starts)  # else a row is no step, and has no duration
         used, num_blocks, peak = self._kv()
         rank, waited_ns = self.values("waited_rank"), self.values("rank_wait_ns")
         is_ranked = (rank >= 0) & (rank < _MOST_RANKS)
+        waits_ns = np.bincount(rank[is_ranked], waited_ns[is_ranked])
+        totals: dict[str, Any] = {name: self.total(name) for name in _TOTALS}
         return Sums(
+            **totals,
             span_ns=int(ends[-1] - starts[0]),
             num_records=len(starts),
-            num_steps=num_steps,
-            **{name: self.total(name) for name in _COLUMNS},
-            num_out_tokens=self.total("num_output_tokens"),
-            num_prefill_tokens=_sum(prefill),
-            num_decode_tokens=_sum(decode),
             num_padded_tokens=_sum(np.maximum(self.values("num_padded_tokens"), 0)),
             num_kv_used=used,
             num_kv_blocks=num_blocks,
             kv_peak=peak,
             num_budget_tokens=self.total("token_budget"),
-            num_mixed=int(((prefill > 0) & (decode > 0)).sum()) if is_stepwise else None,
-            busy_ns=self.spent_ns("schedule_start_ns", "tokens_ns") if is_stepwise else None,
-            model_ns=self.spent_ns("launch_ns", "tokens_ns") if is_stepwise else None,
-            device_ns=self.total("device_ns") if is_stepwise else None,
-            schedule_ns=self.spent_ns("schedule_start_ns", "schedule_end_ns")
-            if is_stepwise
-            else None,
+            num_mixed=int(((prefill > 0) & (decode > 0)).sum()) if self._is_stepwise else None,
+            busy_ns=self.spent_ns("schedule_start_ns", "tokens_ns"),
+            model_ns=self.spent_ns("launch_ns", "tokens_ns"),
+            schedule_ns=self.spent_ns("schedule_start_ns", "schedule_end_ns"),
             recompute_ns=self._recompute_ns(),
             ranked_ns=_sum(np.where(is_ranked, np.maximum(ends - starts, 0), 0)),
-            rank_waits_ns=tuple(
-                np.bincount(rank[is_ranked], waited_ns[is_ranked]).astype(int).tolist()
-            ),
+            rank_waits_ns=tuple(waits_ns.astype(int).tolist()),
             num_limited=tuple(np.bincount(limits[limits >= 0], minlength=len(LIMITS)).tolist()),
         )
 
     def _kv(self) -> tuple[int | None, int | None, float | None]:
         """KV blocks in use and in all, summed up over steps, and the largest share in use."""
-        np = self._np
         used, ppm = self.values("kv_used"), self.values("kv_used_ppm")
         if ppm.min() != UNKNOWN:  # the engine tells shares alone
             return _sum(ppm), PPM * len(ppm), int(ppm.max()) / PPM
@@ -261,7 +233,7 @@ class _Rows:
         return sum(int(a * max(0, end - start) // (p + d)) for a, p, d, start, end in rows)
 
 
-def _sum(values: "NDArray[np.int64]") -> int:
+def _sum(values: Ints) -> int:
     if int(values.max()) < (1 << 62) // len(values):
         return int(values.sum())
     return sum(values.tolist())  # absurd but valid numbers would not fit into 64 bits

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from stepscope.recordings.session.index import KINDS, IndexRows
 from stepscope.recordings.session.sums import Sums, limited_sums, sums_of
@@ -18,11 +18,8 @@ from stepscope.recordings.session.waits import (
 )
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.series.latency_samples import KeptLevels
+from stepscope.recordings.state.series.lazy_numpy import Bools, Ints, np
 from stepscope.recordings.state.series.limits import LIMITS, Limit
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 MAX_SLICES = 80  # beyond that, every two slices are merged
 _FIRST_WIDTH_NS = 100_000_000
@@ -57,10 +54,8 @@ class TimeSlices(Generic[_Key]):
         self._end_ns = time_ns
         return self._slices[place]
 
-    def parts(self, times_ns: "NDArray[np.int64]") -> Iterator[tuple[slice, Counter[_Key]]]:
+    def parts(self, times_ns: Ints) -> Iterator[tuple[slice, Counter[_Key]]]:
         """Yield which of these times, in order, lie in a slice, and the counts of that slice."""
-        import numpy as np
-
         self.at(int(times_ns[-1]))
         places, firsts = np.unique(times_ns // self.width_ns, return_index=True)
         ends = [*firsts[1:].tolist(), len(times_ns)]
@@ -90,8 +85,8 @@ class TimeSlices(Generic[_Key]):
 class StepTimes(NamedTuple):
     """When steps began and ended, in nanoseconds since the beginning of their run."""
 
-    starts_ns: "NDArray[np.int64]"
-    ends_ns: "NDArray[np.int64]"  # never before the start, or before the end of an earlier step
+    starts_ns: Ints
+    ends_ns: Ints  # never before the start, or before the end of an earlier step
 
 
 class RunTotals:
@@ -114,8 +109,6 @@ class RunTotals:
 
     def add(self, rows: IndexRows, first: int = 0, *, is_one_step: bool) -> StepTimes:
         """Add the steps of an index from the place `first` on, of which there must be one."""
-        import numpy as np
-
         steps = rows.steps()
         starts_ns, ends_ns = (rows.column("steps", name)[first:] for name in STEP_TIMES)
         if self.start_ns is None:
@@ -135,7 +128,7 @@ class RunTotals:
         return StepTimes(starts, since_ns)
 
 
-def judged(rows: IndexRows, first: int, slo: SLO) -> "tuple[NDArray[np.int64], NDArray[np.bool_]]":
+def judged(rows: IndexRows, first: int, slo: SLO) -> tuple[Ints, Bools]:
     """Of each request that finished from the place `first` on, its place, and if it kept `slo`."""
     ttft_ns, worst_ns = rows.column("finished", "ttft_ns"), rows.column("finished", "worst_itl_ns")
     is_kept = (ttft_ns <= slo.ttft_ms * 1e6) & (worst_ns <= slo.itl_ms * 1e6)
@@ -146,8 +139,6 @@ def judged(rows: IndexRows, first: int, slo: SLO) -> "tuple[NDArray[np.int64], N
 
 class RunSlices:
     """How a run varies over time. Only one thread may use it at a time.
-
-    `slo`: the service levels that requests are judged by.
 
     `waits`: for each slice of the run, kind and bin of a wait -> number of waits.
     """
@@ -172,13 +163,11 @@ class RunSlices:
             for name in names
         ]
 
-    def add(self, rows: IndexRows, ends_ns: "NDArray[np.int64]", *, is_one_step: bool) -> None:
+    def add(self, rows: IndexRows, ends_ns: Ints, *, is_one_step: bool) -> None:
         """Add steps.
 
         `ends_ns`: when each ended, since the beginning of the run, in order.
         """
-        import numpy as np
-
         columns = {name: rows.column("steps", name) for name in _OVER_TIME}
         places, is_kept = judged(rows, 0, self._slo)
         for name, which in (("num_judged", places), ("num_kept", places[is_kept])):
@@ -196,13 +185,11 @@ class RunSlices:
                 kind, wait_bin = divmod(key, NUM_BINS)
                 waits[names[kind], wait_bin] += int(number)
 
-    def _waits(self, rows: IndexRows, *, is_one_step: bool) -> "list[NDArray[np.int64]]":
+    def _waits(self, rows: IndexRows, *, is_one_step: bool) -> list[Ints]:
         """Place, kind times `NUM_BINS` plus bin, and number of all waits, in order of places.
 
         Gaps between tokens are there twice, also as one of the last two kinds.
         """
-        import numpy as np
-
         places, kinds, ns, numbers = (
             rows.column("waits", name) for name in ("place", "kind", "ns", "number")
         )

@@ -6,15 +6,11 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from stepscope.recordings.session.index import KINDS, IndexRows
 from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
 from stepscope.recordings.state.series.latency import LatencyKind
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from stepscope.recordings.state.series.lazy_numpy import Ints, np
 
 STEP_TIMES = ("schedule_start_ns", "tokens_ns")
 
@@ -32,12 +28,10 @@ class WaitSums:
         self, rows: IndexRows, first: int = 0, end: int | None = None, *, is_one_step: bool = True
     ) -> None:
         """Add the waits that ended in the steps of an index in the places [first, end)."""
-        import numpy as np
-
         end = rows.number("steps") if end is None else end
         place, kinds = rows.column("waits", "place"), rows.column("waits", "kind")
         ns, number = rows.column("waits", "ns"), rows.column("waits", "number")
-        found: list[tuple[LatencyKind, NDArray[np.int64], NDArray[np.int64]]] = []
+        found: list[tuple[LatencyKind, Ints, Ints]] = []
         for code, kind in enumerate(KINDS):
             chosen = (kinds == code) & (place >= first) & (place < end)
             found.append((kind, ns[chosen], number[chosen]))
@@ -73,8 +67,6 @@ class Waits:
     """
 
     def __init__(self, slices: Sequence[Counter[tuple[str, int]]], kind: str) -> None:
-        import numpy as np  # not at the start of the program
-
         self.bins = sorted({at for each in slices for name, at in each if name == kind})
         places = {at: place for place, at in enumerate(self.bins)}
         counts = np.zeros((len(slices), len(self.bins)))
@@ -105,19 +97,14 @@ class Waits:
 
 def bin_of(wait_ns: int) -> int:
     """The histogram bin of a wait. Bins grow with the wait and are about 1 % of it wide."""
-    octave = wait_ns.bit_length() - _NUM_EXACT_BITS
-    if wait_ns <= 0 or octave <= 0:
-        return max(0, wait_ns)
-    return octave * _BINS_PER_OCTAVE + (wait_ns >> octave)
+    return int(bins_of(np.array([wait_ns]))[0])
 
 
-def bins_of(waits_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    import numpy as np
-
+def bins_of(waits_ns: Ints) -> Ints:
     waits_ns = np.maximum(waits_ns, 0)
     num_bits = np.frexp(waits_ns.astype(float))[1]  # one more just below 2^n if huge: same bin
     octaves = np.maximum(num_bits - _NUM_EXACT_BITS, 0)
-    bins: NDArray[np.int64] = octaves * _BINS_PER_OCTAVE + (waits_ns >> octaves)
+    bins: Ints = octaves * _BINS_PER_OCTAVE + (waits_ns >> octaves)
     return bins
 
 

@@ -41,22 +41,16 @@ def changes_text(
 ) -> str:
     """One line with all knob changes, each from its old to its new value.
 
-    `room`: terminal cells, or None for no limit. If the text is too long, names are shortened. If
-    it is still too long, the last changes are only counted.
+    `room`: terminal cells. To fit, names are shortened, then the last changes only counted.
     """
     values = {
         name: f"{value_text(old.get(name))}→{value_text(value)}" for name, value in new.items()
     }
-    text = ", ".join(f"{name} {value}" for name, value in values.items())
-    if room is None or len(text) <= room:
-        return text
     short = [f"{_SHORT.get(name, name)} {value}" for name, value in values.items()]
-    for num_shown in range(len(short), 0, -1):
-        more = [f"+{len(short) - num_shown} more"] if num_shown < len(short) else []
-        text = ", ".join([*short[:num_shown], *more])
-        if len(text) <= room:
-            break
-    return text
+    forms = [[f"{name} {value}" for name, value in values.items()], short]
+    forms += [[*short[:n], f"+{len(short) - n} more"] for n in range(len(short) - 1, 0, -1)]
+    texts = [", ".join(form) for form in forms]
+    return next((text for text in texts if room is None or len(text) <= room), texts[-1])
 
 
 class _Words(NamedTuple):

@@ -2,35 +2,17 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
-
-import zstandard
 
 from stepscope.engine.protocol.wire import EMPTY, BlockMove, BlockRun
-from stepscope.recordings.packing.payloads import compressed
+from stepscope.recordings.packing.payloads import CompressedPayloads
 
 MAX_BLOCKS = 1 << 24
 _LIMIT = 1 << 62
 
 
-class PackedBlocks(NamedTuple):
-    """A compressed `BlockMap`, for keyframes (stored states) of engines with many KV blocks."""
-
-    owner: bytes
-    refs: bytes
-    groups: bytes | None
-
-    def unpack(self) -> "BlockMap":
-        owner, refs = zstandard.decompress(self.owner), zstandard.decompress(self.refs)
-        groups = None if self.groups is None else bytearray(zstandard.decompress(self.groups))
-        return BlockMap(array("q", owner), array("q", refs), groups)
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.owner) + len(self.refs) + len(self.groups or b"")
-
-
+@dataclass(slots=True)
 class BlockMap:
     """Owner and reference count of each KV block, in two arrays indexed by block id.
 
@@ -38,14 +20,9 @@ class BlockMap:
     `EngineInfo.kv_groups`, one byte each; None if all blocks are of one group.
     """
 
-    __slots__ = ("groups", "owner", "refs")
-
-    def __init__(
-        self, owner: "array[int]", refs: "array[int]", groups: bytearray | None = None
-    ) -> None:
-        self.owner = owner
-        self.refs = refs
-        self.groups = groups
+    owner: "array[int]"
+    refs: "array[int]"
+    groups: bytearray | None = None
 
     @classmethod
     def empty(cls, num_blocks: int, *, has_groups: bool = False) -> "BlockMap | None":
@@ -58,8 +35,6 @@ class BlockMap:
     @classmethod
     def from_runs(cls, runs: list[BlockRun], groups: bytes | None = None) -> "BlockMap | None":
         """Build a map from the block runs of a snapshot; None if it has more than `MAX_BLOCKS`.
-
-        A run is a number of consecutive blocks with the same owner and reference count.
 
         `groups`: see `Snapshot.block_groups`.
         """
@@ -80,16 +55,6 @@ class BlockMap:
         known = None if groups is None or len(groups) != len(owner) else bytearray(groups)
         return cls(array("q", owner), array("q", refs), known)
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, BlockMap)
-            and self.owner == other.owner
-            and self.refs == other.refs
-            and self.groups == other.groups
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     def runs(self) -> list[BlockRun]:
         pairs = zip(self.owner, self.refs, strict=True)
         return [
@@ -100,15 +65,18 @@ class BlockMap:
     def copy(self) -> "BlockMap":
         return BlockMap(self.owner[:], self.refs[:], self.groups and self.groups[:])
 
-    def pack(self) -> PackedBlocks:
-        groups = None if self.groups is None else compressed(bytes(self.groups))
-        owner, refs = compressed(self.owner.tobytes()), compressed(self.refs.tobytes())
-        return PackedBlocks(owner, refs, groups)
+    def pack(self) -> CompressedPayloads:
+        """Compress it, for keyframes (stored states) of engines with many KV blocks."""
+        groups = [] if self.groups is None else [bytes(self.groups)]
+        return CompressedPayloads([self.owner.tobytes(), self.refs.tobytes(), *groups])
+
+    @classmethod
+    def unpacked(cls, packed: CompressedPayloads) -> "BlockMap":
+        owner, refs, *groups = packed.all()
+        return cls(array("q", owner), array("q", refs), bytearray(groups[0]) if groups else None)
 
     def apply(self, moves: Sequence[BlockMove], groups: bytes | None = None) -> None:
-        """Set owner and reference count of the moved blocks.
-
-        Unknown blocks and impossible owners are skipped.
+        """Set owner and reference count of the moved blocks; skip unknown and impossible ones.
 
         `groups`: see `StepRecord.move_groups`.
         """

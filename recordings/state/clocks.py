@@ -7,8 +7,10 @@ Also here: what leaves an operator's pauses, and waits from before they are know
 and what tells new messages from known ones.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -76,26 +78,21 @@ class WallClock:
     """Converts engine time (monotonic) to wall time, from pairs of both that the engine sent."""
 
     def __init__(self) -> None:
-        self._since_ns: list[int] = []  # engine time from which each offset holds
-        self._offsets_ns: list[int] = []
+        self._offsets_ns: list[tuple[int, int]] = []  # engine time from which each holds, and it
 
     def add(self, info: wire.EngineInfo) -> None:
         """Add a pair of engine time and wall time. It applies to engine times from then on."""
-        offset_ns = info.wall_ns - info.monotonic_ns
-        has_changed = not self._offsets_ns or (
-            abs(offset_ns - self._offsets_ns[-1]) > _DRIFT_NS
-            and info.monotonic_ns > self._since_ns[-1]
-        )
-        if has_changed:
-            self._since_ns.append(info.monotonic_ns)
-            self._offsets_ns.append(offset_ns)
+        now_ns, offset_ns = info.monotonic_ns, info.wall_ns - info.monotonic_ns
+        since_ns, last_ns = self._offsets_ns[-1] if self._offsets_ns else (-1, -math.inf)
+        if now_ns > since_ns and abs(offset_ns - last_ns) > _DRIFT_NS:
+            self._offsets_ns.append((now_ns, offset_ns))
 
     def wall_ns(self, engine_ns: int) -> int | None:
         """Unix time in ns of an engine time; None before the first pair."""
         if not self._offsets_ns:
             return None
-        at = max(0, bisect_right(self._since_ns, engine_ns) - 1)
-        return engine_ns + self._offsets_ns[at]
+        at = max(0, bisect_right(self._offsets_ns, engine_ns, key=itemgetter(0)) - 1)
+        return engine_ns + self._offsets_ns[at][1]
 
 
 def back_by(last_ns: int, record: wire.StepRecord) -> int:
@@ -114,9 +111,7 @@ def lost_before(
 
     A snapshot has the number of the last message that it stands for, and puts all before it right.
 
-    Args:
-        last: number of the last message; None if this is the first.
-        is_unsure: whether messages are missing and no snapshot has corrected the state since.
+    `is_unsure`: whether messages are missing and no snapshot has corrected the state since.
     """
     if last is None:
         return 0
@@ -154,7 +149,7 @@ def set_back(state: SessionState, back_ns: int) -> SessionState:
 
 MAX_NUMBER = 2**62
 _CHECKED = {
-    wire.StepRecord: ("step", "schedule_start_ns", "tokens_ns"),
+    wire.StepRecord: ("step", "schedule_start_ns", "tokens_ns", "sequence"),
     wire.StepInFlight: ("step", "since_ns", "time_ns"),
     wire.Snapshot: ("step", "time_ns"),
     wire.EngineStatus: ("step", "time_ns"),
@@ -163,11 +158,8 @@ _CHECKED = {
 
 def check_numbers(sequence: int, message: wire.Telemetry) -> None:
     """Raise msgspec.ValidationError if a number is outside the bounds."""
-    names = next((names for kind, names in _CHECKED.items() if isinstance(message, kind)), ())
-    numbers = [(name, getattr(message, name)) for name in names]
-    if isinstance(message, wire.StepRecord):
-        numbers.append(("sequence", sequence))
-    for name, number in numbers:
+    for name in _CHECKED.get(type(message), ()):
+        number = sequence if name == "sequence" else getattr(message, name)
         # Before its first step, the step of an engine is -1.
         is_none = number == -1 and isinstance(message, wire.Snapshot | wire.EngineStatus)
         if not 0 <= number < MAX_NUMBER and not is_none:

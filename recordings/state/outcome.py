@@ -2,17 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import StepRecord
 
 
 def coarse(ns: int) -> int:
-    """Round to one of 32 values for each power of two, to less than 2 %.
-
-    Chunks go out one by one, so few gaps between them are quite equal.
-    """
+    """Round to less than 2 %: chunks go out one by one, so few gaps are quite equal."""
     shift = max(0, ns.bit_length() - 6)
     return (ns >> shift << shift) + (1 << shift >> 1)
 
@@ -71,7 +67,6 @@ class Outcome:
     paused_ns: int = 0  # the operator's pause right before the step
 
     def add_gaps(self, gap_ns: int, number: int, request_id: int) -> None:
-        """Add a gap that `number` requests had; `request_id` is one of them."""
         self.gaps_ns[gap_ns] = self.gaps_ns.get(gap_ns, 0) + number
         self.gap_request_ids.setdefault(gap_ns, request_id)
 
@@ -80,16 +75,10 @@ class Outcome:
         """The longest gap between two tokens; None if there was no gap."""
         return max(self.gaps_ns, default=None)
 
-    @property
-    def max_ttft(self) -> tuple[int, int] | None:
-        """Request id and TTFT of the slowest first token; None if no first token came."""
-        return max(self.ttft_ns, key=itemgetter(1), default=None)
-
 
 class AppliedStep(NamedTuple):
     sequence: int  # number of its message
     record: StepRecord
     outcome: Outcome
-    num_rows: int | None  # number of rows in its batch; None if the engine does not publish them
     # Whether the record is of one forward step, not of all those of an interval.
     is_one_step: bool = True

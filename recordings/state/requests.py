@@ -116,10 +116,7 @@ class RequestTable:
                 held.held, held.num_blocks = row.reason, row.num_blocks
 
     def serve(self, fronts: Iterable[wire.FrontEnd], pauses: PauseTrail, outcome: Outcome) -> None:
-        """Note what front ends did, and add the waits of their clients to `outcome`.
-
-        Waits are without the operator's pauses.
-        """
+        """Note what front ends did, and add the waits of their clients, without pauses."""
         views = self.views
         first, gaps = list(outcome.served_ttft_ns), dict(outcome.served_itl_ns)
         for front in fronts:
@@ -157,8 +154,7 @@ class RequestTable:
     def _seat(self, row: wire.BatchRow) -> wire.RequestView:
         """Return a running view that may be changed in place, for a request in the batch.
 
-        Used if no event told that the request was admitted: the request is unknown, or seemed to
-        have ended.
+        No event told that it was admitted: it is unknown, or seemed to have ended.
         """
         view = self.views.get(row.request_id)
         if view is None:
@@ -299,8 +295,8 @@ def _copied(view: wire.RequestView) -> wire.RequestView:
 
 def _in_order_of_finish(views: Iterable[wire.RequestView]) -> list[int]:
     finished = [view for view in views if view.status == "finished"]
-    steps = (-1 if view.finish_step is None else view.finish_step for view in finished)
-    return [each for _, each in sorted(zip(steps, (v.request_id for v in finished), strict=True))]
+    finished.sort(key=lambda each: -1 if each.finish_step is None else each.finish_step)
+    return [view.request_id for view in finished]
 
 
 def _partial(request_id: int) -> wire.RequestView:

@@ -163,6 +163,13 @@ class SessionState:
 
     # Messages
 
+    def is_replaced_by(self, message: wire.Telemetry) -> bool:
+        """Whether a message introduces another engine, or this one after a restart."""
+        info = message.info if isinstance(message, wire.Snapshot) else message
+        if self.info is None or not isinstance(info, wire.EngineInfo):
+            return False
+        return info.engine_id != self.info.engine_id
+
     def apply(self, message: wire.Telemetry) -> Outcome | None:
         """Apply one message. Returns the outcome of a step, None for other messages."""
         if isinstance(message, wire.StepRecord):
@@ -186,7 +193,7 @@ class SessionState:
         return None
 
     def _apply_info(self, info: wire.EngineInfo) -> None:
-        if self.info is not None and self.info.engine_id != info.engine_id:
+        if self.is_replaced_by(info):
             self._become(SessionState())
         self.info = info
         if info.num_blocks is None:
@@ -210,16 +217,11 @@ class SessionState:
         if status.front:
             self.between = self.between or Outcome()
             self.table.serve(status.front, self.pauses, self.between)
-        self._apply_moves(status, is_start=status.step < 0)
+        self._apply_counts(status, is_start=status.step < 0)
         self.step = max(self.step, status.step)
-        self.num_running = status.num_running
-        self.num_waiting = status.num_waiting
         if not status.num_waiting:
             self.waiting_reasons = None if self.waiting_reasons is None else {}
-        self.kv, self.kv_groups = status.kv, status.kv_groups
-        self.kv_transfers = status.kv_transfers
         self.totals = status.totals or self.totals
-        self.num_dropped = status.num_dropped
         self.workload = status.workload
         self.workload_spec = status.workload_spec
         self.leased = status.leased
@@ -251,14 +253,9 @@ class SessionState:
         table.hold(record.held or ())
         if record.front:
             table.serve(record.front, self.pauses, outcome)
-        self._apply_moves(record, is_start=record.step == 0)
-        self.num_running = record.num_running
-        self.num_waiting = record.num_waiting
+        self._apply_counts(record, is_start=record.step == 0)
         self.waiting_reasons = record.waiting_reasons
-        self.kv, self.kv_groups = record.kv, record.kv_groups
-        self.kv_transfers = record.kv_transfers
         self.totals = record.totals
-        self.num_dropped = record.num_dropped
         table.forget_finished(record.step)
         return outcome
 
@@ -280,8 +277,13 @@ class SessionState:
             num_hit = sum(view.num_cached_tokens for view in new)
             outcome.num_hit_tokens = min(kv.hit_tokens, num_hit)
 
-    def _apply_moves(self, message: wire.StepRecord | wire.EngineStatus, *, is_start: bool) -> None:
-        kv = message.kv
+    def _apply_counts(
+        self, message: wire.StepRecord | wire.EngineStatus, *, is_start: bool
+    ) -> None:
+        self.num_running, self.num_waiting = message.num_running, message.num_waiting
+        self.num_dropped = message.num_dropped
+        self.kv_groups, self.kv_transfers = message.kv_groups, message.kv_transfers
+        self.kv = kv = message.kv
         has_map = self.info is None or self.info.num_blocks is not None
         if self.blocks is None and is_start and kv is not None and has_map:
             # Before its first step an engine holds no blocks, so moves from then on give the whole

@@ -71,16 +71,11 @@ class TranscriptReader:
 
     def _accepted(self, record: wire.StepRecord) -> list[int]:
         """Draft tokens that were accepted in a step. They precede the last token of that step."""
-        for draft in record.drafts or ():
-            if draft.request_id == self._request_id:
-                return draft.token_ids or []
-        return []
+        mine = (each for each in record.drafts or () if each.request_id == self._request_id)
+        return next((each.token_ids or [] for each in mine), [])
 
     def _begin_from(self, known: wire.Transcript, step: int) -> None:
-        """Restart from a snapshot.
-
-        It holds the whole text, also tokens whose messages were missed.
-        """
+        """Restart from a snapshot, which holds the whole text."""
         self._prompt_token_ids = tuple(known.prompt_token_ids or ())
         self._prompt_text = known.prompt_text
         self._said = [Said(step, tuple(known.output_token_ids or ()), known.output_text)]

@@ -220,7 +220,7 @@ def test_parts_by_both_clocks_sum_up_to_what_was_served(attach: Attach, tmp_path
 
 def test_a_life_from_http_to_delivery_has_no_hole(attach: Attach, tmp_path: Path) -> None:
     messages = played(attach, tmp_path, {"1", "5"})
-    explainer, state = Explainer(-1, -1, 5, with_begun=True), SessionState()
+    explainer, state = Explainer(-1, -1, 5), SessionState()
     for _, message in messages:
         explainer.take(message)
         state.apply(message)

@@ -22,7 +22,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.attribution.causes import CAUSES, Late, by_cause
+from stepscope.recordings.attribution.causes import WORDS, Late, by_cause
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Affected, explain_recording
 from stepscope.recordings.errors import NotInRecording
@@ -99,7 +99,7 @@ def assert_adds_up(waits: Iterable[Late]) -> None:
     for late in waits:
         assert sum(piece.ns for piece in late.pieces) == late.gap_ns
         assert sum(by_cause(late.pieces).values()) == late.gap_ns
-        assert all(piece.ns > 0 and piece.cause in CAUSES for piece in late.pieces)
+        assert all(piece.ns > 0 and piece.cause in WORDS for piece in late.pieces)
         begun = [piece.start_ns for piece in late.pieces]
         assert begun == sorted(begun)
         assert late.text

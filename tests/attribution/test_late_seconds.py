@@ -85,7 +85,7 @@ def assert_events(history: History) -> list[SessionEvent]:
             found = history.next_event(until, -1, SLO_KIND)
             assert (None if found is None else found.step) == before
         itl = [each for each in events if each.text.startswith("ITL")]
-        stalls = history.windows.stalls(None, 10**6)
+        stalls = history.windows.stalls(10**6)
         if itl:
             assert stalls.number == len(itl)
             assert sorted(each.step for each in stalls.longest) == [each.step for each in itl]
@@ -138,7 +138,7 @@ def test_a_replay_agrees_with_the_search(tmp_path: Path, monkeypatch: pytest.Mon
                     at = found.step
                 assert len(walked) > 5
             searched, number = source.file_index.stalls(slo, 1000)
-            in_memory = history.windows.stalls(None, 1000)
+            in_memory = history.windows.stalls(1000)
             assert number == in_memory.number
             assert [each.step for each in searched] == [each.step for each in in_memory.longest]
     finally:
@@ -170,25 +170,24 @@ def _assert_lists(history: History) -> None:
         assert history.windows.late(until) == (
             sum(each.num_tokens for each in in_order),
             len({each.step for each in in_order}),
-            len(in_order),
         )
 
 
 def test_late_first_tokens_count_as_stalls_only_if_no_stream_was_held_up() -> None:
     history = history_of(crowd(300), SLO(ttft_ms=1.0, itl_ms=12.0))
-    assert {each.kind for each in history.windows.stalls(None, 300).longest} == {"ITL"}
+    assert {each.kind for each in history.windows.stalls(300).longest} == {"ITL"}
     assert {each.kind for each in history.windows.longest(None, 1000)} == {"ITL", "TTFT"}
     history.set_slo(SLO(ttft_ms=1.0, itl_ms=1e9))
-    found = history.windows.stalls(None, 300)
+    found = history.windows.stalls(300)
     assert found.number
     assert {each.kind for each in found.longest} == {"TTFT"}
     history.set_slo(SLO(ttft_ms=1e9, itl_ms=1e9))
-    assert history.windows.stalls(None, 300) == ([], 0)
+    assert history.windows.stalls(300) == ([], 0)
 
 
 def test_the_oldest_stall_in_memory_is_explained_too(monkeypatch: pytest.MonkeyPatch) -> None:
     history = history_of(crowd(300), SLO(ttft_ms=1e9, itl_ms=12.0))
-    stalls = history.windows.stalls(None, 300).longest
+    stalls = history.windows.stalls(300).longest
     whole = [history.wait(each.step, each.request_id) for each in stalls]
     assert min(each.step for each in stalls) < 100
     history.set_slo(history.slo)  # forgets all explanations

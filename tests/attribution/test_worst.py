@@ -71,7 +71,7 @@ def frame_of(history: History, **view: Any) -> Frame:
 
 async def test_the_worst_stall_key_goes_to_each_in_turn_and_describes_it(source: Any) -> None:
     history = source.history
-    stalls = history.windows.stalls(None, 1000).longest
+    stalls = history.windows.stalls(1000).longest
     steps = [each.step for each in stalls]
     assert len(steps) > 3
     app = dashboard(source)
@@ -91,7 +91,7 @@ async def test_the_worst_stall_key_goes_to_each_in_turn_and_describes_it(source:
 
 
 async def test_after_another_move_the_worst_stall_key_begins_with_the_longest(source: Any) -> None:
-    steps = [each.step for each in source.history.windows.stalls(None, 1000).longest]
+    steps = [each.step for each in source.history.windows.stalls(1000).longest]
     app = dashboard(source)
     async with app.run_test(size=(120, 40)) as pilot:
         for away in ("left", "L", "left_curly_bracket"):
@@ -178,7 +178,7 @@ async def test_before_the_file_is_searched_the_worst_stall_key_never_says_no_tok
 @pytest.mark.parametrize("width", [50, 60, 100])
 def test_the_latency_panel_names_the_worst_stall_beside_the_last(source: Any, width: int) -> None:
     history = source.history
-    stalls = history.windows.stalls(None, 1000)
+    stalls = history.windows.stalls(1000)
     worst, frame = stalls.longest[0], frame_of(history)
     assert frame.stall.step != worst.step
     lines = line_texts(latency_panel.draw(frame, width, 10, 14))

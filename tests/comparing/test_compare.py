@@ -204,7 +204,7 @@ def test_with_few_samples_no_winner_is_named() -> None:
     for side, waits in ((a, (10, 12, 14)), (b, (10, 13, 90))):
         rows = NewRows()
         ttft_ns = [(number, wait * 1_000_000) for number, wait in enumerate(waits)]
-        rows.append(AppliedStep(0, step_of(0), Outcome(ttft_ns=ttft_ns), 0))
+        rows.append(AppliedStep(0, step_of(0), Outcome(ttft_ns=ttft_ns)))
         side.totals.add(rows.rows(), is_one_step=True)
     found = compare(a, b)
     # The longest wait of one run does not predict that of the next.

@@ -261,7 +261,8 @@ def test_a_packed_column_holds_any_numbers(rows: list[tuple[int, int]]) -> None:
     values, others = (np.array([row[at] for row in rows], dtype=np.int64) for at in (0, 1))
     near = {"others": others}
     packed = pack(values, near)
-    assert unpack(packed, len(rows), near).tolist() == values.tolist()
+    beside = near[packed.beside] if packed.beside else None
+    assert unpack(packed, len(rows), beside).tolist() == values.tolist()
 
 
 class Rows(IndexRows):

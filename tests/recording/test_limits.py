@@ -107,9 +107,9 @@ def test_a_prompt_chunk_in_a_step_with_budget_left_was_cut_by_the_prefill_thresh
 def test_a_step_whose_requests_wait_for_another_engine_has_an_unknown_limit(reason: str) -> None:
     record = next(message for _, message in WORK.messages if isinstance(message, StepRecord))
     outcome = Outcome()
-    assert LIMITS[limit_of(record, outcome, num_rows=1)] == "work"
+    assert LIMITS[limit_of(record, outcome)] == "work"
     waiting = msgspec.structs.replace(record, num_waiting=3, waiting_reasons={reason: 3})
-    assert limit_of(waiting, outcome, num_rows=1) == UNKNOWN
+    assert limit_of(waiting, outcome) == UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from stepscope.engine.protocol.wire import Mark, StepRecord, Telemetry
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.history.follower import Follower
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
+from stepscope.recordings.history.timeline import Follower
 from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import simulate

@@ -194,7 +194,7 @@ def test_after_a_seek_the_figures_are_of_the_shown_step(
     live_and_file: tuple[History, Path],
 ) -> None:
     live, path = live_and_file
-    stalls = sorted(each.step for each in live.windows.stalls(None, 100).longest)
+    stalls = sorted(each.step for each in live.windows.stalls(100).longest)
     with replayed(Recording(path), History(live.slo)) as source:
         # No refresh is due by time.
         builder = FrameBuilder(source.history, clock=lambda: 0.0, stands=lambda: True)

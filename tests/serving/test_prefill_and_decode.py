@@ -280,7 +280,7 @@ def test_a_late_second_token_names_the_hand_over_as_cause(pair: Pair) -> None:
             time.sleep(0.1)
         while reply_of(other, Output).finish_reason is None:
             pass
-    explainer = Explainer(itl_bound_ns=1, ttft_bound_ns=1, with_begun=True)
+    explainer = Explainer(itl_bound_ns=1, ttft_bound_ns=1)
     told = messages(pair.endpoint("decode"), since)
     for message in told:
         explainer.take(message)

@@ -354,7 +354,7 @@ def test_a_plot_has_the_same_figures(session: Session, tmp_path: Path) -> None:
         assert kind not in ("ttft", "itl") or spread.within_slo == figures[f"{kind}_within_slo"]
     assert sums.num_steps == figures["steps"]
     assert sums.num_preempted == figures["preemptions"]
-    assert figures["out_tokens_per_s"] == pytest.approx(sums.num_out_tokens / sums.seconds)
+    assert figures["out_tokens_per_s"] == pytest.approx(sums.num_output_tokens / sums.seconds)
 
 
 def test_totals_alone_leave_unknown_what_needs_steps() -> None:
@@ -419,8 +419,7 @@ def table_of(messages: Messages) -> StepTable:
     for sequence, message in messages:
         outcome = state.apply(message)
         if isinstance(message, wire.StepRecord) and outcome is not None:
-            num_rows = None if message.batch is None else len(message.batch)
-            table.append(AppliedStep(sequence, message, outcome, num_rows))
+            table.append(AppliedStep(sequence, message, outcome))
     return table
 
 

@@ -146,7 +146,7 @@ def test_of_prompts_that_nobody_judged_the_misses_are_unknown_if_they_were_looke
     )  # fmt: skip
     outcome = SessionState().apply(record)
     table = StepTable()
-    table.append(AppliedStep(1, record, outcome, 1))
+    table.append(AppliedStep(1, record, outcome))
     assert sums_of(table, 0, 1).num_evicted_tokens == num_evicted
 
 

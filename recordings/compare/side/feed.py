@@ -40,7 +40,7 @@ class HistoryFeed:
         # Read from the oldest arrival among the requests that are live when the stretch begins.
         oldest_ns = oldest_arrival(self._begin.state.requests.values())
         first = None if oldest_ns is None else history.step_at(oldest_ns)
-        if first is not None and (earlier := history.follow(first)).distance(self._begin):
+        if first is not None and (earlier := history.follow(first)).number < self._begin.number:
             self._reader = earlier
         since_ns = max(history.known_since_ns, known_since(self._reader.state))
         self._has_all = False  # the last read ended because there was no more
@@ -64,11 +64,11 @@ class HistoryFeed:
             return False
         taken = self._has_all = False
         while time.monotonic() < until_s and not self._has_all:
-            num_before = self._reader.distance(self._begin)
+            num_before = max(0, self._begin.number - self._reader.number)
             if not num_before and self.side is None:
                 self.side = Side(self.name, self._slo, self._past)
             num_taken, last = 0, self._stretch.last
-            for message, after_gap in self._reader.read(min(BATCH, num_before) or BATCH):
+            for message, after_gap, _, _ in self._reader.read(min(BATCH, num_before) or BATCH):
                 num_taken += 1
                 if self.side is None:
                     self._past.apply(message, after_gap)

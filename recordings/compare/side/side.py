@@ -213,12 +213,11 @@ class Side:
     # Steps
 
     def _apply_step(self, record: wire.StepRecord, outcome: Outcome) -> None:
-        num_rows = None if record.batch is None else len(record.batch)
         is_one_step = not self._state.is_summed_up
         if self._is_lost:
             self._lost.append(len(self._new))
             self._is_lost = False
-        self._new.append(AppliedStep(0, record, outcome, num_rows, is_one_step))
+        self._new.append(AppliedStep(0, record, outcome, is_one_step))
         for request_id, gap_ns in outcome.longer:
             run = self.requests.get(request_id)
             if run is not None and gap_ns > (run.worst_itl_ns or -1):
@@ -246,7 +245,7 @@ class Side:
         times = self._totals.add(rows, is_one_step=is_one_step)
         self._slices.add(rows, times.ends_ns, is_one_step=is_one_step)
         names = ("step", "num_preempted", "max_itl_ns", "max_ttft_ns", *_POINT_COLUMNS)
-        columns = {name: np.frombuffer(rows.steps().column(name), np.int64) for name in names}
+        columns = {name: rows.steps().values(name) for name in names}
         steps, itl_ns = columns["step"], columns["max_itl_ns"]
         is_late = (itl_ns > self.slo.itl_ms * 1e6) | (
             columns["max_ttft_ns"] > self.slo.ttft_ms * 1e6

@@ -21,16 +21,13 @@ class LatencySpread(NamedTuple):
 class Distribution:
     """Counts of whole numbers. The largest sample is always exact.
 
-    Up to `max_values` distinct values are counted exactly. With more, only the leading bits of each
-    value are kept, as HdrHistogram does. A percentile is then too small by less than `error`.
+    Up to `max_values` distinct values are counted exactly. With more, only the leading `num_bits`
+    of each are kept, as HdrHistogram does. A percentile is then too small by less than `error`.
 
-    Args:
-        level: samples up to it are counted as within the service level.
-        max_values: how many distinct values are counted exactly.
-        num_bits: leading bits of each value that are kept when there are more distinct values.
+    `level`: samples up to it are counted as within the service level.
     """
 
-    __slots__ = ("_counts", "_is_exact", "_max_values", "_num_bits", "count", "largest", "level",
+    __slots__ = ("_is_exact", "_max_values", "_num_bits", "count", "counts", "largest", "level",
                  "num_within")  # fmt: skip
 
     def __init__(
@@ -40,7 +37,7 @@ class Distribution:
         self.count = 0
         self.num_within = 0
         self.largest = 0
-        self._counts: dict[int, int] = {}
+        self.counts: dict[int, int] = {}  # value -> weight
         self._max_values = max_values
         self._num_bits = num_bits
         self._is_exact = True
@@ -62,7 +59,7 @@ class Distribution:
             self.largest = value
         if not self._is_exact:
             value = self._rounded(value)
-        counts = self._counts
+        counts = self.counts
         counts[value] = counts.get(value, 0) + weight
         if self._is_exact and len(counts) > self._max_values:
             self._round_all()
@@ -71,21 +68,15 @@ class Distribution:
         """Nearest-rank percentiles of ascending `ranks` in (0, 100]; empty without samples."""
         if not self.count:
             return []
-        return percentiles(sorted(self._counts.items()), self.count, ranks)
-
-    @property
-    def within_slo(self) -> float | None:
-        """Share of samples within the level; None without a level or samples."""
-        if self.level is None or not self.count:
-            return None
-        return self.num_within / self.count
+        return percentiles(sorted(self.counts.items()), self.count, ranks)
 
     def spread(self) -> LatencySpread:
         """All percentiles at once, so that the values are sorted only once."""
         if not self.count:
             return LatencySpread()
         at_ns = dict(zip(SPREAD_RANKS, self.percentiles(*SPREAD_RANKS), strict=True))
-        return LatencySpread(self.count, at_ns | {100: self.largest}, self.within_slo)
+        within = None if self.level is None else self.num_within / self.count
+        return LatencySpread(self.count, at_ns | {100: self.largest}, within)
 
     def _rounded(self, value: int) -> int:
         shift = max(0, value.bit_length() - self._num_bits)
@@ -93,10 +84,10 @@ class Distribution:
 
     def _round_all(self) -> None:
         self._is_exact = False
-        counts, self._counts = self._counts, {}
+        counts, self.counts = self.counts, {}
         for value, weight in counts.items():
             value = self._rounded(value)
-            self._counts[value] = self._counts.get(value, 0) + weight
+            self.counts[value] = self.counts.get(value, 0) + weight
 
 
 def percentiles(

@@ -2,6 +2,8 @@
 
 import sys
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol import wire
@@ -24,6 +26,9 @@ class SessionEvent(NamedTuple):
     kind: EventKind
     text: str
     request_id: int | None = None
+
+
+_step = attrgetter("step")
 
 
 class AuditedStep(NamedTuple):
@@ -78,10 +83,9 @@ class EventLog:
         operator who runs single steps causes many of them.
         """
         found: list[SessionEvent] = []
-        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
+        for event in self._until(step):
             if len(found) == limit:
                 break
-            event = self._events[index]
             if kinds is not None and event.kind not in kinds:
                 continue
             if event.kind == "engine" and found and found[-1].text == event.text:
@@ -90,17 +94,16 @@ class EventLog:
         found.reverse()
         return found
 
+    def _until(self, step: int) -> Iterator[SessionEvent]:
+        """Yield the events up to a step, the newest first."""
+        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
+            yield self._events[index]
+
     def next(self, step: int, direction: int, kinds: frozenset[str] | None) -> SessionEvent | None:
         """The nearest event in a later step (direction 1) or an earlier one (-1)."""
-        events = self._events
-        if direction > 0:
-            indices = range(bisect_right(events, step, key=_step), len(events))
-        else:
-            indices = range(bisect_left(events, step, key=_step) - 1, -1, -1)
-        for index in indices:
-            if kinds is None or events[index].kind in kinds:
-                return events[index]
-        return None
+        later = range(bisect_right(self._events, step, key=_step), len(self._events))
+        near = (self._events[at] for at in later) if direction > 0 else self._until(step - 1)
+        return next((each for each in near if kinds is None or each.kind in kinds), None)
 
     def spread(self, most: int = sys.maxsize) -> list[SessionEvent]:
         """All events; if more than `most`, one from each of `most` equal ranges of steps."""
@@ -114,11 +117,8 @@ class EventLog:
 
     def end_of(self, request_id: int, step: int) -> SessionEvent | None:
         """The finish or abort event of a request; None if the request did not end by `step`."""
-        for index in range(bisect_right(self._events, step, key=_step) - 1, -1, -1):
-            event = self._events[index]
-            if event.request_id == request_id and event.kind in ("finish", "abort"):
-                return event
-        return None
+        ends = (each for each in self._until(step) if each.kind in ("finish", "abort"))
+        return next((each for each in ends if each.request_id == request_id), None)
 
     def forget_before(self, step: int) -> None:
         del self._events[: bisect_left(self._events, step, key=_step)]
@@ -127,10 +127,6 @@ class EventLog:
         """Remove the events after a step, except marks, which are notes by a person."""
         num_kept = bisect_right(self._events, step, key=_step)
         self._events[num_kept:] = [e for e in self._events[num_kept:] if e.kind == "mark"]
-
-
-def _step(event: SessionEvent) -> int:
-    return event.step
 
 
 def request_event(
@@ -161,7 +157,6 @@ def request_event(
 
 
 def mark_event(mark: wire.Mark) -> SessionEvent:
-    """The log line for a mark, a note that a person set at a step."""
     return SessionEvent(mark.step, mark.time_ns, "mark", f"{mark.text} ({mark.who})")
 
 
@@ -204,7 +199,6 @@ def gap_event(num_messages: int, after_step: int, time_ns: int) -> SessionEvent:
 def breach_event(
     slo: SLO, step: int, time_ns: int, kind: str, value_ns: int, request_id: int | None
 ) -> SessionEvent:
-    """The log line for a TTFT or ITL above its service level."""
     bound_ms = slo.itl_ms if kind == "ITL" else slo.ttft_ms
     who = "" if request_id is None else f" ({request_name(request_id)})"
     value = f"{value_ns / 1e6:.0f}"

@@ -8,6 +8,7 @@ of a range of steps again would take far longer.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -15,19 +16,17 @@ from stepscope.engine.protocol import wire
 from stepscope.recordings.state.session import SessionState
 
 
+@dataclass(slots=True, eq=False)
 class Track:
     """The cells of one request so far, one byte per step. `cells[0]` is for step `start`.
 
     Steps that are not written yet count as `filler`.
     """
 
-    __slots__ = ("cells", "client_id", "filler", "start")
-
-    def __init__(self, client_id: str, start: int, filler: bytes) -> None:
-        self.client_id = client_id
-        self.start = start
-        self.cells = bytearray()
-        self.filler = filler
+    client_id: str
+    start: int
+    filler: bytes
+    cells: bytearray = field(default_factory=bytearray)
 
     def fill_to(self, step: int, filler: bytes) -> None:
         """Write `filler` to all steps before `step` that are not written yet."""
@@ -232,10 +231,7 @@ class LaneBoard:
             self._take(event, step, step)
 
     def _seat(self, request_id: int, step: int) -> Track:
-        """Return the track of a request in the batch that has no open track.
-
-        No event announced the request, or it seemed to have ended.
-        """
+        """Return the track of a request that no event announced, or that seemed to have ended."""
         track = self._tracks.get(request_id) or Track("", step, _IDLE)
         self._add(request_id, track)
         return track

@@ -24,7 +24,6 @@ _MAX_MS = 1e9  # larger estimates are ignored, ...
 _MAX_COUNT = 2**31  # ... and so are larger counts in one record
 
 LatencyKind: TypeAlias = Literal["ttft", "itl", "tpot", "e2e", "served_ttft", "served_itl", "step"]
-_SERVED: tuple[LatencyKind, LatencyKind] = ("served_ttft", "served_itl")
 
 
 class SLO(NamedTuple):
@@ -107,7 +106,6 @@ def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int 
 
 
 def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:
-    """The percentiles of some samples."""
     ranked = samples.ranked()
     if ranked is None:
         return LatencySpread()
@@ -136,10 +134,13 @@ class Latencies:
         for finished in applied.outcome.finished:
             self.finished.append(now_ns, *finished)
 
+    def _level_ms(self, kind: LatencyKind) -> float | None:
+        levels_ms = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
+        return levels_ms.get(kind.removeprefix("served_"))
+
     def spreads(self) -> dict[LatencyKind, LatencySpread]:
         """Percentiles of all latencies, and the shares within the service levels."""
-        levels = {"ttft": self.slo.ttft_ms, "itl": self.slo.itl_ms}
-        return {kind: spread_of(samples, levels.get(kind)) for kind, samples in self.of.items()}
+        return {kind: spread_of(samples, self._level_ms(kind)) for kind, samples in self.of.items()}
 
     def cut(self, start_ns: int, end_ns: int) -> "Latencies":
         """A copy of the samples in (start_ns, end_ns]. This is cheap, unlike a report."""
@@ -149,22 +150,17 @@ class Latencies:
         return part
 
     def report(self, start_ns: int, end_ns: int, buckets: int = TREND_BUCKETS) -> LatencyReport:
-        ttft_ms, itl_ms = self.slo
-        levels: dict[LatencyKind, float] = {
-            "ttft": ttft_ms, "itl": itl_ms, "served_ttft": ttft_ms, "served_itl": itl_ms
-        }  # fmt: skip
-        kinds: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot", "step", *_SERVED)
-        series = [
-            series_of(self.of[kind], start_ns, end_ns, levels.get(kind), buckets) for kind in kinds
-        ]
-        return LatencyReport(start_ns, end_ns, *series)
+        found = {
+            kind: series_of(samples, start_ns, end_ns, self._level_ms(kind), buckets)
+            for kind, samples in self.of.items()
+            if kind in LatencyReport._fields
+        }
+        return LatencyReport(start_ns, end_ns, **found)
 
     def forget_before(self, time_ns: int) -> None:
-        self.finished.forget_before(time_ns)
-        for samples in self.of.values():
-            samples.forget_before(time_ns)
+        for rows in (self.finished, *self.of.values()):
+            rows.forget_before(time_ns)
 
     def forget_after(self, time_ns: int) -> None:
-        self.finished.forget_after(time_ns)
-        for samples in self.of.values():
-            samples.forget_after(time_ns)
+        for rows in (self.finished, *self.of.values()):
+            rows.forget_after(time_ns)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from stepscope.recordings.state.outcome import FinishedRequest, Outcome
+from stepscope.recordings.state.series.lazy_numpy import np
 from stepscope.recordings.state.session import SessionState
 
 
@@ -25,8 +26,6 @@ class Ranked:
     """Some samples in order of their values. At least one."""
 
     def __init__(self, values: "array[int]", weights: "array[int]") -> None:
-        import numpy as np  # not at the start of the program: the import takes 80 ms
-
         order = np.argsort(unsorted := np.frombuffer(values, dtype=np.int64), kind="stable")
         self._values = unsorted[order]
         self._upto = np.cumsum(np.frombuffer(weights, dtype=np.int64)[order])
@@ -39,11 +38,7 @@ class Ranked:
         return int(self._upto[place - 1]) if place else 0
 
     def percentiles(self, ranks: Sequence[int]) -> list[int]:
-        """Nearest-rank percentiles; `ranks` are percentages, ascending, each in (0, 100].
-
-        A percentile is the smallest sample whose cumulative weight reaches that share of all
-        samples.
-        """
+        """Nearest-rank percentiles of ascending `ranks` in (0, 100]."""
         places = self._upto.searchsorted([-(-rank * self.count // 100) for rank in ranks])
         return [int(value) for value in self._values[places]]
 
@@ -73,7 +68,9 @@ class TimedRows:
     def cut(self, start_ns: int, end_ns: int) -> Self:
         """A copy of the rows with times in (start_ns, end_ns]."""
         first, last = (bisect_right(self._columns[0], each) for each in (start_ns, end_ns))
-        return self._with([column[first:last] for column in self._columns])
+        other = copy.copy(self)
+        other._columns = [column[first:last] for column in self._columns]
+        return other
 
     def forget_before(self, time_ns: int) -> None:
         num_old = bisect_left(self._columns[0], time_ns)
@@ -87,11 +84,6 @@ class TimedRows:
 
     def num_until(self, time_ns: int) -> int:
         return bisect_right(self._columns[0], time_ns)
-
-    def _with(self, columns: "list[array[int]]") -> Self:
-        other = copy.copy(self)
-        other._columns = columns
-        return other
 
 
 class Samples(TimedRows):
@@ -155,14 +147,10 @@ class FinishedRequests(TimedRows):
         `itl_ms` is lower, requests without longer gaps are not judged.
         """
         ttft_ns, itl_ns = ttft_ms * 1e6, itl_ms * 1e6
-        num_judged = num_kept = 0
-        for _, ttft, worst, floor in self:
-            if ttft > ttft_ns or worst > itl_ns:
-                num_judged += 1
-            elif floor <= itl_ns:
-                num_judged += 1
-                num_kept += 1
-        return KeptLevels(num_judged, num_kept)
+        ttft, worst, floor = (np.frombuffer(each, dtype=np.int64) for each in self._columns[1:])
+        is_broken = (ttft > ttft_ns) | (worst > itl_ns)
+        num_kept = int((~is_broken & (floor <= itl_ns)).sum())
+        return KeptLevels(int(is_broken.sum()) + num_kept, num_kept)
 
 
 class RequestWatch:
@@ -177,10 +165,7 @@ class RequestWatch:
         self._worst_ns: dict[int, int] = {}  # their longest gap above the floor
 
     def begin(self, state: SessionState) -> None:
-        """Restart from a state.
-
-        Requests in progress are not recorded: their earlier gaps are unknown.
-        """
+        """Restart from a state, without its requests: their earlier gaps are unknown."""
         state.table.late_ns = self._floor_ns
         self._ttft_ns.clear()
         self._worst_ns.clear()
@@ -197,8 +182,7 @@ class RequestWatch:
     def set_floor(self, itl_ms: float, state: SessionState) -> None:
         """Change the length above which gaps are recorded.
 
-        If it becomes lower, requests in progress are no longer recorded: their shorter gaps are
-        unknown.
+        If it becomes lower, requests in progress are left out: their shorter gaps are unknown.
         """
         floor_ns = round(itl_ms * 1e6)
         is_lower, self._floor_ns = floor_ns < self._floor_ns, floor_ns

@@ -72,13 +72,11 @@ _OF_REASON: Mapping[str, int] = dict.fromkeys(
 ) | {reason: _PLACES[limit] for limit, spec in LIMIT_SPECS.items() for reason in spec.reasons}
 
 
-def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
+def limit_of(record: StepRecord, outcome: Outcome) -> int:
     """Index in `LIMITS` of what limited a step; `UNKNOWN` if the records do not tell.
 
     If an operator's pause right before the step lasted longer than the step, the pause is the
     limit.
-
-    `num_rows`: number of rows in its batch; None if the engine does not publish them.
     """
     if outcome.paused_ns > record.tokens_ns - record.schedule_start_ns:
         return _PLACES["paused"]
@@ -97,8 +95,8 @@ def limit_of(record: StepRecord, outcome: Outcome, num_rows: int | None) -> int:
     padded = record.num_padded_tokens or 0
     if record.num_prefill_tokens + record.num_decode_tokens + padded >= budget:
         return _PLACES["budget"]
-    if num_rows is None or (reasons is None and record.num_waiting):
+    if record.batch is None or (reasons is None and record.num_waiting):
         return UNKNOWN
-    if padded or record.num_running > num_rows:
+    if padded or record.num_running > len(record.batch):
         return _PLACES["mode"]
     return _PLACES["threshold"] if outcome.num_cut_rows else _PLACES["work"]

@@ -233,7 +233,7 @@ class Navigator:
             if replay is not None and is_searched(replay):
                 return replay.file_index.stalls(history.slo, _MOST_STALLS), "", True
             where = " in memory"
-        return history.windows.stalls(None, _MOST_STALLS), where, False
+        return history.windows.stalls(_MOST_STALLS), where, False
 
     def _no_stall(self, where: str) -> str:
         history = self._history

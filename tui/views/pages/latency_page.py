@@ -67,7 +67,7 @@ def heading(frame: Frame, room: int) -> Line:
     if frame.view.longest_first:
         order = f"  longest {_first_kind(frame)} first ({key}: newest)"
     late = frame.history.windows.late(frame.cursor)
-    if not late.num_breaches:
+    if not late.num_tokens:
         none = " (0 tokens late)" if frame.tells_requests else ""
         return titled(f"breaches{none}", order)
     end = None if frame.extent is None else frame.extent[1]
