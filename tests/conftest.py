@@ -20,7 +20,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.__main__ import main
 from tests.support.done import Done
 from tests.support.engines.live_engine import LiveEngine, running_engine

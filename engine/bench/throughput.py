@@ -14,12 +14,12 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult, measure
-from stepscope.engine.execution.machine.environment import num_threads
+from stepscope.engine.execution.environment import num_threads
 from stepscope.engine.process.serve import open_engine, stop_signals
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError, Knobs
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
 
 YARDSTICK_REQUESTS = 256

@@ -2,7 +2,6 @@
 
 The thread decodes, checks and answers commands. Does not import torch.
 
-May import: engine.loop, engine.protocol, engine.protocol.settings, engine.telemetry,
-  engine.text, engine.transport.
+May import: engine.loop, engine.protocol, engine.telemetry, engine.text, engine.transport.
 Put checks that need nothing from the engine's thread here, where they cost it no time.
 """

@@ -21,9 +21,9 @@ from stepscope.engine.control.outgoing import RemoteClient
 from stepscope.engine.loop.dispatch import error_reply
 from stepscope.engine.loop.inbox import Call, Client, Inbox, Refusal
 from stepscope.engine.protocol.commands import Change, Submit
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import AnyReply, Error
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.text.text_stream import StopText, TextStream
 from stepscope.engine.transport.connections import Connections
 

@@ -27,8 +27,8 @@ from stepscope.engine.loop.dispatch import error_reply
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.commands import GetAudit, GetKeptSnapshot, GetSnapshot, ReplayFrom
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import AnyReply, Bundle, Error, Output, Replayed
-from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.text.tokenizer import OutputText

@@ -26,8 +26,8 @@ from stepscope.engine.loop.dispatch import error_reply
 from stepscope.engine.loop.inbox import Denial, Departure, WakingQueue
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import AnyCommand, Change, GetInfo, Submit
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import Error, Output, Replayed, Submitted
-from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.tokenizer import OutputText, Tokenizer
 from stepscope.engine.transport.connections import Connections
 from stepscope.engine.transport.gate import Gate

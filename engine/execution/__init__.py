@@ -1,8 +1,8 @@
-"""Runs steps on a device: the runner, its inputs, CUDA graphs, and the preparation before the first
-step.
+"""Runs steps on a device: the runner, its inputs, CUDA graphs, the sampler, and the preparation
+before the first step.
 
-May import: kernels, kernels.dispatch, kernels.triton, engine.execution.machine,
-  engine.execution.sampling, engine.models, engine.models.cache, engine.protocol,
-  engine.protocol.settings, engine.scheduling, engine.text.
-Code that a step needs on the device goes here. Choosing tokens is in `sampling`.
+May import: kernels, kernels.dispatch, kernels.triton, engine.models, engine.protocol,
+  engine.scheduling, engine.text.
+Code that a step needs on the device goes here, and code that depends on the machine. Add a new way
+of sampling both to `host_sampling.py` and to `device_sampling.py`, which give the same tokens.
 """

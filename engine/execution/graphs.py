@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 import torch
 
+from stepscope.engine.execution.devices import give_back_memory
 from stepscope.engine.execution.input_batch import InputBatch, StepInputs, TokenBuffers
-from stepscope.engine.execution.machine.devices import give_back_memory
 from stepscope.engine.models.checkpoint import Progress
 from stepscope.kernels.paged_attention import (
     AttentionBackend,

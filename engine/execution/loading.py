@@ -12,6 +12,13 @@ from pathlib import Path
 import torch
 from msgspec import structs
 
+from stepscope.engine.execution import devices
+from stepscope.engine.execution.devices import memory_for
+from stepscope.engine.execution.environment import (
+    ThreadChoice,
+    keep_freed_memory,
+    num_threads,
+)
 from stepscope.engine.execution.graphs import (
     GRAPH_BYTES,
     CudaDevice,
@@ -20,21 +27,13 @@ from stepscope.engine.execution.graphs import (
     piece_sizes,
 )
 from stepscope.engine.execution.input_batch import DecodeBuffers, TokenBuffers
-from stepscope.engine.execution.machine import devices
-from stepscope.engine.execution.machine.devices import memory_for
-from stepscope.engine.execution.machine.environment import (
-    ThreadChoice,
-    keep_freed_memory,
-    num_threads,
-)
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.step_costs import measure, trial_step
-from stepscope.engine.models import checkpoint, loader
-from stepscope.engine.models.cache import gguf_checkpoint
+from stepscope.engine.models import checkpoint, gguf_checkpoint, loader
 from stepscope.engine.models.checkpoint import Progress
 from stepscope.engine.models.model_config import longest_request
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import (
     DeviceUse,
     device_kv_blocks,

@@ -17,14 +17,13 @@ import numpy.typing as npt
 import torch
 from msgspec import structs
 
-from stepscope.engine.execution import input_batch
+from stepscope.engine.execution import devices, input_batch
+from stepscope.engine.execution.environment import ThreadChoice
 from stepscope.engine.execution.graphs import StepGraphs
+from stepscope.engine.execution.host_sampling import UNSOUND, Sampled
 from stepscope.engine.execution.input_batch import StepInputs
 from stepscope.engine.execution.kv_frames import KVFrames
-from stepscope.engine.execution.machine import devices
-from stepscope.engine.execution.machine.environment import ThreadChoice
-from stepscope.engine.execution.sampling.host_sampling import UNSOUND, Sampled
-from stepscope.engine.execution.sampling.sampler import Sampler, SamplesInFlight
+from stepscope.engine.execution.sampler import Sampler, SamplesInFlight
 from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models.loader import Model
 from stepscope.engine.protocol.wire import StepCosts

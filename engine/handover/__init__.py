@@ -4,8 +4,7 @@ token.
 `EngineRole` makes what an engine needs for it. `HandOver` runs on the prefill engine's thread.
 `DecodeLink` talks to the decode engine and forwards its tokens to clients. `shared_memory`
 transfers keys and values.
-May import: engine.client, engine.loop, engine.protocol, engine.protocol.settings,
-  engine.scheduling, engine.transport.
+May import: engine.client, engine.loop, engine.protocol, engine.scheduling, engine.transport.
 To transfer keys and values in another way, for example over a network, add a file beside
 `shared_memory.py`, with a sender like its own and a `scheduling.step.KVReceiver`.
 """

@@ -18,8 +18,8 @@ from stepscope.engine.client.client import CommandRefused, ControlClient, Engine
 from stepscope.engine.loop.client_requests import aborted, append_output, output_of
 from stepscope.engine.loop.inbox import Client, WakingQueue
 from stepscope.engine.protocol.commands import Abort, GetInfo, HandedOver, KVTicket, Submit
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import AnyReply, Error, Loaded, Output, Submitted
-from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.transport.endpoints import Endpoint

@@ -20,8 +20,8 @@ from stepscope.engine.loop.client_requests import OtherEngine
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Task
 from stepscope.engine.protocol.commands import HandedOver, KVTicket
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.wire import RequestOrigin
 from stepscope.engine.scheduling.kv_memory import free_host_bytes, memory_bytes
 from stepscope.engine.scheduling.request import Request, RequestStatus

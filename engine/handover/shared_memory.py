@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stepscope.engine.protocol.commands import KVTicket
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import same_file
 
 PREFIX = "stepscope-kv-"

@@ -1,8 +1,9 @@
 """The OpenAI-compatible HTTP server: a separate process that talks to an engine's sockets.
 
-Does not import torch. What its packages share is here: errors, settings and the connection to the
-engine.
+It parses requests of OpenAI's API with vLLM's additions, runs them in the engine and writes the
+answers; its `/metrics` tells the engine's telemetry under vLLM's names. Does not import torch.
 
-May import: engine.client, engine.protocol, engine.protocol.settings, engine.transport.
-Add routes to `server`, request fields to `openai`, metrics to `metrics`.
+May import: engine.client, engine.protocol, engine.transport.
+Add a route to `app.py`; a request field to `requests.py`, then to `job.py`, or to
+`IGNORED_FIELDS` if it changes no answer; a metric, and what it counts, to `metrics_reducer.py`.
 """

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue, doc
+from stepscope.engine.protocol.knobs import ConfigError, WrongValue, doc
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,10 +10,10 @@ from stepscope.engine.loop.audit import AuditTrail, ChangeEffect
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import Asker
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import Ack, Error
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD, WorkloadSpec
 from stepscope.engine.protocol.wire import Audited, EngineInfo, KnobsChanged, KnobValue, Telemetry
+from stepscope.engine.protocol.workload_spec import NO_WORKLOAD, WorkloadSpec
 from stepscope.engine.workload.arrivals import describe
 
 if TYPE_CHECKING:

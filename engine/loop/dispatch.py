@@ -10,8 +10,8 @@ from msgspec import UNSET
 from stepscope.engine.loop.changes import apply_change
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Change, GetAudit, GetSnapshot, Submit
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import Error, Submitted
-from stepscope.engine.protocol.settings.knobs import ConfigError
 
 if TYPE_CHECKING:
     from stepscope.engine.loop.core import EngineCore

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepscope.engine.models.cache import gguf_checkpoint, smollm2
+from stepscope.engine.models import gguf_checkpoint, smollm2
 from stepscope.engine.models.made_checkpoints import (
     RANDOM_PREFIX,
     ensure_demo,
     ensure_random,
     is_random,
 )
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]

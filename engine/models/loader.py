@@ -13,8 +13,8 @@ from stepscope.engine.models.made_checkpoints import is_random
 from stepscope.engine.models.model_config import check_config, misfit, refuse
 from stepscope.engine.models.transformers_model import ATTENTION, TransformersModel, attention
 from stepscope.engine.models.weights import RandomWeights, Weights, check_tensors, refuse_unused
-from stepscope.engine.protocol.settings.engine_config import ModelImpl
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.engine_config import ModelImpl
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer
 
 Model: TypeAlias = Decoder | TransformersModel

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepscope.engine.models.cache import cached_folder
-from stepscope.engine.models.cache.cached_folder import Check
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.models import cached_folder
+from stepscope.engine.models.cached_folder import Check
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.model_shape import KNOWN_MODELS
 from stepscope.engine.text.tokenizer import BYTE_OF_SYMBOL
 

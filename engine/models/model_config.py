@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from stepscope.engine.models.weights import Shape
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # of our own decoder
 _SIZES = (

@@ -19,7 +19,7 @@ import torch
 
 from stepscope.engine.models.checkpoint import refuse_file
 from stepscope.engine.models.model_config import refuse, sliding_layers
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import KVShape
 from stepscope.kernels.paged_attention import (
     AttentionOptions,

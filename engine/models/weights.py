@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from stepscope.engine.models.checkpoint import weight_files
 from stepscope.engine.models.made_checkpoints import SEED
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 
 Shape = tuple[int, ...]
 

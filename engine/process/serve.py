@@ -18,15 +18,15 @@ import msgspec
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.control.server import ControlServer
-from stepscope.engine.execution.machine.environment import prepare_environment
+from stepscope.engine.execution.environment import prepare_environment
 from stepscope.engine.handover.hand_over import EngineRole
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, Inbox, Refusal, SilentClient
 from stepscope.engine.models import checkpoint
 from stepscope.engine.protocol.commands import Shutdown, Submit
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import (
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import (
     ConfigError,
     Knobs,
     Limits,

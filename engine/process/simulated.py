@@ -18,18 +18,18 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.loop.pipeline import Unlaunched
 from stepscope.engine.process.serve import stop_signals, workload_submit
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.kv_memory import memory_bytes
 from stepscope.engine.scheduling.step import InFlight, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import START_NS, VOCAB_SIZE, SimulatedRunner
 from stepscope.engine.simulation.step_time import StepTimeModel
-from stepscope.engine.simulation.virtual.requests import (
+from stepscope.engine.simulation.virtual_requests import (
     CHARS_PER_TOKEN,
     DrawnStepTimes,
     MadeUpCodec,
 )
-from stepscope.engine.simulation.virtual.session import SimulatedSetup
+from stepscope.engine.simulation.virtual_session import SimulatedSetup
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import gate_of

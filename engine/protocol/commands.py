@@ -18,9 +18,9 @@ from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams, TokenId
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.sampling_params import SamplingParams, TokenId
 from stepscope.engine.protocol.wire import KnobValue, decode_bounded
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 
 LOCAL = "local"  # key of a client with the engine's own account, which proves no more than that
 _KEY = "key"

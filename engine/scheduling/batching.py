@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stepscope.engine.protocol.settings.knobs import Batching
+from stepscope.engine.protocol.knobs import Batching
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError, WrongValue
 
 # Cap of a share of the free memory: without it a small model would get far more than it can use,
 # on a machine that also runs other programs. A size in bytes is not capped.

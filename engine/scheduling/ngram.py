@@ -11,7 +11,7 @@ several times, the earliest occurrence gives the guess.
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.scheduling.request import Request
 
 # Tokens that are indexed in one step, for all requests together: about 5 ms for each length.

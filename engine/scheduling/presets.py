@@ -17,7 +17,7 @@ Sources, from the code of the releases:
 from collections.abc import Collection
 from typing import NamedTuple
 
-from stepscope.engine.protocol.settings.knobs import WrongValue
+from stepscope.engine.protocol.knobs import WrongValue
 from stepscope.engine.protocol.wire import KnobValue
 
 

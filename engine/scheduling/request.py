@@ -16,9 +16,9 @@ from enum import Enum
 from typing import TypeAlias
 
 from stepscope.engine.protocol.commands import KVTicket
+from stepscope.engine.protocol.knobs import Policy
 from stepscope.engine.protocol.replies import PositionLogprobs
-from stepscope.engine.protocol.settings.knobs import Policy
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import RequestOrigin
 from stepscope.engine.scheduling.block_pool import BlockHash
 from stepscope.engine.text.text_stream import StopText

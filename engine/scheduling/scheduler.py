@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.wire import (
     Aborted,
     Finished,

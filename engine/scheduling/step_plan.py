@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Admitted, Phase, Preempted, RequestEvent
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.ngram import NgramProposer

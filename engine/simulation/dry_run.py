@@ -24,8 +24,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stepscope.engine.protocol.field_errors import in_words
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts, take_bursts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from stepscope.engine.protocol.field_errors import in_words
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 
 _MIN_TOKENS = 2  # different numbers of tokens that the points must have

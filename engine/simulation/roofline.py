@@ -12,7 +12,7 @@ import re
 
 from msgspec import Struct
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.model_shape import ModelShape
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
-from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.text.text_stream import REPLACEMENT, TextStream
 
 # Longest part of a chat template's own error message that is passed on.

@@ -24,7 +24,7 @@ import msgspec
 import platformdirs
 from msgspec import Struct
 
-from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
+from stepscope.engine.protocol.knobs import ConfigError, WrongValue
 from stepscope.engine.transport.keys import Credentials
 
 MAX_IPC_PATH = 103  # sun_path holds 108 bytes on Linux and 104 on macOS

@@ -18,7 +18,7 @@ from typing import Any, final
 import zmq
 from zmq.utils import z85
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import Credentials, Holder, KeyFolder, KeyPair
 from stepscope.engine.transport.rate_limit import is_out_of_files

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import platformdirs
 import zmq
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.rate_limit import is_out_of_files
 
 Role: TypeAlias = Literal["viewer", "operator"]

@@ -12,7 +12,7 @@ import socket
 import stat
 from pathlib import Path
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport import endpoints
 from stepscope.engine.transport.endpoints import LOCK_SUFFIX, Endpoint, LockFields, lock_path
 from stepscope.engine.transport.keys import Credentials, KeyPair

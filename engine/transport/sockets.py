@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.gate import ZAP_DOMAIN, Gate, stand_back
 from stepscope.engine.transport.keys import Credentials, find_credentials, read_credentials

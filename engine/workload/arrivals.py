@@ -17,9 +17,9 @@ from typing import Literal
 import msgspec
 
 from stepscope.engine.protocol.commands import ChatMessage, Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, StepCosts
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.traces import TraceRow
 
 

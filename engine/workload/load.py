@@ -16,7 +16,7 @@ from typing import NamedTuple
 from stepscope.engine.client.client import ControlClient, EngineSilent, EngineUnreachable
 from stepscope.engine.protocol.commands import Abort, Submit
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.transport.local_engines import is_refused
 from stepscope.engine.workload.arrivals import Arrival, PromptWriter, synthetic
 

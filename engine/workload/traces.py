@@ -23,7 +23,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from stepscope.engine.protocol.field_errors import in_words
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 
 HASH_BLOCK_TOKENS = 512  # tokens of a block in a Mooncake trace
 _BAILIAN_BLOCK_TOKENS = 16

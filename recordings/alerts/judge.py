@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from stepscope.recordings.alerts.rule import WAITING_FOR, Rule
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.state.audit_text import seconds_of
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 WINDOW_S = 10.0  # window of the figures, and of the restarts

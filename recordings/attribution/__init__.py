@@ -2,7 +2,6 @@
 
 A baseline (the usual duration of steps with as much work) tells which steps were slow.
 
-May import: engine.protocol, recordings, recordings.file, recordings.session, recordings.state,
-  recordings.state.series.
+May import: engine.protocol, recordings, recordings.file, recordings.session, recordings.state.
 A new cause is defined in `causes.py` and detected in `open_waits.py`.
 """

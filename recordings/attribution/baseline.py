@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, StepRecord
 from stepscope.recordings.session.steps import StepTable
-from stepscope.recordings.state.series.distribution import Distribution, percentiles
+from stepscope.recordings.state.distribution import Distribution, percentiles
 
 # Alike steps differ by a factor of two at most; the rest is room for noise.
 SLOW = 3.0  # times the baseline: a longer step is slow

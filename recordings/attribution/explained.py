@@ -17,9 +17,9 @@ from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.waits import WaitSums
+from stepscope.recordings.state.distribution import Distribution
+from stepscope.recordings.state.latency import SLO, LatencyKind, waits_in
 from stepscope.recordings.state.outcome import AppliedStep
-from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.latency import SLO, LatencyKind, waits_in
 from stepscope.recordings.state.session import request_name
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stepscope.engine.protocol.wire import EngineStatus, RequestView, StepRecord, Telemetry
 from stepscope.recordings.attribution.causes import Piece
-from stepscope.recordings.state.series.distribution import Distribution
+from stepscope.recordings.state.distribution import Distribution
 
 
 def shares_of(view: RequestView) -> dict[str, int]:

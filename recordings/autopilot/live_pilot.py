@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import SetKnobs
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.wire import (
     Audited,
     EngineStatus,

@@ -1,9 +1,10 @@
 """Compares two runs, A and B: figures, load, settings, and which run is better in each figure.
 
-A side is one of the two runs.
+A `Side` is one of the two runs, read message by message in bounded memory; feeds read it from a
+file or from memory.
 
-May import: engine.protocol, recordings.attribution, recordings.compare.side,
-  recordings.figures, recordings.file, recordings.session, recordings.state,
-  recordings.state.series.
-A new figure goes into `figures.py`, its sum into `session/sums.py`.
+May import: engine.protocol, recordings, recordings.attribution, recordings.figures,
+  recordings.file, recordings.history, recordings.session, recordings.state.
+A new figure goes into `figures.py`, its sum into `session/sums.py` and `totals.py`; what is
+known of each request goes into `side_requests.py`.
 """

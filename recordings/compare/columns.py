@@ -2,9 +2,9 @@
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from stepscope.recordings.compare.side.points import StepPoint, StepPoints
-from stepscope.recordings.compare.side.requests import Pair, RequestRun
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.points import StepPoint, StepPoints
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side_requests import Pair, RequestRun
 
 Align: TypeAlias = Literal["time", "step", "request"]
 ALIGNMENTS: tuple[Align, ...] = ("time", "step", "request")

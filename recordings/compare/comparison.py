@@ -11,17 +11,17 @@ from typing import Literal, NamedTuple
 
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.attribution.causes import Cause
+from stepscope.recordings.compare.feed import Feed
 from stepscope.recordings.compare.figures import ComparedFigure, compared_figures
 from stepscope.recordings.compare.load import LoadDifference, load_of
-from stepscope.recordings.compare.side.feed import Feed
-from stepscope.recordings.compare.side.requests import (
+from stepscope.recordings.compare.side import Kind, Side
+from stepscope.recordings.compare.side_requests import (
     Matched,
     lived_in_both,
     matched,
     were_sent_twice,
 )  # fmt: skip
-from stepscope.recordings.compare.side.side import Kind, Side
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 
 # Fields of `EngineInfo` that may change performance, unlike names and addresses.
 _NAMED = (

@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.compare.bootstrap import RatioInterval, draw, percentile_ratio, ratio_of
 from stepscope.recordings.compare.load import ALIKE_LOAD, LoadDifference
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES
 from stepscope.recordings.session.waits import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
-from stepscope.recordings.state.series.limits import LIMITS, NAMED_WAITS
+from stepscope.recordings.state.limits import LIMITS, NAMED_WAITS
 
 ALIKE = 0.02  # relative; a smaller difference does not matter
 ALMOST = 0.05  # a difference that may be chance is "alike" if smaller, "unclear" if larger

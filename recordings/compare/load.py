@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stepscope.recordings.compare.side.requests import RequestRun
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side_requests import RequestRun
 
 ALIKE_LOAD = 0.1  # relative; a smaller difference in the load does not count
 _ALIKE_SHARE = 0.02  # share of prompts from the cache: a smaller difference does not count

@@ -14,8 +14,8 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire_events import Aborted, Finished
 from stepscope.recordings.export.moments import Moment
 from stepscope.recordings.export.output import MissingPackage
-from stepscope.recordings.state.series.latency_samples import RequestWatch
-from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, Limit, limit_of
+from stepscope.recordings.state.latency_samples import RequestWatch
+from stepscope.recordings.state.limits import LIMITS, UNKNOWN, Limit, limit_of
 
 Table: TypeAlias = Literal["steps", "rows", "requests"]
 TABLES: tuple[Table, ...] = ("steps", "rows", "requests")

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.session.sums import Sums, per, plus
-from stepscope.recordings.state.series.distribution import LatencySpread
-from stepscope.recordings.state.series.latency import LatencyKind
-from stepscope.recordings.state.series.latency_samples import KeptLevels
-from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.distribution import LatencySpread
+from stepscope.recordings.state.latency import LatencyKind
+from stepscope.recordings.state.latency_samples import KeptLevels
+from stepscope.recordings.state.limits import LIMITS
 
 Figures = Mapping[str, float | None]  # by name, each in its unit of the table; None is unknown
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Literal, NamedTuple, TypeAlias, cast
 
-from stepscope.recordings.state.series.distribution import SPREAD_RANKS
-from stepscope.recordings.state.series.latency import LatencyKind
-from stepscope.recordings.state.series.limits import LIMIT_SPECS
+from stepscope.recordings.state.distribution import SPREAD_RANKS
+from stepscope.recordings.state.latency import LatencyKind
+from stepscope.recordings.state.limits import LIMIT_SPECS
 
 FigureUnit: TypeAlias = Literal["ms", "s", "share", "tokens/s", "/s", "/min", ""]
 Better: TypeAlias = Literal["lower", "higher"]

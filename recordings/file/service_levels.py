@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 
 LEVEL_NAMES = ("slo_ttft_ms", "slo_itl_ms")
 

@@ -11,8 +11,8 @@ from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source, SourceStatus
 from stepscope.recordings.session.steps import StepSummary
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.ranks import slow_rank
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 WINDOW_S = 60.0  # window of latencies and preemptions

@@ -4,6 +4,6 @@ One thread writes, many read. Also here: `Source`, which fills a history from an
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.figures,
   recordings.file, recordings.file.writing, recordings.packing, recordings.session,
-  recordings.state, recordings.state.series.
+  recordings.state.
 A new query about a session, such as a screen needs, goes into `history_view.py`.
 """

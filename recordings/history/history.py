@@ -15,7 +15,7 @@ from stepscope.recordings.file import service_levels
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.state.clocks import back_by, check_numbers, set_back
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 MAX_STEPS = 100_000

@@ -17,9 +17,9 @@ from stepscope.recordings.history.timeline import Follower, Timeline
 from stepscope.recordings.history.windows import Windows
 from stepscope.recordings.session.drafts import Speculation, with_records
 from stepscope.recordings.session.steps import Span, StepSummary
-from stepscope.recordings.state.series.events import Gap, SessionEvent
-from stepscope.recordings.state.series.lanes import LaneName
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.events import Gap, SessionEvent
+from stepscope.recordings.state.lanes import LaneName
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 _DRAFT_STEPS = 256  # to count drafts by position and request in

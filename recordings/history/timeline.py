@@ -15,13 +15,13 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.recordings.history.ring import StepCache, StepRing, replayed
 from stepscope.recordings.session.steps import StepTable
+from stepscope.recordings.state import events
 from stepscope.recordings.state.audit_text import in_flight_text
 from stepscope.recordings.state.clocks import WallClock, leave_out, lost_before
+from stepscope.recordings.state.lanes import LaneBoard
+from stepscope.recordings.state.latency import SLO, Latencies
+from stepscope.recordings.state.latency_samples import RequestWatch
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series import events
-from stepscope.recordings.state.series.lanes import LaneBoard
-from stepscope.recordings.state.series.latency import SLO, Latencies
-from stepscope.recordings.state.series.latency_samples import RequestWatch
 from stepscope.recordings.state.session import SessionState
 
 

@@ -11,8 +11,8 @@ from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history_view import HistoryView
 from stepscope.recordings.session.late_waits import Breach
 from stepscope.recordings.state.audit_text import seconds_of, work_text
-from stepscope.recordings.state.series.latency import LatencyReport, Series
-from stepscope.recordings.state.series.limits import LIMIT_SPECS
+from stepscope.recordings.state.latency import LatencyReport, Series
+from stepscope.recordings.state.limits import LIMIT_SPECS
 from stepscope.recordings.state.session import SessionState, request_name
 
 RECENT_S = 10.0

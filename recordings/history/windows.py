@@ -10,11 +10,11 @@ from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
 from stepscope.recordings.session.late_waits import Breach, LateWaits
 from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
-from stepscope.recordings.state.series.events import SessionEvent, breach_event
-from stepscope.recordings.state.series.latency import TREND_BUCKETS, LatencyKind, LatencyReport
-from stepscope.recordings.state.series.latency_samples import Samples
-from stepscope.recordings.state.series.lazy_numpy import np
-from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.state.events import SessionEvent, breach_event
+from stepscope.recordings.state.latency import TREND_BUCKETS, LatencyKind, LatencyReport
+from stepscope.recordings.state.latency_samples import Samples
+from stepscope.recordings.state.lazy_numpy import np
+from stepscope.recordings.state.limits import LIMITS, Limit
 
 MINUTE_S = 60.0
 _SECOND_NS = 1_000_000_000

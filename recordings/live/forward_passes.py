@@ -18,7 +18,7 @@ import msgspec
 import zmq
 from msgspec import Meta, Struct
 
-from stepscope.engine.protocol.settings.knobs import WrongValue
+from stepscope.engine.protocol.knobs import WrongValue
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord, Totals, sequence_of
 from stepscope.engine.transport.sockets import client_socket
 from stepscope.recordings.history.history import History

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stepscope.recordings.plot.series import PlotSeries
-from stepscope.recordings.state.series.distribution import Distribution
+from stepscope.recordings.state.distribution import Distribution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.plot import axes
 from stepscope.recordings.plot.series import EventKind, PlotSeries
-from stepscope.recordings.state.series.distribution import Distribution
+from stepscope.recordings.state.distribution import Distribution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,9 +17,9 @@ from stepscope.recordings.file.step_range import StepRange, bounds
 from stepscope.recordings.session.index import KINDS, Index, IndexRows
 from stepscope.recordings.session.sums import Sums, sums_of
 from stepscope.recordings.session.waits import STEP_TIMES, WaitSums
-from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.events import changed_knobs, gap_event
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.distribution import Distribution
+from stepscope.recordings.state.events import changed_knobs, gap_event
+from stepscope.recordings.state.latency import SLO
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,9 +19,9 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.session.index import Index, IndexRows
 from stepscope.recordings.session.late_waits import LateWaits
-from stepscope.recordings.state.series import events
-from stepscope.recordings.state.series.events import SessionEvent
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state import events
+from stepscope.recordings.state.events import SessionEvent
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 
 MAX_KEPT = 1_500_000  # waits of 40 bytes, of which a busy week has 1.2 million; events of 300

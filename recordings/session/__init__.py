@@ -1,5 +1,5 @@
 """A session as a table with one row for each step, the sums over any part of it, and its index.
 
-May import: engine.protocol, engine.simulation, recordings.state, recordings.state.series.
+May import: engine.protocol, engine.simulation, recordings.state.
 A new number of each step is a field of `StepSummary` in `steps.py`, a new sum one of `Sums`.
 """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.session.sums import per
-from stepscope.recordings.state.series.lazy_numpy import Ints, np
+from stepscope.recordings.state.lazy_numpy import Ints, np
 
 _NUM_SLICES = 16
 _MIN_STEPS = 30  # of decodes alone, to fit what drafts cost

@@ -17,8 +17,8 @@ import zstandard
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.session.steps import COLUMNS, UNKNOWN, StepTable
-from stepscope.recordings.state.series.latency import LatencyKind
-from stepscope.recordings.state.series.lazy_numpy import Ints, np
+from stepscope.recordings.state.latency import LatencyKind
+from stepscope.recordings.state.lazy_numpy import Ints, np
 
 _MASK = (1 << 64) - 1
 

@@ -22,10 +22,10 @@ from stepscope.recordings.session.index import (
 )
 from stepscope.recordings.session.steps import UNKNOWN, StepTable
 from stepscope.recordings.state.clocks import back_by, known_since, leave_out, lost_before, set_back
+from stepscope.recordings.state.latency import waits_in
+from stepscope.recordings.state.latency_samples import RequestWatch, bounded
+from stepscope.recordings.state.lazy_numpy import Ints, np
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.latency import waits_in
-from stepscope.recordings.state.series.latency_samples import RequestWatch, bounded
-from stepscope.recordings.state.series.lazy_numpy import Ints, np
 from stepscope.recordings.state.session import SessionState
 
 

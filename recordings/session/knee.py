@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.simulation.regression import fit_relative
 from stepscope.recordings.session.steps import StepTable
-from stepscope.recordings.state.series.lazy_numpy import Floats, Ints, np
+from stepscope.recordings.state.lazy_numpy import Floats, Ints, np
 
 Columns: TypeAlias = dict[str, Ints]
 Numbers: TypeAlias = Sequence[float] | Floats

@@ -7,8 +7,8 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from stepscope.recordings.session.index import IndexRows
-from stepscope.recordings.state.series.latency import LatencyKind
-from stepscope.recordings.state.series.lazy_numpy import Ints, np
+from stepscope.recordings.state.latency import LatencyKind
+from stepscope.recordings.state.lazy_numpy import Ints, np
 
 _SECOND_NS = 1_000_000_000
 

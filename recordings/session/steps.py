@@ -10,12 +10,12 @@ from operator import itemgetter, sub
 from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import Totals
+from stepscope.recordings.state.latency_samples import bounded
+from stepscope.recordings.state.lazy_numpy import Ints, np
+from stepscope.recordings.state.limits import LIMITS, Limit, limit_of
+from stepscope.recordings.state.limits import UNKNOWN as UNKNOWN
 from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.ranks import waited_for
-from stepscope.recordings.state.series.latency_samples import bounded
-from stepscope.recordings.state.series.lazy_numpy import Ints, np
-from stepscope.recordings.state.series.limits import LIMITS, Limit, limit_of
-from stepscope.recordings.state.series.limits import UNKNOWN as UNKNOWN
 
 PPM = 1_000_000
 

@@ -10,9 +10,9 @@ from itertools import zip_longest
 from typing import Any, Self
 
 from stepscope.recordings.session.steps import COLUMNS, PPM, UNKNOWN, StepTable
+from stepscope.recordings.state.lazy_numpy import Ints, np
+from stepscope.recordings.state.limits import LIMITS, Limit
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.series.lazy_numpy import Ints, np
-from stepscope.recordings.state.series.limits import LIMITS, Limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from stepscope.recordings.session.waits import (
     WaitSums,
     bins_of,
 )
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.latency_samples import KeptLevels
-from stepscope.recordings.state.series.lazy_numpy import Bools, Ints, np
-from stepscope.recordings.state.series.limits import LIMITS, Limit
+from stepscope.recordings.state.latency import SLO
+from stepscope.recordings.state.latency_samples import KeptLevels
+from stepscope.recordings.state.lazy_numpy import Bools, Ints, np
+from stepscope.recordings.state.limits import LIMITS, Limit
 
 MAX_SLICES = 80  # beyond that, every two slices are merged
 _FIRST_WIDTH_NS = 100_000_000

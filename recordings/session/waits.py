@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stepscope.recordings.session.index import KINDS, IndexRows
-from stepscope.recordings.state.series.distribution import Distribution, LatencySpread
-from stepscope.recordings.state.series.latency import LatencyKind
-from stepscope.recordings.state.series.lazy_numpy import Ints, np
+from stepscope.recordings.state.distribution import Distribution, LatencySpread
+from stepscope.recordings.state.latency import LatencyKind
+from stepscope.recordings.state.lazy_numpy import Ints, np
 
 STEP_TIMES = ("schedule_start_ns", "tokens_ns")
 

@@ -16,17 +16,17 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel, shape_of_rows
-from stepscope.engine.simulation.virtual.session import SimulatedSetup
+from stepscope.engine.simulation.virtual_session import SimulatedSetup
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Progress
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 
 _MAX_BETWEEN_NS = 100_000_000  # a longer time between two steps is a pause, not engine work
 

@@ -16,8 +16,8 @@ import msgspec
 
 from stepscope.recordings.simulation.suspects import SUSPECTS, Remedy, Seen, Suspect
 from stepscope.recordings.simulation.what_if import Forecast, forecast
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import NAMED_WAITS, Limit
+from stepscope.recordings.state.latency import SLO
+from stepscope.recordings.state.limits import NAMED_WAITS, Limit
 
 NUM_RUNS = 8
 KEPT_SHARE = 0.95  # if so many requests keep their levels, there is no bottleneck

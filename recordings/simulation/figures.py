@@ -2,10 +2,10 @@
 
 from msgspec import Struct
 
-from stepscope.engine.simulation.virtual.replica import EndedRequest
+from stepscope.engine.simulation.replica import EndedRequest
+from stepscope.recordings.state.distribution import Distribution
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.outcome import FinishedRequest
-from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.latency import SLO
 
 RANKS = (50, 95, 99)
 _RATES = (

@@ -9,19 +9,19 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.simulation.virtual.requests import SimulatedRequest
-from stepscope.engine.simulation.virtual.session import TimedKnobs
+from stepscope.engine.simulation.virtual_requests import SimulatedRequest
+from stepscope.engine.simulation.virtual_session import TimedKnobs
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.moments import Moment, Progress, moments
 from stepscope.recordings.export.mooncake import RequestReader, TracedRequest
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation.figures import RunFigures, RunSums
+from stepscope.recordings.state.latency import SLO
+from stepscope.recordings.state.latency_samples import RequestWatch
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.latency_samples import RequestWatch
 
 _ONE_BEGINNING = 1 << 40  # first of the ids for an assumed common prefix; no chain has these
 _DEFAULT_LEN = 131_072  # for an engine that does not publish its own

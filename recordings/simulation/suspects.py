@@ -10,15 +10,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
+from stepscope.engine.protocol.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
-from stepscope.engine.simulation.virtual.session import SimulatedSetup
-from stepscope.recordings.compare.side.advice import MIN_LATE_SHARE
-from stepscope.recordings.compare.side.side import Side
+from stepscope.engine.simulation.virtual_session import SimulatedSetup
+from stepscope.recordings.compare.advice import MIN_LATE_SHARE
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.state.audit_text import typed_text
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.limits import Limit
 
 _MIN_SHARE = 0.02  # of the steps: a limit that held fewer of them is no bottleneck
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.simulation.basis import WhatIfBasis
 from stepscope.recordings.simulation.recorded import RecordedWork
 from stepscope.recordings.simulation.suspects import chunks_for
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, forecast
 from stepscope.recordings.state.audit_text import typed_text
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 
 KEPT_SHARE = 0.95  # share of requests that must keep both levels
 MAX_UNLIKE = 0.2  # share of steps unlike recorded ones; a candidate with more is a guess

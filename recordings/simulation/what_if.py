@@ -19,11 +19,11 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.engine.protocol.wire import KnobValue
-from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.session import TimedKnobs, run_requests
+from stepscope.engine.simulation.replica import Replica
+from stepscope.engine.simulation.virtual_session import TimedKnobs, run_requests
 from stepscope.recordings.simulation.basis import MachineStepTimes, WhatIfBasis
 from stepscope.recordings.simulation.figures import RunSums, flat
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 
 # Prefix of a figure's name -> factor, from pairs of real runs (docs/simulate.md); rates and shares
 # have that of "e2e". `_VARIED` is for recordings with several values of their knobs, `_FIXED` for

@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobValue, Snapshot, Telemetry
-from stepscope.engine.simulation.virtual.session import SimulatedSession, run_requests
+from stepscope.engine.simulation.virtual_session import SimulatedSession, run_requests
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.writer import RecordingWriter

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stepscope.engine.protocol.commands import Asker, SetKnobs
-from stepscope.engine.protocol.settings.workload_spec import NO_WORKLOAD
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobValue, StepInFlight
+from stepscope.engine.protocol.workload_spec import NO_WORKLOAD
 from stepscope.recordings.state.session import request_name
 
 # Short names for narrow lines, the same as in key figures and screens.

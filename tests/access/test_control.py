@@ -15,9 +15,9 @@ from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.loop.inbox import Inbox
 from stepscope.engine.protocol import commands, replies, wire
+from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.replies import Ack, Output, Submitted
-from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots
 from stepscope.engine.telemetry.publisher import Publisher

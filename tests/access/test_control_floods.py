@@ -39,9 +39,9 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import Ack, Error, Replayed
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit, sockets
 from stepscope.engine.transport.rate_limit import RateLimiter

@@ -35,9 +35,9 @@ from stepscope.engine.protocol.commands import (
     StepOnce,
     Submit,
 )
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import Ack, AnyReply, Error, Submitted
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Audited, Snapshot
 from stepscope.engine.transport import rate_limit
 from stepscope.recordings.file.reader import Recording

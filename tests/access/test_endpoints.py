@@ -15,7 +15,7 @@ from stepscope.engine.client.client import (
     EngineStarting,
     EngineUnreachable,
 )
-from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
+from stepscope.engine.protocol.knobs import ConfigError, WrongValue
 from stepscope.engine.transport.endpoints import (
     Endpoint,
     EndpointLock,

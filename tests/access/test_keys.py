@@ -16,7 +16,7 @@ import zmq
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol import commands, replies
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.gate import Gate, gate_of
 from stepscope.engine.transport.keys import Credentials, KeyFolder, KeyPair, Role, read_credentials

@@ -12,8 +12,8 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient, EngineGone
 from stepscope.engine.process.serve import open_engine
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, find_local, runtime_dir
 from stepscope.engine.transport.local_engines import sweep
 
@@ -122,7 +122,7 @@ def lock(path: Path, control: str) -> None:
 # Starts and is killed, or ends, again and again; 3: its socket or its lock was taken from it.
 _STARTER = """
 import os, random, socket, time
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock, same_file
 
 endpoint = Endpoint.parse("contested")

@@ -13,7 +13,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Asker, GetAudit
 from stepscope.engine.protocol.wire import Audited
 from stepscope.recordings.state.audit_text import who_text
-from stepscope.tui.session.control.who import who
+from stepscope.tui.session.who import who
 from tests.support.screens.pty_process import PtyProcess
 
 

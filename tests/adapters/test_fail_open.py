@@ -18,7 +18,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.attachment import attach as attach_to_vllm
 from stepscope.engine.adapters.vllm.kv_blocks import PublishedBlocks
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder, Role, read_credentials
 from tests.adapters.conftest import Attach, AttachSglang

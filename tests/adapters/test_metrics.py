@@ -27,7 +27,7 @@ from stepscope.engine.adapters.metrics.local_servers import (
 )
 from stepscope.engine.adapters.metrics.reading import has_restarted, read, totals
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import WrongValue
+from stepscope.engine.protocol.knobs import WrongValue
 from stepscope.engine.protocol.wire import LatencyEstimate
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import Fleet

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from stepscope.engine.protocol.settings.knobs import WrongValue
+from stepscope.engine.protocol.knobs import WrongValue
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.forward_passes import (
     ForwardPassAddress,

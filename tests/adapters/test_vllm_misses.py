@@ -13,8 +13,8 @@ import pytest
 from stepscope.engine.adapters.attached.settlement import Settlement
 from stepscope.engine.adapters.attached.tracked import Taken, TrackedRequest, UnfinishedStep
 from stepscope.engine.adapters.vllm.kv_blocks import JudgedBlocks, PublishedBlocks
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Admitted, Phase, Preempted, PrefixMisses, RowFlag
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request

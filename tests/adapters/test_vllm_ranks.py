@@ -17,7 +17,7 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import ranks_of, siblings_of
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.engines.set import set_knobs
-from stepscope.tui.session.control.engine_link import Answer, EngineLink
+from stepscope.tui.session.engine_link import Answer, EngineLink
 from stepscope.tui.session.live_source import addresses
 from tests.adapters.played_vllm import PlayedScheduler
 from tests.support.waiting import wait_for

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.adapters.vllm import scheduled
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineStatus, HeldRow
 from stepscope.recordings.alerts.judge import waiting_figures
 from stepscope.recordings.state.session import SessionState

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel, StepShape
 from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline, StepWork
@@ -23,7 +23,7 @@ from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.attribution.queue import reason_text
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload
 from tests.support.sessions.seek_sessions import record as recorded

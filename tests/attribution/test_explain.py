@@ -14,9 +14,9 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Command, Pause, Resume, SetKnobs, StepOnce, Submit
+from stepscope.engine.protocol.knobs import Batching, Knobs, Limits
 from stepscope.engine.protocol.replies import AnyReply, Error
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Admitted, Arrived, StepRecord, Telemetry
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
@@ -28,7 +28,7 @@ from stepscope.recordings.attribution.explained import Affected, explain_recordi
 from stepscope.recordings.errors import NotInRecording
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import simulated_info
 from tests.support.sessions.history_steps import history_of

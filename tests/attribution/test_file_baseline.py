@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.recordings.attribution.baseline import Baseline, StepWork
@@ -19,7 +19,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay import file_index
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.sessions.slow_step_sessions import (

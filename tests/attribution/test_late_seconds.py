@@ -18,8 +18,8 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.session import late_waits
 from stepscope.recordings.session.late_waits import Breach
-from stepscope.recordings.state.series.events import SessionEvent, breach_event
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.events import SessionEvent, breach_event
+from stepscope.recordings.state.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, record

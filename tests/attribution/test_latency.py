@@ -7,8 +7,8 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO, series_of
-from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.recordings.state.latency import SLO, series_of
+from stepscope.recordings.state.latency_samples import Samples
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE
 
 

@@ -11,15 +11,15 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Pause, Resume, Submit
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Knobs
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus, StepRecord, Telemetry
 from stepscope.engine.scheduling.request import Request, RequestStatus
 from stepscope.engine.scheduling.step_plan import StepPlan
 from stepscope.recordings.attribution.ledger import Ledger
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.attribution.test_explain import MS, Script
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate

@@ -27,7 +27,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import commands
 from stepscope.engine.protocol.commands import Command, Submit
 from stepscope.engine.protocol.replies import Error, Output
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import (
     Credentials,

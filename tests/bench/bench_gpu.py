@@ -167,8 +167,8 @@ def _with_reasons(file: Path, why: str) -> Report:
 def work(job: Job, file: Path) -> int:
     """Measure the parts of a job, into the report in `file`. Returns the exit status."""
     start_s = time.monotonic()
-    from stepscope.engine.execution.machine.environment import prepare_environment
-    from stepscope.engine.protocol.settings.engine_config import EngineConfig
+    from stepscope.engine.execution.environment import prepare_environment
+    from stepscope.engine.protocol.engine_config import EngineConfig
 
     prepare_environment(EngineConfig())
     import gpu_engine
@@ -178,7 +178,7 @@ def work(job: Job, file: Path) -> int:
     import torch
     from gpu_bench import Bench, reason
 
-    from stepscope.engine.execution.machine.devices import find_device
+    from stepscope.engine.execution.devices import find_device
 
     report, device = gpu_report.read(file), find_device(job.device)
     is_gpu = device.type == "cuda"

@@ -19,7 +19,7 @@ from served import serving
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.replies import Error, Output
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 
 MOST_GROWTH = 0.05
 NUM_AT_ONCE, A_ROUND = 48, 300

@@ -28,11 +28,12 @@ import msgspec
 import numpy as np
 from common import parser
 
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
+from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.model_shape import ModelShape, model_shape
 from stepscope.engine.simulation.regression import fit_relative
+from stepscope.engine.simulation.replica import Replica
 from stepscope.engine.simulation.roofline import (
     GPUS,
     TERMS,
@@ -43,11 +44,10 @@ from stepscope.engine.simulation.roofline import (
     num_kv_tokens,
 )
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
-from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import SimulatedRequest
-from stepscope.engine.simulation.virtual.session import run_requests
+from stepscope.engine.simulation.virtual_requests import SimulatedRequest
+from stepscope.engine.simulation.virtual_session import run_requests
 from stepscope.recordings.simulation.figures import RunSums
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 
 # Public runs, with their measured figures
 

@@ -7,7 +7,7 @@ key heads. The tokenizer is the demo model's; every contender is given token ids
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.engine.models.cache import cached_folder
+from stepscope.engine.models import cached_folder
 
 SEED, HEAD_DIM, ROPE_THETA = 20_26, 64, 10_000.0
 

@@ -11,7 +11,7 @@ import gpu_report
 import torch
 from torch.utils.benchmark import Timer
 
-from stepscope.engine.execution.machine.devices import give_back_memory
+from stepscope.engine.execution.devices import give_back_memory
 from stepscope.engine.scheduling.step import DeviceMemoryError
 
 # A round of slow runs takes at most about this long. Fewer copies are enough for them, because slow

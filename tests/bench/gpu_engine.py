@@ -22,8 +22,8 @@ from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.models.made_checkpoints import RANDOM_PREFIX
 from stepscope.engine.process.serve import open_engine
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.simulation.model_shape import ModelShape, model_shape
 
 Lengths = Sequence[tuple[int, int]]  # of each request: tokens before the step, tokens in the step

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from gpu_bench import Bench, Run
 from gpu_engine import attention_flops, causal_pairs
 
-from stepscope.engine.execution.machine.devices import free_bytes
+from stepscope.engine.execution.devices import free_bytes
 from stepscope.kernels.dispatch.backends import available_backends, choose
 from stepscope.kernels.paged_attention import AttentionOptions, LayerCache, PagedBatch
 

@@ -27,9 +27,9 @@ from stepscope.engine.bench.throughput import LengthRange, ThroughputSpec, plan
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import ResetPrefixCache, SetKnobs, Submit
+from stepscope.engine.protocol.knobs import Batching
 from stepscope.engine.protocol.replies import AnyReply, Error, Output, Submitted
-from stepscope.engine.protocol.settings.knobs import Batching
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, sequence_of
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.transport.sockets import client_socket

@@ -28,13 +28,13 @@ from gpu_bench import Bench, NotMeasuredError
 from gpu_engine import opened
 from gpu_requests import submit, whole_run, yardstick
 
-from stepscope.engine.execution.machine.devices import give_back_memory
+from stepscope.engine.execution.devices import give_back_memory
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.loader import Model
 from stepscope.engine.models.made_checkpoints import RANDOM_PREFIX, SHAPES
 from stepscope.engine.models.weights import RandomWeights
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.kernels.dispatch.backends import choose
 from stepscope.kernels.paged_attention import LayerCache, PagedBatch, StepContext
 

@@ -12,7 +12,7 @@ import common  # noqa: F401 - the repository is on the path
 import msgspec
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.state.session import SessionState

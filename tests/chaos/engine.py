@@ -23,8 +23,8 @@ from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.simulation.simulated import VOCAB_SIZE
 from stepscope.engine.simulation.step_time import CostModel

@@ -18,8 +18,8 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.engine.client.client import ControlClient, EngineUnreachable
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import Audited
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import describe
 from stepscope.recordings.file.reader import Recording

@@ -17,7 +17,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Pause, Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import is_refused
 from stepscope.engine.workload.load import LoadGenerator, LoadReport

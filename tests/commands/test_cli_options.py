@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Knobs
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.tui.cli.shared.options import command as made_by
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve

@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Shutdown, Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from tests.support.waiting import wait_for

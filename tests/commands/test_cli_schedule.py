@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.simulation.dry_run import ScheduleLine
 from tests.support.done import Done
 

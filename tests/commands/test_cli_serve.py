@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from stepscope.engine.process import serve as engine_serve
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.wire import StepCosts
 from stepscope.engine.telemetry.sender import is_compiled
 from stepscope.engine.transport.endpoints import Endpoint

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.figures.table import FIGURES, Better

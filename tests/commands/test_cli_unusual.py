@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport import keys as key_files
 from stepscope.engine.transport.keys import KeyFolder
 from stepscope.recordings import samples

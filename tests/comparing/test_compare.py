@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
+from stepscope.recordings.compare import points as comparison_points
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparison import Comparer, Comparison, compare
-from stepscope.recordings.compare.side import points as comparison_points
-from stepscope.recordings.compare.side.feed import HistoryFeed
-from stepscope.recordings.compare.side.points import (
+from stepscope.recordings.compare.feed import HistoryFeed
+from stepscope.recordings.compare.points import (
     KNOB,
     LATE,
     MARKED,
@@ -30,9 +30,9 @@ from stepscope.recordings.compare.side.points import (
     StepPoint,
     StepPoints,
 )
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.compare.side.requests import RequestRun, matched, were_sent_twice
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.recording_feed import RecordingFeed
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side_requests import RequestRun, matched, were_sent_twice
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.writer import RecordingWriter
@@ -41,9 +41,9 @@ from stepscope.recordings.session.indexer import NewRows
 from stepscope.recordings.session.steps import UNKNOWN
 from stepscope.recordings.session.totals import TimeSlices
 from stepscope.recordings.state.clocks import known_since
+from stepscope.recordings.state.distribution import Distribution, percentiles
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
-from stepscope.recordings.state.series.distribution import Distribution, percentiles
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.compare_text import load as load_text
 from stepscope.tui.views.frame.compare_text import outcome, setting_text

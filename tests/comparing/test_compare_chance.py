@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.bootstrap import RatioInterval, percentile_ratio
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.load import LoadDifference, load_of
-from stepscope.recordings.compare.side.requests import RequestRun
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side_requests import RequestRun
 from stepscope.recordings.session.totals import MAX_SLICES, NUM_SLICES, TimeSlices
 from stepscope.recordings.session.waits import Waits, bin_of, start_of
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.dashboards.compare import document
 from stepscope.tui.views.frame.compare_text import between, load, outcome

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Audited, Mark, StepRecord
 from stepscope.recordings.file.reader import Recording
 from stepscope.tui.cli.dashboards import compare as compare_command

@@ -18,7 +18,7 @@ from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.frame.compare_choices import ComparePage, file_origin, session_origin
 from stepscope.tui.views.frame.compare_text import outcome, sizes, unclear, verdict

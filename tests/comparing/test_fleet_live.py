@@ -14,8 +14,8 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import ConfigError
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber

@@ -9,12 +9,12 @@ from rich.cells import cell_len
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.frame.fleet_view import SORTS, natural, state_text

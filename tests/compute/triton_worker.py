@@ -28,9 +28,9 @@ import torch
 from msgspec import structs
 from test_kernels import Case, make_case
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.kernels.dispatch import fused

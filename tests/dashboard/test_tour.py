@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.tui.session.tour.chapters import CHAPTERS, Chapter
-from stepscope.tui.session.tour.tour import Tour
+from stepscope.tui.session.chapters import CHAPTERS, Chapter
+from stepscope.tui.session.tour import Tour
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.views.panels import footer
 

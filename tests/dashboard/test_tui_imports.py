@@ -22,7 +22,7 @@ CLI = "tui.cli.__main__"
     ("modules", "forbidden", "heavy"),
     [
         (
-            "tui.app.app tui.screens.handlers.handlers",
+            "tui.app.app tui.screens.handlers",
             f"{ENGINE} mcap",
             "stepscope.engine.loop.core stepscope.engine.execution.runner "
             "stepscope.engine.execution.loading stepscope.recordings.file.writing.writer",

@@ -7,7 +7,7 @@ import pytest
 from textual.geometry import Region
 
 from stepscope.recordings.history.history import History
-from stepscope.tui.screens.drawing import canvas
+from stepscope.tui.screens import canvas
 from stepscope.tui.views import layout
 from stepscope.tui.views.framed_panels import Column, Rows, table
 from tests.support.screens.running import running

@@ -18,7 +18,7 @@ from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.run import shown_thread_errors
-from stepscope.tui.screens.overlays.overlay import Overlay
+from stepscope.tui.screens.overlay import Overlay
 from stepscope.tui.settings.action_table import PAGES
 from stepscope.tui.views.charts import lanes
 from stepscope.tui.views.frame.frame_builder import FrameBuilder

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol.wire import CACHED, EMPTY, Preempted
 from stepscope.recordings.attribution.causes import WORDS, Cause, Piece
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.latency_samples import Samples
-from stepscope.tui.session.time import navigator
+from stepscope.recordings.state.latency import SLO
+from stepscope.recordings.state.latency_samples import Samples
+from stepscope.tui.session import navigator
 from stepscope.tui.settings.action_table import PAGES, Need, Page, Place
 from stepscope.tui.settings.actions import ACTIONS, BY_ID, Abilities
 from stepscope.tui.views.charts import kv_map

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stepscope import tui
-from stepscope.recordings.state.series.lanes import Cell
-from stepscope.tui.screens.overlays.help import GLYPHS
+from stepscope.recordings.state.lanes import Cell
+from stepscope.tui.screens.help import GLYPHS
 from stepscope.tui.views.theme import (
     _ASCII,
     KV_GLYPHS,

@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes
 from stepscope.tui.views.frame.frame import Frame

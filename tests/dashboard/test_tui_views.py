@@ -15,11 +15,11 @@ from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.audit_text import work_text
-from stepscope.recordings.state.series.events import EventLog, SessionEvent
-from stepscope.recordings.state.series.lanes import Cell
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMITS
-from stepscope.tui.session.time.goto import wanted
+from stepscope.recordings.state.events import EventLog, SessionEvent
+from stepscope.recordings.state.lanes import Cell
+from stepscope.recordings.state.latency import SLO
+from stepscope.recordings.state.limits import LIMITS
+from stepscope.tui.session.goto import wanted
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes
 from stepscope.tui.views.frame.chart_columns import ChartColumns

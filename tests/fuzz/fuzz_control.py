@@ -28,7 +28,7 @@ from stepscope.engine.client.client import ControlClient, EngineUnreachable
 from stepscope.engine.protocol import replies
 from stepscope.engine.protocol.commands import GetAudit, Pause, Resume, Submit
 from stepscope.engine.protocol.replies import AuditPage, Error, Output
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.keys import KeyFolder
 from stepscope.engine.transport.sockets import client_socket

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.protocol import commands
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.sampling_params import SamplingParams
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 
 SAMPLING = SamplingParams(max_tokens=4, stop=("x",))
 HELLO = commands.ChatMessage(role="user", content="hello")

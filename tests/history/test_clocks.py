@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, EngineInfo, EngineStatus, StepRecord, Telemetry
 from stepscope.engine.telemetry.heartbeat import anchored
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate

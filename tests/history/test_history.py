@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Finished
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.lanes import Cell
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.lanes import Cell
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.copied import copied

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Windows
 from stepscope.recordings.session.knee import Knee
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.charts import budget_chart, kv_map
 from stepscope.tui.views.frame.frame import Frame

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Mark, StepRecord
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History

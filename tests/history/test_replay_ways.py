@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Mark
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.reader import Position, Recording
@@ -19,8 +19,8 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import Reach
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.tui.session.time.navigator import Navigator
+from stepscope.recordings.state.latency import SLO
+from stepscope.tui.session.navigator import Navigator
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.notices import Notices

@@ -23,7 +23,7 @@ from stepscope.recordings.replay.seek import (
     window_start,
     windows,
 )
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.lanes_of import lanes_of
 from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record

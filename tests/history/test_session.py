@@ -1,7 +1,7 @@
 """The state after each message: one reducer serves live view, replay and exports."""
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Finished
 from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.state.session import SessionState

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from stepscope.engine.protocol import wire, wire_rows
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import PauseSpan, StepRecord
 from stepscope.engine.protocol.wire_events import PrefixMisses
 from stepscope.recordings.alerts.rule import OF_NOW
@@ -27,9 +27,9 @@ from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_na
 from stepscope.recordings.file.mcap.format import TOPICS
 from stepscope.recordings.session.index import FINISHED_COLUMNS, STORED_COLUMNS, WAIT_COLUMNS
 from stepscope.recordings.session.steps import StepSummary
-from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.limits import LIMITS
 from stepscope.tui.cli.command_line import command_tree
-from stepscope.tui.screens.overlays.help import GLYPHS, TERMS
+from stepscope.tui.screens.help import GLYPHS, TERMS
 from stepscope.tui.settings.action_table import GROUPS, WHERE
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.settings import SECTIONS, Section

@@ -23,7 +23,7 @@ from stepscope.recordings.importing.client_match import (
 from stepscope.recordings.importing.imported import client_result
 from stepscope.recordings.importing.source import ClientRequest, ForeignSession
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 
 SAMPLES = Path(__file__).parent / "samples"
 SERVED, RESULT = SAMPLES / "vllm_served.mcap", SAMPLES / "vllm_served.json"

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.made_checkpoints import RANDOM_PREFIX
-from stepscope.engine.protocol.settings.knobs import Batching
+from stepscope.engine.protocol.knobs import Batching
 from stepscope.engine.simulation.measured import read_points
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.recordings.file.reader import Recording

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.engine.protocol.settings.engine_config import KVCacheDtype
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.engine_config import KVCacheDtype
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledStep
 from stepscope.kernels.cpu.linear import LEVEL, is_usable

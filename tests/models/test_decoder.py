@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from stepscope.engine.models import loader
 from stepscope.engine.models.loader import Model
-from stepscope.engine.protocol.settings.engine_config import ModelImpl
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.engine_config import ModelImpl
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.kernels.paged_attention import LayerCache, PagedBatch, StepContext
 from stepscope.kernels.reference import ReferenceAttention
 from tests.support.cpu_levels import EACH_LEVEL, highest_level, linear_layouts

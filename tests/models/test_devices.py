@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stepscope.engine.execution.machine.devices import find_device, memory_for
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.execution.devices import find_device, memory_for
+from stepscope.engine.protocol.knobs import ConfigError
 
 # As torch words it.
 FULL = (

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from stepscope.engine.execution import loading
-from stepscope.engine.protocol.settings.engine_config import ModelImpl
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.engine_config import ModelImpl
+from stepscope.engine.protocol.knobs import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request, RequestStatus

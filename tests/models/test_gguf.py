@@ -24,16 +24,15 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from stepscope.engine.models import checkpoint, loader
-from stepscope.engine.models.cache import smollm2
+from stepscope.engine.models import checkpoint, loader, smollm2
 from stepscope.engine.models.made_checkpoints import (
     EOS_TOKEN_ID,
     SPECIAL_TOKENS,
     VOCAB_SIZE,
     byte_tokenizer,
 )
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import ConfigError, Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.engine.execution import input_batch
 from stepscope.engine.execution.input_batch import BlockTables
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.protocol.settings.engine_config import KVCacheDtype
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.engine_config import KVCacheDtype
+from stepscope.engine.protocol.knobs import ConfigError
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.kernels.dispatch.backends import BackendUnavailableError, choose
 from stepscope.kernels.paged_attention import to_fp8

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.execution.sampling.host_sampling import UNSOUND
-from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.execution.host_sampling import UNSOUND
+from stepscope.engine.execution.sampler import Sampler
 from stepscope.engine.protocol.replies import PositionLogprobs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 
 INF = float("inf")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import (
     CPU_SHARE_CAP_BYTES,
     DeviceUse,

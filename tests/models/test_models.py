@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stepscope.engine.execution.environment import num_threads, prepare_environment
 from stepscope.engine.execution.loading import load_runner
-from stepscope.engine.execution.machine.environment import num_threads, prepare_environment
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.made_checkpoints import (
@@ -24,9 +24,9 @@ from stepscope.engine.models.made_checkpoints import (
 )
 from stepscope.engine.models.model_config import longest_request
 from stepscope.engine.models.transformers_model import Probe, attention
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep

@@ -15,11 +15,11 @@ import torch
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.execution.sampling.sampler import Sampler
+from stepscope.engine.execution.sampler import Sampler
 from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
-from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.request import Request
 from tests.support.engines.core_ends import Client

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stepscope.engine.execution import input_batch
 from stepscope.engine.execution.graphs import LARGEST_STEP, StepGraphs, piece_sizes
 from stepscope.engine.execution.input_batch import BlockTables, InputBatch, StepInputs, TokenBuffers
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow

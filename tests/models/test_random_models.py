@@ -9,8 +9,8 @@ from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.made_checkpoints import SHAPES
 from stepscope.engine.models.weights import RandomWeights
 from stepscope.engine.process.serve import open_engine
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError, Knobs
 
 
 def test_random_weights_are_equal_every_time_and_in_every_dtype() -> None:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.execution.sampling.sampler import Sampler, uniform
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.execution.sampler import Sampler, uniform
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 
 VOCAB_SIZE = 50

@@ -17,8 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from stepscope.engine.execution.sampling.sampler import Sampler, uniform
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.execution.sampler import Sampler, uniform
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from tests.support.engines.tiny_runner import load_tiny, next_row, run_rows
 

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.protocol.commands import Abort, ChatMessage, Pause, Resume, StepOnce, Submit
+from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitted
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -13,7 +13,7 @@ from stepscope.engine.handover.shared_memory import (
     folder,
     sweep,
 )
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 
 BLOCK_SIZE = 4
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)

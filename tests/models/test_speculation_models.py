@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from stepscope.engine.execution.sampling.sampler import Sampler
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.execution.sampler import Sampler
+from stepscope.engine.protocol.knobs import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.acceptance import accepted, take_bursts
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.execution.machine.environment import LAST_TRIAL, ThreadChoice
+from stepscope.engine.execution.environment import LAST_TRIAL, ThreadChoice
 
 ALL = 8
 

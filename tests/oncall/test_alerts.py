@@ -19,8 +19,8 @@ from stepscope.recordings.figures.table import BoundError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.requests import RequestTable
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.picture import text

@@ -13,6 +13,14 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import EngineStatus, FrontEnd
+from stepscope.recordings.alerts import keeper as incident_keeper
+from stepscope.recordings.alerts.keeper import (
+    DEFAULT_RULES,
+    MAX_S,
+    IncidentFolder,
+    IncidentKeeper,
+    KeptIncident,
+)
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.check.strip import holds_tokens
 from stepscope.recordings.check.verify import verify
@@ -20,14 +28,6 @@ from stepscope.recordings.file.incident import FiredRule, Incident, incident_in,
 from stepscope.recordings.file.overview import overview
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.verdict import verdict_of
-from stepscope.recordings.incidents import keeper as incident_keeper
-from stepscope.recordings.incidents.keeper import (
-    DEFAULT_RULES,
-    MAX_S,
-    IncidentFolder,
-    IncidentKeeper,
-    KeptIncident,
-)
 from tests.support.engines.live_engine import LiveEngine
 from tests.support.sessions.following import following
 from tests.support.waiting import wait_for

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.recordings import samples
 from stepscope.recordings.check.rewrite import rewrite
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_in, slo_of
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.setting_values import parse_levels

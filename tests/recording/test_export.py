@@ -17,7 +17,7 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.export.export import FORMATS, Format, export

@@ -13,8 +13,8 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.state.series.events import EventLog, SessionEvent
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.events import EventLog, SessionEvent
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.views.frame.frame import NOTABLE
 from stepscope.tui.views.pages.page_views import targets

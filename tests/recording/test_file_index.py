@@ -42,7 +42,7 @@ from stepscope.recordings.session.index import (
 )
 from stepscope.recordings.session.late_waits import Breach, LateWaits
 from stepscope.recordings.session.steps import COLUMNS
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, one_by_one, record
 from tests.support.waiting import wait_for

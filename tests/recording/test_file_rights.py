@@ -18,7 +18,7 @@ from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.rotation import FileSeries, SeriesLimits
 from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.tui.screens.handlers.handlers import new_picture
+from stepscope.tui.screens.handlers import new_picture
 from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.seek_sessions import record
 

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.recordings.compare.side.advice import advice
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.advice import advice
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.state.latency import SLO
+from stepscope.recordings.state.limits import LIMITS, UNKNOWN, limit_of
 from stepscope.recordings.state.outcome import Outcome
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMITS, UNKNOWN, limit_of
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of

@@ -12,7 +12,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.history.timeline import Follower
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.later import Later

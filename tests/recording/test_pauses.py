@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.metrics_reducer import EngineMetrics
 from stepscope.engine.protocol import wire
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.protocol.settings.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.alerts.judge import num_stalled, queue_age_s
 from stepscope.recordings.autopilot.pilot import Load
@@ -16,8 +16,8 @@ from stepscope.recordings.export.tables import COLUMNS, Table, table_rows
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation.recorded import recorded_work
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.requests import RequestTable
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of

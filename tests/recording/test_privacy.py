@@ -13,7 +13,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import ReplayFrom, Submit
 from stepscope.engine.protocol.replies import Error, Output
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import StepRecord
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner

@@ -13,7 +13,7 @@ import pytest
 from mcap.writer import Writer
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.check.verify import verify
@@ -26,7 +26,7 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, add_mark
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of

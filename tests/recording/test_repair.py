@@ -22,7 +22,7 @@ import zmq
 from mcap.reader import make_reader
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.check.rewrite import default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import VerifyReport, verify

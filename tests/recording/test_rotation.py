@@ -15,7 +15,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Shutdown, Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs
+from stepscope.engine.protocol.knobs import Batching, Knobs
 from stepscope.recordings.check.verify import VerifyReport, verify
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later

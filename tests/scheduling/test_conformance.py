@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.dry_run import ScheduleLine, ScheduleReplay, parse_workload
 from stepscope.tui.cli.__main__ import main
 

@@ -3,9 +3,9 @@
 import pytest
 
 from stepscope.engine.protocol.commands import SetWorkload, Shutdown
-from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.wire import Aborted, Admitted, Arrived
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel

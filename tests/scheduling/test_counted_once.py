@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.http.metrics_reducer import EngineMetrics
+from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.wire import (
     Admitted,
     Arrived,
@@ -16,9 +16,9 @@ from stepscope.engine.protocol.wire import (
     StepRecord,
     Telemetry,
 )
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.whole_core import WholeCore
 

@@ -7,8 +7,8 @@ from stepscope.engine.handover.hand_over import HandOver
 from stepscope.engine.loop.client_requests import ClientRequests
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import KVTicket, Submit
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from tests.support.engines.core_ends import Client

@@ -5,8 +5,8 @@ import pytest
 from stepscope.engine.loop.changes import KnobLease
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Asker, SetKnobs
+from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.replies import Ack, AnyReply, Error
-from stepscope.engine.protocol.settings.knobs import Limits
 from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobValue
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel

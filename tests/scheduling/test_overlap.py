@@ -13,10 +13,10 @@ from stepscope.engine.control.intake import Intake
 from stepscope.engine.loop import pipeline
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.protocol.replies import AnyReply, Output
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.step import DeviceMemoryError, InFlight, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.simulation.step_time import CostModel

@@ -24,8 +24,8 @@ from stepscope.engine.protocol.commands import (
     SetKnobs,
     Submit,
 )
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Knobs
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import DeviceMemoryError, InFlight, ScheduledStep, StepResult

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits, WrongValue
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Knobs, Limits, WrongValue
 from stepscope.engine.scheduling.presets import PRESETS, Defaults, defaults_like
 
 

@@ -5,7 +5,7 @@ Others are laws (test_scheduler_laws.py) or rules of vLLM, too (test_conformance
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.wire import Phase, Preempted
 from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.step import ScheduledRow

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Batching
+from stepscope.engine.protocol.knobs import Batching
 from stepscope.engine.protocol.wire import FirstToken
 from stepscope.engine.scheduling.scheduler import Scheduler
 from tests.support.engines.bare_scheduler import add, make_scheduler, step, turn

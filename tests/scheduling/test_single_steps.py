@@ -4,11 +4,11 @@ import pytest
 
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Command, Pause, Resume, StepOnce, Submit
-from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.limits import LIMITS as LIMITS_OF_STEPS
+from stepscope.recordings.state.limits import LIMITS as LIMITS_OF_STEPS
 from tests.support.engines.core_ends import Client
 from tests.support.engines.whole_core import WholeCore
 

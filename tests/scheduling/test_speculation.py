@@ -7,9 +7,9 @@ import pytest
 
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.replies import Output
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, Preempted
 from stepscope.engine.scheduling.acceptance import bursts_of, has_drafts
 from stepscope.engine.scheduling.ngram import NgramProposer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.workload.traces import TraceRow, read_trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"

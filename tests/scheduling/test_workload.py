@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import (
     Arrival,
     PromptWriter,

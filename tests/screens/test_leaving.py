@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.recordings.file.mcap.format import PART_SUFFIX
 from stepscope.recordings.file.reader import Recording
 from tests.support.waiting import wait_for

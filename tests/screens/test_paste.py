@@ -6,7 +6,7 @@ import pytest
 from textual.events import Key, Paste
 from textual.pilot import Pilot
 
-from stepscope.tui.screens.overlays.overlay import Overlay, pasted_line
+from stepscope.tui.screens.overlay import Overlay, pasted_line
 from tests.support.screens.running import running
 from tests.support.screens.screen_text import screen_text
 from tests.support.screens.still_dashboard import dashboard

@@ -10,7 +10,7 @@ import pytest
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.samples import shipped
 from stepscope.tui.app.picture import text
-from stepscope.tui.screens.handlers.handlers import new_picture
+from stepscope.tui.screens.handlers import new_picture
 from tests.support.screens.screen_text import cells
 from tests.support.screens.still_dashboard import dashboard
 

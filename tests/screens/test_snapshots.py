@@ -26,13 +26,13 @@ import msgspec
 import pytest
 from rich.style import Style
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Mark
 from stepscope.recordings.file.overview import Overview
 from stepscope.recordings.fleets.fleet import LOOK_S, Fleet
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.views.frame.compare_choices import Origin

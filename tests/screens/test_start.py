@@ -18,8 +18,8 @@ from stepscope.recordings.fleets.figures import EngineFigures
 from stepscope.recordings.fleets.fleet import EngineLine
 from stepscope.tui.cli.dashboards import demo
 from stepscope.tui.cli.dashboards import start as start_command
-from stepscope.tui.screens.overlays.help import HelpPage
-from stepscope.tui.screens.overlays.overlay import Overlay, Prompt
+from stepscope.tui.screens.help import HelpPage
+from stepscope.tui.screens.overlay import Overlay, Prompt
 from stepscope.tui.screens.start import StartApp
 from stepscope.tui.session.start_finder import Finder
 from stepscope.tui.settings.actions import remapped

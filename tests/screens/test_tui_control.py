@@ -13,9 +13,9 @@ import pytest
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Pause, Resume, Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, KnobSpec, KnobValue, StepRecord
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import fields_of
 from stepscope.recordings.compare.division import landmarks
 from stepscope.recordings.file.reader import Recording
@@ -24,10 +24,10 @@ from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.overlays.knob_editor import KnobEditor
-from stepscope.tui.session.control import engine_link
-from stepscope.tui.session.control.engine_link import EngineLink, KnobsNow
-from stepscope.tui.session.control.operator import (
+from stepscope.tui.screens.knob_editor import KnobEditor
+from stepscope.tui.session import engine_link
+from stepscope.tui.session.engine_link import EngineLink, KnobsNow
+from stepscope.tui.session.operator import (
     parse_workload,
     published_workload,
     workload_note,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from textual import events
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.views.charts import budget_chart, kv_map, lanes

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepscope.engine.models.made_checkpoints import CHAT_TEMPLATE, byte_tokenizer
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.text.tokenizer import Tokenizer, render
 
 EACH = "{% for m in messages %}<{{ m['role'] }}>CONTENT{% endfor %}"

@@ -11,7 +11,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import ReplayFrom, Submit
 from stepscope.engine.protocol.replies import Output
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
 from stepscope.recordings.file.reader import Recording
 from tests.support.engines.warm_command import WarmCommand

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.http.metrics.exposition import Exposition
-from stepscope.engine.http.metrics.reducer import EngineMetrics
-from stepscope.engine.http.openai.requests import NEUTRAL_VALUES, ChatRequest, CompletionRequest
-from stepscope.engine.http.server.app import Api, build_app
+from stepscope.engine.http.app import Api, build_app
+from stepscope.engine.http.exposition import Exposition
+from stepscope.engine.http.metrics_reducer import EngineMetrics
+from stepscope.engine.http.requests import NEUTRAL_VALUES, ChatRequest, CompletionRequest
 from stepscope.engine.http.settings import HttpSettings
+from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.replies import Error
-from stepscope.engine.protocol.settings.knobs import Limits
 from tests.support.engines.simulated_run import simulated_info
 
 

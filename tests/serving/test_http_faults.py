@@ -20,9 +20,9 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.http.settings import HttpSettings, check_private, parse_address
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Pause, Resume, StepOnce, Submit
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import Submitted
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
 from stepscope.tui.cli.engines import serve as http_process
 from stepscope.tui.cli.engines.serve import HttpProcess

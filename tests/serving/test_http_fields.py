@@ -6,8 +6,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from stepscope.engine.http.errors import ApiError
-from stepscope.engine.http.openai.job import Head, Job, chat_job, requested_tokens
-from stepscope.engine.http.openai.requests import (
+from stepscope.engine.http.job import Head, Job, chat_job, requested_tokens
+from stepscope.engine.http.requests import (
     IGNORED_FIELDS,
     NEUTRAL_VALUES,
     ChatRequest,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.http.openai.job import Head, Job, chat_job, completion_job
-from stepscope.engine.http.openai.requests import ChatRequest, CompletionRequest, decode
-from stepscope.engine.http.openai.streaming import Generation, answer
+from stepscope.engine.http.job import Head, Job, chat_job, completion_job
+from stepscope.engine.http.requests import ChatRequest, CompletionRequest, decode
+from stepscope.engine.http.streaming import Generation, answer
 from stepscope.engine.protocol.commands import Abort, Command, Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, Submitted, TokenLogprob
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from stepscope.engine.http.server import server as server_module
-from stepscope.engine.http.server.server import (
+from stepscope.engine.http import server as server_module
+from stepscope.engine.http.server import (
     MAX_HEAD_BYTES,
     MAX_HEAD_LINES,
     MAX_PIPELINED,

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepscope.engine.http.metrics.exposition import Exposition, TelemetryFollower
-from stepscope.engine.http.metrics.reducer import EngineMetrics
+from stepscope.engine.http.exposition import Exposition, TelemetryFollower
+from stepscope.engine.http.metrics_reducer import EngineMetrics
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.live_engine import LiveEngine

@@ -21,10 +21,10 @@ from stepscope.engine.http.settings import HttpSettings
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.process.serve import open_engine
 from stepscope.engine.protocol import commands, wire
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.replies import Error, Output, Reply, Submitted
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify

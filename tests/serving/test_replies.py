@@ -10,7 +10,7 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control.outgoing import MAX_BUNDLE, Replies
 from stepscope.engine.protocol import commands, replies
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.connections import Connections
 from tests.support.waiting import wait_for
 

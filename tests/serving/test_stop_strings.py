@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.text.text_stream import StopText
 from stepscope.engine.text.tokenizer import TextStream

@@ -11,10 +11,10 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from stepscope.engine.models.cache.gguf_checkpoint import write_tokenizer
+from stepscope.engine.models.gguf_checkpoint import write_tokenizer
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.text.text_stream import StopText
 from stepscope.engine.text.tokenizer import BYTE_OF_SYMBOL, OutputText, Tokenizer
 

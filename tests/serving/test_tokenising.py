@@ -10,8 +10,8 @@ from stepscope.engine.control.outgoing import Outgoing, RemoteClient
 from stepscope.engine.loop.inbox import Call, Inbox
 from stepscope.engine.models.made_checkpoints import byte_tokenizer
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.knobs import ConfigError
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import ConfigError
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.text.tokenizer import Tokenizer
 from tests.support.waiting import wait_for
 

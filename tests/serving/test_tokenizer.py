@@ -4,7 +4,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from stepscope.engine.models.made_checkpoints import EOS_TOKEN_ID, byte_tokenizer
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.text.tokenizer import PROSE, Tokenizer
 
 

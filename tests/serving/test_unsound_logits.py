@@ -7,7 +7,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.replies import UNSOUND_LOGITS, Output
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, StepRecord, decode
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from tests.support.engines.live_engine import LiveEngine

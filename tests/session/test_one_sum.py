@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.recordings.compare.side.advice import RecentRun, advice
-from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
-from stepscope.recordings.compare.side.file_run import FileRun
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+from stepscope.engine.protocol.knobs import Knobs
+from stepscope.recordings.compare.advice import RecentRun, advice
+from stepscope.recordings.compare.feed import Feed, HistoryFeed
+from stepscope.recordings.compare.file_run import FileRun
+from stepscope.recordings.compare.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import moments
 from stepscope.recordings.figures.table import FIGURES
 from stepscope.recordings.file.chunk_cache import ChunkCache
@@ -33,8 +33,8 @@ from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.session.sums import Sums, sums_of
 from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.state.clocks import known_since
+from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.outcome import AppliedStep
-from stepscope.recordings.state.series.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.by_hand import Messages, figures_by_hand

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.recordings.file.messages import messages

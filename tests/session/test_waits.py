@@ -11,13 +11,13 @@ from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Explanation, explain_recording
 from stepscope.recordings.attribution.ledger import Ledger
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.recording_feed import RecordingFeed
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.samples import shipped
-from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.recordings.state.latency import SLO, LatencyKind
 from stepscope.recordings.state.session import SessionState
 from tests.session.test_one_sum import (
     ALL,

@@ -15,20 +15,20 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import SetWorkload, Shutdown
+from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.protocol.replies import Ack
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.engine.simulation.virtual.requests import DrawnStepTimes, SimulatedRequest
-from stepscope.engine.simulation.virtual.session import SimulatedSession, SimulatedSetup
+from stepscope.engine.simulation.virtual_requests import DrawnStepTimes, SimulatedRequest
+from stepscope.engine.simulation.virtual_session import SimulatedSession, SimulatedSetup
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.autopilot.pilot import BUDGET, SEATS, Autopilot, Load, Move
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from tests.support.screens.live_dashboard import dashboard, press
 from tests.support.screens.screen_text import screen_text
 from tests.support.waiting import until, wait_for

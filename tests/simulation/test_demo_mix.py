@@ -16,17 +16,17 @@ from stepscope.engine.client.client import ControlClient
 from stepscope.engine.process import simulated
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import GetSnapshot, SetKnobs, SetWorkload, Shutdown, Submit
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted, StepCosts, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel
-from stepscope.engine.simulation.virtual.requests import MadeUpCodec, SimulatedRequest, of_mix
-from stepscope.engine.simulation.virtual.session import SimulatedSession, SimulatedSetup
+from stepscope.engine.simulation.virtual_requests import MadeUpCodec, SimulatedRequest, of_mix
+from stepscope.engine.simulation.virtual_session import SimulatedSession, SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import Verdict, verdict_of
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.dashboards.demo import (
     KNOBS,
     SERVICE_LEVELS,

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit, fit_relative
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.recordings.errors import RecordingError

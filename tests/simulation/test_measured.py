@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.measured import MeasuredModel, MeasuredPoint, read_points
 from stepscope.engine.simulation.step_time import StepShape
 

@@ -10,20 +10,20 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.knobs import Knobs, Limits
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.simulation import virtual
+from stepscope.engine.simulation.replica import Replica
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
-from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import (
+from stepscope.engine.simulation.virtual_requests import (
     BlockNames,
     DrawnStepTimes,
     SimulatedRequest,
     of_mix,
 )
-from stepscope.engine.simulation.virtual.session import (
+from stepscope.engine.simulation.virtual_session import (
     SimulatedSession,
     SimulatedSetup,
     TimedKnobs,

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.engine.simulation.virtual import session
+from stepscope.engine.simulation import virtual_session as session
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.simulation.what_if import Forecast, Predicted, WhatIf, run_once, what_if
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.shared.arguments import variants_of
 from stepscope.tui.cli.simulation import what_if as command
 from stepscope.tui.cli.simulation.what_if import report

@@ -19,7 +19,7 @@ from stepscope.engine.protocol.commands import (
     Submit,
 )
 from stepscope.engine.protocol.replies import AnyReply, Error, Replayed, ReplayedFrame
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Snapshot
 from stepscope.engine.telemetry import kept_snapshots
 from stepscope.engine.telemetry.kept_snapshots import INTERVAL_NS, MAX_KEPT, KeptSnapshots

@@ -15,13 +15,13 @@ import zmq
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.control import outgoing
 from stepscope.engine.protocol.commands import GetAudit, Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.telemetry import sender, step_watcher
 from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.transport.gate import Gate
 from stepscope.engine.transport.keys import KeyFolder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.tui.session.control.engine_link import EngineLink
+from stepscope.tui.session.engine_link import EngineLink
 from tests.support.engines.live_engine import running_engine
 from tests.support.waiting import wait_for
 

@@ -8,8 +8,8 @@ import pytest
 from stepscope.engine.loop.inbox import Call
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Pause, Resume, StepOnce
-from stepscope.engine.protocol.settings.knobs import Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KVCounts, StepRecord
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request

@@ -17,7 +17,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus, Phase, StepInFlight, StepRecord, Telemetry
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.telemetry import step_watcher

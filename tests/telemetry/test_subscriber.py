@@ -12,7 +12,7 @@ import pytest
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import SetKnobs, Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.transport.rate_limit import RateLimiter
 from stepscope.recordings.check.verify import verify

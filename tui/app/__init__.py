@@ -2,7 +2,6 @@
 
 May import: recordings, recordings.alerts, recordings.compare, recordings.export,
   recordings.file, recordings.fleets, recordings.history, recordings.live, recordings.replay,
-  tui.screens, tui.screens.drawing, tui.screens.handlers, tui.session, tui.session.time,
-  tui.session.tour, tui.settings, tui.views, tui.views.frame.
+  tui.screens, tui.session, tui.settings, tui.views, tui.views.frame.
 Code that concerns the whole process while the dashboard runs goes here.
 """

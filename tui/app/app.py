@@ -24,8 +24,8 @@ from stepscope.recordings.history.source import Source
 from stepscope.tui.screens.main import MainScreen
 from stepscope.tui.screens.textual_parts import keymap, use_colours
 from stepscope.tui.session.live_source import control_of
+from stepscope.tui.session.navigator import replay_of
 from stepscope.tui.session.session import Session
-from stepscope.tui.session.time.navigator import replay_of
 from stepscope.tui.settings.action_table import Action, Page
 from stepscope.tui.settings.actions import ACTIONS
 from stepscope.tui.settings.preferences import Preferences

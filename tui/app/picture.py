@@ -15,8 +15,8 @@ from stepscope.recordings.export.output import writing
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.drawing.session_screen import DEFAULT_FPS
-from stepscope.tui.screens.handlers.handlers import svg
+from stepscope.tui.screens.handlers import svg
+from stepscope.tui.screens.session_screen import DEFAULT_FPS
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame.compare_choices import Origin
 from stepscope.tui.views.lines import Lines

@@ -27,7 +27,7 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.session.tour.tour import Tour
+from stepscope.tui.session.tour import Tour
 from stepscope.tui.settings.terminal import in_browser, logged_to_file, only_ascii, see_log
 from stepscope.tui.views.frame.compare_choices import Origin
 

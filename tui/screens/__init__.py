@@ -1,6 +1,10 @@
 """The main screen: it turns keys and mouse into actions, and draws a few times a second.
 
-May import: recordings.samples, tui.screens.drawing, tui.screens.handlers, tui.screens.overlays,
-  tui.session, tui.settings, tui.views, tui.views.frame, tui.views.pages, tui.views.panels.
-The code for an action goes into `handlers`, what opens above the screen into `overlays`.
+May import: engine.protocol, recordings, recordings.attribution, recordings.compare,
+  recordings.export, recordings.file.mcap, recordings.fleets, recordings.history,
+  recordings.replay, recordings.samples, recordings.state, tui.session, tui.settings, tui.views,
+  tui.views.charts, tui.views.frame, tui.views.pages, tui.views.panels.
+The handlers of the action table act on a `SessionScreen` and its session; one file for each part of
+the dashboard. A dialog above the screen derives from `Overlay` and is opened by `opening.py`. A new
+panel gets its entry in `canvas.py`.
 """

@@ -6,8 +6,8 @@ from typing import ClassVar
 from textual import events
 from textual.binding import BindingType
 
-from stepscope.tui.screens.drawing.session_screen import SessionScreen
-from stepscope.tui.screens.handlers.handlers import Handlers
+from stepscope.tui.screens.handlers import Handlers
+from stepscope.tui.screens.session_screen import SessionScreen
 from stepscope.tui.screens.textual_parts import bindings
 from stepscope.tui.session.session import Session
 from stepscope.tui.settings.action_table import PAGES, Page

@@ -19,7 +19,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 
 from stepscope.recordings import samples
-from stepscope.tui.screens.overlays.overlay import Prompt
+from stepscope.tui.screens.overlay import Prompt
 from stepscope.tui.screens.textual_parts import bindings, keymap, palette, use_colours
 from stepscope.tui.settings.action_table import Action
 from stepscope.tui.settings.actions import ACTIONS, Abilities
@@ -220,7 +220,7 @@ class StartApp(App[StartChoice], inherit_bindings=False):
 
     def _help(self) -> None:
         # It imports all pages, which the start list does not need.
-        from stepscope.tui.screens.overlays.help import HelpPage
+        from stepscope.tui.screens.help import HelpPage
 
         self.push_screen(HelpPage(self.skin, self.abilities, "start", log_path()))
 

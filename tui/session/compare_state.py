@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stepscope.recordings.compare.columns import ALIGNMENTS, Align, Axis, Place, axis_of
 from stepscope.recordings.compare.comparison import Comparer
-from stepscope.recordings.compare.side.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
-from stepscope.recordings.compare.side.requests import Pair
+from stepscope.recordings.compare.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
+from stepscope.recordings.compare.side_requests import Pair
 from stepscope.recordings.history.source import Source
 from stepscope.tui.settings.terminal import in_browser
 from stepscope.tui.views.frame.compare_choices import (

@@ -17,10 +17,10 @@ from stepscope.recordings.alerts.rule import Rule
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source, add_mark
 from stepscope.tui.session.compare_state import CompareState
-from stepscope.tui.session.control.engine_link import EngineLink
-from stepscope.tui.session.control.operator import AutopilotSwitch
+from stepscope.tui.session.engine_link import EngineLink
+from stepscope.tui.session.operator import AutopilotSwitch
 from stepscope.tui.session.record_switch import FileJobs, RecordSwitch, RecordSwitches
-from stepscope.tui.session.tour.tour import Tour
+from stepscope.tui.session.tour import Tour
 from stepscope.tui.settings.action_table import Action, Need
 from stepscope.tui.settings.actions import ACTIONS, Abilities
 from stepscope.tui.settings.preferences import Preferences, Value

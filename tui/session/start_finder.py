@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.engine.adapters.metrics.local_servers import LocalServers
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.recordings.file.overview import Overview, overview, recordings_in
 from stepscope.recordings.fleets.fleet import EngineLine, Fleet
 from stepscope.recordings.history.history import History

@@ -1,7 +1,7 @@
 """The user's settings: config file, keys of the dashboard, and what is kept between runs.
 
 It also has the errors that end a command.
-May import: engine.http, engine.protocol, engine.protocol.settings, recordings.alerts,
-  recordings.figures, recordings.state.series.
+May import: engine.http, engine.protocol, recordings.alerts, recordings.figures,
+  recordings.state.
 A new key is a row in `action_table.py`; a new preference a field in `settings.py`.
 """

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import FieldInfo
 
-from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.engine.protocol.engine_config import MAX_LEVEL_MS
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.settings import (
     Section,

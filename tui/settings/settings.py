@@ -16,10 +16,10 @@ import platformdirs
 from msgspec import Meta, Struct
 
 from stepscope.engine.http.settings import HttpSettings
+from stepscope.engine.protocol.engine_config import MAX_LEVEL_MS, EngineConfig
 from stepscope.engine.protocol.field_errors import in_words
-from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS, EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.knobs import Knobs
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 from rich.style import Style
 
 from stepscope.recordings.attribution.causes import Cause
-from stepscope.recordings.state.series.lanes import Cell
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.lanes import Cell
+from stepscope.recordings.state.limits import Limit
 
 ThemeName: TypeAlias = Literal["dark", "light"]
 ColourMode: TypeAlias = Literal["dark", "light", "ansi", "none"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.state.latency import LatencyKind
 from stepscope.tui.settings.action_table import PAGES, Page
 
 Axis: TypeAlias = Literal["step", "time"]

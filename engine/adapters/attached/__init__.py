@@ -6,7 +6,6 @@ Each engine's package reports to `step_recorder` which requests arrived and ende
 and blocks were scheduled. The recorder builds step records, in the order in which steps end.
 `attached_core` answers commands. Other processes of the engine send `reports`.
 
-May import: engine.control, engine.loop, engine.protocol, engine.protocol.settings,
-  engine.telemetry, engine.transport.
+May import: engine.control, engine.loop, engine.protocol, engine.telemetry, engine.transport.
 Code that only one engine needs belongs in that engine's package.
 """

@@ -18,9 +18,9 @@ from stepscope.engine.loop.inbox import Call, Denial, Departure, Inbox, Item, Re
 from stepscope.engine.loop.outlet import SnapshotQueue
 from stepscope.engine.protocol import commands, wire
 from stepscope.engine.protocol.commands import Asker, Submit
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.pause_trail import PauseTrail
 from stepscope.engine.protocol.replies import Error
-from stepscope.engine.protocol.settings.knobs import ConfigError
 from stepscope.engine.protocol.wire import EngineInfo, EngineState, KnobValue, Totals
 from stepscope.engine.telemetry.heartbeat import Heartbeat, anchored
 from stepscope.engine.telemetry.kept_snapshots import KeptSnapshots

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stepscope.engine.protocol.settings.engine_config import MAX_LEVEL_MS
-from stepscope.engine.protocol.settings.knobs import ConfigError, Limits, checked, knob_specs
+from stepscope.engine.protocol.engine_config import MAX_LEVEL_MS
+from stepscope.engine.protocol.knobs import ConfigError, Limits, checked, knob_specs
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 

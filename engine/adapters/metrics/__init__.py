@@ -4,7 +4,7 @@
 `reading` lists the names of each engine's metrics, parses those, and computes totals from two
 readings, `local_servers` finds servers on this machine.
 
-May import: engine.protocol, engine.protocol.settings.
+May import: engine.protocol.
 To support a metric of a new release, add its name in `reading`. What a server does not export
 stays unknown.
 """

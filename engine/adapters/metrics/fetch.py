@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stepscope.engine.adapters.metrics.reading import Reading, read
-from stepscope.engine.protocol.settings.knobs import WrongValue
+from stepscope.engine.protocol.knobs import WrongValue
 
 # TensorRT-LLM serves JSON at `/metrics`, and the Prometheus format at the second path.
 _PATHS = ("/metrics", "/prometheus/metrics")

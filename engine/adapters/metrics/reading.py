@@ -16,7 +16,7 @@ Sources, read in the code of the releases:
   before 0.5 was renamed to `inter_token_latency_seconds`.
 - TensorRT-LLM 1.0 to 1.3, `tensorrt_llm/metrics/collector.py`: until 1.1 only latencies, finished
   requests and the KV cache; its time per output token is the mean of a request.
-- stepscope exports vLLM's names (`engine/http/metrics/reducer.py`) and its own.
+- stepscope exports vLLM's names (`engine/http/metrics_reducer.py`) and its own.
 """
 
 import contextlib

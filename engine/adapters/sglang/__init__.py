@@ -5,7 +5,6 @@ methods, `watcher` reads batches, `shapes` declares what we use of SGLang's obje
 setups cannot be watched. Knob changes reach all tensor-parallel ranks by SGLang's own broadcast.
 The stream of `--enable-forward-pass-metrics` is read by `recordings.live.forward_passes`.
 
-May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,
-  engine.telemetry, engine.transport.
+May import: engine.adapters.attached, engine.protocol, engine.telemetry, engine.transport.
 Tried with the scheduler of SGLang 0.5.23 on a CPU, but not with a running SGLang server.
 """

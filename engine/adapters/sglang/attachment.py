@@ -28,7 +28,7 @@ from stepscope.engine.adapters.attached.hooks import Hooks
 from stepscope.engine.adapters.sglang import shapes
 from stepscope.engine.adapters.sglang.shapes import SglangBatch, SglangReq, SglangScheduler
 from stepscope.engine.adapters.sglang.watcher import SglangWatcher
-from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 

@@ -5,7 +5,7 @@ vLLM loads `plugin`, which attaches to the scheduler that vLLM builds. Around ev
 In vLLM's API servers `front_end` watches what HTTP does, in its workers `ranks` times their steps.
 `versions` declares what we use of vLLM's objects, and handles the differences of its releases.
 
-May import: engine.adapters.attached, engine.protocol, engine.protocol.settings,
-  engine.scheduling, engine.telemetry, engine.transport.
+May import: engine.adapters.attached, engine.protocol, engine.scheduling, engine.telemetry,
+  engine.transport.
 To support a new release of vLLM, add its differences to `versions.py`.
 """

@@ -23,7 +23,7 @@ from stepscope.engine.adapters.vllm import versions
 from stepscope.engine.adapters.vllm.versions import SchedulerOutput, VllmRequest, VllmScheduler
 from stepscope.engine.adapters.vllm.watcher import VllmWatcher
 from stepscope.engine.protocol.commands import Pause, Resume
-from stepscope.engine.protocol.settings.knobs import Limits
+from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint, reports_path
 

@@ -15,9 +15,9 @@ def load(settings: dict[str, Any]) -> tuple[Callable[[Work], Done], str]:
     from stepscope.engine.bench.measured_run import measure
     from stepscope.engine.process.serve import open_engine
     from stepscope.engine.protocol.commands import Submit
-    from stepscope.engine.protocol.settings.engine_config import EngineConfig
-    from stepscope.engine.protocol.settings.knobs import Knobs
-    from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+    from stepscope.engine.protocol.engine_config import EngineConfig
+    from stepscope.engine.protocol.knobs import Knobs
+    from stepscope.engine.protocol.sampling_params import SamplingParams
     from stepscope.engine.transport.sockets import client_socket
 
     resources = contextlib.ExitStack()

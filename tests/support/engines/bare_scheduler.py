@@ -2,8 +2,8 @@
 
 import msgspec
 
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.knobs import Knobs, Limits
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

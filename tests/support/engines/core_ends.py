@@ -2,8 +2,8 @@
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.replies import AnyReply, Output
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.telemetry.step_draft import StepDraft
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import Submit
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from tests.support.waiting import wait_for
 

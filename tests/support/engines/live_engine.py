@@ -15,8 +15,8 @@ from stepscope.engine.control.server import ControlServer
 from stepscope.engine.loop.core import EngineCore
 from stepscope.engine.loop.inbox import Call, SilentClient
 from stepscope.engine.protocol.commands import GetAudit, Shutdown
+from stepscope.engine.protocol.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.protocol.replies import AnyReply
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult

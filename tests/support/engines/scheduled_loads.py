@@ -5,7 +5,7 @@ from typing import get_args
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from stepscope.engine.protocol.settings.knobs import Batching, Knobs, Limits
+from stepscope.engine.protocol.knobs import Batching, Knobs, Limits
 
 MAX_MODEL_LEN = 48
 STOP_TOKEN = 3

@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler

@@ -17,7 +17,7 @@ from stepscope.tui.cli.__main__ import main
 
 _IMPORTED = [
     "stepscope.engine.execution.loading",
-    "stepscope.engine.http.server.server",
+    "stepscope.engine.http.server",
     "stepscope.engine.process.serve",
     "stepscope.tui.cli.command_line",
     "stepscope.tui.cli.engines.serve",

@@ -8,7 +8,7 @@ from textual.app import App
 from textual.screen import Screen
 
 from stepscope.tui.app.app import Dashboard
-from stepscope.tui.screens.overlays.help import help_blocks
+from stepscope.tui.screens.help import help_blocks
 from stepscope.tui.settings.action_table import Place
 from stepscope.tui.settings.actions import Abilities
 from stepscope.tui.views.lines import Line

@@ -6,7 +6,7 @@ from typing import Any
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import BatchRow, Phase, RowFlag, StepRecord
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 
 MS = 1_000_000
 SOME_LEVELS = SLO(ttft_ms=500.0, itl_ms=30.0)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter

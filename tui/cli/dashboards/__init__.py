@@ -1,10 +1,9 @@
 """Commands that open the dashboard or draw it.
 
-May import: engine.adapters.metrics, engine.http, engine.models.cache, engine.protocol,
-  engine.protocol.settings, engine.transport, engine.workload, recordings.compare,
-  recordings.compare.side, recordings.figures, recordings.file, recordings.fleets,
-  recordings.history, recordings.importing, recordings.live, recordings.replay,
-  recordings.samples, tui.app, tui.cli.recordings, tui.cli.shared, tui.screens, tui.session,
-  tui.session.tour, tui.settings, tui.views, tui.views.frame, tui.views.pages.
+May import: engine.adapters.metrics, engine.http, engine.models, engine.protocol,
+  engine.transport, engine.workload, recordings.compare, recordings.figures, recordings.file,
+  recordings.fleets, recordings.history, recordings.importing, recordings.live,
+  recordings.replay, recordings.samples, tui.app, tui.cli.recordings, tui.cli.shared,
+  tui.screens, tui.session, tui.settings, tui.views, tui.views.frame, tui.views.pages.
 One module for each command.
 """

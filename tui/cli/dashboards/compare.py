@@ -12,7 +12,7 @@ from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.comparison import compare as compare_sides
 from stepscope.recordings.compare.division import Landmark, find_landmark, landmarks
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
 from stepscope.recordings.replay.replay import ReplaySource

@@ -11,7 +11,7 @@ from stepscope.recordings.history.history import MAX_BYTES, MAX_STEPS, History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.tui.cli.shared.levels import own_levels
 from stepscope.tui.session.live_source import LiveSource, control_of
-from stepscope.tui.session.tour.tour import Tour
+from stepscope.tui.session.tour import Tour
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.preferences import Preferences
 from stepscope.tui.settings.settings import (

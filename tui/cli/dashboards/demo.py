@@ -11,13 +11,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.engine.models.cache import smollm2
+from stepscope.engine.models import smollm2
 from stepscope.engine.protocol.commands import SetKnobs, SetWorkload, Submit
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Knobs
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, StepCosts
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import describe, in_words
 from stepscope.recordings.figures.table import FIGURES, value_text
 from stepscope.recordings.file.service_levels import Levels
@@ -39,8 +39,8 @@ from stepscope.tui.cli.shared.process import (
     missing_text,
     running,
 )
-from stepscope.tui.session.tour.chapters import CHAPTERS, SMALL, Act, TimedAct
-from stepscope.tui.session.tour.tour import Director, Tour
+from stepscope.tui.session.chapters import CHAPTERS, SMALL, Act, TimedAct
+from stepscope.tui.session.tour import Director, Tour
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import convert_flags, resolve
 from stepscope.tui.settings.settings import DashboardSettings

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.fleets.fleet import FLEET_STEPS, Fleet, shared_bytes
 from stepscope.tui.cli.dashboards.browsers import WEB, browsers_of

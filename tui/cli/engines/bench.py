@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.tui.cli.shared.arguments import output_path
 from stepscope.tui.cli.shared.options import command, option
 from stepscope.tui.cli.shared.output import Progress, model_on_text, say
@@ -91,7 +91,7 @@ def bench(
                 config, knobs, spec, loading=progress, ready=ready, progress=measured
             )
     if file is not None:
-        from stepscope.engine.execution.machine.environment import num_threads
+        from stepscope.engine.execution.environment import num_threads
 
         document = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from statistics import median
 
 from stepscope.engine.client.client import CommandRefused, ControlClient
-from stepscope.engine.models.cache import smollm2
+from stepscope.engine.models import smollm2
 from stepscope.engine.protocol.commands import Abort, ChatMessage, Submit
 from stepscope.engine.protocol.replies import Error, Output, Submitted
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
@@ -25,7 +25,7 @@ from stepscope.tui.cli.shared.engine_process import EngineProcess
 from stepscope.tui.cli.shared.options import EngineName, command, option
 from stepscope.tui.cli.shared.output import Progress, ms, say
 from stepscope.tui.cli.shared.process import StopSignals, awaited, running
-from stepscope.tui.session.control.who import who
+from stepscope.tui.session.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed
 from stepscope.tui.views import late_text
 

@@ -16,7 +16,7 @@ import platformdirs
 from stepscope.engine.adapters.sglang.attachment import LIVE
 from stepscope.engine.adapters.sglang.shapes import TRIED_RELEASE
 from stepscope.engine.adapters.vllm import versions
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.telemetry import batch_rows, sender
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
 from stepscope.engine.transport.local_engines import starting_pid

@@ -9,8 +9,8 @@ from typing import Any
 from stepscope.engine.client.client import EngineUnreachable
 from stepscope.engine.protocol.commands import ResetPrefixCache
 from stepscope.engine.protocol.replies import Ack
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
 from stepscope.engine.protocol.wire import EngineInfo
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import (
     PromptWriter,
     describe,
@@ -23,8 +23,8 @@ from stepscope.engine.workload.traces import read_trace
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name, value_text
 from stepscope.recordings.session.sums import per
-from stepscope.recordings.state.series.distribution import Distribution
-from stepscope.recordings.state.series.latency import SLO, LatencyKind
+from stepscope.recordings.state.distribution import Distribution
+from stepscope.recordings.state.latency import SLO, LatencyKind
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.levels import level_of_engine
 from stepscope.tui.cli.shared.options import (
@@ -37,7 +37,7 @@ from stepscope.tui.cli.shared.options import (
 )  # fmt: skip
 from stepscope.tui.cli.shared.output import Progress, note, say, write_json
 from stepscope.tui.cli.shared.process import StopSignals
-from stepscope.tui.session.control.who import who
+from stepscope.tui.session.who import who
 from stepscope.tui.settings.cli_errors import CommandFailed, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 

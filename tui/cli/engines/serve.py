@@ -18,9 +18,9 @@ import msgspec
 import typer
 
 from stepscope.engine.http.settings import Address, HttpSettings, check_private, parse_address
-from stepscope.engine.models.cache import smollm2
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
-from stepscope.engine.protocol.settings.knobs import ConfigError, Knobs
+from stepscope.engine.models import smollm2
+from stepscope.engine.protocol.engine_config import EngineConfig
+from stepscope.engine.protocol.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
@@ -73,7 +73,7 @@ def _open_listener(settings: HttpSettings) -> tuple[socket.socket, str]:
     address = parse_address(settings.bind)
     check_private(address, settings.api_key)
     with engine_packages(needs_torch=False):
-        from stepscope.engine.http.server.server import listen
+        from stepscope.engine.http.server import listen
     began_s = time.monotonic()
     while True:
         try:
@@ -103,7 +103,7 @@ def _run(
     parent_gone: threading.Event | None,
 ) -> None:
     with engine_packages(needs_torch=False):
-        from stepscope.engine.http.server.server import run_until_signal, serve_http
+        from stepscope.engine.http.server import run_until_signal, serve_http
     from stepscope.tui.cli.engines.watch import judged_rules
 
     names: set[str] = set()

@@ -12,7 +12,7 @@ from stepscope.tui.cli.shared.arguments import knob_texts
 from stepscope.tui.cli.shared.connect import choose, connect
 from stepscope.tui.cli.shared.options import argument, command, flag
 from stepscope.tui.cli.shared.output import say
-from stepscope.tui.session.control.who import who
+from stepscope.tui.session.who import who
 from stepscope.tui.settings.cli_errors import WrongUsage
 
 _TRIES = 5

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import ResetPrefixCache, Submit
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.replies import Error, Output
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.settings.sampling_params import SamplingParams
+from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, Phase, StepRecord
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.compare.side.requests import RequestRun
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side import Side
+from stepscope.recordings.compare.side_requests import RequestRun
 from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of
@@ -26,7 +26,7 @@ from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.simulation.basis import step_records
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.recordings.measured import side_of
 from stepscope.tui.cli.shared.process import awaited
 from stepscope.tui.settings.cli_errors import CommandFailed

@@ -7,7 +7,7 @@ in the order of the arms.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, get_args
 
-from stepscope.engine.protocol.settings.knobs import Batching
+from stepscope.engine.protocol.knobs import Batching
 from stepscope.recordings.session.knee import knee_of, newest_columns
 from stepscope.recordings.session.steps import StepTable
 from stepscope.tui.cli.lab.arms import Arm, ArmRun, Work

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from stepscope.engine.execution.machine.environment import num_threads
-from stepscope.engine.protocol.settings.engine_config import EngineConfig
+from stepscope.engine.execution.environment import num_threads
+from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.export.output import MissingPackage

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.figures.sums import Figures
 from stepscope.recordings.figures.table import (
     FIGURES,

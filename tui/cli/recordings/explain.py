@@ -6,11 +6,11 @@ from typing import Any
 from stepscope.recordings.attribution.causes import WORDS, Late
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
-from stepscope.recordings.compare.side.file_run import FileRun
+from stepscope.recordings.compare.file_run import FileRun
 from stepscope.recordings.figures.table import KINDS, RANKS
 from stepscope.recordings.file.service_levels import levels_said
-from stepscope.recordings.state.series.distribution import LatencySpread
-from stepscope.recordings.state.series.latency import LatencyKind
+from stepscope.recordings.state.distribution import LatencySpread
+from stepscope.recordings.state.latency import LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
 from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import LIVE_S, recorded

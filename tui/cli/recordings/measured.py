@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
 from stepscope.engine.transport.endpoints import Endpoint
-from stepscope.recordings.compare.side.advice import Run
-from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
-from stepscope.recordings.compare.side.file_run import FileRun
-from stepscope.recordings.compare.side.recording_feed import RecordingFeed
-from stepscope.recordings.compare.side.side import Side
+from stepscope.recordings.compare.advice import Run
+from stepscope.recordings.compare.feed import Feed, HistoryFeed
+from stepscope.recordings.compare.file_run import FileRun
+from stepscope.recordings.compare.recording_feed import RecordingFeed
+from stepscope.recordings.compare.side import Side
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said
@@ -21,7 +21,7 @@ from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.shared.connect import connect, recording_or_engine
 from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.output import Progress, note, session_text

@@ -13,6 +13,12 @@ from typing import Any
 import msgspec
 
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.alerts.keeper import (
+    DEFAULT_RULES,
+    IncidentFolder,
+    IncidentKeeper,
+    KeptIncident,
+)
 from stepscope.recordings.alerts.rule import parse_rule
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.file.writing.rotation import (
@@ -22,12 +28,6 @@ from stepscope.recordings.file.writing.rotation import (
     SeriesLimits,
 )
 from stepscope.recordings.history.history import History
-from stepscope.recordings.incidents.keeper import (
-    DEFAULT_RULES,
-    IncidentFolder,
-    IncidentKeeper,
-    KeptIncident,
-)
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.arguments import output_path

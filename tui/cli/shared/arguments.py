@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from stepscope.engine.protocol.settings.knobs import Knobs
+from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings import samples
 from stepscope.recordings.file.mcap.format import PART_SUFFIX

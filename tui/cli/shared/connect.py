@@ -20,7 +20,7 @@ from stepscope.engine.client.client import (
     KeyRefused,
     NoEngine,
 )
-from stepscope.engine.protocol.settings.knobs import ConfigError
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.transport.endpoints import Endpoint, find_local
 from stepscope.engine.transport.keys import read_credentials
 from stepscope.engine.transport.local_engines import called

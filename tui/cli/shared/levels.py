@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.recordings.compare.side.advice import Run, advice
+from stepscope.recordings.compare.advice import Run, advice
 from stepscope.recordings.file import service_levels
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS, Limit
+from stepscope.recordings.state.latency import SLO
+from stepscope.recordings.state.limits import LIMIT_SPECS, LIMITS, Limit
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import resolve

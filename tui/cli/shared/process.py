@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import typer
 
-from stepscope.engine.protocol.settings.knobs import ConfigError, WrongValue
+from stepscope.engine.protocol.knobs import ConfigError, WrongValue
 from stepscope.recordings.errors import NotInRecording, RecordingError
 from stepscope.tui.settings.cli_errors import FAILED, WRONG_USAGE, CommandFailed
 

@@ -11,15 +11,15 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from msgspec import structs
 
-from stepscope.engine.protocol.settings.knobs import Knobs, Limits
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.knobs import Knobs, Limits
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.measured import MeasuredModel, read_points
 from stepscope.engine.simulation.model_shape import model_shape
 from stepscope.engine.simulation.roofline import RooflineModel, gpu_named, num_kv_tokens
 from stepscope.engine.simulation.step_time import StepTimeModel
-from stepscope.engine.simulation.virtual.requests import SimulatedRequest, of_mix, of_trace
-from stepscope.engine.simulation.virtual.session import SimulatedSetup
+from stepscope.engine.simulation.virtual_requests import SimulatedRequest, of_mix, of_trace
+from stepscope.engine.simulation.virtual_session import SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.workload.arrivals import describe
 from stepscope.engine.workload.traces import read_trace
@@ -27,7 +27,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.simulation.basis import fit_recording
 from stepscope.recordings.simulation.figures import RANKS, RunFigures, flat
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.shared.arguments import RECORDING_SUFFIXES, find_recording
 from stepscope.tui.cli.shared.options import command
 from stepscope.tui.cli.shared.process import end_process, prepare_process, when_parent_ends

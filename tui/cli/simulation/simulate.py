@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from stepscope.engine.protocol.settings.knobs import Knobs
-from stepscope.engine.protocol.settings.workload_spec import WorkloadSpec
+from stepscope.engine.protocol.knobs import Knobs
+from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.presets import defaults_like
 from stepscope.engine.simulation.dry_run import ScheduleReplay, ScheduleWorkload, parse_workload
-from stepscope.engine.simulation.virtual.replica import Replica
-from stepscope.engine.simulation.virtual.requests import DrawnStepTimes
-from stepscope.engine.simulation.virtual.session import SimulatedSession, run_requests
+from stepscope.engine.simulation.replica import Replica
+from stepscope.engine.simulation.virtual_requests import DrawnStepTimes
+from stepscope.engine.simulation.virtual_session import SimulatedSession, run_requests
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, slo_of
 from stepscope.recordings.simulation.figures import RunFigures, RunSums

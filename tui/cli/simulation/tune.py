@@ -22,8 +22,8 @@ from stepscope.recordings.simulation.tuning import (
 )
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, ForecastStopped
 from stepscope.recordings.state.audit_text import typed_text
-from stepscope.recordings.state.series.latency import SLO
-from stepscope.recordings.state.series.limits import LIMIT_SPECS, LIMITS
+from stepscope.recordings.state.latency import SLO
+from stepscope.recordings.state.limits import LIMIT_SPECS, LIMITS
 from stepscope.tui.cli.recordings.measured import recorded, side_of
 from stepscope.tui.cli.shared.connect import choose, connect, is_recorded
 from stepscope.tui.cli.shared.levels import level_of, level_of_engine
@@ -38,7 +38,7 @@ from stepscope.tui.cli.shared.output import (
     write_json_line,
 )
 from stepscope.tui.cli.shared.process import StopSignals
-from stepscope.tui.session.control.who import who
+from stepscope.tui.session.who import who
 from stepscope.tui.settings.cli_errors import DONE, FAILED, Interrupted, WrongUsage
 from stepscope.tui.settings.setting_values import said
 from stepscope.tui.views.format import plural

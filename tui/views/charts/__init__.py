@@ -1,7 +1,7 @@
 """Charts: pure functions from a frame to lines.
 
-May import: engine.protocol, recordings.attribution, recordings.compare,
-  recordings.compare.side, recordings.figures, recordings.history, recordings.session,
-  recordings.state, recordings.state.series, tui.views, tui.views.frame, tui.views.panels.
+May import: engine.protocol, recordings.attribution, recordings.compare, recordings.figures,
+  recordings.history, recordings.session, recordings.state, tui.views, tui.views.frame,
+  tui.views.panels.
 A new chart gets a file here.
 """

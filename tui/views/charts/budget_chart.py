@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
-from stepscope.recordings.state.series.limits import LIMITS
+from stepscope.recordings.state.limits import LIMITS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.frame.frame import Frame

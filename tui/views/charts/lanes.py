@@ -14,7 +14,7 @@ from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import WORDS, Cause, Late, Piece
 from stepscope.recordings.attribution.front import served_life
 from stepscope.recordings.history.lives import Life
-from stepscope.recordings.state.series.lanes import Cell
+from stepscope.recordings.state.lanes import Cell
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.limits import Limit
 from stepscope.tui.views.view import View
 
 COLUMN_NS = 10_000_000  # width of a column of the time axis at zoom 1

@@ -17,14 +17,14 @@ from stepscope.recordings import samples
 from stepscope.recordings.compare.columns import Align
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import Landmark, divide, landmark_of, landmarks
-from stepscope.recordings.compare.side.feed import Feed, HistoryFeed
-from stepscope.recordings.compare.side.points import StepPoint
-from stepscope.recordings.compare.side.requests import Pair
+from stepscope.recordings.compare.feed import Feed, HistoryFeed
+from stepscope.recordings.compare.points import StepPoint
+from stepscope.recordings.compare.side_requests import Pair
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
-from stepscope.recordings.state.series.latency import SLO
+from stepscope.recordings.state.latency import SLO
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.compare_text import SideName
 
@@ -43,7 +43,7 @@ class Origin(NamedTuple):
         """Return a new reader of this run; raise RecordingError if the recording cannot be read."""
         if self.history is not None:
             return HistoryFeed(self.history, self.name, self.slo, self.stretch)
-        from stepscope.recordings.compare.side.recording_feed import RecordingFeed
+        from stepscope.recordings.compare.recording_feed import RecordingFeed
         from stepscope.recordings.file.reader import Recording  # with mcap, only when needed
 
         assert self.path is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from stepscope.engine.protocol.wire import KnobsChanged, StepInFlight, StepRecord
 from stepscope.recordings.attribution.causes import Late
-from stepscope.recordings.compare.side.advice import Advice
+from stepscope.recordings.compare.advice import Advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.history.verdict import Verdict
@@ -17,9 +17,9 @@ from stepscope.recordings.history.windows import Goodput, Rates, Stalls
 from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.session.sums import Sums
-from stepscope.recordings.state.series.events import AuditedStep, SessionEvent
-from stepscope.recordings.state.series.latency import LatencyReport
-from stepscope.recordings.state.series.limits import Limit
+from stepscope.recordings.state.events import AuditedStep, SessionEvent
+from stepscope.recordings.state.latency import LatencyReport
+from stepscope.recordings.state.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.actions import BY_ID
 from stepscope.tui.views import format as fmt

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.engine.protocol.wire import StepInFlight
-from stepscope.recordings.compare.side.advice import RecentRun, advice
+from stepscope.recordings.compare.advice import RecentRun, advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_at
 from stepscope.recordings.state.audit_text import seconds_of
-from stepscope.recordings.state.series.events import SessionEvent
-from stepscope.recordings.state.series.lanes import Cell
+from stepscope.recordings.state.events import SessionEvent
+from stepscope.recordings.state.lanes import Cell
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.action_table import Page
 from stepscope.tui.views.frame import chart_columns

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.history.history import History
-from stepscope.recordings.state.series.lanes import Cell, LaneName
+from stepscope.recordings.state.lanes import Cell, LaneName
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views.frame.chart_columns import ChartColumn
 from stepscope.tui.views.view import View

@@ -2,10 +2,9 @@
 
 A target is what Enter on a row opens.
 
-May import: engine.adapters.metrics, engine.protocol, engine.protocol.settings,
-  engine.transport, recordings.attribution, recordings.compare, recordings.file,
-  recordings.file.mcap, recordings.fleets, recordings.history, recordings.session,
-  recordings.state, recordings.state.series, tui.settings, tui.views, tui.views.charts,
-  tui.views.frame, tui.views.panels.
+May import: engine.adapters.metrics, engine.protocol, engine.transport, recordings.attribution,
+  recordings.compare, recordings.file, recordings.file.mcap, recordings.fleets,
+  recordings.history, recordings.session, recordings.state, tui.settings, tui.views,
+  tui.views.charts, tui.views.frame, tui.views.panels.
 A new page gets a file here and an entry in `page_views.py`.
 """

@@ -18,7 +18,7 @@ from stepscope.recordings.state.audit_text import (
     value_text,
     who_text,
 )
-from stepscope.recordings.state.series.latency import LatencyReport
+from stepscope.recordings.state.latency import LatencyReport
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import Column, Rows, Target, room_of_last, table

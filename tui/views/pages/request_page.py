@@ -10,7 +10,7 @@ from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Late, by_cause
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.history.lives import Life
-from stepscope.recordings.state.series.distribution import percentiles
+from stepscope.recordings.state.distribution import percentiles
 from stepscope.recordings.state.session import request_name
 from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views import format as fmt

@@ -171,7 +171,7 @@ def typed_choice(text: str) -> StartChoice:
 def what_is_wrong(text: str) -> str | None:
     """Return one line about why a typed text cannot be opened; None if nothing is wrong with it."""
     from stepscope.engine.adapters.metrics.fetch import MetricsAddress, is_metrics_url
-    from stepscope.engine.protocol.settings.knobs import ConfigError
+    from stepscope.engine.protocol.knobs import ConfigError
     from stepscope.engine.transport.endpoints import Endpoint  # with sockets, only when needed
 
     if not text.strip() or typed_choice(text).kind == "file":

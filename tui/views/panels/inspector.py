@@ -12,8 +12,8 @@ from stepscope.engine.protocol import wire
 from stepscope.recordings.attribution.causes import hold_up_text
 from stepscope.recordings.attribution.queue import beneficiaries
 from stepscope.recordings.session.steps import StepSummary
+from stepscope.recordings.state.events import request_event
 from stepscope.recordings.state.ranks import late_rank, names, rank_sizes
-from stepscope.recordings.state.series.events import request_event
 from stepscope.recordings.state.session import SessionState, request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame

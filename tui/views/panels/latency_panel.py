@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.recordings.state.series.latency import TREND_BUCKETS, Series
-from stepscope.recordings.state.series.latency_samples import Samples
+from stepscope.recordings.state.latency import TREND_BUCKETS, Series
+from stepscope.recordings.state.latency_samples import Samples
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text

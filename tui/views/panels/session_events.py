@@ -4,7 +4,7 @@ The list is framed at the right edge, or packed into as many lines as there are.
 the steps in memory, or all steps of a replayed file; a click goes to that step.
 """
 
-from stepscope.recordings.state.series.events import EventKind, SessionEvent
+from stepscope.recordings.state.events import EventKind, SessionEvent
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.lines import Line, Run, clean, framed, length_of, spot
