@@ -23,7 +23,7 @@ from stepscope.recordings.attribution.explained import affected_by
 from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.check.strip import stripped
 from stepscope.recordings.errors import RecordingError
-from stepscope.recordings.figures.table import value_text
+from stepscope.recordings.figures import value_text
 from stepscope.recordings.file.incident import FiredRule, Incident, incidents_in
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.memory_file import write_memory

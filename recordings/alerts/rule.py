@@ -3,9 +3,9 @@
 import re
 from typing import NamedTuple
 
+from stepscope.recordings import figures
 from stepscope.recordings.attribution.causes import QUEUE_REASONS
-from stepscope.recordings.figures import table
-from stepscope.recordings.figures.table import FigureBound, FigureSpec
+from stepscope.recordings.figures import FigureBound, FigureSpec
 
 # Reasons in `StepRecord.waiting_reasons` whose requests are counted; those behind one that lacks
 # blocks or encoder budget count with it. The last is in no `waiting_reasons`, but in `HeldRow`.
@@ -36,7 +36,7 @@ OF_NOW: dict[str, FigureSpec] = {
                    "restarts of the engine in the last ten seconds"),
     )
 }  # fmt: skip
-KNOWN = {**table.FIGURES, **OF_NOW}
+KNOWN = {**figures.FIGURES, **OF_NOW}
 
 _FOR = re.compile(r"\s*for\s+(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -55,7 +55,7 @@ class Rule(NamedTuple):
 
     def said(self, value: float | None) -> str:
         """Return the text of the rule with a measured value, such as `itl_p99 > 50ms: 63 ms`."""
-        return f"{self.text}: {table.value_text(self.bound.figure, value)}"
+        return f"{self.text}: {figures.value_text(self.bound.figure, value)}"
 
 
 def parse_rule(text: str) -> Rule:
@@ -63,11 +63,11 @@ def parse_rule(text: str) -> Rule:
 
     Raises BoundError: the text is invalid; the message tells what was expected.
     """
-    bound = table.parse_bound(text, is_whole=False, figures=KNOWN)
+    bound = figures.parse_bound(text, is_whole=False, figures=KNOWN)
     rest = text[bound.end :]
     if not rest.strip():
         return Rule(text.strip(), bound)
     found = _FOR.fullmatch(rest)
     if found is None:
-        raise table.BoundError(text, f"expected 'for 30s' or nothing, got {rest.strip()!r}")
+        raise figures.BoundError(text, f"expected 'for 30s' or nothing, got {rest.strip()!r}")
     return Rule(text.strip(), bound, float(found[1]) * _SECONDS[found[2]])

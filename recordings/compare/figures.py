@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from stepscope.recordings.compare.bootstrap import RatioInterval, draw, percentile_ratio, ratio_of
 from stepscope.recordings.compare.load import ALIKE_LOAD, LoadDifference
 from stepscope.recordings.compare.side import Side
-from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, Better, FigureUnit
+from stepscope.recordings.figures import FIGURES, KINDS, RANKS, Better, FigureUnit
 from stepscope.recordings.session.totals import NUM_SLICES
 from stepscope.recordings.session.waits import BESIDE_PREFILL, DECODE_ONLY, Waits, bin_of
 from stepscope.recordings.state.limits import LIMITS, NAMED_WAITS

@@ -6,7 +6,7 @@ from functools import cached_property
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue
 from stepscope.recordings.attribution.explained import explain_recording
 from stepscope.recordings.compare.side import KnobChanges, knobs_between
-from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.figures import figures_of
 from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.session.index import IndexRows

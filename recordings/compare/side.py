@@ -15,7 +15,7 @@ from stepscope.recordings.attribution.causes import Cause
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.compare.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoints
 from stepscope.recordings.compare.side_requests import MAX_REQUESTS, RequestRun
-from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.figures import figures_of
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.session.indexer import NewRows
 from stepscope.recordings.session.steps import UNKNOWN

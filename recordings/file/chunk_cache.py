@@ -28,7 +28,7 @@ from stepscope.recordings.file.mcap.chunk import (
 )
 from stepscope.recordings.file.mcap.format import PACKED_STEP, TOPICS
 from stepscope.recordings.file.mcap.index import ChunkPlace
-from stepscope.recordings.packing.steps import StepUnpacker
+from stepscope.recordings.packing import StepUnpacker
 
 STEP = wire.TOPICS[StepRecord]
 KEYFRAME = wire.TOPICS[Snapshot]

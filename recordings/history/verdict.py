@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.recordings.attribution.causes import Late
 from stepscope.recordings.history.history_view import HistoryView
-from stepscope.recordings.session.late_waits import Breach
+from stepscope.recordings.session.waits import Breach
 from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.latency import LatencyReport, Series
 from stepscope.recordings.state.limits import LIMIT_SPECS

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from stepscope.recordings.figures.sums import figures_of
+from stepscope.recordings.figures import figures_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
-from stepscope.recordings.session.late_waits import Breach, LateWaits
 from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
+from stepscope.recordings.session.waits import Breach, LateWaits
 from stepscope.recordings.state.events import SessionEvent, breach_event
 from stepscope.recordings.state.latency import TREND_BUCKETS, LatencyKind, LatencyReport
 from stepscope.recordings.state.latency_samples import Samples

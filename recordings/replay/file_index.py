@@ -18,7 +18,7 @@ from stepscope.recordings.file.messages import indexes
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.session.index import Index, IndexRows
-from stepscope.recordings.session.late_waits import LateWaits
+from stepscope.recordings.session.waits import LateWaits
 from stepscope.recordings.state import events
 from stepscope.recordings.state.events import SessionEvent
 from stepscope.recordings.state.latency import SLO

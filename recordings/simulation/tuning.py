@@ -13,8 +13,8 @@ from typing import NamedTuple
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.simulation.basis import WhatIfBasis
+from stepscope.recordings.simulation.diagnosis import chunks_for
 from stepscope.recordings.simulation.recorded import RecordedWork
-from stepscope.recordings.simulation.suspects import chunks_for
 from stepscope.recordings.simulation.what_if import NUM_RUNS, Forecast, forecast
 from stepscope.recordings.state.audit_text import typed_text
 from stepscope.recordings.state.latency import SLO

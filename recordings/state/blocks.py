@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from stepscope.engine.protocol.wire import EMPTY, BlockMove, BlockRun
-from stepscope.recordings.packing.payloads import CompressedPayloads
+from stepscope.recordings.packing import CompressedPayloads
 
 MAX_BLOCKS = 1 << 24
 _LIMIT = 1 << 62

@@ -16,8 +16,8 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history import lives
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.session import late_waits
-from stepscope.recordings.session.late_waits import Breach
+from stepscope.recordings.session import waits as session_waits
+from stepscope.recordings.session.waits import Breach
 from stepscope.recordings.state.events import SessionEvent, breach_event
 from stepscope.recordings.state.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
@@ -47,7 +47,7 @@ def test_the_worst_wait_of_each_second_is_exact(waits: list[tuple[int, int]]) ->
     late = list(zip(range(len(waits)), times_ns, waits_ns, strict=True))
     columns = (np.array(column, dtype=np.int64) for column in (times_ns, waits_ns))
     expected_places = [at for at, _, _ in worst_of_seconds(late)]
-    assert late_waits.worst_of_seconds(*columns).tolist() == expected_places
+    assert session_waits.worst_of_seconds(*columns).tolist() == expected_places
 
 
 def expected(history: History, until: int | None = None) -> list[SessionEvent]:

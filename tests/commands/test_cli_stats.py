@@ -11,7 +11,7 @@ import pytest
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.figures import ComparedFigure
-from stepscope.recordings.figures.table import FIGURES, Better
+from stepscope.recordings.figures import FIGURES, Better
 from stepscope.tui.cli.recordings.check import regression
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import record

@@ -23,7 +23,7 @@ from stepscope.engine.protocol.wire import PauseSpan, StepRecord
 from stepscope.engine.protocol.wire_events import PrefixMisses
 from stepscope.recordings.alerts.rule import OF_NOW
 from stepscope.recordings.export.tables import COLUMNS
-from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name
+from stepscope.recordings.figures import FIGURES, KINDS, RANKS, latency_name
 from stepscope.recordings.file.mcap.format import TOPICS
 from stepscope.recordings.session.index import FINISHED_COLUMNS, STORED_COLUMNS, WAIT_COLUMNS
 from stepscope.recordings.session.steps import StepSummary

@@ -15,7 +15,7 @@ from stepscope.engine.protocol.wire import RequestStatus, RequestView
 from stepscope.recordings import samples
 from stepscope.recordings.alerts.judge import CALM_S, Judge, Meter, num_stalled, queue_age_s
 from stepscope.recordings.alerts.rule import parse_rule
-from stepscope.recordings.figures.table import BoundError
+from stepscope.recordings.figures import BoundError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber

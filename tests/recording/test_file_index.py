@@ -27,7 +27,7 @@ from stepscope.recordings.file.messages import indexes, stored_index
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.history.history import History
-from stepscope.recordings.packing.steps import StepPacker
+from stepscope.recordings.packing import StepPacker
 from stepscope.recordings.replay import file_index
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
@@ -40,8 +40,8 @@ from stepscope.recordings.session.index import (
     pack,
     unpack,
 )
-from stepscope.recordings.session.late_waits import Breach, LateWaits
 from stepscope.recordings.session.steps import COLUMNS
+from stepscope.recordings.session.waits import Breach, LateWaits
 from stepscope.recordings.state.latency import SLO
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import busy, one_by_one, record

@@ -18,7 +18,7 @@ from stepscope.recordings.compare.feed import Feed, HistoryFeed
 from stepscope.recordings.compare.file_run import FileRun
 from stepscope.recordings.compare.recording_feed import RecordingFeed
 from stepscope.recordings.export.moments import moments
-from stepscope.recordings.figures.table import FIGURES
+from stepscope.recordings.figures import FIGURES
 from stepscope.recordings.file.chunk_cache import ChunkCache
 from stepscope.recordings.file.messages import stored_index
 from stepscope.recordings.file.reader import Recording

@@ -13,7 +13,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.simulation import diagnosis, tuning
 from stepscope.recordings.simulation.basis import basis_of
-from stepscope.recordings.simulation.suspects import SUSPECTS, seen_of
+from stepscope.recordings.simulation.diagnosis import SUSPECTS, seen_of
 from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.simulation import tune

@@ -13,7 +13,7 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.request import Request
-from stepscope.engine.simulation import virtual
+from stepscope.engine.simulation import replica as replica_module
 from stepscope.engine.simulation.replica import Replica
 from stepscope.engine.simulation.simulated import START_NS
 from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
@@ -102,7 +102,7 @@ def run(
     replica = Replica(made.scheduler(), model, taken, overlap=made.overlap)
     with pytest.MonkeyPatch.context() as patch:
         if not short:  # no stretch is long enough
-            patch.setattr(virtual.replica, "_MIN_STRETCH", sys.maxsize)
+            patch.setattr(replica_module, "_MIN_STRETCH", sys.maxsize)
         run_requests(replica, work, changes=changes)
     check_integrity(replica.scheduler.kv)
     return taken

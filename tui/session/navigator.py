@@ -12,7 +12,7 @@ from stepscope.engine.protocol.wire import Phase
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import Source
 from stepscope.recordings.history.windows import Stalls
-from stepscope.recordings.session.late_waits import Breach
+from stepscope.recordings.session.waits import Breach
 from stepscope.recordings.state.events import mark_event
 from stepscope.tui.session.goto import (
     Wanted,

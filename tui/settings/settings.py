@@ -199,7 +199,7 @@ def _actions(path: Path, lines: Mapping[str, object]) -> "tuple[Action, ...]":
 
 def _rules(path: Path, tables: object) -> "tuple[Rule, ...]":
     from stepscope.recordings.alerts.rule import parse_rule
-    from stepscope.recordings.figures.table import BoundError
+    from stepscope.recordings.figures import BoundError
 
     try:
         found = msgspec.convert(tables, list[_Alert])

@@ -17,7 +17,7 @@ PART_SUFFIX = ".part"  # added to the name of a file that is being written
 # Readers refuse higher versions. Version 1 had no packed steps and no checkpoints.
 FORMAT_VERSION = 2
 
-PACKED_STEP = "packed_step"  # see recordings/packing/steps.py
+PACKED_STEP = "packed_step"  # see recordings/packing.py
 # Topics of messages, in the order of their channel ids 1, 2, ... Add new ones at the end.
 TOPICS = ("info", "knobs", "step", "status", "keyframe", "mark", PACKED_STEP, "audit", "in_flight")
 

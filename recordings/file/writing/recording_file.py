@@ -24,7 +24,7 @@ from stepscope.recordings.file.mcap.format import (
 )
 from stepscope.recordings.file.mcap.sink import McapSink
 from stepscope.recordings.file.reader import is_being_written
-from stepscope.recordings.packing.steps import StepPacker
+from stepscope.recordings.packing import StepPacker
 
 CHUNK_BYTES = 1024 * 1024  # uncompressed, unless half of it is keyframes
 # One flipped bit costs the rest of its chunk. So a chunk spans at most a second, or if longer,

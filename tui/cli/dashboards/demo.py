@@ -19,7 +19,7 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobValue, StepCosts
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.workload.arrivals import describe, in_words
-from stepscope.recordings.figures.table import FIGURES, value_text
+from stepscope.recordings.figures import FIGURES, value_text
 from stepscope.recordings.file.service_levels import Levels
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder

@@ -20,8 +20,7 @@ from stepscope.engine.workload.arrivals import (
 )
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
 from stepscope.engine.workload.traces import read_trace
-from stepscope.recordings.figures.sums import Figures
-from stepscope.recordings.figures.table import FIGURES, KINDS, RANKS, latency_name, value_text
+from stepscope.recordings.figures import FIGURES, KINDS, RANKS, Figures, latency_name, value_text
 from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.distribution import Distribution
 from stepscope.recordings.state.latency import SLO, LatencyKind

@@ -15,7 +15,7 @@ from stepscope.engine.http.settings import Address, parse_address
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.alerts.judge import WINDOW_S, Judge, Meter, RuleWatch
 from stepscope.recordings.alerts.rule import Rule
-from stepscope.recordings.figures.table import value_text
+from stepscope.recordings.figures import value_text
 from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_of

@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.compare.side import Side
-from stepscope.recordings.figures.sums import Figures
-from stepscope.recordings.figures.table import (
+from stepscope.recordings.figures import (
     FIGURES,
     KINDS,
     RANKS,
     BoundError,
     FigureBound,
+    Figures,
     latency_name,
     parse_bound,
     value_text,

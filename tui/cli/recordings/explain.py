@@ -7,7 +7,7 @@ from stepscope.recordings.attribution.causes import WORDS, Late
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.file_run import FileRun
-from stepscope.recordings.figures.table import KINDS, RANKS
+from stepscope.recordings.figures import KINDS, RANKS
 from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.state.distribution import LatencySpread
 from stepscope.recordings.state.latency import LatencyKind

@@ -1,8 +1,8 @@
 """What commands share: options made from Structs, finding an engine, progress, exit codes.
 
 May import: engine.adapters.metrics, engine.client, engine.protocol, engine.transport,
-  recordings, recordings.alerts, recordings.compare, recordings.figures, recordings.file,
-  recordings.file.mcap, recordings.importing, recordings.samples, recordings.state, tui.session,
-  tui.settings, tui.views.
+  recordings, recordings.alerts, recordings.compare, recordings.file, recordings.file.mcap,
+  recordings.importing, recordings.samples, recordings.state, tui.session, tui.settings,
+  tui.views.
 Code that commands of different packages need goes here.
 """

@@ -65,7 +65,7 @@ def judged_as(
 def chosen_rules(when: Sequence[str]) -> "tuple[Rule, ...]":
     """Return the alert rules of `--when`, else those of the config file."""
     from stepscope.recordings.alerts.rule import parse_rule  # loads every figure
-    from stepscope.recordings.figures.table import BoundError
+    from stepscope.recordings.figures import BoundError
 
     try:
         return tuple(parse_rule(text) for text in when) or load_alerts()

@@ -10,8 +10,7 @@ from typing import Any
 from stepscope.recordings.autopilot.live_pilot import LivePilot, Moved
 from stepscope.recordings.simulation.basis import WhatIfBasis, basis_of
 from stepscope.recordings.simulation.diagnosis import NUM_RUNS as NUM_TRIALS
-from stepscope.recordings.simulation.diagnosis import Diagnosis, Trial, diagnose
-from stepscope.recordings.simulation.suspects import Seen, seen_of
+from stepscope.recordings.simulation.diagnosis import Diagnosis, Seen, Trial, diagnose, seen_of
 from stepscope.recordings.simulation.tuning import (
     KEPT_SHARE,
     MAX_UNLIKE,

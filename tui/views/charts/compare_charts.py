@@ -15,7 +15,7 @@ from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.figures import ComparedFigure, Verdict
 from stepscope.recordings.compare.points import KNOB, LATE, LOST, MARKED, PREEMPTED, StepPoint
 from stepscope.recordings.compare.side_requests import RequestRun
-from stepscope.recordings.figures.table import KINDS
+from stepscope.recordings.figures import KINDS
 from stepscope.recordings.session.waits import BESIDE_PREFILL, DECODE_ONLY
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts.budget_chart import with_cursor

@@ -3,7 +3,7 @@
 The history is the session (an engine's steps) that the dashboard keeps in memory.
 
 May import: engine.protocol, recordings, recordings.attribution, recordings.compare,
-  recordings.figures, recordings.file, recordings.fleets, recordings.history, recordings.replay,
-  recordings.samples, recordings.session, recordings.state, tui.settings, tui.views.
+  recordings.file, recordings.fleets, recordings.history, recordings.replay, recordings.samples,
+  recordings.session, recordings.state, tui.settings, tui.views.
 Data that a panel needs from a session becomes a field of `Frame`.
 """

@@ -12,7 +12,7 @@ from stepscope.recordings.attribution.causes import WORDS
 from stepscope.recordings.compare.comparison import Comparison, SettingDifference, SideWork
 from stepscope.recordings.compare.division import reaches
 from stepscope.recordings.compare.figures import COMPARED_KINDS, PARTS, ComparedFigure, Verdict
-from stepscope.recordings.figures.table import RANKS
+from stepscope.recordings.figures import RANKS
 from stepscope.recordings.state.audit_text import value_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt

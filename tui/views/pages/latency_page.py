@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from stepscope.recordings.attribution.front import FrontSums
 from stepscope.recordings.session.drafts import Speculation
-from stepscope.recordings.session.late_waits import Breach
+from stepscope.recordings.session.waits import Breach
 from stepscope.recordings.state.latency import LatencyKind, Series
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
