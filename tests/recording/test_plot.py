@@ -156,7 +156,7 @@ def test_a_plot_embeds_its_data_and_is_the_same_every_time(
     assert {*texts} <= {*said}
     assert "a.svg: steps " in capsys.readouterr().out
     # An existing file is replaced, completely or not at all.
-    plot_file(str(path), output=str(file), first=10, last=20)
+    plot_file(str(path), output=str(file), first=10, last=20, flags={})
     assert file.read_bytes() != first
     assert sorted(tmp_path.iterdir()) == sorted([file, path])
 
@@ -179,7 +179,7 @@ def test_an_impossible_plot_gives_a_one_line_error_and_no_file(
     monkeypatch.chdir(tmp_path)
     arguments: dict[str, Any] = {"file": str(session[1]), "output": "f.svg"}
     with pytest.raises((WrongUsage, CommandFailed), match=re.escape(words)):
-        plot_file(**{**arguments, **change})
+        plot_file(**{**arguments, **change}, flags={})
     assert list(tmp_path.iterdir()) == []
 
 

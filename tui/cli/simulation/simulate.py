@@ -203,6 +203,9 @@ def simulate(
         )
     else:
         say(f"{setup.simulated}: {work.text}", *figure_lines(found[""], level))
+        if source == MIX:
+            mix = f"a mix of {work.num_requests:,} requests (--num-requests, --rate)"
+            say(f"chosen     {mix}; a trace or a recording may be named instead")
         if num_extrapolated:
             say(f"note       {num_extrapolated:,} steps are unlike any the model has seen")
         if written:
