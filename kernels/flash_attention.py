@@ -210,11 +210,20 @@ def load_flash_attn(rest: AttentionBackend) -> FlashAttention:
 
     Raises ImportError: neither is installed for this torch and this GPU.
     """
-    major, _ = torch.cuda.get_device_capability()
-    if any(metadata.distributions(name="flash-attn-4")) and major in _FLASH_ATTN_4:
+    has_4 = any(True for _ in metadata.distributions(name="flash-attn-4"))
+    major, minor = torch.cuda.get_device_capability()
+    if has_4 and major in _FLASH_ATTN_4:
         from flash_attn.cute import flash_attn_varlen_func as function
 
         return FlashAttention(function, 4, rest)
-    from flash_attn import flash_attn_varlen_func
-
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError as error:
+        if not has_4:
+            raise
+        needed = ", ".join(map(str, _FLASH_ATTN_4))
+        raise ImportError(
+            f"flash-attn 4 needs a compute capability of {needed}, this GPU has {major}.{minor}; "
+            f"and flash-attn 2 is missing: {error}"
+        ) from error
     return FlashAttention(flash_attn_varlen_func, 2, rest)

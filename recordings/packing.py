@@ -11,15 +11,11 @@ So the `batch` of a packed step is the difference from the previous batch:
 Its first entry is the block size that the packer assumed. Everything else stays as received,
 unknown fields included. A step that would not unpack byte for byte is not packed. To unpack a step,
 all steps since the last unpacked one are needed; the writer keeps these few, and in the same chunk.
-In memory, `CompressedPayloads` keeps messages in little room.
 """
 
-from array import array
-from itertools import pairwise
 from typing import Any
 
 import msgspec
-import zstandard
 
 from stepscope.engine.protocol.wire import Phase, RowFlag
 
@@ -154,37 +150,3 @@ def _next_rows(rows: list[_Row], block_size: int) -> list[_Row]:
         for row, next_row in zip(rows, expected, strict=True):
             next_row += row[_NUM_COLUMNS:]
     return expected
-
-
-_LEVEL = 1  # 3 takes twice the time for a twentieth less
-
-
-class CompressedPayloads:
-    """The messages of a finished segment. Immutable."""
-
-    __slots__ = ("_blob", "_ends")
-
-    def __init__(self, payloads: list[bytes]) -> None:
-        self._blob = compressed(b"".join(payloads))
-        self._ends = array("I", [0])
-        end = 0
-        for payload in payloads:
-            end += len(payload)
-            self._ends.append(end)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self._blob) + 4 * len(self._ends)
-
-    def all(self) -> list[bytes]:
-        whole = zstandard.decompress(self._blob)
-        return [whole[begin:end] for begin, end in pairwise(self._ends)]
-
-
-def compressed(whole: bytes) -> bytes:
-    """Compress bytes. `zstandard.decompress` restores them."""
-    blob = zstandard.ZstdCompressor(level=_LEVEL).compress(whole)
-    return bytes(memoryview(blob))  # copy it, as the original keeps its whole buffer

@@ -8,6 +8,8 @@ of a few sizes, and a step is padded to the next. Inputs that change from step t
 Decodes are one graph. In a step with prompt chunks, attention depends on the contexts of the step,
 so it is planned and launched as in any step; everything between two attentions depends only on the
 number of tokens, and is a graph.
+
+`CudaDevice` records graphs, and measures what a device has left for the KV cache.
 """
 
 import contextlib

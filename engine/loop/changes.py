@@ -1,5 +1,6 @@
 """Carries out the commands that change a running engine; each succeeds as a whole or is refused.
 
+`KnobLease`: gives knobs back their old values when the client that set them falls silent.
 Runs on the engine's thread, between two steps.
 """
 

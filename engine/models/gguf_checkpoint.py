@@ -203,13 +203,13 @@ def _config(fields: Mapping[str, Any], tensors: Any) -> dict[str, Any]:
     told = [key for key in unread if fields[key] not in (None, False, 0, "", "none")]
     if told:
         raise ConfigError("gguf_key", f"its key {told[0]}={fields[told[0]]!r} is not converted")
+    for key, value in fields.items():
+        if key.startswith("llama.") and isinstance(value, list):
+            raise ConfigError("gguf_key", f"it has a value of {key} for each layer")
     shapes = {tensor.name: tensor.shape.tolist() for tensor in tensors}
     hidden_size = fields["llama.embedding_length"]
     num_heads = fields["llama.attention.head_count"]
     head_dim = fields.get("llama.attention.key_length", hidden_size // num_heads)
-    for key, value in fields.items():
-        if key.startswith("llama.") and isinstance(value, list):
-            raise ConfigError("gguf_key", f"it has a value of {key} for each layer")
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
         if fields.get(key, head_dim) != head_dim:
             raise ConfigError("gguf_key", f"its {key} is {fields[key]}, and its heads {head_dim}")

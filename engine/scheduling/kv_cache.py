@@ -216,7 +216,9 @@ class KVCacheManager:
             # the same index. So the last heir found is tried first.
             if heir is None or not _holds(heir, index, block):
                 latest_first = map(self._holders.__getitem__, reversed(self._holders))
-                heir = next(each for each in latest_first if _holds(each, index, block))
+                heir = next((each for each in latest_first if _holds(each, index, block)), None)
+                if heir is None:
+                    raise AssertionError(f"block {block} is shared, but no other request holds it")
             return heir.request_id
 
         return find

@@ -7,8 +7,6 @@ Its input is a `StepShape`, which has no requests and no times: it can be made f
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from msgspec import Struct
-
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.step import ScheduledStep
 
@@ -73,18 +71,3 @@ def shape_of_rows(rows: Sequence[tuple[int, int, int]], num_padded_tokens: int =
     return StepShape(
         len(rows), num_decodes, num_prefill_tokens, num_pairs, num_context, num_prefill_context
     )
-
-
-class CostModel(Struct, frozen=True, kw_only=True):
-    """A simple `StepTimeModel`: a constant time, plus times per token and per query-key pair."""
-
-    floor_ms: float = 8.0
-    token_us: float = 40.0
-    context_ns: float = 20.0
-    host_ms: float = 0.2
-
-    def step_time(self, shape: StepShape) -> StepTime:
-        # A token's own key counts half, so that a chunk of n tokens alone counts n * n / 2.
-        pairs = shape.num_prefill_pairs + shape.num_context_tokens - shape.num_tokens / 2
-        ns = self.floor_ms * 1e6 + shape.num_tokens * self.token_us * 1e3 + pairs * self.context_ns
-        return StepTime(ns / 1e9, self.host_ms / 1e3)

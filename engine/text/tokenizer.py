@@ -254,7 +254,7 @@ class OutputText:
     """Makes the text of the outputs of one `Submit`, on the control thread, if the client wants it.
 
     So no step waits for it, except for requests with stop strings: their text was already made by
-    the engine's thread (`stop_strings`) and is passed on as it is.
+    the engine's thread (`StopText`) and is passed on as it is.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, submit: Submit) -> None:

@@ -23,7 +23,7 @@ class RowTile(NamedTuple):
     num_stages: int  # more than 1: loads of the next steps are in flight, into shared memory
 
 
-# Those that `kernels/dispatch/one_row.py` tries: with the programs that fit on a multiprocessor of
+# Those that `kernels/dispatch/linear.py` tries: with the programs that fit on a multiprocessor of
 # an H200, each has 64 KB or more in flight there, more than its memory needs.
 TILES = (RowTile(1, 4, 4, 1), RowTile(4, 1, 4, 4), RowTile(1, 8, 1, 1))
 

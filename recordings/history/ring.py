@@ -17,8 +17,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from stepscope.engine.protocol import wire
-from stepscope.recordings.packing import CompressedPayloads
-from stepscope.recordings.state.blocks import BlockMap
+from stepscope.recordings.state.blocks import BlockMap, CompressedPayloads
 from stepscope.recordings.state.session import SessionState
 
 SEGMENT_STEPS = 128

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 import zmq
@@ -31,15 +31,13 @@ _STALE_S = 3.0  # SGLang sends a heartbeat every second while it is idle
 _MAX_BYTES = 64 * 1024
 _QUEUE = 10_000  # messages waiting in the socket
 
-_Count: TypeAlias = Annotated[int, Meta(ge=0)]
-
 
 class RequestTotals(Struct, frozen=True):
     """Totals over the requests in the forward pass, or over those that wait."""
 
-    num_prefill_requests: _Count = 0
-    sum_prefill_tokens: _Count = 0
-    num_decode_requests: _Count = 0
+    num_prefill_requests: int = 0
+    sum_prefill_tokens: int = 0
+    num_decode_requests: int = 0
 
 
 class ForwardPass(Struct, frozen=True):
@@ -161,7 +159,7 @@ class ForwardPassSource:
         self._counter, self._heard_s = counter, time.monotonic()
         scheduled, queued = passed.scheduled_requests, passed.queued_requests
         num_running = scheduled.num_prefill_requests + scheduled.num_decode_requests
-        num_waiting = queued.num_prefill_requests + queued.num_decode_requests
+        num_waiting = max(0, queued.num_prefill_requests + queued.num_decode_requests)
         if not num_running:
             self._messages.publish(
                 EngineStatus(

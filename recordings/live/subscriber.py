@@ -245,7 +245,7 @@ class Subscriber:
         elif self.status != "connecting":
             self.status = "down"
         text, info = str(error), self.history.info
-        if info is not None and not text.startswith(f"{info.name} "):
+        if self.status != "starting" and info is not None and not text.startswith(f"{info.name} "):
             text = f"{info.name} is down: {text}"
             if isinstance(error, EngineSilent):
                 where = self.endpoint.control

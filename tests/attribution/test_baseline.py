@@ -14,7 +14,7 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
-from stepscope.engine.simulation.step_time import CostModel, StepShape
+from stepscope.engine.simulation.step_time import StepShape
 from stepscope.recordings.attribution.baseline import MIN_STEPS, Baseline, StepWork
 from stepscope.recordings.attribution.causes import HOLD_UPS, Late
 from stepscope.recordings.attribution.explain import Explainer
@@ -25,6 +25,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload
 from tests.support.sessions.seek_sessions import record as recorded
 from tests.support.sessions.slow_step_sessions import (

@@ -21,7 +21,6 @@ from stepscope.engine.protocol.wire import Admitted, Arrived, StepRecord, Teleme
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.attribution.causes import WORDS, Late, by_cause
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.attribution.explained import Affected, explain_recording
@@ -30,6 +29,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import simulated_info
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.seek_sessions import record

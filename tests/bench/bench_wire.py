@@ -33,10 +33,10 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry import sender
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.recordings.check.verify import verify
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import simulated_info
 
 HERE = Path(__file__).parent

@@ -14,8 +14,8 @@ import msgspec
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EMPTY, Aborted, EngineInfo, EngineStatus, KVCounts
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 PERIOD_STEPS = 20_000

@@ -27,10 +27,10 @@ from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Telemetry
 from stepscope.engine.simulation.simulated import VOCAB_SIZE
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry import publisher as telemetry
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_draft import StepDraft
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.live_engine import PacedRunner, running_engine
 
 LIMITS = Limits(max_num_batched_tokens=2048, max_num_seqs=8, max_model_len=1024)

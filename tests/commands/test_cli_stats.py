@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stepscope.engine.protocol.knobs import Knobs
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.figures import ComparedFigure
 from stepscope.recordings.figures import FIGURES, Better
 from stepscope.tui.cli.recordings.check import regression
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import record
 

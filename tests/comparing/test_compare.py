@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare import points as comparison_points
 from stepscope.recordings.compare.columns import axis_of
 from stepscope.recordings.compare.comparison import Comparer, Comparison, compare
@@ -47,6 +46,7 @@ from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.views.frame.compare_text import load as load_text
 from stepscope.tui.views.frame.compare_text import outcome, setting_text
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.history_steps import step as step_of

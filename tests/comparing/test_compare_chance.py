@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.bootstrap import RatioInterval, percentile_ratio
 from stepscope.recordings.compare.comparison import Comparison, compare
 from stepscope.recordings.compare.figures import ComparedFigure
@@ -28,6 +27,7 @@ from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.dashboards.compare import document
 from stepscope.tui.views.frame.compare_text import between, load, outcome
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import step
 

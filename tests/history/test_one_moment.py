@@ -11,7 +11,6 @@ import pytest
 
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Telemetry
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Windows
 from stepscope.recordings.session.knee import Knee
@@ -22,6 +21,7 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.panels import header, latency_panel
 from stepscope.tui.views.view import View
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
 

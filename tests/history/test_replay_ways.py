@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Mark
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
@@ -26,6 +25,7 @@ from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.notices import Notices
 from stepscope.tui.views.panels import header, latency_panel
 from stepscope.tui.views.view import View
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.seek_sessions import one_by_one, record
 

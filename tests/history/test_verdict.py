@@ -9,12 +9,12 @@ import pytest
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings import samples
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import Verdict, verdict_of
 from stepscope.recordings.state.latency import SLO
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 

@@ -24,7 +24,7 @@ WITHOUT_INIT = "kernels"
 
 
 def rooms() -> list[str]:
-    """Every folder with code in it, from the root: `engine/http/openai`."""
+    """Every folder with code in it, from the root: `recordings/file/mcap`."""
     found = {path.parent for floor in FLOORS for path in (ROOT / floor).rglob("*.py")}
     return sorted(str(folder.relative_to(ROOT)) for folder in found)
 

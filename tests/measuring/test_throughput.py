@@ -24,8 +24,8 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import simulated_info
 
 

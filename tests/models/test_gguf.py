@@ -97,7 +97,7 @@ def write_gguf(file: Path, folder: Path, **changes: Any) -> dict[str, torch.Tens
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count(changes.pop("num_heads", config["num_attention_heads"]))
     num_kv_heads = config["num_key_value_heads"]
     writer.add_head_count_kv(changes.pop("num_kv_heads", num_kv_heads))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -242,6 +242,7 @@ def test_a_truncated_gguf_file_is_refused(share: float, cache: Path, file: Path)
         ({"pre": "jais"}, "its tokenizer splits text by 'jais'"),
         ({"pre": None}, "does not say how its tokenizer splits text (tokenizer.ggml.pre)"),
         ({"num_kv_heads": [2, 1]}, "a value of llama.attention.head_count_kv for each layer"),
+        ({"num_heads": [2, 2]}, "a value of llama.attention.head_count for each layer"),
         ({"keys": {"llama.rope.dimension_count": 8}}, "llama.rope.dimension_count is 8"),
         ({"keys": {"llama.rope.scaling.type": "yarn"}}, "positions are scaled (yarn, 1)"),
         ({"keys": {"llama.rope.scale_linear": 4.0}}, "positions are scaled (linear, 4)"),

@@ -5,8 +5,8 @@ import pytest
 from stepscope.engine.execution import step_costs
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.workload.arrivals import in_words
+from tests.support.engines.cost_model import CostModel
 
 
 class Trialled(SimulatedRunner):

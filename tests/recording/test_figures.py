@@ -8,10 +8,10 @@ import pytest
 
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Arrived, Finished, RowFlag, StepRecord, Telemetry
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.figures import FIGURES, BoundError, parse_bound
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.latency import SLO
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 

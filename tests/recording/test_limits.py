@@ -8,13 +8,13 @@ import pytest
 
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import KnobValue, Phase, RowFlag, StepRecord, Telemetry
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.compare.advice import advice
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.limits import LIMITS, UNKNOWN, limit_of
 from stepscope.recordings.state.outcome import Outcome
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.later import Later

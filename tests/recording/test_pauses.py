@@ -8,7 +8,6 @@ from stepscope.engine.http.metrics_reducer import EngineMetrics
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.alerts.judge import num_stalled, queue_age_s
 from stepscope.recordings.autopilot.pilot import Load
 from stepscope.recordings.export.moments import moments
@@ -19,6 +18,7 @@ from stepscope.recordings.simulation.recorded import recorded_work
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.requests import RequestTable
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.later import Later

@@ -13,7 +13,6 @@ import pytest
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
 from stepscope.recordings.history.history import History
@@ -22,6 +21,7 @@ from stepscope.recordings.plot.series import read_series
 from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.recordings.export import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 Call = Callable[..., Any]

@@ -15,7 +15,6 @@ from mcap.writer import Writer
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord, Telemetry
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.mcap.format import default_name
@@ -28,6 +27,7 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.lanes_of import lanes_of

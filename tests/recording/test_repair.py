@@ -23,7 +23,6 @@ from mcap.reader import make_reader
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.check.rewrite import default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.errors import RecordingError
@@ -35,6 +34,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record

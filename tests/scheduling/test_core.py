@@ -8,7 +8,7 @@ from stepscope.engine.protocol.wire import Aborted, Admitted, Arrived
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.whole_core import WholeCore
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)

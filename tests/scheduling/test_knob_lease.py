@@ -9,8 +9,8 @@ from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.replies import Ack, AnyReply, Error
 from stepscope.engine.protocol.wire import Audited, EngineStatus, KnobValue
 from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from tests.support.engines.core_ends import Client
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.whole_core import WholeCore
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)

@@ -19,7 +19,6 @@ from stepscope.engine.protocol.replies import AnyReply, Output
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.scheduling.step import DeviceMemoryError, InFlight, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.recordings.attribution.explain import Explainer
@@ -27,6 +26,7 @@ from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from tests.support.engines.core_ends import Client
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.engines.whole_core import WholeCore
 

@@ -17,8 +17,8 @@ from stepscope.engine.http.exposition import Exposition, TelemetryFollower
 from stepscope.engine.http.metrics_reducer import EngineMetrics
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.live_engine import LiveEngine
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.waiting import wait_for

@@ -19,7 +19,6 @@ from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.wire import StepRecord, Telemetry
 from stepscope.engine.protocol.workload_spec import WorkloadSpec
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.simulation.virtual_requests import DrawnStepTimes, SimulatedRequest
 from stepscope.engine.simulation.virtual_session import SimulatedSession, SimulatedSetup
 from stepscope.engine.telemetry.step_draft import StepDraft
@@ -29,6 +28,7 @@ from stepscope.recordings.autopilot.pilot import BUDGET, SEATS, Autopilot, Load,
 from stepscope.recordings.history.history import History
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.recordings.state.latency import SLO
+from tests.support.engines.cost_model import CostModel
 from tests.support.screens.live_dashboard import dashboard, press
 from tests.support.screens.screen_text import screen_text
 from tests.support.waiting import until, wait_for

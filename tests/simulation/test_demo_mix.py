@@ -20,7 +20,6 @@ from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted, StepCosts, StepRecord, Telemetry
 from stepscope.engine.simulation.simulated import START_NS
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.simulation.virtual_requests import MadeUpCodec, SimulatedRequest, of_mix
 from stepscope.engine.simulation.virtual_session import SimulatedSession, SimulatedSetup
 from stepscope.engine.transport.endpoints import Endpoint
@@ -35,6 +34,7 @@ from stepscope.tui.cli.dashboards.demo import (
     first_minute,
 )
 from stepscope.tui.settings.actions import BY_ID
+from tests.support.engines.cost_model import CostModel
 
 NUM_BLOCKS = 640  # of the demo model in 60 MB
 SPEEDS = [0.25, 1.0, 2.0]  # times as long as on two quiet cores

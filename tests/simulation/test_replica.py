@@ -16,7 +16,7 @@ from stepscope.engine.scheduling.request import Request
 from stepscope.engine.simulation import replica as replica_module
 from stepscope.engine.simulation.replica import Replica
 from stepscope.engine.simulation.simulated import START_NS
-from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
+from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.engine.simulation.virtual_requests import (
     BlockNames,
     DrawnStepTimes,
@@ -30,6 +30,7 @@ from stepscope.engine.simulation.virtual_session import (
     run_requests,
 )
 from tests.support.engines.core_ends import Sink
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.kv_integrity import check_integrity
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=256, max_model_len=1024)

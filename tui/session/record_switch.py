@@ -169,9 +169,8 @@ class FileJobs:
 
     def news(self) -> tuple[str, Tone] | None:
         """Return one line on how the last file ended, with its tone; each is reported once."""
-        outcome, self._outcome = self._outcome, None
-        if outcome is not None:
-            self._thread = None
+        if (outcome := self._outcome) is not None:  # the thread sets it once, as its last act
+            self._outcome = self._thread = None
         return outcome
 
     def close(self) -> None:

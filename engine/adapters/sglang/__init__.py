@@ -6,5 +6,6 @@ setups cannot be watched. Knob changes reach all tensor-parallel ranks by SGLang
 The stream of `--enable-forward-pass-metrics` is read by `recordings.live.forward_passes`.
 
 May import: engine.adapters.attached, engine.protocol, engine.telemetry, engine.transport.
+A new reason to wait is found in `watcher.py`.
 Tried with the scheduler of SGLang 0.5.23 on a CPU, but not with a running SGLang server.
 """

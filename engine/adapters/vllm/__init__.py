@@ -7,5 +7,6 @@ In vLLM's API servers `front_end` watches what HTTP does, in its workers `ranks`
 
 May import: engine.adapters.attached, engine.protocol, engine.scheduling, engine.telemetry,
   engine.transport.
-To support a new release of vLLM, add its differences to `versions.py`.
+A new reason to wait is found in `scheduled.py` (`HeldRequests`, `common_reason`). To support a
+new release of vLLM, add its differences to `versions.py`.
 """

@@ -21,13 +21,14 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner, ScheduledStep, StepResult
 from stepscope.engine.simulation.simulated import VOCAB_SIZE, SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel, shape_of
+from stepscope.engine.simulation.step_time import shape_of
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.engine.text.tokenizer import TextStream
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.engine.transport.gate import Gate
 from tests.support.engines.core_ends import GivenWorkload
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import simulated_info
 
 

@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from stepscope.engine.loop.audit import ControlTally
 from stepscope.engine.scheduling.step import ScheduledStep, StepResult
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.telemetry.publisher import Publisher
 from stepscope.engine.telemetry.step_watcher import StepWatcher
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.gate import gate_of
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.live_engine import PacedRunner, running_engine
 
 KEYS, FILE, HANG = [*sys.argv[2:], "", "", ""][:3]

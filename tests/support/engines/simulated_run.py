@@ -20,8 +20,9 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation import simulated
 from stepscope.engine.simulation.simulated import START_NS, VOCAB_SIZE, SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel, StepTimeModel
+from stepscope.engine.simulation.step_time import StepTimeModel
 from tests.support.engines.core_ends import Sink
+from tests.support.engines.cost_model import CostModel
 
 
 class SimulatedWorkload(Struct, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import Runner
 from stepscope.engine.simulation.simulated import SimulatedRunner
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.engine.text.text_stream import StopText
 from tests.support.engines.core_ends import Client, Sink
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.kv_integrity import check_integrity
 from tests.support.engines.simulated_run import simulated_info
 

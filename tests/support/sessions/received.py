@@ -7,10 +7,10 @@ from stepscope.engine.protocol.commands import ReplayFrom
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.replies import Replayed
 from stepscope.engine.protocol.wire import TOPICS, Telemetry, TelemetryMessage, decode, encode
-from stepscope.engine.simulation.step_time import CostModel
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.state.latency import SLO
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.copied import copied
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.engine.simulation.step_time import CostModel, StepShape, StepTime
+from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.recordings.attribution.causes import Late, Piece
+from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 
 MS = 1_000_000

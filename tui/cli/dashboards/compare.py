@@ -75,7 +75,7 @@ def compare(
     if client is not None:
         if b is not None or mark is not None or output is not None:
             raise WrongUsage("--client: leave out B, --mark and --output")
-        from stepscope.tui.cli.recordings.beside import print_split  # loads more
+        from stepscope.tui.cli.recordings.other_tools import print_split  # loads more
 
         print_split(a, client, as_json)
         return

@@ -85,7 +85,7 @@ def replay(
         marks: list[Mark] = []
         if client is not None:
             from stepscope.recordings.importing.client_match import worst_marks
-            from stepscope.tui.cli.recordings.beside import open_client  # loads more
+            from stepscope.tui.cli.recordings.other_tools import open_client  # loads more
 
             session, match = open_client(client, recording)
             marks = worst_marks(match, session.info.engine or "client")

@@ -59,6 +59,7 @@ def serve_http_for(
         when_parent_ends(parent_gone.set)
         _run(settings, Endpoint.parse(endpoint), socket.socket(fileno=inherited), parent_gone)
         return
+    check_private(parse_address(settings.bind), settings.api_key)
     where = choose(endpoint, "stepscope serve --http-for {}")
     listener, text = _open_listener(settings)
     say(*announcement(text, settings))

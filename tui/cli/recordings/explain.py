@@ -76,7 +76,7 @@ def explain(
     usage = "stepscope explain {}" + " --queue" * shows_queue
     with recorded(target, seconds, flags, usage) as (file, recording):
         if profile is not None:
-            from stepscope.tui.cli.recordings.beside import print_profile  # loads more
+            from stepscope.tui.cli.recordings.other_tools import print_profile  # loads more
 
             print_profile(file, recording, profile, limit, as_json)
             return

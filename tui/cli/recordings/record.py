@@ -108,17 +108,7 @@ def record(
         history = History(chosen_levels(flags), _MAX_STEPS, _MAX_BYTES)
         engine = Subscriber(chosen, history, past_s=past_s)
         keeper = IncidentKeeper(engine, rules, folder, past_s, after_s)
-        reporter = _Reporter(on_incident)
-        with StopSignals() as stop, Progress() as progress, reporter.pool, running(engine):
-            for _ in stop.ticks(_LOOK_S, seconds):
-                reporter.report(keeper.look())
-                state = "an incident goes on" if keeper.is_open else "no incident now"
-                progress(f"watching {engine.name}", None, f"{state}, {reporter.text}")
-            reporter.report(keeper.close())
-        left_out = f", {keeper.num_left_out} more not written" if keeper.num_left_out else ""
-        say(f"{reporter.text} in {folder.path}{left_out}")
-        if reporter.error is not None:
-            raise CommandFailed(reporter.error)
+        _keep_incidents(engine, keeper, folder.path, _Reporter(on_incident), seconds)
         return
     if output is None:
         raise WrongUsage("name the file with --output, or a folder with --incidents")
@@ -243,6 +233,25 @@ def watch_recordings(
         sessions[0].problem = Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
 
 
+def _keep_incidents(
+    engine: Subscriber,
+    keeper: IncidentKeeper,
+    folder: Path,
+    reporter: "_Reporter",
+    seconds: float | None,
+) -> None:
+    with StopSignals() as stop, Progress() as progress, reporter.pool, running(engine):
+        for _ in stop.ticks(_LOOK_S, seconds):
+            reporter.report(keeper.look())
+            state = "an incident goes on" if keeper.is_open else "no incident now"
+            progress(f"watching {engine.name}", None, f"{state}, {reporter.text}")
+        reporter.report(keeper.close())
+    left_out = f", {keeper.num_left_out} more not written" if keeper.num_left_out else ""
+    say(f"{reporter.text} in {folder}{left_out}")
+    if reporter.error is not None:
+        raise CommandFailed(reporter.error)
+
+
 def _seconds(option: str, text: str) -> float:
     seconds = milliseconds(option, text) / 1e3
     if seconds < 1:
@@ -287,5 +296,5 @@ class _Reporter:
 def _run(command: Sequence[str], text: str) -> None:
     try:
         subprocess.run(command, input=text, text=True, timeout=_COMMAND_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:  # such as a NUL in a word
         say(f"--on-incident failed: {error}")

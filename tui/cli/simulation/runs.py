@@ -1,6 +1,7 @@
 """What `stepscope simulate` simulates: the requests, step times, the engine; figures of its runs.
 
 A figure of several runs is an `Interval`: the median over the seeds, the lowest and the highest.
+`simulated_engine` is the process of an engine that `demo --simulate` starts.
 """
 
 import statistics

@@ -245,8 +245,9 @@ def _transfer_lines(frame: Frame) -> list[Line]:
         "being loaded": (found.num_loading, found.loading_since_ns),
         "to be sent": (found.num_sending, found.sending_since_ns),
     }
+    now_ns = frame.state.time_ns
     return [
-        _figure(name, f"{count:,}", f"used blocks, {(frame.state.time_ns - since_ns) / 1e9:,.1f} s")
+        _figure(name, f"{count:,}", f"used blocks, {max(0, now_ns - since_ns) / 1e9:,.1f} s")
         for name, (count, since_ns) in known.items()
         if count and since_ns is not None
     ]
