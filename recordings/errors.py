@@ -7,3 +7,7 @@ class RecordingError(Exception):
 
 class NotInRecording(RecordingError):  # noqa: N818 - reads as what happened
     """The file can be read, but does not contain the requested step or request."""
+
+
+class TooLittleData(RecordingError):  # noqa: N818 - reads as what happened
+    """The file can be read, but has no step, or too few steps or requests to answer."""

@@ -38,7 +38,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ""
     keys: Annotated[
         str,
-        doc("folder of authorised keys; a public address needs one (default: the config folder's)"),
+        doc("folder of authorised keys (default: that of the config folder for a public address)"),
     ] = ""
     device: Annotated[str, doc("'auto', 'cpu', 'cuda' or 'cuda:N'")] = "auto"
     dtype: Annotated[
@@ -75,7 +75,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 0
     overlap: Annotated[
         Literal["auto", "on", "off"],
-        doc("prepare each step while the one before runs; 'auto': on a GPU; refused on a CPU"),
+        doc("prepare each step while the one before runs; 'auto': on a GPU; a CPU refuses 'on'"),
     ] = "auto"
     telemetry: Annotated[bool, doc("publish a record of every step")] = True
     replay_steps: Annotated[int, doc("messages kept for subscribers that miss some", ge=1)] = 20_000

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.recordings.errors import NotInRecording, RecordingError
+from stepscope.recordings.errors import NotInRecording, TooLittleData
 
 if TYPE_CHECKING:
     from stepscope.recordings.file.reader import Recording  # needs mcap
@@ -20,10 +20,10 @@ def bounds(recording: "Recording", steps: StepRange) -> tuple[int, int]:
 
     Raises:
         NotInRecording: the range contains no step.
-        RecordingError: the recording contains no step.
+        TooLittleData: the recording contains no step.
     """
     if recording.first_step is None or recording.last_step is None:
-        raise RecordingError(f"{recording.path} holds no step")
+        raise TooLittleData(f"{recording.path} holds no step")
     first = recording.first_step if steps.first is None else max(steps.first, recording.first_step)
     last = recording.last_step if steps.last is None else min(steps.last, recording.last_step)
     if first > last:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import Mark, Telemetry
-from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.file.service_levels import as_metadata, levels_of
 from stepscope.recordings.file.writing.engine_log import EngineLog
 from stepscope.recordings.file.writing.recording_file import RecordingFile
@@ -34,13 +34,13 @@ def write_memory(
     Returns the number of steps in the file.
 
     Raises:
-        RecordingError: memory holds no step, or the file cannot be created.
+        RecordingError: the file cannot be created. TooLittleData: memory holds no step.
         OSError: the file exists, or the disk is full.
     """
     follower = history.follow(first)
     num_messages = follower.num_ahead
     if not history.num_steps:
-        raise RecordingError("there is no step in memory")
+        raise TooLittleData("there is no step in memory")
     file = RecordingFile(path, is_new=True)
     try:
         log = EngineLog(file, as_metadata(levels_of(history.slo)) | dict(metadata or {}))

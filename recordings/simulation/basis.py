@@ -21,7 +21,7 @@ from stepscope.engine.protocol.wire import StepRecord
 from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel, shape_of_rows
 from stepscope.engine.simulation.virtual_session import SimulatedSetup
-from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.export.moments import Progress
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
@@ -51,14 +51,14 @@ def seen_steps(recording: Recording) -> Iterator[SeenStep]:
 
 
 def fit_recording(recording: Recording, steps: Sequence[SeenStep] = ()) -> FittedModel:
-    """Fit a model of step times. Raises RecordingError: the steps are too few or too much alike.
+    """Fit a model of step times. Raises TooLittleData: the steps are too few or too much alike.
 
     `steps`: those of `seen_steps`, if they are known already.
     """
     try:
         return fit(steps or list(seen_steps(recording)))
     except ConfigError as error:
-        raise RecordingError(f"{recording.path}: {error}") from error
+        raise TooLittleData(f"{recording.path}: {error}") from error
 
 
 def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False) -> SeenStep:
@@ -144,7 +144,7 @@ class MachineStepTimes:
 def speed_of(steps: Sequence[SeenStep], model: FittedModel) -> MachineSpeed:
     """Measure how far the durations of `steps` deviate from `model`.
 
-    Raises RecordingError: the engine was busy for too short a time to measure the drift.
+    Raises TooLittleData: the engine was busy for too short a time to measure the drift.
     """
     windows: list[float] = []
     decodes: list[float] = []
@@ -157,7 +157,7 @@ def speed_of(steps: Sequence[SeenStep], model: FittedModel) -> MachineSpeed:
             own = prefills if step.shape.num_prefill_tokens else decodes
             own.append(math.log(step.cycle_s / fitted_s) - log_scale)
     if len(windows) < _MIN_WINDOWS:
-        raise RecordingError(
+        raise TooLittleData(
             f"the engine was busy for less than {_MIN_WINDOWS * _WINDOW_S:g} s, too little for a "
             "forecast: record longer, under load"
         )
@@ -193,13 +193,13 @@ def basis_of(
 ) -> WhatIfBasis:
     """Read from a recording what a forecast needs, and fit step times on its steps.
 
-    Raises RecordingError: the recording is too short, lacks data that a simulation needs, or its
-    steps are too much alike to fit a model.
+    Raises RecordingError: the recording lacks data that a simulation needs; TooLittleData: it is
+    too short, or its steps are too much alike to fit a model.
     """
     path = recording.path
     work = recorded_work(recording, level, progress)
     if work.figures.num_requests < _MIN_REQUESTS:
-        raise RecordingError(
+        raise TooLittleData(
             f"{path}: {work.figures.num_requests} requests arrived and finished in it, and a "
             f"forecast needs {_MIN_REQUESTS}: record longer, under load"
         )

@@ -82,8 +82,14 @@ def test_an_engine_that_publishes_nothing_is_reported_at_the_start(
     done = stepscope("record", address, "-o", path, "--seconds", "0.5")
     said = "publishes nothing (--no-telemetry): no step of it will be in the recording"
     assert said in done.stderr
-    explained = stepscope("explain", path).stdout
-    assert explained.endswith("it holds no step, so nothing is known about late tokens\n")
+    explained = stepscope("explain", path)
+    assert "holds no step, so nothing is known about late tokens" in explained.stderr
+    picture = ("-o", str(tmp_path / "a.svg"))
+    for name, *rest in (
+        *(("explain",), ("stats",), ("tune",), ("what-if", "max_num_seqs=8"), ("simulate",)),
+        *(("compare", path), ("screenshot", *picture), ("plot", *picture)),
+    ):
+        assert stepscope(name, path, *rest).exit_code == 3, name
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

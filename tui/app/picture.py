@@ -93,8 +93,7 @@ async def _picture(
             frame = screen.new_frame()
             if request_id is not None and request_id not in frame.state.requests:
                 raise NotInRecording(
-                    f"r{request_id} is not known any more, or not yet, at this step: --at names "
-                    "another ('stepscope explain' says when it ran)"
+                    f"r{request_id} is not known any more, or not yet, at this step: choose --at"
                 )
             await pilot.pause()
             return draw(app)

@@ -52,7 +52,8 @@ def compare(
     a: str = argument("A", f"a recording, or a shipped sample ({', '.join(SHOWS)})", default=...),
     b: str | None = argument("B", "a recording or sample to compare with A"),
     mark: str | None = option(
-        "MARK", "instead of B: A before and after a mark, a knob change or a step"
+        "MARK",
+        "instead of B: A before and after a mark or a knob change, up to the next one, or a step",
     ),
     client: str | None = option(
         "FILE", "instead of B: what the requests of a load generator's result waited for"

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from stepscope.engine.protocol.wire import Mark
 from stepscope.recordings import samples
+from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.file.incident import incident_in, incidents_in
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.replay.replay import MAX_SPEED, MIN_SPEED, ReplaySource
@@ -144,7 +145,7 @@ def screenshot_file(
         raise WrongUsage(f"--zoom: expected one of {known}, got {zoom}")
     with Recording(find_recording(file)) as recording:
         if recording.last_step is None:
-            raise CommandFailed(f"{file} holds no step")
+            raise TooLittleData(f"{file} holds no step")
         step = recording.last_step if at is None else at
         _check_step(recording, step)
         settings = recording_settings(recording, flags)

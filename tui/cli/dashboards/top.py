@@ -37,7 +37,7 @@ def top(
     endpoints: list[str] | None = argument(
         "ENDPOINT",
         "names of local engines, ipc://PATH, tcp://HOST:PORT, http://HOST:PORT with /metrics, a "
-        "JSON list of servers, - for a log from a pipe; several are shown side by side "
+        "JSON file that lists servers, - for a log from a pipe; several are shown side by side "
         "(default: [fleet] engines of the config file, else those of this machine)",
     ),
     *,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -23,7 +24,7 @@ from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.knobs import ConfigError, Knobs
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.engine.scheduling.presets import defaults_like
-from stepscope.engine.transport.endpoints import Endpoint, find_local, runtime_dir
+from stepscope.engine.transport.endpoints import Endpoint, runtime_dir
 from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.engine.workload.arrivals import in_words
 from stepscope.tui.cli.shared.connect import choose
@@ -63,7 +64,7 @@ def serve_http_for(
     where = choose(endpoint, "stepscope serve --http-for {}")
     listener, text = _open_listener(settings)
     say(*announcement(text, settings))
-    if where.name not in {each.name for each in find_local()} and where.is_ipc:
+    if where.is_ipc and not Path(where.control.removeprefix("ipc://")).exists():
         say(f"no engine runs at {where.control} yet; the server will use it once it starts")
     with listener:
         _run(settings, where, listener, None)
@@ -206,8 +207,7 @@ def serve(
     like: Like = None,
     http_for: str | None = option(
         "ENDPOINT",
-        "run no engine: serve the OpenAI API for this one, now or later, at --http "
-        "(default: 127.0.0.1:8000)",
+        "run no engine: serve the OpenAI API for this one, now or later, at --http",
     ),
     *,
     flags: dict[str, Any],

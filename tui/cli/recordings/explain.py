@@ -7,6 +7,7 @@ from stepscope.recordings.attribution.causes import WORDS, Late
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.compare.file_run import FileRun
+from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.figures import KINDS, RANKS
 from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.state.distribution import LatencySpread
@@ -98,6 +99,8 @@ def explain(
         found = explain_recording(recording, slo, wanted)
         note(recording.message)
         side = FileRun(recording, slo) if wanted is None and found.num_steps else None
+    if not found.num_steps:
+        raise TooLittleData(f"{file} holds no step, so nothing is known about late tokens")
     if as_json:
         limits = {} if side is None else limits_document(side)
         write_json({**_document(file, found), **limits})
@@ -214,8 +217,6 @@ def _tables(found: Explanation, limit: int) -> list[str]:
 
     In one table, first tokens would hide the step that stalled all streams, when prompts queue.
     """
-    if not found.num_steps:
-        return ["", "it holds no step, so nothing is known about late tokens"]
     if not found.late:
         came = " that came" if found.never_served.num_requests else ""
         return ["", f"no token{_of(found)}{came} was late"]

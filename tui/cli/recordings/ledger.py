@@ -6,12 +6,12 @@ from typing import Any
 from stepscope.recordings.attribution.baseline import Baseline
 from stepscope.recordings.attribution.ledger import Ledger
 from stepscope.recordings.attribution.queue import Preemption, QueueWait, reason_text
+from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.file.messages import indexes, messages
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.replay.seek import state_at
 from stepscope.recordings.session.index import IndexRows
 from stepscope.recordings.state.session import request_name
-from stepscope.tui.cli.recordings.measured import NothingMeasured
 from stepscope.tui.cli.shared.output import (
     Progress,
     clock_ms,
@@ -48,7 +48,7 @@ def print_ledger(
                 progress(f"reading {name}", done / max(1, last - first + 1))
     note(recording.message)
     if not found.explainer.num_steps:
-        raise NothingMeasured(f"{name}: it holds no step")
+        raise TooLittleData(f"{name}: it holds no step")
     if as_json:
         write_json(_document(name, found))
     else:

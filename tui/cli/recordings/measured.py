@@ -14,7 +14,7 @@ from stepscope.recordings.compare.feed import Feed, HistoryFeed
 from stepscope.recordings.compare.file_run import FileRun
 from stepscope.recordings.compare.recording_feed import RecordingFeed
 from stepscope.recordings.compare.side import Side
-from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.errors import RecordingError, TooLittleData
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, levels_said
 from stepscope.recordings.file.step_range import StepRange
@@ -27,18 +27,12 @@ from stepscope.tui.cli.shared.levels import chosen_levels, level_of, note_own
 from stepscope.tui.cli.shared.output import Progress, note, session_text
 from stepscope.tui.cli.shared.process import running
 from stepscope.tui.session.live_source import LiveSource
-from stepscope.tui.settings.cli_errors import TOO_LITTLE_DATA, CommandFailed
+from stepscope.tui.settings.cli_errors import CommandFailed
 
 LIVE_S = 60.0  # how much of an engine's past to measure by default
 _METRICS_S = 10.0  # how long to read a server's metrics by default: they have no past
 _PROMPT_S = 1.0  # show progress only if an answer takes longer
 _JOIN_S = 30.0  # how long an engine may take to send its past
-
-
-class NothingMeasured(CommandFailed):
-    """The session to measure holds no step."""
-
-    exit_code = TOO_LITTLE_DATA
 
 
 class MeasuredSession(NamedTuple):
@@ -91,7 +85,7 @@ def measure(
             run = FileRun(recording, slo, first, lambda share: progress(f"reading {name}", share))
             note(recording.message)
             if not run.num_steps:
-                raise NothingMeasured(f"{name}: there is no step to measure")
+                raise TooLittleData(f"{name}: there is no step to measure")
             return MeasuredSession(name, slo, run.figures(), run, seconds)
     side = side_of(chosen, name, slo, StepRange(first))
     return MeasuredSession(name, slo, side.figures(), side, seconds)
@@ -111,7 +105,7 @@ def read_side(feed: Feed) -> Side:
                 progress(f"reading {feed.name}", feed.share)
         note(feed.note)
         if feed.side is None or feed.side.points.first_step is None:
-            raise NothingMeasured(f"{feed.name}: there is no step to measure")
+            raise TooLittleData(f"{feed.name}: there is no step to measure")
         feed.side.settle()
         return feed.side
     finally:

@@ -65,7 +65,8 @@ def record(
     seconds: float | None = seconds_option("how long to record (default: until Ctrl-C)"),
     past: Past = 0.0,
     rotate: str | None = option(
-        "SIZE,AGE", "begin a new file at this size or age (1GB, 1h or 1GB,1h), and after a restart"
+        "SIZE,AGE",
+        "begin a new file, FILE-TIME-NUMBER.mcap, at this size or age (1GB, 1h or 1GB,1h)",
     ),
     keep: str | None = option(
         "SIZE,AGE",

@@ -171,7 +171,7 @@ _argument, _option, _flag = (partial(each, default=...) for each in (argument, o
 _SAMPLES = f"a shipped sample ({', '.join(SHOWS)})"
 _ENGINE = "name of a local engine, ipc://PATH or tcp://HOST:PORT (default: the only local one)"
 _LIKE = """begin with another engine's defaults: vllm, sglang, mini-sglang or tensorrt-llm, \
-and of a class of GPU (vllm/b200)"""
+also on a class of GPU (vllm/b200)"""
 _TARGET = f"a recording, {_SAMPLES} or an engine (default: the only local engine)"
 _LAST = "only the last seconds (default: the whole recording, or a minute of an engine)"
 _PAST = "begin with this much of the engine's past, as far as it keeps it"

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import typer
 
 from stepscope.engine.protocol.knobs import ConfigError, WrongValue
-from stepscope.recordings.errors import NotInRecording, RecordingError
-from stepscope.tui.settings.cli_errors import FAILED, WRONG_USAGE, CommandFailed
+from stepscope.recordings.errors import NotInRecording, RecordingError, TooLittleData
+from stepscope.tui.settings.cli_errors import FAILED, TOO_LITTLE_DATA, WRONG_USAGE, CommandFailed
 
 
 def report(error: BaseException) -> int:
@@ -46,6 +46,8 @@ def expected(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, CommandFailed):
         return error.exit_code, str(error)
     if isinstance(error, ConfigError | RecordingError):
+        if isinstance(error, TooLittleData):
+            return TOO_LITTLE_DATA, str(error)
         is_asked_wrong = isinstance(error, WrongValue | NotInRecording)
         return (WRONG_USAGE if is_asked_wrong else FAILED), str(error)
     if client and isinstance(error, client.CommandRefused):

@@ -101,7 +101,7 @@ def simulate(
     ),
     runs: int = option("INT", "runs, with seeds from --seed on", min=1, default=1),
     time_scale: float = option(
-        "NUMBER", "multiply the arrivals' times: 0.5 doubles the load", default=1.0
+        "NUMBER", "multiply the arrivals' times: 0.5 doubles the load", default=1.0, min=0
     ),
     prints_steps: bool = flag(
         "of a workload that counts in steps: who would be in each, one JSON line a step", "--steps"

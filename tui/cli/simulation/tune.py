@@ -65,7 +65,8 @@ def tune(
     ),
     bottleneck: bool = flag("only name the bottleneck, and prove it", "--bottleneck"),
     holds: bool = flag(
-        "of an engine: keep 95 % of the gaps between tokens within the ITL level", "--hold"
+        "of an engine: move its token budget to keep 95 % of the gaps within the ITL level",
+        "--hold",
     ),
     shadow: bool = flag("with --hold: only say what it would do", "--shadow"),
     as_json: bool = flag("print one JSON document, with --hold one a line", "--json"),
@@ -74,12 +75,12 @@ def tune(
     """Find the knobs that keep the service levels best.
 
     Names the bottleneck first: the recorded requests are simulated with each limit lifted. Then
-    sets of knobs are simulated, as in 'stepscope what-if'. Nothing is changed. Says why, and which
-    load would do, if no knobs keep the levels (exit code 1).
+    sets of knobs are simulated, as in 'stepscope what-if'. Says why, and which load would do, if no
+    knobs keep the levels (exit code 1). Nothing is changed without --hold.
 
-    --hold is an autopilot: it predicts step times from the engine's own steps. Every move is in the
-    audit with its reason. The knobs are restored when it ends, dies or loses the telemetry. It ends
-    when somebody else sets one of them.
+    --hold is an autopilot: it predicts step times from the engine's own steps, and moves the token
+    budget, then max_num_seqs. Every move is in the audit with its reason. The knobs are restored
+    when it ends, dies or loses the telemetry. It ends when somebody else sets one of them.
     """
     if holds:
         if bottleneck or (target is not None and is_recorded(target)):

@@ -43,7 +43,7 @@ def what_if(
         "KNOB=VALUE,...", "knobs to change; commas try several values, FIRST..LAST a range"
     ),
     output: str | None = option(
-        "FILE", "of one variant: write a simulated session (.mcap)", "--output", "-o"
+        "FILE", "of one variant: only write a simulated session (.mcap)", "--output", "-o"
     ),
     as_json: AsJson = False,
     *,
