@@ -36,6 +36,7 @@ from stepscope.tui.settings.setting_values import DURATIONS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 
+_LEAST_S = 5.0  # of a session for `tune`
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 
 
@@ -106,6 +107,7 @@ def explain(
         write_json({**_document(file, found), **limits})
         return
     span_s = None if side is None else side.figures()["seconds"]
+    is_long = span_s is not None and span_s >= _LEAST_S
     of = f"; {model_text(found.info)} on {found.info.name}"
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,
@@ -115,7 +117,7 @@ def explain(
         *_shares(found),
         *_graphs(found),
         *_tables(found, limit),
-        *(["", f"'stepscope tune {file}' names the bottleneck"] if side and found.late else []),
+        *(["", f"'stepscope tune {file}' names the bottleneck"] if is_long and found.late else []),
     )
 
 
