@@ -4,7 +4,7 @@ The demo has its own engine and workload, and acts in its first minute.
 """
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from stepscope.tui.cli.shared.options import argument, command, flag, option, se
 from stepscope.tui.cli.shared.output import Progress, say
 from stepscope.tui.cli.shared.process import (
     StopSignals,
-    awaited,
     ending_on_signals,
     has_torch,
     missing_text,
@@ -47,7 +46,6 @@ from stepscope.tui.settings.settings import DashboardSettings
 from stepscope.tui.views.format import file_size
 
 HEADLESS_SECONDS = 20.0
-_JOIN_S = 10.0
 _TICK_S = 0.2
 WHO = "stepscope demo"
 STALL_S = 9.0  # when a long prompt is prefilled whole
@@ -169,7 +167,7 @@ def demo(
         if workload == WORKLOAD and model == EngineConfig().model:
             acts = [*first_minute(workload, KNOBS, costs)]
         stack.enter_context(running(source))
-        wait_until_live(engine, source, stop)
+        engine.wait_until_live(source, stop)
         director = stack.enter_context(
             # as long as nobody else has changed the engine
             Director(engine.endpoint, lambda: all(e.who == WHO for e in history.state.audit))
@@ -186,7 +184,7 @@ def demo(
             if browsers is not None:
                 browsers.serve([engine.endpoint.control], flags)
             else:
-                news = news_of(engine, director.news)
+                news = engine.news(director.news)
                 run_live(source, settings, recorder, keeps_levels=False, news=news)
     if recorder is not None and recorder.state == "failed":
         raise CommandFailed(recorder.error or f"{record} could not be written")
@@ -204,27 +202,6 @@ def demo(
             raise CommandFailed(f"{len(history.gaps)} gaps: {lost}")
         if elapsed_s < seconds:
             raise Interrupted(f"interrupted after {elapsed_s:.0f} of {seconds:g} s")
-
-
-def wait_until_live(engine: EngineProcess, source: Subscriber, stop: StopSignals) -> None:
-    """Wait for telemetry, so that the first request will be seen; a signal ends the wait."""
-
-    def is_live() -> bool:
-        engine.check()
-        return source.status == "live" or bool(stop)
-
-    if not awaited(is_live, _JOIN_S):
-        raise CommandFailed(f"no telemetry from the engine: {source.error}")
-
-
-def news_of(engine: EngineProcess, more: Callable[[], str | None]) -> Callable[[], str | None]:
-    """Return what is called in every frame: it tells, once, that the engine has ended; and more."""
-    notice = iter(["the engine has ended for good"])
-
-    def news() -> str | None:
-        return (None if engine.exit_code is None else next(notice, None)) or more()
-
-    return news
 
 
 def _summary(history: History) -> Iterator[str]:
@@ -356,9 +333,9 @@ def tour(
     ):
         source = Subscriber(engine.endpoint, new_history(settings))
         with running(source):
-            wait_until_live(engine, source, StopSignals(signal.SIGINT))
+            engine.wait_until_live(source, StopSignals(signal.SIGINT))
             progress.close()
             with Director(engine.endpoint) as director:
-                news = news_of(engine, director.news)
+                news = engine.news(director.news)
                 lesson = Tour(director.do, director.ended, chapter - 1)
                 run_live(source, settings, keeps_levels=False, news=news, tour=lesson)

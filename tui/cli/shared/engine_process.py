@@ -10,20 +10,23 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO
 
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.protocol.commands import Shutdown
 from stepscope.engine.protocol.wire import EngineInfo, KnobValue
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.cli.shared.options import as_options
 from stepscope.tui.cli.shared.output import Progress
+from stepscope.tui.cli.shared.process import StopSignals, awaited
 from stepscope.tui.settings.cli_errors import CommandFailed
 
 _ERROR = "stepscope: error: "
 _POLL_S = 0.1
 _STOP_S = 5
+_JOIN_S = 10.0
 
 
 class EngineProcess:
@@ -96,6 +99,25 @@ class EngineProcess:
         ]
         last = said[-1].removeprefix(_ERROR) if said else "it said nothing"
         raise CommandFailed(f"the engine ended with exit code {self.exit_code}: {last}")
+
+    def wait_until_live(self, source: Subscriber, stop: StopSignals) -> None:
+        """Wait for telemetry, so that the first request will be seen; a signal ends the wait."""
+
+        def is_live() -> bool:
+            self.check()
+            return source.status == "live" or bool(stop)
+
+        if not awaited(is_live, _JOIN_S):
+            raise CommandFailed(f"no telemetry from the engine: {source.error}")
+
+    def news(self, more: Callable[[], str | None]) -> Callable[[], str | None]:
+        """Return what every frame calls: it tells, once, that the engine has ended; and more."""
+        notice = iter(["the engine has ended for good"])
+
+        def news() -> str | None:
+            return (None if self.exit_code is None else next(notice, None)) or more()
+
+        return news
 
     def stop(self) -> None:
         """End the engine by a command, else by SIGTERM; kill it if it does not end in time."""
