@@ -75,7 +75,7 @@ class Replies:
     socket: "zmq.Socket[bytes]"
     connections: Connections
     forget: Callable[[bytes, str], None]  # called with who cannot be reached, and why
-    # By identity; none is empty.
+    # Outputs that wait, by the client's identity; a client without any has no entry.
     _bundles: dict[bytes, list[tuple[int, Output]]] = field(default_factory=dict)
 
     def send(self, identity: bytes, command_id: bytes, message: AnyReply | msgspec.Raw) -> None:

@@ -138,7 +138,7 @@ class Reach:
         self.is_short = True  # perhaps; `extend` finds out
 
     def note_look(self, step: int | None) -> bool:
-        """Note the step that the user looks at (None: the newest). Returns whether to extend."""
+        """Note the step on the screen (None: the newest). Returns whether to read more steps."""
         self._look = step
         if step is None or self.is_short or self.covers(step) or not self.has_room(step):
             return False

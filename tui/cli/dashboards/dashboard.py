@@ -1,4 +1,4 @@
-"""Opens the dashboard for other commands: terminal, history, settings that it keeps."""
+"""What commands need to open the dashboard: a terminal, a history, settings to keep."""
 
 import os
 from collections.abc import Callable
