@@ -26,6 +26,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.state.audit_text import change_text
 from stepscope.tui.cli.dashboards.demo import WORKLOAD, workload_of, workload_text
 from stepscope.tui.settings.cli_errors import WrongUsage
+from stepscope.tui.settings.terminal import OURSELVES
 from tests.support.waiting import wait_for
 
 WAIT_S = 90.0
@@ -42,10 +43,11 @@ def runtime(tmp_path: Path) -> Path:
 def start(runtime: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Starts `stepscope ARGUMENTS`; kills processes that still run after the test."""
     started: list[subprocess.Popen[str]] = []
+    (runtime / "csv.py").write_text("raise ImportError('a module of the user')")  # hides none
 
     def stepscope(*arguments: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.tui.cli", *arguments],
+            [*OURSELVES, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

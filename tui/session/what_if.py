@@ -1,7 +1,6 @@
 """`KnobForecast`: simulates the steps in memory with another value of a knob, for one line."""
 
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ from stepscope.engine.protocol.wire import KnobValue
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.audit_text import typed_text
+from stepscope.tui.settings.terminal import OURSELVES
 
 _SHOWN = (("TTFT p99", "ttft_p99_ms"), ("ITL p99", "itl_p99_ms"))
 _MAX_STEPS = 10_000  # the newest steps to simulate: more would take minutes
@@ -60,7 +60,7 @@ class KnobForecast(threading.Thread):
 
     def _simulated(self, path: Path) -> str:
         """Return the JSON that the process printed; RecordingError if it failed."""
-        command = [sys.executable, "-m", "stepscope.tui.cli", "what-if", str(path), self._change]
+        command = [*OURSELVES, "what-if", str(path), self._change]
         pipe = subprocess.PIPE
         with subprocess.Popen([*command, "--json"], stdout=pipe, stderr=pipe, text=True) as process:
             self._process = process

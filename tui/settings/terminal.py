@@ -1,4 +1,4 @@
-"""Finds out whether the terminal can be drawn on, and with which characters.
+"""Finds out whether the terminal can be drawn on, with which characters, and how we are called.
 
 Errors cannot go to a terminal that is drawn on, so there is a log file for them.
 """
@@ -17,6 +17,8 @@ import platformdirs
 
 from stepscope.tui.settings.cli_errors import WrongUsage
 
+# Begins the command of another `stepscope`. -P: no module of the current folder hides one of ours.
+OURSELVES = (sys.executable, "-P", "-m", "stepscope.tui.cli")
 _UNDRAWABLE = frozenset({"", "dumb", "unknown"})
 
 

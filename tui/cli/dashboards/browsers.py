@@ -12,7 +12,6 @@ import os
 import secrets
 import shlex
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +24,7 @@ from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.shared.options import as_options, option
 from stepscope.tui.cli.shared.output import say
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
+from stepscope.tui.settings.terminal import OURSELVES
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -105,8 +105,7 @@ class Browsers(NamedTuple):
             raise CommandFailed(f"cannot listen on {self.address.text}: {why}") from error
         # A browser has all characters. What it prefers is not what the owner of this command does.
         options = {"ascii": False, **flags, "keep": False, "readonly": not self.steers}
-        stepscope = (sys.executable, "-m", "stepscope.tui.cli", "top")
-        command = shlex.join([*stepscope, *as_options(options), "--", *engines])
+        command = shlex.join([*OURSELVES, "top", *as_options(options), "--", *engines])
         bound = self.address._replace(port=listener.getsockname()[1])
         may = "browsers may steer" if self.steers else "read-only"
         say(f"dashboard on http://{bound.text} ({may}; Ctrl-C ends it)")

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -40,6 +39,7 @@ from stepscope.tui.cli.shared.process import (
 from stepscope.tui.settings.cli_errors import WrongUsage
 from stepscope.tui.settings.setting_values import flag_of, resolve
 from stepscope.tui.settings.settings import environment_name, load_alerts
+from stepscope.tui.settings.terminal import OURSELVES
 
 _DEFAULTS = {"bind": "127.0.0.1:8000"}
 
@@ -176,7 +176,7 @@ class HttpProcess:
                 if self._stopping.is_set():
                     return ""
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "stepscope.tui.cli", *arguments],
+                    [*OURSELVES, *arguments],
                     stdin=subprocess.PIPE,  # closes when we are gone
                     stdout=subprocess.DEVNULL,
                     pass_fds=[descriptor],

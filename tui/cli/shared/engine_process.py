@@ -6,7 +6,6 @@ the pipe closes, and the child sees that and stops.
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from stepscope.tui.cli.shared.options import as_options
 from stepscope.tui.cli.shared.output import Progress
 from stepscope.tui.cli.shared.process import StopSignals, awaited
 from stepscope.tui.settings.cli_errors import CommandFailed
+from stepscope.tui.settings.terminal import OURSELVES
 
 _ERROR = "stepscope: error: "
 _POLL_S = 0.1
@@ -53,7 +53,7 @@ class EngineProcess:
         self._progress = progress
         self._is_loading = True
         self._last_lines: deque[str] = deque(maxlen=20)
-        self._command = [sys.executable, "-m", "stepscope.tui.cli", command, "--exit-with-stdin"]
+        self._command = [*OURSELVES, command, "--exit-with-stdin"]
         self._command += ["--endpoint", self.endpoint.control]
         self._command += as_options(options)
 
