@@ -6,6 +6,7 @@ from typing import Any
 from stepscope.recordings.attribution.causes import WORDS, Late
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
+from stepscope.recordings.compare.advice import TUNED_S
 from stepscope.recordings.compare.file_run import FileRun
 from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.figures import KINDS, RANKS
@@ -40,7 +41,6 @@ from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 
-_LEAST_S = 5.0  # of a session for `tune`
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 
 
@@ -106,7 +106,7 @@ def explain(
         write_json({**_document(file, found), **limits})
         return
     span_s = None if side is None else side.figures()["seconds"]
-    is_long = span_s is not None and span_s >= _LEAST_S
+    is_long = span_s is not None and span_s >= TUNED_S
     of = f"; {model_text(found.info)} on {found.info.name}"
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,
