@@ -70,6 +70,14 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Any) -> None:
     assert "▐REPLAY END▌" in last
 
 
+def test_at_the_end_of_a_replay_its_place_is_its_length(stepscope: Any) -> None:
+    """The recording goes on for a second after its last step."""
+    assert stepscope("screenshot", "speculation", "-o", "last.txt").exit_code == 0
+    place = re.search(r"▐REPLAY END▌ (.....) of (.....) ", Path("last.txt").read_text("utf-8"))
+    assert place is not None
+    assert place[1] == place[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
