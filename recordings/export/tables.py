@@ -31,7 +31,7 @@ class ExportColumn(NamedTuple):
 
 
 class _Row(NamedTuple):
-    record: wire.StepRecord
+    moment: Moment
     row: wire.BatchRow
     drafts: Sequence[wire.DraftRow]
 
@@ -90,6 +90,11 @@ def _limited_by(step: Moment) -> Limit | None:
     return None if place == UNKNOWN else LIMITS[place]
 
 
+def _is_simulated(moment: Moment) -> bool:
+    info = moment.state.info
+    return info is not None and info.simulated is not None
+
+
 _PHASES = {int(phase): phase.name.lower() for phase in wire.Phase}
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": (
@@ -118,9 +123,10 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
         *_of("message", "num_graph_padding"),
         ExportColumn("limited_by", _limited_by, "text"),
+        ExportColumn("simulated", _is_simulated, "bool"),
     ),
     "rows": (
-        *_of("record", "step", "tokens_ns"),
+        *_of("moment.message", "step", "tokens_ns"),
         *_of("row", "request_id"),
         ExportColumn("phase", lambda it: _PHASES.get(it.row.phase, str(it.row.phase)), "text"),
         *_of("row", "start", "num_tokens"),
@@ -131,6 +137,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
         ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
         ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
+        ExportColumn("simulated", lambda it: _is_simulated(it.moment), "bool"),
     ),
     "requests": (
         *_of("view", "request_id"),
@@ -149,6 +156,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
         ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
         ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
+        ExportColumn("simulated", lambda it: _is_simulated(it.moment), "bool"),
     ),
 }
 
@@ -170,11 +178,11 @@ def _steps(moments: Iterable[Moment]) -> Iterable[Moment]:
 
 
 def _rows(moments: Iterable[Moment]) -> Iterator[_Row]:
-    for record in (moment.message for moment in moments):
-        if isinstance(record, wire.StepRecord):
-            drafts = {each.request_id: (each,) for each in record.drafts or ()}
-            for row in record.batch or ():
-                yield _Row(record, row, drafts.get(row.request_id, ()))
+    for moment in _steps(moments):
+        assert isinstance(moment.message, wire.StepRecord)
+        drafts = {each.request_id: (each,) for each in moment.message.drafts or ()}
+        for row in moment.message.batch or ():
+            yield _Row(moment, row, drafts.get(row.request_id, ()))
 
 
 def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
