@@ -90,11 +90,9 @@ def _limited_by(step: Moment) -> Limit | None:
     return None if place == UNKNOWN else LIMITS[place]
 
 
-def _is_simulated(moment: Moment) -> bool:
-    info = moment.state.info
-    return info is not None and info.simulated is not None
-
-
+_SIMULATED = ExportColumn(
+    "simulated", lambda it: getattr(it, "moment", it).state.info.simulated is not None, "bool"
+)
 _PHASES = {int(phase): phase.name.lower() for phase in wire.Phase}
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": (
@@ -123,7 +121,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
         *_of("message", "num_graph_padding"),
         ExportColumn("limited_by", _limited_by, "text"),
-        ExportColumn("simulated", _is_simulated, "bool"),
+        _SIMULATED,
     ),
     "rows": (
         *_of("moment.message", "step", "tokens_ns"),
@@ -137,7 +135,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
         ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
         ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
-        ExportColumn("simulated", lambda it: _is_simulated(it.moment), "bool"),
+        _SIMULATED,
     ),
     "requests": (
         *_of("view", "request_id"),
@@ -156,7 +154,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
         ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
         ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
-        ExportColumn("simulated", lambda it: _is_simulated(it.moment), "bool"),
+        _SIMULATED,
     ),
 }
 

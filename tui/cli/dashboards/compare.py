@@ -22,7 +22,7 @@ from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.shared.arguments import find_recording, picture_path, picture_size
 from stepscope.tui.cli.shared.levels import (
     advice_lines,
-    judged_as,
+    chosen_for,
     limits_document,
     limits_text,
     note_others,
@@ -139,7 +139,7 @@ def _compared_as(
             if first is not None:
                 note_others(flags, file, recording, first[1], first[0])
             elif carried := levels_said(recording.info, recording.metadata):
-                own = own_levels(judged_as(settings, flags, recording))
+                own = chosen_for(flags, recording)
                 note_own(own, carried)
                 first = file, {**carried, **own}
     return settings if first is None else msgspec.structs.replace(settings, **first[1])
