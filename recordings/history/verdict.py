@@ -173,7 +173,7 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
     if grows and before is not None:
         ago = _seconds(state.time_ns - before.tokens_ns)
         text = f"the queue grows: {state.num_waiting:,} wait, {was:,} did {ago} ago"
-    limits = history.windows.limits(state.time_ns, RECENT_S)
+    limits = history.windows.sums(state.time_ns, RECENT_S).limits
     held = max(
         (each for each in limits if LIMIT_SPECS[each].bound), key=limits.__getitem__, default=None
     )
@@ -187,7 +187,7 @@ def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
     if not number:
         return None
     times = "a request was preempted" if number == 1 else f"{number:,} preemptions"
-    has_run_out = history.windows.limits(state.time_ns, RECENT_S).get("kv")
+    has_run_out = history.windows.sums(state.time_ns, RECENT_S).limits.get("kv")
     why = ": the KV blocks run out" if has_run_out else ""
     return Verdict("caution", f"{times} in {RECENT_S:.0f} s{why}", "screen_kv")
 

@@ -13,7 +13,7 @@ from stepscope.recordings.compare.advice import Advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.history.verdict import Verdict
-from stepscope.recordings.history.windows import Goodput, Rates, Stalls
+from stepscope.recordings.history.windows import Goodput, Stalls
 from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.session.sums import Sums
@@ -52,7 +52,8 @@ class Frame:
     lanes: list[LaneRow]
     num_lanes: int  # all lanes, including those that do not fit
     latency: LatencyReport
-    rates: Rates
+    recent: Sums  # of the last ten seconds
+    minute: Sums  # of the last minute
     goodput: Goodput  # of the last minute
     limits: dict[Limit, float]  # of the last minute: the share of steps that each limit held back
     stall: Late | None

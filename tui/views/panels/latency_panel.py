@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.latency import TREND_BUCKETS, Series
 from stepscope.recordings.state.latency_samples import Samples
 from stepscope.recordings.state.session import request_name
@@ -99,16 +100,18 @@ def within_level(values: Series, bound: float | None) -> Run:
 
 
 def _wall(frame: Frame, width: int) -> Line:
-    rates = frame.rates
-    model, device = rates.model_share, rates.device_share
+    recent = frame.recent
+    spent_ns = (recent.model_ns, recent.device_ns, recent.schedule_ns, recent.busy_ns)
+    found = (per(ns, recent.span_ns) for ns in spent_ns)
+    model, device, schedule, busy = (None if each is None else min(1.0, each) for each in found)
     shares = {"model": model}
     if model is not None and device is not None:
         shares = {"gpu": device, "host": max(0.0, model - device)}
-    shares |= {"sched": rates.schedule_share, "idle": rates.idle_share}
+    shares |= {"sched": schedule, "idle": None if busy is None else 1.0 - busy}
     line = facts(" wall ")
     for name, share in shares.items():
         line += facts(f"{name} ", f"{fmt.percent(share)}  ")
-    mixed = fmt.percent(rates.mixed_share)
+    mixed = fmt.percent(per(recent.num_mixed, recent.num_steps))
     forms = [(*line, *facts(name, mixed)) for name in ("mixed steps ", "mixed ")]
     return first_fitting(forms, width)
 
