@@ -242,7 +242,7 @@ def figures_of(
     return found | {
         "ttft_within_slo": spreads["ttft"].within_slo,
         "itl_within_slo": spreads["itl"].within_slo,
-        "goodput": per(kept.num_kept, kept.num_judged),
+        "goodput": kept.share,
         "goodput_per_s": per(kept.num_kept, seconds) if has_kept else None,
         "finished_per_s": per(sums.num_finished, seconds),
         "finished": sums.num_finished,

@@ -8,11 +8,11 @@ from stepscope.recordings.figures import figures_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
-from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
+from stepscope.recordings.session.sums import Sums, limited_sums, sums_between, sums_in
 from stepscope.recordings.session.waits import Breach, LateWaits
 from stepscope.recordings.state.events import SessionEvent, breach_event
 from stepscope.recordings.state.latency import TREND_BUCKETS, LatencyKind, LatencyReport
-from stepscope.recordings.state.latency_samples import Samples
+from stepscope.recordings.state.latency_samples import KeptLevels, Samples
 from stepscope.recordings.state.lazy_numpy import np
 from stepscope.recordings.state.limits import Limit
 
@@ -24,23 +24,6 @@ _KINDS: Mapping[str, LatencyKind] = {"ITL": "itl", "TTFT": "ttft"}  # of late to
 class LateCounts(NamedTuple):
     num_tokens: int  # that were late
     num_steps: int  # in which some were
-
-
-class Goodput(NamedTuple):
-    """How many requests met all service levels, of those observed from arrival to end."""
-
-    num_judged: int
-    num_kept: int
-    per_s: float | None  # kept ones per second; None without a step
-
-    @property
-    def share(self) -> float | None:
-        return per(self.num_kept, self.num_judged)
-
-    @property
-    def is_low(self) -> bool:
-        """Whether most of at least a few requests broke a level."""
-        return self.num_judged >= 5 and self.num_kept * 2 < self.num_judged
 
 
 class Stalls(NamedTuple):
@@ -70,14 +53,12 @@ class Windows:
             part = self._timeline.latencies.cut(start_ns, end_ns)
         return part.report(start_ns, end_ns, buckets)
 
-    def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
+    def kept(self, end_ns: int | None = None, window_s: float | None = 60.0) -> KeptLevels:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             slo = self._timeline.slo
             finished = self._timeline.latencies.finished.cut(start_ns, end_ns)
-            seconds = sums_in(self._timeline.columns, start_ns, end_ns).seconds
-        kept = finished.kept(slo.ttft_ms, slo.itl_ms)
-        return Goodput(*kept, per(kept.num_kept, seconds))
+        return finished.kept(slo.ttft_ms, slo.itl_ms)
 
     def speculation(self, end_ns: int | None, window_s: float | None) -> Speculation | None:
         with self._lock:

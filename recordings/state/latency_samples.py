@@ -133,6 +133,15 @@ class KeptLevels(NamedTuple):
     num_judged: int
     num_kept: int
 
+    @property
+    def share(self) -> float | None:
+        return self.num_kept / self.num_judged if self.num_judged else None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether most of at least a few requests broke a level."""
+        return self.num_judged >= 5 and self.num_kept * 2 < self.num_judged
+
 
 class FinishedRequests(TimedRows):
     """One row per finished request: its TTFT, longest gap, and the floor of gaps."""

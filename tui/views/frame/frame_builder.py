@@ -194,7 +194,7 @@ class FrameBuilder:
             "windows": reports,
             "recent": recent,
             "minute": minute,
-            "goodput": windows.goodput(end_ns, window_s),
+            "kept": windows.kept(end_ns, window_s),
             "limits": {} if history.is_short else minute.limits,
             "stall": history.last_stall(cursor),
             "worst": windows.stalls(),

@@ -117,10 +117,10 @@ def _wall(frame: Frame, width: int) -> Line:
 
 
 def goodput(frame: Frame) -> Line:
-    share, rate = frame.goodput.share, frame.goodput.per_s
+    share, rate = frame.kept.share, per(frame.kept.num_kept, frame.minute.seconds)
     if share is None or rate is None:
         return ()
-    below = "breach" if frame.goodput.is_low else "caution"
+    below = "breach" if frame.kept.is_low else "caution"
     style = "good" if share >= _GOOD_SHARE else below
     return facts("goodput ", (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
 
