@@ -242,14 +242,14 @@ def figures_of(
     return found | {
         "ttft_within_slo": spreads["ttft"].within_slo,
         "itl_within_slo": spreads["itl"].within_slo,
-        "goodput": per(kept.num_kept, kept.num_judged),
+        "goodput": kept.share,
         "goodput_per_s": per(kept.num_kept, seconds) if has_kept else None,
         "finished_per_s": per(sums.num_finished, seconds),
         "finished": sums.num_finished,
         "arrived": sums.num_arrived,
-        "out_tokens_per_s": per(sums.num_output_tokens, seconds),
+        "out_tokens_per_s": sums.out_tokens_per_s,
         "in_tokens_per_s": per(sums.num_in_tokens, seconds),
-        "prefix_hit_rate": per(hit, queried),
+        "prefix_hit_rate": sums.prefix_hit_rate,
         "prefix_new": per(new, queried),
         "prefix_diverged": per(diverged, queried),
         "prefix_evicted": per(evicted, queried),
@@ -274,10 +274,10 @@ def figures_of(
             f"limit_{limit}": per(number, known)
             for limit, number in zip(LIMITS, sums.num_limited, strict=True)
         },
-        "rank_wait": per(sum(sums.rank_waits_ns), sums.ranked_ns),
+        "rank_wait": sums.rank_wait,
         "busy": per(sums.busy_ns, seconds * 1e9),
         "device_busy": per(sums.device_ns, seconds * 1e9),
-        "steps_per_s": per(sums.num_steps, seconds),
+        "steps_per_s": sums.steps_per_s,
         "steps": sums.num_steps,
         "seconds": seconds,
     }

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import TypeAlias
 
 import msgspec
 
@@ -149,16 +149,8 @@ class StepMeter:
 
 _TICK_NS = 200_000_000  # between two reports of progress
 
-
-class ThroughputProgress(NamedTuple):
-    """What a run has done so far, for a progress display."""
-
-    is_warmup: bool
-    num_requests: int
-    num_finished: int
-    num_output_tokens: int
-    share: float  # of the output tokens
-    seconds: float
+# What runs now, the share of the output tokens that are there, and more in words.
+Progress: TypeAlias = Callable[[str, float, str], None]
 
 
 class ThroughputResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +179,7 @@ def measure(
     intake: Intake,
     measured: list[Submit],
     warmup: Sequence[Submit] = (),
-    progress: Callable[[ThroughputProgress], None] = lambda progress: None,
+    progress: Progress = lambda what, share, detail: None,
 ) -> tuple[ThroughputResult, list[Request]]:
     """Run the loop of an engine until the given requests have ended.
 
@@ -235,7 +227,7 @@ class _MeasuredRun:
         measured: Sequence[Submit],
         warmup: Sequence[Submit],
         meter: StepMeter | None,
-        progress: Callable[[ThroughputProgress], None],
+        progress: Progress,
     ) -> None:
         self.core = core
         self._meter = meter
@@ -278,16 +270,7 @@ class _MeasuredRun:
             self._end_ns = now_ns
             if now_ns >= self._next_tick_ns:
                 self._next_tick_ns = now_ns + _TICK_NS
-                self._progress(
-                    ThroughputProgress(
-                        is_warmup=self._is_warmup,
-                        num_requests=len(self._followers),
-                        num_finished=self._num_finished,
-                        num_output_tokens=self._num_output_tokens,
-                        share=self._num_output_tokens / self._num_asked_tokens,
-                        seconds=(now_ns - self._start_ns) / 1e9,
-                    )
-                )
+                self._report((now_ns - self._start_ns) / 1e9)
         if output.finish_reason is None:
             return
         if output.num_output_tokens == request.sampling.max_tokens:
@@ -296,6 +279,13 @@ class _MeasuredRun:
         elif not self.core.stopping:
             done = f"{output.num_output_tokens} of {request.sampling.max_tokens} tokens"
             self.on_end(f"ended by {output.finish_reason} after {done}")
+
+    def _report(self, seconds: float) -> None:
+        num_tokens, number = self._num_output_tokens, len(self._followers)
+        rate = num_tokens / seconds if seconds else 0.0
+        detail = f"{self._num_finished:,}/{number:,} finished, {num_tokens:,} tokens"
+        what = "warming up" if self._is_warmup else "measuring"
+        self._progress(what, num_tokens / self._num_asked_tokens, f"{detail}, {rate:,.0f} tokens/s")
 
     def on_end(self, failure: str | None) -> None:
         """Count the end of one request. After the last one, start the next phase or stop."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from stepscope.engine.bench.measured_run import ThroughputProgress, ThroughputResult, measure
+from stepscope.engine.bench.measured_run import Progress, ThroughputResult, measure
 from stepscope.engine.execution.environment import num_threads
 from stepscope.engine.process.serve import open_engine, stop_signals
 from stepscope.engine.protocol.commands import Submit
@@ -95,9 +95,9 @@ def run_throughput(
     knobs: Knobs,
     spec: ThroughputSpec,
     *,
-    loading: Callable[[str, float], None] = lambda what, share: None,
-    ready: Callable[[EngineInfo, int], None] = lambda info, num_requests: None,
-    progress: Callable[[ThroughputProgress], None] = lambda progress: None,
+    loading: Callable[[str, float], None],
+    ready: Callable[[EngineInfo, int], None],
+    progress: Progress,
 ) -> tuple[ThroughputResult, EngineInfo]:
     """Start an engine, run the requests, and stop it. SIGINT ends it early with a partial result.
 

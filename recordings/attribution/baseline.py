@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.wire import BatchRow, StepRecord
 from stepscope.recordings.session.steps import StepTable
-from stepscope.recordings.state.distribution import Distribution, percentiles
+from stepscope.recordings.state.distribution import Distribution
+from stepscope.recordings.state.latency_samples import Ranked
 
 # Alike steps differ by a factor of two at most; the rest is room for noise.
 SLOW = 3.0  # times the baseline: a longer step is slow
@@ -105,14 +106,12 @@ class Baseline:
         if known_at and self.num_steps <= known_at + known_at // 16:
             return baseline_ns
         counts: list[tuple[int, int]] = []
-        num_steps = 0
         for other, more in self._alike.items():
             if all(0 <= b - a <= _REACH for a, b in zip(kind, other, strict=True)):
                 counts += more.took.counts.items()
-                num_steps += more.took.count
         baseline_ns = None
-        if num_steps >= MIN_STEPS:
-            (baseline_ns,) = percentiles(sorted(counts), num_steps, (50,))
+        if sum(number for _, number in counts) >= MIN_STEPS:
+            (baseline_ns,) = Ranked.of(counts).percentiles((50,))
         self._rare[kind] = self.num_steps, baseline_ns
         return baseline_ns
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.pause_trail import PauseTrail
-from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.step_time import StepShape
+from stepscope.recordings.session.regression import FittedModel, SeenStep, fit
 from stepscope.recordings.simulation.basis import seen_step
 
 WINDOW_S = 8.0

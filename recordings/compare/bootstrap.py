@@ -14,15 +14,10 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stepscope.recordings.session.waits import Waits, bin_of, middle_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    _Values: TypeAlias = NDArray[np.float64]
+from stepscope.recordings.state.lazy_numpy import Floats, np
 
 CONFIDENCE = 0.99  # a comparison tests a dozen figures: of equal runs, few pairs get a winner
 MIN_SLICES = 5  # with fewer, no difference is sure
@@ -46,7 +41,7 @@ class RatioInterval(NamedTuple):
 class Resamples(NamedTuple):
     """A figure of each drawn run, NaN without a value, and how many slices it was drawn from."""
 
-    values: "_Values"
+    values: Floats
     num_slices: int
 
 
@@ -56,8 +51,6 @@ def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Resample
     `seed`: if two runs had the same requests in the same slices, draw the same slices of both. The
     effect of the requests then cancels out.
     """
-    import numpy as np  # not at the start of the program
-
     if not any(wholes):
         return Resamples(np.full(_NUM_DRAWS, math.nan), 0)
     sums = _times(len(wholes), seed) @ np.array([parts, wholes], dtype=float).T
@@ -66,8 +59,6 @@ def draw(parts: Sequence[float], wholes: Sequence[float], seed: int) -> Resample
 
 
 def ratio_of(a: Resamples, b: Resamples) -> RatioInterval:
-    import numpy as np
-
     rank = _rank(a, b)
     if rank is None:
         return RatioInterval()
@@ -125,13 +116,11 @@ def _rank(a: Resamples, b: Resamples) -> int | None:
 
 
 @lru_cache(maxsize=16)
-def _times(num_slices: int, seed: int) -> "_Values":
+def _times(num_slices: int, seed: int) -> Floats:
     """How often each slice was drawn, in each drawn run: always with the one after it."""
-    import numpy as np
-
     num_blocks, shares = -(-num_slices // 2), np.full(num_slices, 1 / num_slices)
     firsts = np.random.default_rng(seed).multinomial(num_blocks, shares, _NUM_DRAWS)
-    drawn: _Values = (firsts + np.roll(firsts, 1, axis=1)).astype(float)
+    drawn: Floats = (firsts + np.roll(firsts, 1, axis=1)).astype(float)
     return drawn
 
 

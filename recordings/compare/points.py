@@ -5,13 +5,10 @@ four, and so on. A point takes 96 bytes, so a run of any length takes at most 25
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.recordings.session.steps import UNKNOWN
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from stepscope.recordings.state.lazy_numpy import Ints, np
 
 MAX_POINTS = 1 << 18
 PREEMPTED, KNOB, MARKED, LATE, LOST = 1, 2, 4, 8, 16  # flags
@@ -40,8 +37,6 @@ class StepPoints:
     """The points of a run in columns. One thread writes; readers must hold its lock."""
 
     def __init__(self) -> None:
-        import numpy as np  # not at the start of the program
-
         self._per_point = 1  # steps
         self._in_last = 0  # steps in the last point
         self._points = np.zeros((len(StepPoint._fields), 0), dtype=np.int64)
@@ -62,13 +57,11 @@ class StepPoints:
         """When the last step ended, in nanoseconds since the start of the run."""
         return int(self._points[_END, -1]) if len(self) else 0
 
-    def extend(self, steps: "NDArray[np.int64]") -> None:
+    def extend(self, steps: Ints) -> None:
         """Add steps, which must be later than the last one.
 
         `steps`: a row for each field of `StepPoint`; `UNKNOWN` where a value is unknown.
         """
-        import numpy as np
-
         num_held, points = 0, self._points
         if 0 < self._in_last < self._per_point:  # the last point is made anew with them
             num_held = self._in_last - 1  # in its column are more steps than one
@@ -121,10 +114,8 @@ class StepPoints:
         return int(self._points[field].searchsorted(value, "right")) - 1
 
 
-def _merged(points: "NDArray[np.int64]", begins: Sequence[int]) -> "NDArray[np.int64]":
-    import numpy as np
-
-    merged: NDArray[np.int64] = np.maximum.reduceat(points, begins, axis=1)
+def _merged(points: Ints, begins: Sequence[int]) -> Ints:
+    merged: Ints = np.maximum.reduceat(points, begins, axis=1)
     for field in (_FIRST, _START):
         merged[field] = points[field, begins]
     merged[_FLAGS] = np.bitwise_or.reduceat(points[_FLAGS], begins)

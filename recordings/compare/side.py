@@ -23,6 +23,7 @@ from stepscope.recordings.session.sums import Sums, sums_between
 from stepscope.recordings.session.totals import RunSlices, RunTotals
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.latency_samples import RequestWatch
+from stepscope.recordings.state.lazy_numpy import np
 from stepscope.recordings.state.limits import Limit
 from stepscope.recordings.state.outcome import AppliedStep, Outcome
 from stepscope.recordings.state.session import SessionState
@@ -239,8 +240,6 @@ class Side:
                 self._add(rows, lost)
 
     def _add(self, rows: IndexRows, lost: list[int]) -> None:
-        import numpy as np  # not at the start of the program
-
         is_one_step = not self._state.is_summed_up
         times = self._totals.add(rows, is_one_step=is_one_step)
         self._slices.add(rows, times.ends_ns, is_one_step=is_one_step)

@@ -60,17 +60,17 @@ def measure(history: History) -> dict[str, Any]:
     state, summary = history.state, _last_summary(history)
     has_rows = summary is not None and summary.num_rows is not None
     latency = history.windows.latency(None, WINDOW_S, 1)
-    long, short = (history.windows.rates(None, each) for each in (WINDOW_S, RATE_WINDOW_S))
+    long, short = (history.windows.sums(None, each) for each in (WINDOW_S, RATE_WINDOW_S))
     # Without rows, a count of 0 is no proof that there was no preemption.
-    is_counted = has_rows or long.num_preempted or state.totals
-    steps_per_s, tokens_per_s = short.steps_per_s, short.output_tokens_per_s
+    is_counted = has_rows or long.num_preempted or (summary and state.totals)
+    steps_per_s, tokens_per_s = short.steps_per_s, short.out_tokens_per_s
     if state.state in ("idle", "paused", "stopped"):  # it is known to run no steps
         steps_per_s = 0.0 if steps_per_s is None else steps_per_s
         tokens_per_s = 0.0 if tokens_per_s is None and has_rows else tokens_per_s
     return {
         "ttft_p95_ms": latency.ttft.p95_ms,
         "itl_p95_ms": latency.itl.p95_ms,
-        "budget_used": short.budget_share,
+        "budget_used": short.budget_used,
         "num_preempted": long.num_preempted if is_counted else None,
         "steps_per_s": steps_per_s,
         "output_tokens_per_s": tokens_per_s,

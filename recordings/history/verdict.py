@@ -173,7 +173,7 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
     if grows and before is not None:
         ago = _seconds(state.time_ns - before.tokens_ns)
         text = f"the queue grows: {state.num_waiting:,} wait, {was:,} did {ago} ago"
-    limits = history.windows.limits(state.time_ns, RECENT_S)
+    limits = history.windows.sums(state.time_ns, RECENT_S).limits
     held = max(
         (each for each in limits if LIMIT_SPECS[each].bound), key=limits.__getitem__, default=None
     )
@@ -183,12 +183,12 @@ def _queue(history: HistoryView, state: SessionState, ttft: Series) -> Verdict |
 
 
 def _preemptions(history: HistoryView, state: SessionState) -> Verdict | None:
-    number = history.windows.sums(state.time_ns, RECENT_S).num_preempted
+    sums = history.windows.sums(state.time_ns, RECENT_S)
+    number = sums.num_preempted
     if not number:
         return None
     times = "a request was preempted" if number == 1 else f"{number:,} preemptions"
-    has_run_out = history.windows.limits(state.time_ns, RECENT_S).get("kv")
-    why = ": the KV blocks run out" if has_run_out else ""
+    why = ": the KV blocks run out" if sums.limits.get("kv") else ""
     return Verdict("caution", f"{times} in {RECENT_S:.0f} s{why}", "screen_kv")
 
 
@@ -204,9 +204,9 @@ def _broken_level(history: HistoryView, minute: LatencyReport, end_ns: int) -> V
             return Verdict(
                 "breach", f"{late:.0%} of {what} take over {bound_ms:,g} ms", "screen_latency"
             )
-    goodput = history.windows.goodput(end_ns)
-    if goodput.is_low:  # few tokens are late, but most requests had one
-        text = f"{goodput.share or 0:.0%} of requests kept every service level"
+    kept = history.windows.kept(end_ns)
+    if kept.is_low:  # few tokens are late, but most requests had one
+        text = f"{kept.share or 0:.0%} of requests kept every service level"
         return Verdict("caution", text, "screen_latency")
     return None
 

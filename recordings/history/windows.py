@@ -1,4 +1,4 @@
-"""`Windows`: latencies, `Rates` and other figures of a timeline over windows of engine time."""
+"""`Windows`: latencies, sums and other figures of a timeline over windows of engine time."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,68 +8,22 @@ from stepscope.recordings.figures import figures_of
 from stepscope.recordings.history.timeline import Timeline
 from stepscope.recordings.session.drafts import Speculation, speculation_in
 from stepscope.recordings.session.knee import Knee, knee_of, newest_columns
-from stepscope.recordings.session.sums import Sums, limited_sums, per, sums_between, sums_in
+from stepscope.recordings.session.sums import Sums, limited_sums, sums_between, sums_in
 from stepscope.recordings.session.waits import Breach, LateWaits
 from stepscope.recordings.state.events import SessionEvent, breach_event
 from stepscope.recordings.state.latency import TREND_BUCKETS, LatencyKind, LatencyReport
-from stepscope.recordings.state.latency_samples import Samples
+from stepscope.recordings.state.latency_samples import KeptLevels, Samples
 from stepscope.recordings.state.lazy_numpy import np
-from stepscope.recordings.state.limits import LIMITS, Limit
+from stepscope.recordings.state.limits import Limit
 
-MINUTE_S = 60.0
 _SECOND_NS = 1_000_000_000
 _MAX_AT_HAND = 2048
 _KINDS: Mapping[str, LatencyKind] = {"ITL": "itl", "TTFT": "ttft"}  # of late tokens
 
 
-class Rates(NamedTuple):
-    """Rates over a window of engine time. None if unknown, or if the divisor is 0."""
-
-    seconds: float
-    steps_per_s: float | None
-    in_tokens_per_s: float | None  # of prompts, not recomputed ones
-    output_tokens_per_s: float | None
-    # Over the last minute, whatever the window: one must never show as several a minute.
-    num_preempted: int | None
-    preempted_s: float  # how many seconds of that minute are in memory
-    recompute_tax: float | None  # share of that minute's step time for recomputed tokens
-    evictions_per_s: float | None
-    prefix_hit_rate: float | None  # hit / looked-up prompt tokens
-    mixed_share: float | None  # share of steps with both prefill and decode
-    model_share: float | None  # share of wall time: running the model
-    device_share: float | None  # share of wall time: a device runs it; the rest is the host's
-    schedule_share: float | None  # share of wall time: scheduling
-    idle_share: float | None  # share of wall time: between steps
-    budget_share: float | None  # spent share of all token budgets, padding included
-    rank_wait: float | None  # share of the time in steps that the ranks waited for one
-    rank_waits_ns: tuple[int, ...]  # how long they waited for each
-
-
-def _share(spent_ns: int | None, seconds: float) -> float | None:
-    share = per(spent_ns, seconds * 1e9)
-    return None if share is None else min(1.0, share)
-
-
 class LateCounts(NamedTuple):
     num_tokens: int  # that were late
     num_steps: int  # in which some were
-
-
-class Goodput(NamedTuple):
-    """How many requests met all service levels, of those observed from arrival to end."""
-
-    num_judged: int
-    num_kept: int
-    per_s: float | None  # kept ones per second; None without a step
-
-    @property
-    def share(self) -> float | None:
-        return per(self.num_kept, self.num_judged)
-
-    @property
-    def is_low(self) -> bool:
-        """Whether most of at least a few requests broke a level."""
-        return self.num_judged >= 5 and self.num_kept * 2 < self.num_judged
 
 
 class Stalls(NamedTuple):
@@ -99,58 +53,18 @@ class Windows:
             part = self._timeline.latencies.cut(start_ns, end_ns)
         return part.report(start_ns, end_ns, buckets)
 
-    def rates(self, end_ns: int | None = None, window_s: float | None = 10.0) -> Rates:
-        with self._lock:
-            end_ns, start_ns = self._window(end_ns, window_s)
-            begin_ns = self._timeline.columns.column("schedule_start_ns")[:1]
-            minute_s = min(MINUTE_S, max(0.0, (end_ns - min(begin_ns, default=end_ns)) / 1e9))
-            sums = sums_in(self._timeline.columns, start_ns, end_ns)
-            minute = self.sums(end_ns, MINUTE_S)
-            is_summed_up = self._timeline.state.is_summed_up
-        seconds, num_in = max(0.0, sums.seconds), sums.num_in_tokens
-        if num_in is None and not is_summed_up:
-            num_in = sums.num_prefill_tokens
-        busy = per(sums.busy_ns, seconds * 1e9)
-        return Rates(
-            seconds=seconds,
-            steps_per_s=per(sums.num_steps, seconds),
-            in_tokens_per_s=per(num_in, seconds),
-            output_tokens_per_s=per(sums.num_output_tokens, seconds),
-            num_preempted=minute.num_preempted if minute_s else None,
-            preempted_s=minute_s,
-            recompute_tax=per(minute.recompute_ns, minute.busy_ns),
-            evictions_per_s=per(sums.num_evicted, seconds),
-            prefix_hit_rate=per(sums.num_hit_tokens, sums.num_queried_tokens),
-            mixed_share=per(sums.num_mixed, sums.num_steps),
-            model_share=_share(sums.model_ns, seconds),
-            device_share=_share(sums.device_ns, seconds),
-            schedule_share=_share(sums.schedule_ns, seconds),
-            idle_share=None if busy is None else max(0.0, 1.0 - busy),
-            budget_share=sums.budget_used,
-            rank_wait=per(sum(sums.rank_waits_ns), sums.ranked_ns),
-            rank_waits_ns=sums.rank_waits_ns,
-        )
-
-    def goodput(self, end_ns: int | None = None, window_s: float | None = 60.0) -> Goodput:
+    def kept(self, end_ns: int | None = None, window_s: float | None = 60.0) -> KeptLevels:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             slo = self._timeline.slo
             finished = self._timeline.latencies.finished.cut(start_ns, end_ns)
-            seconds = sums_in(self._timeline.columns, start_ns, end_ns).seconds
-        kept = finished.kept(slo.ttft_ms, slo.itl_ms)
-        return Goodput(*kept, per(kept.num_kept, seconds))
+        return finished.kept(slo.ttft_ms, slo.itl_ms)
 
     def speculation(self, end_ns: int | None, window_s: float | None) -> Speculation | None:
         with self._lock:
             end_ns, start_ns = self._window(end_ns, window_s)
             table = self._timeline.columns
             return speculation_in(table, *table.places(start_ns, end_ns))
-
-    def limits(self, end_ns: int | None, window_s: float | None) -> dict[Limit, float]:
-        """For each limit, the share of the steps that had it."""
-        sums = self.sums(end_ns, window_s)
-        known = sums.num_known_limits
-        return {limit: n / known for limit, n in zip(LIMITS, sums.num_limited, strict=True) if n}
 
     def knee(self, last_step: int | None = None) -> Knee | None:
         """The knee by the steps in memory, up to one (None: all). It takes some 5 ms."""

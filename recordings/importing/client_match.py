@@ -23,6 +23,7 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.importing.source import ClientRequest, ForeignSession
+from stepscope.recordings.state.lazy_numpy import np
 from stepscope.recordings.state.session import request_name
 
 # The number of a request of 'vllm bench serve', or a UUID, in the id that a server makes of it.
@@ -211,8 +212,6 @@ def _usual_delay(
     nominal: Sequence[int],
 ) -> int | None:
     """How long after clients' most engines' requests come, within `width`; None: no such time."""
-    import numpy as np
-
     every = sum(len(ours) * len(theirs) for ours, theirs in groups) // _MAX_TRIED + 1
     tried = [(ours[::every], theirs) for ours, theirs in groups]
     if not tried:

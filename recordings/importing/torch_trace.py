@@ -9,7 +9,7 @@ import gzip
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -50,12 +50,19 @@ _SKIPPED = (b'"python_function"', b'"ac2g"')  # most of a trace
 
 
 class ProfiledStep(NamedTuple):
-    """A step in a trace, in nanoseconds."""
+    """A step in a trace. `step` and `ns` are what its recording says, once it is found there."""
 
     batch: tuple[int, int, int, int]  # prefilling requests, their tokens, decoding ones, theirs
     start_ns: int  # when its worker began it, by the trace's clock
     kernel_ns: dict[KernelKind, int]  # how long kernels of each kind ran
     busy_ns: int  # how long any ran: less than their sum if some ran side by side
+    step: int = -1
+    ns: int = 0
+
+    @property
+    def host_ns(self) -> int:
+        """How long nothing of it ran on the device: scheduling, launches, waits."""
+        return max(0, self.ns - self.busy_ns)
 
 
 class TorchTrace(NamedTuple):
@@ -64,29 +71,6 @@ class TorchTrace(NamedTuple):
     device: str  # what the kernels ran on; empty: a CPU, whose operators count instead
     rank: int
     kernels: "Counter[tuple[KernelKind, str]]"  # kind and name: how long it ran
-
-
-class KernelTimes(NamedTuple):
-    """A recorded step, how many nanoseconds it took by the recording, and what ran in it."""
-
-    step: int
-    ns: int
-    profiled: ProfiledStep
-
-    @property
-    def host_ns(self) -> int:
-        """How long nothing of it ran on the device: scheduling, launches, waits."""
-        return max(0, self.ns - self.profiled.busy_ns)
-
-
-class ProfileMatch(NamedTuple):
-    """The steps of a trace that were found in a recording."""
-
-    steps: list[KernelTimes]
-    num_profiled: int
-    # By wall clocks, how long after its schedule the trace has a step begin, at the median; None:
-    # the trace does not tell them.
-    clock_ns: int | None
 
 
 class _Args(msgspec.Struct):
@@ -174,8 +158,11 @@ def read_trace(path: Path) -> TorchTrace:
     return TorchTrace(steps, file.base_time_nanoseconds, device, rank, kernels)
 
 
-def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
+def matched_steps(trace: TorchTrace, recording: Recording) -> tuple[list[ProfiledStep], int | None]:
     """Find where in a recording the steps of a trace have the same batches, one after the other.
+
+    Returns them, and how long after its schedule the trace has a step begin, in nanoseconds of the
+    wall clocks, at the median; None: the trace does not tell them.
 
     Raises RecordingError: hardly any have; the two are not of one run.
     """
@@ -188,39 +175,32 @@ def matched_steps(trace: TorchTrace, recording: Recording) -> ProfileMatch:
             batch = num_rows - num_decodes, num_prefill, num_decodes, num_decode
             known[step] = batch, start_ns, end_ns
             with_batch[batch].append(step)
-    votes: Counter[int] = Counter()
+    votes: Counter[int] = Counter()  # for the recorded step with which the trace begins
     for number, profiled in enumerate(trace.steps):
         votes.update(step - number for step in with_batch[profiled.batch])
     if not votes:
         raise RecordingError("no step of the trace has the batch of a recorded one")
-
     wall_ns = recording.info.wall_ns - recording.info.monotonic_ns - (trace.wall_offset_ns or 0)
 
-    def beside(shift: int) -> Iterator[tuple[int, ProfiledStep]]:
-        """The steps of the trace beside the recorded ones if it begins with this step."""
-        for number, profiled in enumerate(trace.steps, shift):
-            if number in known:
-                yield number, profiled
-
-    def apart_ns(shift: int) -> int:
-        """By how much the wall clocks then differ at the median."""
-        pairs = beside(shift)
+    def apart_ns(first: int) -> int:
+        """By how much the wall clocks differ at the median if the trace begins with this step."""
+        pairs = [pair for pair in enumerate(trace.steps, first) if pair[0] in known]
         return round(median(abs(each.start_ns - known[n][1] - wall_ns) for n, each in pairs))
 
     # Steps of decodes alone look alike: of places that fit as well, the nearest in time.
-    most = votes.most_common(1)[0][1]
-    shift = min((each for each, number in votes.items() if number == most), key=apart_ns)
+    most = max(votes.values())
+    first = min((each for each, number in votes.items() if number == most), key=apart_ns)
     steps = [
-        KernelTimes(number, known[number][2] - known[number][1], profiled)
-        for number, profiled in beside(shift)
-        if known[number][0] == profiled.batch
+        each._replace(step=number, ns=known[number][2] - known[number][1])
+        for number, each in enumerate(trace.steps, first)
+        if number in known and known[number][0] == each.batch
     ]
     if len(steps) < _LEAST * len(trace.steps):
         raise RecordingError(
             f"are both of one run? Of {len(trace.steps):,} steps of the trace, {len(steps):,} have "
             "the batches of recorded ones"
         )
-    return ProfileMatch(steps, len(trace.steps), apart_ns(shift) if trace.wall_offset_ns else None)
+    return steps, apart_ns(first) if trace.wall_offset_ns else None
 
 
 def _operators(events: Iterable[_Event]) -> list[_Ran]:

@@ -7,7 +7,6 @@ whether it is still the same engine.
 """
 
 import logging
-import threading
 import time
 
 import msgspec
@@ -26,7 +25,7 @@ from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import RECONNECT_MS, client_socket
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap, SourceStatus
+from stepscope.recordings.history.source import SourceStatus, SourceThread
 from stepscope.recordings.live.gap_recovery import ASK_TIMEOUT_S, TOPICS, GapRecovery, JoinAgain
 
 log = logging.getLogger("stepscope.recordings")
@@ -40,7 +39,7 @@ _BURST = 2_000  # messages taken before it checks whether to stop
 _REST_MS = 50  # let messages gather, as a wake-up costs more than a message
 
 
-class Subscriber:
+class Subscriber(SourceThread):
     """Fills `history` from a running engine; implements `Source`.
 
     Args:
@@ -48,8 +47,6 @@ class Subscriber:
         retry_s: seconds between attempts to reach an engine that does not answer.
         past_s: seconds before the join at which the history begins, as far as the engine keeps it.
     """
-
-    is_live = True
 
     def __init__(
         self,
@@ -60,15 +57,11 @@ class Subscriber:
         past_s: float = 0.0,
     ) -> None:
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
-        self.name = self.endpoint.name
-        self.history = history if history is not None else History()
-        self.tap = FrameTap()
+        super().__init__(self.endpoint.name, history if history is not None else History())
         self._stale_s = stale_s
         self._retry_s = retry_s
         self.status: SourceStatus = "connecting"
         self._error: str | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
         self._recovery = GapRecovery(self.history, self.tap, self._stopping, past_s)
         # Of the joined engine:
         self._last_published: int | None = None  # the last live message
@@ -84,14 +77,6 @@ class Subscriber:
     @property
     def num_bad(self) -> int:
         return self._recovery.num_bad
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping.is_set():

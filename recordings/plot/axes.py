@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stepscope.recordings.plot.series import PlotSeries
 from stepscope.recordings.state.distribution import Distribution
+from stepscope.recordings.state.lazy_numpy import np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,9 +77,6 @@ class PlotGrid:
     """The data and the time axis that all panels of a plot share."""
 
     def __init__(self, series: PlotSeries, colours: FigureColours) -> None:
-        import numpy as np
-
-        self.np: Any = np
         self.series = series
         self.colours = colours
         # The unit of the time axis, and its nanoseconds.
@@ -91,21 +89,19 @@ class PlotGrid:
     def spread(self, waits: Sequence[Distribution]) -> tuple[Any, Any]:
         """Return the longest and the median latency of each column; NaN without any."""
         known = [
-            (each.largest, *each.percentiles(50)) if each.count else (self.np.nan, self.np.nan)
+            (each.largest, *each.percentiles(50)) if each.count else (np.nan, np.nan)
             for each in waits
         ]
-        longest, median = self.np.array(known, float).T
+        longest, median = np.array(known, float).T
         return longest, median
 
     def filled(self, values: Any) -> Any:
         """Replace each NaN by the known value before it, as nothing changes between two steps."""
-        np = self.np
         places = np.where(np.isnan(values), 0, np.arange(len(values)))
         return values[np.maximum.accumulate(places)]
 
     def bridged(self, values: Any) -> Any:
         """Replace short runs of NaN by straight lines between known values. Long runs stay NaN."""
-        np = self.np
         known = np.flatnonzero(~np.isnan(values))
         if not len(known):
             return values

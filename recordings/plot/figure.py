@@ -17,6 +17,7 @@ from stepscope.recordings.export.output import MissingPackage
 from stepscope.recordings.plot import axes
 from stepscope.recordings.plot.series import EventKind, PlotSeries
 from stepscope.recordings.state.distribution import Distribution
+from stepscope.recordings.state.lazy_numpy import np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ _MANY_LATE = 150  # with more late points, their marks are smaller
 
 def budget(panel: "Axes", grid: axes.PlotGrid) -> None:
     """Draw the tokens of a step, by prefill, decode and so on, against the token budget."""
-    colours, series, np = grid.colours, grid.series, grid.np
+    colours, series = grid.colours, grid.series
     num_steps = series.counts["num_steps"]
     if (num_steps > 1).any():
         pale: Any = {"facecolor": (colours.prefill, 0.3), "label": "fullest step"}
@@ -94,7 +95,7 @@ def _latency(
     longest_ns: Any,
     median_ns: Any = None,
 ) -> None:
-    np, colours = grid.np, grid.colours
+    colours = grid.colours
     unit, unit_ns = axes.unit_of(measured)
     longest, bound = longest_ns / unit_ns, slo_ms * 1e6 / unit_ns
     is_late = np.nan_to_num(longest) > bound
@@ -122,7 +123,7 @@ def _latency(
 def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    np, colours = grid.np, grid.colours
+    colours = grid.colours
     waiting, running = (grid.filled(grid.series.most[f"num_{k}"]) for k in ("waiting", "running"))
     panel.stairs(waiting, grid.edges, fill=True, facecolor=colours.waiting, label="waiting")
     look: Any = {"color": colours.running, "linewidth": 1.1, "label": "running"}
@@ -134,7 +135,7 @@ def requests(panel: "Axes", grid: axes.PlotGrid) -> None:
 
 
 def kv_cache(panel: "Axes", grid: axes.PlotGrid) -> None:
-    np, series, colours = grid.np, grid.series, grid.colours
+    series, colours = grid.series, grid.colours
     held, cached = (100 * grid.filled(each) for each in (series.kv_used, series.kv_cached))
     panel.stairs(held, grid.edges, fill=True, facecolor=colours.held, label="held by requests")
     pale: Any = {"facecolor": (colours.cached, 0.2), "edgecolor": colours.cached}
@@ -218,7 +219,7 @@ def _paint(drawing: "Figure", grid: axes.PlotGrid, heading: str, details: Sequen
     drawing.text(x, 1 - 0.31 / height, "\n".join(lines), **look)
     head = _TOP + _STRIP * (len(lines) - 1)
     top = height - head - 0.12 - _STRIP * _draw_events(drawing, grid, height - head + 0.1)
-    has_kv = not grid.np.isnan(grid.series.kv_used).all()
+    has_kv = not np.isnan(grid.series.kv_used).all()
     shown = {draw: share for draw, share in PANELS.items() if has_kv or draw is not kv_cache}
     free = top - _BOTTOM - _BETWEEN * (len(shown) - 1)
     for draw, share in shown.items():

@@ -5,7 +5,7 @@ and keeps the maxima of the steps in it. A step longer than a column counts in e
 covers.
 """
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import KnobsChanged, KnobValue, Mark, StepRecord
@@ -20,10 +20,7 @@ from stepscope.recordings.session.waits import STEP_TIMES, WaitSums
 from stepscope.recordings.state.distribution import Distribution
 from stepscope.recordings.state.events import changed_knobs, gap_event
 from stepscope.recordings.state.latency import SLO
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from stepscope.recordings.state.lazy_numpy import Ints, np
 
 EventKind: TypeAlias = Literal["knobs", "mark", "pause", "lost"]
 
@@ -61,8 +58,6 @@ class PlotSeries:
     def __init__(
         self, start_ns: int, end_ns: int, num_columns: int, slo: SLO, *, is_one_step: bool
     ) -> None:
-        import numpy as np
-
         unknown = np.full(num_columns, np.nan)
         self.num_columns = num_columns
         self.start_ns = start_ns
@@ -92,8 +87,6 @@ class PlotSeries:
         return self.end_ns - self.start_ns
 
     def add(self, index: Index, first: int, last: int) -> None:
-        import numpy as np
-
         for start_ns, end_ns in index.pauses:
             if self.start_ns <= start_ns <= self.end_ns:
                 self.pauses.append((start_ns - self.start_ns, end_ns - self.start_ns))
@@ -129,9 +122,7 @@ class PlotSeries:
         for column, gap_ns, number in zip(*gaps, strict=True):
             self.itls[column].add(gap_ns, number)
 
-    def _add_steps(self, steps: "dict[str, NDArray[np.int64]]") -> None:
-        import numpy as np
-
+    def _add_steps(self, steps: dict[str, Ints]) -> None:
         first, last = (self._columns_at(steps[name]) for name in STEP_TIMES)
         first = np.minimum(first, last)
         number = last - first + 1
@@ -165,7 +156,7 @@ class PlotSeries:
         if self.start_ns <= time_ns <= self.end_ns:  # a mark may be set at any step
             self.events.append(PlotEvent(kind, time_ns - self.start_ns, text))
 
-    def _columns_at(self, times_ns: "NDArray[np.int64]") -> "NDArray[np.int64]":
+    def _columns_at(self, times_ns: Ints) -> Ints:
         shares = (times_ns - self.start_ns) / self.duration_ns
         return (shares * self.num_columns).astype(int).clip(0, self.num_columns - 1)
 

@@ -9,7 +9,7 @@ find it here.
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from stepscope.engine.simulation.regression import fit_relative
+from stepscope.recordings.session.regression import fit_relative
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.state.lazy_numpy import Floats, Ints, np
 

@@ -83,6 +83,26 @@ class Sums:
         return self.num_prefill_tokens + self.num_decode_tokens + self.num_padded_tokens
 
     @property
+    def steps_per_s(self) -> float | None:
+        return per(self.num_steps, self.seconds)
+
+    @property
+    def out_tokens_per_s(self) -> float | None:
+        return per(self.num_output_tokens, self.seconds)
+
+    @property
+    def evictions_per_s(self) -> float | None:
+        return per(self.num_evicted, self.seconds)
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        return per(self.num_hit_tokens, self.num_queried_tokens)
+
+    @property
+    def rank_wait(self) -> float | None:
+        return per(sum(self.rank_waits_ns), self.ranked_ns)
+
+    @property
     def budget_used(self) -> float | None:
         return per(self.num_spent_tokens, self.num_budget_tokens)
 
@@ -100,6 +120,12 @@ class Sums:
     @property
     def num_known_limits(self) -> int:
         return sum(self.num_limited)
+
+    @property
+    def limits(self) -> dict[Limit, float]:
+        """For each limit that held, the share of the steps that had it."""
+        known = self.num_known_limits
+        return {limit: n / known for limit, n in zip(LIMITS, self.num_limited, strict=True) if n}
 
 
 _MOST_RANKS = 4_096
@@ -140,7 +166,7 @@ def sums_in(table: StepTable, start_ns: int, end_ns: int) -> Sums:
     if first >= last:
         return Sums()
     since_ns = start_ns if first else table.column("schedule_start_ns")[0]
-    return replace(sums_of(table, first, last), span_ns=end_ns - since_ns)
+    return replace(sums_of(table, first, last), span_ns=max(0, end_ns - since_ns))
 
 
 def sums_of(table: StepTable, first: int, last: int) -> Sums:

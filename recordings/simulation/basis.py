@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.wire import StepRecord
-from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel, shape_of_rows
 from stepscope.engine.simulation.virtual_session import SimulatedSetup
 from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.export.moments import Progress
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.session.regression import FittedModel, SeenStep, fit
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.latency import SLO
 

@@ -1,8 +1,9 @@
 """`Distribution`: many samples of one latency in little memory, exact while they fit."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from stepscope.recordings.state.latency_samples import Ranked
 
 SPREAD_RANKS = (50, 90, 95, 99)  # of a `LatencySpread`; also the maximum, as rank 100
 
@@ -65,10 +66,8 @@ class Distribution:
             self._round_all()
 
     def percentiles(self, *ranks: float) -> list[int]:
-        """Nearest-rank percentiles of ascending `ranks` in (0, 100]; empty without samples."""
-        if not self.count:
-            return []
-        return percentiles(sorted(self.counts.items()), self.count, ranks)
+        """Nearest-rank percentiles of `ranks` in (0, 100]; empty without samples."""
+        return Ranked.of(self.counts.items()).percentiles(ranks) if self.count else []
 
     def spread(self) -> LatencySpread:
         """All percentiles at once, so that the values are sorted only once."""
@@ -88,29 +87,3 @@ class Distribution:
         for value, weight in counts.items():
             value = self._rounded(value)
             self.counts[value] = self.counts.get(value, 0) + weight
-
-
-def percentiles(
-    ordered: Sequence[tuple[int, int]], count: int, ranks: Sequence[float]
-) -> list[int]:
-    """Nearest-rank percentiles of weighted samples.
-
-    The percentile of a rank is the smallest sample that is at least as large as that share of all
-    samples, so it is always a latency that somebody really had.
-
-    Args:
-        ordered: pairs (value, weight), sorted by value; not empty.
-        ranks: percentages, ascending, each in (0, 100].
-    """
-    found: list[int] = []
-    seen = 0
-    position = -1
-    value = ordered[0][0]
-    for rank in ranks:
-        wanted = math.ceil(rank * count / 100)
-        while seen < wanted:
-            position += 1
-            value, weight = ordered[position]
-            seen += weight
-        found.append(value)
-    return found

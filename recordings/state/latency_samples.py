@@ -32,13 +32,19 @@ class Ranked:
         self.count = int(self._upto[-1])
         self.smallest, self.largest = int(self._values[0]), int(self._values[-1])
 
+    @classmethod
+    def of(cls, counts: Iterable[tuple[int, int]]) -> Self:
+        """From pairs of a value and its weight."""
+        values, weights = zip(*counts, strict=True)
+        return cls(array("q", values), array("q", weights))
+
     def num_up_to(self, value: float) -> int:
         """Weight of the samples that do not exceed a value."""
         place = int(self._values.searchsorted(bounded(math.floor(value)), side="right"))
         return int(self._upto[place - 1]) if place else 0
 
-    def percentiles(self, ranks: Sequence[int]) -> list[int]:
-        """Nearest-rank percentiles of ascending `ranks` in (0, 100]."""
+    def percentiles(self, ranks: Sequence[float]) -> list[int]:
+        """Nearest-rank percentiles of `ranks` in (0, 100]: values that somebody really had."""
         places = self._upto.searchsorted([-(-rank * self.count // 100) for rank in ranks])
         return [int(value) for value in self._values[places]]
 
@@ -132,6 +138,15 @@ class KeptLevels(NamedTuple):
 
     num_judged: int
     num_kept: int
+
+    @property
+    def share(self) -> float | None:
+        return self.num_kept / self.num_judged if self.num_judged else None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether most of at least a few requests broke a level."""
+        return self.num_judged >= 5 and self.num_kept * 2 < self.num_judged
 
 
 class FinishedRequests(TimedRows):

@@ -228,7 +228,7 @@ def test_counter_increases_are_shown_and_figures_without_a_counter_are_unknown()
         assert sum(each.num_output_tokens or 0 for each in columns) == 400
         assert sum(each.num_prefill_tokens for each in columns) == 800
         assert source.history.windows.latency(None, 60, 1).itl.num_samples == 400
-        assert source.history.windows.rates().steps_per_s is None
+        assert source.history.windows.sums(None, 10.0).steps_per_s is None
         frame = FrameBuilder(source.history).build(View(), 80, 10, 8)
         assert frame.lanes == []
         figures = _drawn(header.key_figures(frame, 200, 1, 0))

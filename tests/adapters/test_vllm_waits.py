@@ -39,7 +39,7 @@ def test_a_request_that_needs_a_lora_slot_waits_for_it_and_nobody_else_does(
     assert any(piece.text.startswith(waited) for piece in late["2"].pieces)
     for name in ("0", "1", "4", "5"):
         assert not any("LoRA" in piece.text for piece in late[name].pieces)
-    share = history_of(played.messages).windows.limits(None, None)["lora"]
+    share = history_of(played.messages).windows.sums(None, None).limits["lora"]
     assert share == sum(map(bool, expected)) / len(played.steps)
     path, picture = record(tmp_path / "adapters.mcap", played.messages), tmp_path / "step.txt"
     step = next(s.step for s in played.steps if (s.waiting_reasons or {}).get("lora") == 2)

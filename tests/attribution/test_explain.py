@@ -131,7 +131,7 @@ def test_prefills_that_wait_for_their_step_name_the_cadence_queued_and_running()
     assert [(each.detail, each.num_steps) for each in left_out] == [("cadence", 3)]
     history = history_of(script.messages, SLO())
     held = [m.held_prefills for _, m in script.messages if isinstance(m, StepRecord)]
-    assert history.windows.limits(None, None)["cadence"] == sum(held) / len(held)
+    assert history.windows.sums(None, None).limits["cadence"] == sum(held) / len(held)
     assert sum(held) == 6
 
 

@@ -9,6 +9,9 @@ from stepscope.engine.protocol import wire
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.latency import SLO, series_of
 from stepscope.recordings.state.latency_samples import Samples
+from stepscope.tui.views.frame.frame_builder import FrameBuilder
+from stepscope.tui.views.panels import header
+from stepscope.tui.views.view import View
 from tests.support.sessions.history_steps import DECODE, FIRST, LAST, MS, PREFILL, RECOMPUTE
 
 
@@ -142,27 +145,25 @@ def test_rates_and_wall_time_shares_equal_those_worked_out_by_hand() -> None:
             wire.BatchRow(2, PREFILL, 9 * step, 9, 0, 1, 0),
         ]
         history.append(step, record(step, step * 100, step * 100 + 80, rows))
-    rates = history.windows.rates(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
-    assert rates.mixed_share == 1.0
-    assert rates.steps_per_s == pytest.approx(10.0)
-    assert rates.in_tokens_per_s == pytest.approx(90.0)
-    assert rates.output_tokens_per_s == pytest.approx(10.0)
-    assert rates.model_share == pytest.approx(5 * 78 / 500)
-    assert rates.schedule_share == pytest.approx(5 * 1 / 500)
-    assert rates.idle_share == pytest.approx(1 - 5 * 80 / 500)
-    assert rates.prefix_hit_rate is None
-    assert rates.evictions_per_s is None
+    sums = history.windows.sums(900 * MS + 80 * MS, 0.5)  # (480, 980]: steps 5..9
+    assert sums.num_mixed == sums.num_steps == 5
+    assert sums.steps_per_s == pytest.approx(10.0)
+    assert sums.num_in_tokens == 45
+    assert sums.out_tokens_per_s == pytest.approx(10.0)
+    assert sums.span_ns == 500 * MS
+    assert (sums.model_ns, sums.schedule_ns, sums.busy_ns) == (5 * 78 * MS, 5 * MS, 5 * 80 * MS)
+    assert sums.prefix_hit_rate is None
+    assert sums.evictions_per_s is None
 
 
-def test_preemptions_are_counted_over_the_last_minute_whatever_the_window() -> None:
+def test_preemptions_are_shown_over_the_last_minute_or_the_seconds_that_are_known() -> None:
     history = History()
     history.append(0, record(0, 0, 5, [wire.BatchRow(1, DECODE, 8, 1, 0, 1, LAST)]))
     history.append(1, record(1, 5000, 5008, [], wire.Preempted(1, 1, "KV full")))
     for step in range(2, 90):
         rows = [wire.BatchRow(2, DECODE, 8 + step, 1, 0, 1, LAST)]
         history.append(step, record(step, 5000 + step * 1000, 5008 + step * 1000, rows))
-    for end_s in (9, 14, 30, 64):
-        for window_s in (1.0, 10.0, 60.0):
-            rates = history.windows.rates(end_s * 1000 * MS, window_s)
-            assert (rates.num_preempted, rates.preempted_s) == (1, min(60.0, end_s))
-    assert history.windows.rates(66_000 * MS, 10.0).num_preempted == 0
+    for step, told in ((4, "1/9s"), (9, "1/14s"), (25, "1/30s"), (59, "1/m"), (61, "0/m")):
+        frame = FrameBuilder(history, clock=lambda: 0.0).build(View(cursor=step), 80, 10, 8)
+        (line,) = header.key_figures(frame, 300, 1, 0)
+        assert f"PREEMPT {told}" in "".join(text for text, _ in line), step

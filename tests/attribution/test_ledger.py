@@ -109,7 +109,6 @@ def test_session_and_memory_figures_have_the_recompute_tax_of_the_ledger() -> No
     # The figure counts whole chunks. The last one also computes the newest output token, which
     # was not in the cache before.
     assert tax < (figure or 0.0) < tax * 1.03
-    assert history.windows.rates().recompute_tax == history.windows.figures()["recompute_tax"]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

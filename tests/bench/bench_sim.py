@@ -32,7 +32,6 @@ from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.simulation.model_shape import ModelShape, model_shape
-from stepscope.engine.simulation.regression import fit_relative
 from stepscope.engine.simulation.replica import Replica
 from stepscope.engine.simulation.roofline import (
     GPUS,
@@ -46,6 +45,7 @@ from stepscope.engine.simulation.roofline import (
 from stepscope.engine.simulation.step_time import StepShape, StepTime, StepTimeModel
 from stepscope.engine.simulation.virtual_requests import SimulatedRequest
 from stepscope.engine.simulation.virtual_session import run_requests
+from stepscope.recordings.session.regression import fit_relative
 from stepscope.recordings.simulation.figures import RunSums
 from stepscope.recordings.state.latency import SLO
 

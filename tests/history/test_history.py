@@ -481,7 +481,7 @@ def test_valid_but_senseless_messages_break_nothing(messages: list[wire.StepReco
     history.summaries(max(0, last - 50), last)
     lanes_of(history, max(0, last - 50), last)
     history.windows.latency(window_s=None)
-    history.windows.rates(window_s=None)
+    history.windows.sums(None, None)
     history.last_stall()
     history.events()
 
@@ -509,7 +509,7 @@ def test_readers_never_see_a_half_written_state_while_messages_arrive() -> None:
             assert record is None or record.step == number
             lanes_of(history, last - 50, last)
             history.windows.latency()
-            history.windows.rates()
+            history.windows.sums(None, 10.0)
             history.events(limit=20)
             history.last_stall()
             num_rounds += 1

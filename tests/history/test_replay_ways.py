@@ -63,7 +63,7 @@ def line_of(frame: Frame) -> str:
 
 def figures(frame: Frame) -> object:
     assert not frame.history.is_short
-    return frame.cursor, frame.latency, frame.rates, frame.stall
+    return frame.cursor, frame.latency, frame.recent, frame.minute, frame.stall
 
 
 @pytest.fixture(scope="module")

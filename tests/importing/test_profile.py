@@ -13,7 +13,7 @@ from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.importing.torch_trace import (
-    ProfileMatch,
+    ProfiledStep,
     kind_of,
     matched_steps,
     read_trace,
@@ -122,9 +122,9 @@ def profiled(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def matched(trace: Path) -> ProfileMatch:
+def matched(trace: Path) -> list[ProfiledStep]:
     with Recording(SERVED) as recording:
-        return matched_steps(read_trace(trace), recording)
+        return matched_steps(read_trace(trace), recording)[0]
 
 
 def test_steps_of_a_trace_are_found_by_their_batches(profiled: Any) -> None:
@@ -132,8 +132,8 @@ def test_steps_of_a_trace_are_found_by_their_batches(profiled: Any) -> None:
     for first in (0, 20, len(steps) - 30):
         found = matched(profiled(first, 30))
         expected = [(r.step, r.tokens_ns - r.schedule_start_ns) for r in steps[first : first + 30]]
-        assert [(each.step, each.ns) for each in found.steps] == expected
-        assert all(each.ns - each.host_ns == 1_500 for each in found.steps)
+        assert [(each.step, each.ns) for each in found] == expected
+        assert all(each.ns - each.host_ns == 1_500 for each in found)
 
 
 def test_a_trace_of_another_run_is_refused(profiled: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.engine.bench.measured_run import Percentiles, ThroughputProgress, measure
+from stepscope.engine.bench.measured_run import Percentiles, measure
 from stepscope.engine.bench.throughput import (
     LengthRange,
     ThroughputSpec,
@@ -148,17 +148,17 @@ def test_without_telemetry_tokens_are_still_counted() -> None:
 
 
 def test_bench_progress_is_the_share_of_generated_tokens() -> None:
-    told: list[ThroughputProgress] = []
-    result, _ = measure(*engine(), some(8), some(2, seed=1), progress=told.append)
-    is_warmup = [each.is_warmup for each in told]
-    assert is_warmup == sorted(is_warmup, reverse=True)
-    measured = [each for each in told if not each.is_warmup]
+    told: list[tuple[str, float, str]] = []
+    result, _ = measure(*engine(), some(8), some(2, seed=1), lambda *each: told.append(each))
+    phases = [what for what, _, _ in told]
+    assert phases == sorted(phases, reverse=True)  # the warm-up, then the measured run
+    measured = [(share, detail) for what, share, detail in told if what == "measuring"]
     assert len(measured) > 3
-    numbers = [each.num_output_tokens for each in measured]
+    numbers = [int(detail.split()[2].replace(",", "")) for _, detail in measured]
     assert numbers == sorted(numbers)
-    last = measured[-1]
-    assert last.share == pytest.approx(last.num_output_tokens / result.num_output_tokens)
-    assert last.num_requests == 8
+    share, detail = measured[-1]
+    assert share == pytest.approx(numbers[-1] / result.num_output_tokens)
+    assert "/8 finished, " in detail
 
 
 class DoesAt(SimulatedRunner):

@@ -6,9 +6,9 @@ import statistics
 import pytest
 
 from stepscope.engine.protocol.knobs import ConfigError
-from stepscope.engine.simulation.regression import FittedModel, SeenStep, fit, fit_relative
 from stepscope.engine.simulation.step_time import StepShape
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.session.regression import FittedModel, SeenStep, fit, fit_relative
 from stepscope.recordings.simulation.basis import MachineStepTimes, speed_of
 from stepscope.recordings.simulation.what_if import predicted
 

@@ -18,11 +18,7 @@ from stepscope.tui.settings.setting_values import resolve
 from stepscope.tui.views.format import three_digits
 
 if TYPE_CHECKING:
-    from stepscope.engine.bench.measured_run import (
-        Percentiles,
-        ThroughputProgress,
-        ThroughputResult,
-    )
+    from stepscope.engine.bench.measured_run import Percentiles, ThroughputResult
     from stepscope.engine.protocol.wire import EngineInfo
 
 
@@ -80,15 +76,8 @@ def bench(
                     said += f"the full yardstick: --num-requests {most}"
                 print(said, file=sys.stderr, flush=True)
 
-            def measured(so_far: "ThroughputProgress") -> None:
-                rate = so_far.num_output_tokens / so_far.seconds if so_far.seconds else 0.0
-                finished = f"{so_far.num_finished:,}/{so_far.num_requests:,} finished"
-                tokens = f"{so_far.num_output_tokens:,} tokens, {rate:,.0f} tokens/s"
-                what = "warming up" if so_far.is_warmup else "measuring"
-                progress(what, so_far.share, f"{finished}, {tokens}")
-
             result, info = engine.run_throughput(
-                config, knobs, spec, loading=progress, ready=ready, progress=measured
+                config, knobs, spec, loading=progress, ready=ready, progress=progress
             )
     if file is not None:
         from stepscope.engine.execution.environment import num_threads

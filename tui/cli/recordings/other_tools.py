@@ -105,10 +105,10 @@ def _summary(match: ClientMatch) -> list[str]:
 
 # A profile
 
-_KINDS_OF_STEPS: dict[str, Callable[[torch_trace.KernelTimes], bool]] = {
+_KINDS_OF_STEPS: dict[str, Callable[[torch_trace.ProfiledStep], bool]] = {
     "all": lambda each: True,
-    "decodes alone": lambda each: not each.profiled.batch[0],
-    "with a prefill": lambda each: each.profiled.batch[0] > 0,
+    "decodes alone": lambda each: not each.batch[0],
+    "with a prefill": lambda each: each.batch[0] > 0,
 }
 _NUM_KERNELS = 8
 _NAME_WIDTH = 72
@@ -118,27 +118,27 @@ def print_profile(name: str, recording: Recording, file: str, limit: int, as_jso
     """Print the time in kernels of each kind, and what is left to the host, by kind of step."""
     note("reading the trace")
     trace = torch_trace.read_trace(Path(file))
-    match = torch_trace.matched_steps(trace, recording)
+    steps, clock_ns = torch_trace.matched_steps(trace, recording)
     if as_json:
-        write_json(_profile_document(trace, match))
+        write_json(_profile_document(trace, steps, clock_ns))
         return
     ran, idle = f"kernels on {trace.device}", "no kernel"
     if not trace.device:
         ran, idle = "operators on a CPU", "no operator"
-    slowest = sorted(match.steps, key=lambda each: -each.ns)[: limit or None]
+    slowest = sorted(steps, key=lambda each: -each.ns)[: limit or None]
     shown = [("slowest" if not n else "", [each]) for n, each in enumerate(slowest)]
-    groups = [(kind, list(filter(of, match.steps))) for kind, of in _KINDS_OF_STEPS.items()]
-    cells = [_means(kind, steps) for kind, steps in [*groups, *shown] if steps]
+    groups = [(kind, list(filter(of, steps))) for kind, of in _KINDS_OF_STEPS.items()]
+    cells = [_means(kind, those) for kind, those in [*groups, *shown] if those]
     heading = ["mean ms of a step", "steps", "step", "requests", *torch_trace.KERNEL_KINDS]
     total_ns, kernels = sum(trace.kernels.values()) or 1, []
     for (kind, kernel), ns in trace.kernels.most_common(_NUM_KERNELS):
         short = kernel if len(kernel) <= _NAME_WIDTH else f"{kernel[: _NAME_WIDTH - 1]}…"
         kernels.append([kind, f"{ns / 1e6:,.1f}", f"{ns / total_ns:.1%}", short])
-    found, first, last = len(match.steps), match.steps[0].step, match.steps[-1].step
-    clock = "" if match.clock_ns is None else f"; wall clocks {ms(match.clock_ns)} apart"
+    first, last = steps[0].step, steps[-1].step
+    clock = "" if clock_ns is None else f"; wall clocks {ms(clock_ns)} apart"
     say(
         f"{name} beside {file}: {ran}, rank {trace.rank}",
-        f"{found:,} of {match.num_profiled:,} steps found by their batches: steps {first:,} to "
+        f"{len(steps):,} of {len(trace.steps):,} steps found by their batches: steps {first:,} to "
         f"{last:,}{clock}",
         "",
         *text_table([*heading, "host", "took"], cells),
@@ -149,32 +149,30 @@ def print_profile(name: str, recording: Recording, file: str, limit: int, as_jso
     )
 
 
-def _means(kind: str, steps: Sequence[torch_trace.KernelTimes]) -> list[str]:
+def _means(kind: str, steps: Sequence[torch_trace.ProfiledStep]) -> list[str]:
     of_one = ["", ""]
     if len(steps) == 1:
-        _, num_prefill, _, num_decode = steps[0].profiled.batch
+        _, num_prefill, _, num_decode = steps[0].batch
         of_one = [f"{steps[0].step:,}", f"{num_prefill:,} prefill, {num_decode:,} decode"]
-    kinds = torch_trace.KERNEL_KINDS
-    times = [[*(each.profiled.kernel_ns[of] for of in kinds), each.host_ns, each.ns]
-             for each in steps]  # fmt: skip
+    times = [[*each.kernel_ns.values(), each.host_ns, each.ns] for each in steps]
     means = (fmean(column) for column in zip(*times, strict=True))
     return [kind, f"{len(steps):,}", *of_one, *(f"{ns / 1e6:,.2f}" for ns in means)]
 
 
 def _profile_document(
-    trace: torch_trace.TorchTrace, match: torch_trace.ProfileMatch
+    trace: torch_trace.TorchTrace, steps: Sequence[torch_trace.ProfiledStep], clock_ns: int | None
 ) -> dict[str, Any]:
     return {
         "device": trace.device or None,
         "rank": trace.rank,
-        **told(match, "num_profiled", "clock_ns"),
+        "num_profiled": len(trace.steps),
+        "clock_ms": in_ms(clock_ns),
         "steps": [
             {
-                **told(each, "step", "ns", "host_ns"),
-                **told(each.profiled, "busy_ns"),
-                **{f"{kind}_ms": in_ms(ns) for kind, ns in each.profiled.kernel_ns.items()},
+                **told(each, "step", "ns", "host_ns", "busy_ns"),
+                **{f"{kind}_ms": in_ms(ns) for kind, ns in each.kernel_ns.items()},
             }
-            for each in match.steps
+            for each in steps
         ],
         "kernels": [
             {"kind": kind, "name": name, "ms": in_ms(ns)}

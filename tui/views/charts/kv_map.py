@@ -36,7 +36,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 def _title(frame: Frame, room: int) -> Line:
     """Return the title, with the step that the map is of: it is not drawn in every frame."""
-    info, evictions = frame.state.info, frame.rates.evictions_per_s
+    info, evictions = frame.state.info, frame.recent.evictions_per_s
     if info is None or info.num_blocks is None:
         return titled("KV map")
     lost = "" if evictions is None else f"  evict {evictions:.0f}/s"

@@ -13,12 +13,13 @@ from stepscope.recordings.compare.advice import Advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.source import SourceStatus
 from stepscope.recordings.history.verdict import Verdict
-from stepscope.recordings.history.windows import Goodput, Rates, Stalls
+from stepscope.recordings.history.windows import Stalls
 from stepscope.recordings.session.drafts import Speculation
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.state.events import AuditedStep, SessionEvent
 from stepscope.recordings.state.latency import LatencyReport
+from stepscope.recordings.state.latency_samples import KeptLevels
 from stepscope.recordings.state.limits import Limit
 from stepscope.recordings.state.session import SessionState
 from stepscope.tui.settings.actions import BY_ID
@@ -52,9 +53,9 @@ class Frame:
     lanes: list[LaneRow]
     num_lanes: int  # all lanes, including those that do not fit
     latency: LatencyReport
-    rates: Rates  # of the last ten seconds
-    minute_rates: Rates  # of the last minute, like the latencies
-    goodput: Goodput  # of the last minute
+    recent: Sums  # of the last ten seconds
+    minute: Sums  # of the last minute
+    kept: KeptLevels  # of the last minute
     limits: dict[Limit, float]  # of the last minute: the share of steps that each limit held back
     stall: Late | None
     worst: Stalls  # the longest stalls in memory, wherever the cursor is

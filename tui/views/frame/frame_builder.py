@@ -8,6 +8,7 @@ from stepscope.engine.protocol.wire import StepInFlight
 from stepscope.recordings.compare.advice import RecentRun, advice
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.verdict import verdict_at
+from stepscope.recordings.session.sums import Sums
 from stepscope.recordings.state.audit_text import seconds_of
 from stepscope.recordings.state.events import SessionEvent
 from stepscope.recordings.state.lanes import Cell
@@ -180,24 +181,25 @@ class FrameBuilder:
         # While earlier steps are being loaded, a report of the last minute would be incomplete, and
         # rates of fewer than ten seconds are unknown.
         window_s = 0.0 if history.is_short else LATENCY_WINDOW_S
-        minute, rates = windows.latency(end_ns, window_s), windows.rates(end_ns, RATES_WINDOW_S)
-        if history.is_short and rates.seconds < RATES_WINDOW_S:
-            rates = windows.rates(end_ns, 0.0)
+        latency, minute = windows.latency(end_ns, window_s), windows.sums(end_ns, LATENCY_WINDOW_S)
+        recent = windows.sums(end_ns, RATES_WINDOW_S)
+        if history.is_short and recent.seconds < RATES_WINDOW_S:
+            recent = Sums()
         reports = {}
         if page == "latency" and not history.is_short:
-            reports = {"10 s": windows.latency(end_ns, 10.0), "60 s": minute}
+            reports = {"10 s": windows.latency(end_ns, 10.0), "60 s": latency}
             reports["all"] = windows.latency(end_ns, None)
         return {
-            "latency": minute,
+            "latency": latency,
             "windows": reports,
-            "rates": rates,
-            "minute_rates": windows.rates(end_ns, window_s),
-            "goodput": windows.goodput(end_ns, window_s),
-            "limits": windows.limits(end_ns, window_s),
+            "recent": recent,
+            "minute": minute,
+            "kept": windows.kept(end_ns, window_s),
+            "limits": {} if history.is_short else minute.limits,
             "stall": history.last_stall(cursor),
             "worst": windows.stalls(),
             "waiting_trend": self._waiting_trend(cursor, state),
-            "verdict": verdict_at(history, state, cursor, minute),
+            "verdict": verdict_at(history, state, cursor, latency),
             "advice": advice(RecentRun(history, state)) if page == "knobs" else (),
             "speculation": history.speculation(end_ns, window_s) if page == "latency" else None,
             "prompts": windows.sums(end_ns, None) if page == "kv" else None,

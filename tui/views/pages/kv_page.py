@@ -138,8 +138,8 @@ def _group_key(frame: Frame) -> Line:
 
 
 def _figure_line(frame: Frame) -> Line:
-    hit = fmt.percent(frame.rates.prefix_hit_rate)
-    evictions = f"{fmt.short(frame.rates.evictions_per_s)}/s"
+    hit = fmt.percent(frame.recent.prefix_hit_rate)
+    evictions = f"{fmt.short(frame.recent.evictions_per_s)}/s"
     unfilled = fmt.percent(kv_map.unfilled_share(frame))
     return facts("hit ", hit, "  evictions ", evictions, "  fragmentation ", unfilled)
 
@@ -165,7 +165,7 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
 
 
 def _figures(frame: Frame) -> list[Line]:
-    state, rates = frame.state, frame.rates
+    state, recent = frame.state, frame.recent
     kv, owner, refs, info = state.kv, state.block_owner, state.block_refs, state.info
     lines = [facts(_UNKNOWN)]
     if kv is not None:
@@ -178,10 +178,10 @@ def _figures(frame: Frame) -> list[Line]:
     lines += _group_lines(frame)
     if owner is not None and refs is not None and len(refs):
         lines += _references(refs)
-    evictions = "—" if rates.evictions_per_s is None else f"{rates.evictions_per_s:.1f}/s"
+    evictions = "—" if recent.evictions_per_s is None else f"{recent.evictions_per_s:.1f}/s"
     unfilled = fmt.percent(kv_map.unfilled_share(frame))
     lines += [
-        _figure("prefix hit rate", fmt.percent(rates.prefix_hit_rate), "of tokens, 10 s"),
+        _figure("prefix hit rate", fmt.percent(recent.prefix_hit_rate), "of tokens, 10 s"),
         _figure("evictions", evictions, "of cached blocks"),
         _figure("fragmentation", unfilled, "of held slots"),
     ]

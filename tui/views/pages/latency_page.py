@@ -224,7 +224,7 @@ def _explain(frame: Frame, seen: Sequence[Breach]) -> None:
 
 def _is_affordable(frame: Frame, breach: Breach) -> bool:
     """Return whether the wait of a breach is explained so soon that the picture does not stop."""
-    num_rows = breach.ns / 1e9 * (frame.rates.steps_per_s or 0.0) * max(1, frame.state.num_running)
+    num_rows = breach.ns / 1e9 * (frame.recent.steps_per_s or 0.0) * max(1, frame.state.num_running)
     return num_rows <= _MOST_ROWS or frame.history.lives.is_known(breach.step, breach.request_id)
 
 

@@ -10,7 +10,7 @@ from stepscope.engine.protocol.wire import RequestView
 from stepscope.recordings.attribution.causes import Late, by_cause
 from stepscope.recordings.attribution.front import shares_of
 from stepscope.recordings.history.lives import Life
-from stepscope.recordings.state.distribution import percentiles
+from stepscope.recordings.state.latency_samples import Ranked
 from stepscope.recordings.state.session import request_name
 from stepscope.recordings.state.transcripts import KnownText
 from stepscope.tui.views import format as fmt
@@ -141,7 +141,7 @@ def _bound_ns(frame: Frame, late: Late) -> float:
 
 
 def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[Line]:
-    gaps = sorted(each.gap_ns - each.paused_ns for each in waits.all if each.token_idx)
+    gaps = [each.gap_ns - each.paused_ns for each in waits.all if each.token_idx]
     slo, known = frame.history.slo, not view.is_partial
     firsts = [each for each in waits.all if not each.token_idx]
     first = firsts[0] if firsts and known and view.first_token_ns is not None else None
@@ -149,8 +149,8 @@ def _facts(frame: Frame, view: RequestView, waits: _Waits, width: int) -> list[L
     tpot_ms = sum(gaps) / len(gaps) / 1e6 if gaps else None
     p50 = p99 = worst = None
     if gaps:
-        ranked = percentiles([(gap, 1) for gap in gaps], len(gaps), (50, 99, 100))
-        p50, p99, worst = (ns / 1e6 for ns in ranked)
+        ranked = Ranked.of((gap, 1) for gap in gaps)
+        p50, p99, worst = (ns / 1e6 for ns in ranked.percentiles((50, 99, 100)))
     arrived = frame.clock(view.arrival_ns)
     entries = [
         ("arrived", arrived if known else "—", "text"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.history.source import SourceStatus
-from stepscope.recordings.history.windows import MINUTE_S
+from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
 from stepscope.tui.views import format as fmt
@@ -170,7 +170,7 @@ def _rate(frame: Frame, connection: SourceState) -> str:
     if frame.view.live and silent:
         return "—"
     if not frame.is_summed_up:
-        return f"{frame.rates.steps_per_s or 0:.1f}"
+        return f"{frame.recent.steps_per_s or 0:.1f}"
     summary, totals = frame.summary, frame.state.totals
     if summary is None or totals is None or totals.num_steps is None:
         return "—"
@@ -228,23 +228,26 @@ def _drawn_groups(frame: Frame, bar_width: int) -> list[Line]:
 
 
 def _groups(frame: Frame, bar_width: int) -> list[tuple[str, Line]]:
-    state, latency, rates, slo = frame.state, frame.latency, frame.rates, frame.history.slo
+    state, latency, recent, slo = frame.state, frame.latency, frame.recent, frame.history.slo
     minute, ten = _cut(frame, LATENCY_WINDOW_S), _cut(frame, RATES_WINDOW_S)
     about = "≈" if frame.is_summed_up and not frame.imported else ""
     is_known = state.is_load_known and not frame.is_silent
     running, waiting = (state.num_running, state.num_waiting) if is_known else ("—", "—")
     trend = (_TREND[frame.waiting_trend if is_known else 0], "caution")
     seats = "" if frame.is_summed_up else f"/{fmt.short(_seats(frame))}"
-    preempted = rates.num_preempted
+    preempted = None if frame.first_step is None else frame.minute.num_preempted
     often = "—  " if preempted is None else _in_a_minute(frame, preempted)
-    in_rate = f"{fmt.short(rates.in_tokens_per_s)} tok/s"
-    output = _named("out ", ten, f"{fmt.count(rates.output_tokens_per_s)} tok/s")
+    num_in = recent.num_in_tokens
+    if num_in is None and not frame.is_summed_up:
+        num_in = recent.num_prefill_tokens
+    in_rate = f"{fmt.short(per(num_in, recent.seconds))} tok/s"
+    output = _named("out ", ten, f"{fmt.count(recent.out_tokens_per_s)} tok/s")
     limited: Run = ("—", "muted")
     if frame.limits:
         limit, share = max(frame.limits.items(), key=lambda each: each[1])
         what, style = ("none", "text") if limit == "work" else (limit, "caution")
         limited = (f"{what} {share:.0%}", style)
-    tax = rates.recompute_tax
+    tax = per(frame.minute.recompute_ns, frame.minute.busy_ns)
     taxed = ("—", "muted") if tax is None else (f"{tax:.1%}", "caution" if tax else "text")
     # p99, because a stall may be one late token among a hundred: p95 would hide it.
     late_itl, late_ttft = latency.itl.p99_ms, latency.ttft.p95_ms
@@ -276,11 +279,11 @@ def _named(name: str, cut: str, value: str | Run) -> Line:
 
 def _in_a_minute(frame: Frame, number: int) -> str:
     """Return a count per minute ("12/m"), or in the seconds that are known ("3/20s")."""
-    seconds = frame.rates.preempted_s
+    seconds = frame.known_s(LATENCY_WINDOW_S)
     if not frame.is_whole and not frame.history.is_short:
-        cut_s = frame.cut_s(MINUTE_S)
-        seconds = MINUTE_S if cut_s is None else cut_s
-    is_whole = (frame.is_whole and not number) or seconds >= MINUTE_S - 0.5
+        cut_s = frame.cut_s(LATENCY_WINDOW_S)
+        seconds = LATENCY_WINDOW_S if cut_s is None else cut_s
+    is_whole = (frame.is_whole and not number) or seconds >= LATENCY_WINDOW_S - 0.5
     return f"{fmt.short(number)}/m" if is_whole else f"{number}/{seconds:.0f}s"
 
 
@@ -317,7 +320,7 @@ def _budget(frame: Frame, bar_width: int) -> Line:
 
 
 def _cache(frame: Frame, cut: str) -> Line:
-    hit = _named("hit ", cut, fmt.percent(frame.rates.prefix_hit_rate))
+    hit = _named("hit ", cut, fmt.percent(frame.recent.prefix_hit_rate))
     share = frame.state.kv_share
     if share is None:
         return (*facts("KV ", "— "), *hit)

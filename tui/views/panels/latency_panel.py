@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stepscope.recordings.session.sums import Sums, per
 from stepscope.recordings.state.latency import TREND_BUCKETS, Series
 from stepscope.recordings.state.latency_samples import Samples
 from stepscope.recordings.state.session import request_name
@@ -99,25 +100,27 @@ def within_level(values: Series, bound: float | None) -> Run:
 
 
 def _wall(frame: Frame, width: int) -> Line:
-    rates = frame.minute_rates
-    model, device = rates.model_share, rates.device_share
+    minute = Sums() if frame.history.is_short else frame.minute
+    spent_ns = (minute.model_ns, minute.device_ns, minute.schedule_ns, minute.busy_ns)
+    found = (per(ns, minute.span_ns) for ns in spent_ns)
+    model, device, schedule, busy = (None if each is None else min(1.0, each) for each in found)
     shares = {"model": model}
     if model is not None and device is not None:
         shares = {"gpu": device, "host": max(0.0, model - device)}
-    shares |= {"sched": rates.schedule_share, "idle": rates.idle_share}
+    shares |= {"sched": schedule, "idle": None if busy is None else 1.0 - busy}
     line = facts(" wall ")
     for name, share in shares.items():
         line += facts(f"{name} ", f"{fmt.percent(share)}  ")
-    mixed = fmt.percent(rates.mixed_share)
+    mixed = fmt.percent(per(minute.num_mixed, minute.num_steps))
     forms = [(*line, *facts(name, mixed)) for name in ("mixed steps ", "mixed ")]
     return first_fitting(forms, width)
 
 
 def goodput(frame: Frame) -> Line:
-    share, rate = frame.goodput.share, frame.goodput.per_s
+    share, rate = frame.kept.share, per(frame.kept.num_kept, frame.minute.seconds)
     if share is None or rate is None:
         return ()
-    below = "breach" if frame.goodput.is_low else "caution"
+    below = "breach" if frame.kept.is_low else "caution"
     style = "good" if share >= _GOOD_SHARE else below
     return facts("goodput ", (f"{share:.0%} ", style), (f"{rate:.1f} req/s", "text"))
 

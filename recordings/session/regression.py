@@ -11,18 +11,13 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import gt, mul
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats: TypeAlias = NDArray[np.float64]
+from stepscope.recordings.state.lazy_numpy import Floats, np
 
 _NUM_ROUNDS = 12
 _SETTLED = 1e-4  # the rounds end when no coefficient changes by more than this share
@@ -31,8 +26,8 @@ _NOTHING = 1e-10  # a smaller gain is only rounding
 
 
 def fit_relative(
-    rows: "Sequence[Sequence[float]] | Floats",
-    seconds: "Sequence[float] | Floats",
+    rows: Sequence[Sequence[float]] | Floats,
+    seconds: Sequence[float] | Floats,
     at_least: Sequence[float] | None = None,
 ) -> list[float]:
     """Find non-negative coefficients that make `sum(coefficient * term)` close to `seconds`.
@@ -43,8 +38,6 @@ def fit_relative(
         seconds: all above zero.
         at_least: lower bound of each coefficient; None: zero.
     """
-    import numpy as np
-
     shares = np.asarray(rows) / np.asarray(seconds)[:, None]
     floors = np.zeros(shares.shape[1]) if at_least is None else np.array(at_least)
     wanted = 1 - shares @ floors
@@ -62,10 +55,8 @@ def fit_relative(
     return coefficients
 
 
-def _weighted(rows: "Floats", targets: "Floats", weights: "Floats") -> "Floats":
+def _weighted(rows: Floats, targets: Floats, weights: Floats) -> Floats:
     """Return the non-negative x that minimises `sum(weight * (row . x - target)^2)`."""
-    import numpy as np
-
     weighted = rows * weights[:, None]
     # Scale all columns to length 1, because the sizes of terms differ greatly.
     lengths = np.sqrt((weighted * rows).sum(axis=0))
@@ -75,10 +66,8 @@ def _weighted(rows: "Floats", targets: "Floats", weights: "Floats") -> "Floats":
     return found
 
 
-def _non_negative(gram: "Floats", wanted: "Floats") -> "Floats":
+def _non_negative(gram: Floats, wanted: Floats) -> Floats:
     """Lawson and Hanson (1974), chapter 23: minimise `x.gram.x / 2 - wanted.x` for x >= 0."""
-    import numpy as np
-
     found = np.zeros(len(wanted))
     is_free = np.zeros(len(wanted), dtype=bool)  # the others are held at zero
     for _ in range(3 * len(wanted)):
@@ -162,8 +151,6 @@ def terms_of(shape: StepShape) -> tuple[float, ...]:
 
 def fit(steps: Sequence[SeenStep]) -> FittedModel:
     """Fit a model to steps in their order. Raises ConfigError if they are too few or alike."""
-    import numpy as np
-
     steps = [step for step in steps if step.cycle_s > 0]
     _check(steps)
     if len(steps) > _MAX_STEPS:
@@ -203,10 +190,8 @@ def _check(steps: Sequence[SeenStep]) -> None:
         )
 
 
-def _predicted_unseen(rows: "Floats", seconds: "Floats") -> list[float]:
+def _predicted_unseen(rows: Floats, seconds: Floats) -> list[float]:
     """Predict each fifth of the session from the other four, so that drift counts as an error."""
-    import numpy as np
-
     predicted: list[float] = []
     ends = [len(rows) * number // _NUM_FOLDS for number in range(_NUM_FOLDS + 1)]
     for begin, end in pairwise(ends):
