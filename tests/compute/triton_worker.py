@@ -327,7 +327,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         threads=1,
         max_model_len=16,
         block_size=4,
-        seq_capacity=4,
+        seq_capacity=16,  # as in a default engine, more than a short prompt has tokens
         token_capacity=16,
         kv_memory="1MB",
     )
