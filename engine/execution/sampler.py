@@ -142,7 +142,7 @@ class SamplesOnDevice:
         self.tokens = tokens
         self._asked = asked
         self._nums = [requests[row].sampling.logprobs or 0 for row in asked]
-        wanted = [tokens.where(greatest.isfinite(), UNSOUND)]
+        wanted = [tokens.where(greatest.abs() < float("inf"), UNSOUND)]
         if asked:
             rows = _indices(asked, device)
             wanted += _logprobs(logits[rows].float(), tokens[rows], max(self._nums))
