@@ -64,6 +64,7 @@ snapshots: $(INSTALLED)
 	PYTHONPATH=. $(BIN)/python tests/screens/test_snapshots.py
 
 # The pictures of the documents: a live engine, and screens of the two samples; look at them.
+# handover.svg is the screen of the commands in docs/handover.md at 120x44, saved with S.
 pictures: $(INSTALLED)
 	@folder=$$(mktemp -d) && $(BIN)/stepscope demo --headless --seconds 20 --record $$folder/demo.mcap \
 		&& $(BIN)/stepscope screenshot $$folder/demo.mcap -o docs/pictures/dashboard.svg; rm -r $$folder

@@ -1,5 +1,11 @@
 // The operations between the matrix products of a layer, row by row. kernels/dispatch/fused.py
 // describes what each computes. All arrays are contiguous.
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "parallel.h"
 #include "vec.h"
 
@@ -205,8 +211,21 @@ EXPORT int stepscope_silu_mul(const SiluMul* a) {
 // Increase this, and INTERFACE in kernels/cpu/library.py, when a structure changes.
 EXPORT int stepscope_interface(void) { return 5; }
 
+#if defined(__x86_64__) && defined(__linux__)
+// Whether this process may use tiles of bf16. Linux keeps their registers only for who has asked
+// (arch_prctl: ARCH_REQ_XCOMP_PERM for XFEATURE_XTILEDATA).
+static bool may_use_tiles() {
+    unsigned a, b, c, features;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &features)) return false;
+    const bool has_tiles = (features >> 24 & 1) && (features >> 22 & 1);  // AMX-TILE, AMX-BF16
+    return has_tiles && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+#else
+static bool may_use_tiles() { return false; }
+#endif
+
 // The highest level of library that this CPU can run: 0 the portable one, 1 also x86-64-v3,
-// 2 also x86-64-v4 with bf16 products.
+// 2 also x86-64-v4 with bf16 products, 3 also tiles of bf16.
 EXPORT int stepscope_cpu_level(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
@@ -215,7 +234,7 @@ EXPORT int stepscope_cpu_level(void) {
     const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
-    if (v4 && __builtin_cpu_supports("avx512bf16")) return 2;
+    if (v4 && __builtin_cpu_supports("avx512bf16")) return may_use_tiles() ? 3 : 2;
     if (v3) return 1;
 #endif
     return 0;

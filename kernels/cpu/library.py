@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch  # first, for its OpenMP runtime
 
 # In the order of `stepscope_cpu_level`. The built files are called `_<level>`.
-LEVELS = ("baseline", "avx2", "avx512_bf16")
+LEVELS = ("baseline", "avx2", "avx512_bf16", "amx_bf16")
 INTERFACE = 5  # version of the structures below; equal to `stepscope_interface`
 # The highest level to use, or `none`: for debugging, and for tests of other CPUs' levels.
 LEVEL_VARIABLE = "STEPSCOPE_CPU_LEVEL"
@@ -52,7 +52,7 @@ class CpuLibrary(NamedTuple):
     add_rms_norm: Function
     norm_rope_store: Function
     silu_mul: Function
-    linear: Function  # with x in bf16 only at the level avx512_bf16
+    linear: Function  # with x in bf16 only from the level avx512_bf16 on
     linear_width: Callable[[], int]  # outputs in a panel of its weights
 
 

@@ -5,6 +5,7 @@
 // A tile is several rows times one panel, or few rows times several panels; its sums stay in
 // registers. A panel stays in the cache for all rows of a block.
 #include "parallel.h"
+#include "tiles.h"
 #include "vec.h"
 
 namespace stepscope {
@@ -152,13 +153,69 @@ constexpr Tile<Product> several_panels(int rows) {
 }
 
 template <class Product>
+constexpr int64_t ROWS_AT_ONCE = ROWS;
+
+// Rows [begin, end) of x times the panels [panel, last).
+template <class Product>
+void multiply(const typename Product::value* x, int64_t begin, int64_t end, const char* packed,
+              int64_t panel, int64_t last, int64_t size,
+              const Output<typename Product::value>& out) {
+    const int most = end - begin <= 2 ? MOST_PANELS[end - begin] : 1;
+    while (panel < last) {
+        const char* weights = packed + panel * WIDTH * size * 2;
+        if (most > 1 && panel + most <= last) {
+            several_panels<Product>(end - begin)(x, begin, weights, panel, size, out);
+            panel += most;
+            continue;
+        }
+        for (int64_t row = begin; row < end;) {
+            // Split a rest evenly, such as two tiles of 8 rows instead of 12 and 4.
+            const int64_t left = end - row;
+            const int64_t n = left > ROWS && left < 2 * ROWS ? (left + 1) / 2 : min(left, ROWS);
+            one_panel<Product>(n, std::make_integer_sequence<int, ROWS>())(x, row, weights, panel,
+                                                                          size, out);
+            row += n;
+        }
+        panel++;
+    }
+}
+
+#if defined(__AMX_BF16__)
+// The same products by tile instructions. Their sums are rounded in another order.
+struct InTiles : Pairs {};
+
+template <>
+constexpr int64_t ROWS_AT_ONCE<InTiles> = 2 * TILE_ROWS;
+
+template <>
+void multiply<InTiles>(const bf16* x, int64_t begin, int64_t end, const char* packed,
+                       int64_t panel, int64_t last, int64_t size, const Output<bf16>& out) {
+    TileRegisters registers;
+    alignas(64) float sums[2 * TILE_ROWS][WIDTH];
+    for (; panel < last; panel++) {
+        const char* weights = packed + panel * WIDTH * size * 2;
+        for (int64_t row = begin; row < end; row += 2 * TILE_ROWS) {
+            const int n = (int)min(end - row, 2 * TILE_ROWS);
+            registers.set_rows(n);
+            const auto run = n > TILE_ROWS ? multiply_tiles<2> : multiply_tiles<1>;
+            run(x + row * size, 2 * size, weights, 4 * WIDTH, size / 2, sums[0], 4 * WIDTH, false);
+            for (int i = 0; i < n; i++) {
+                finish(out, row + i, panel, load(sums[i]), load(sums[i] + VL));
+            }
+        }
+    }
+}
+#endif
+
+template <class Product>
 void linear(const typename Product::value* x, const char* packed,
             const Output<typename Product::value>& out, int64_t num_rows, int64_t size,
             int64_t num_panels, int num_threads) {
     const int64_t work = num_rows * num_panels * WIDTH * size;
     if (work < WEIGHTS_FOR_THREADS) num_threads = 1;
     const int64_t row_bytes = sizeof(*x) * size;
-    const int64_t block = max(BLOCK_BYTES / row_bytes / ROWS, 1) * ROWS;
+    const int64_t at_once = ROWS_AT_ONCE<Product>;
+    const int64_t block = max(BLOCK_BYTES / row_bytes / at_once, 1) * at_once;
     const int64_t num_blocks = (num_rows + block - 1) / block;
     // An item is a group of panels times one block of rows.
     const int64_t wanted = num_threads == 1 ? 1 : num_threads * ITEMS_PER_THREAD;
@@ -167,25 +224,7 @@ void linear(const typename Product::value* x, const char* packed,
         const int64_t begin = item / groups * block, end = min(begin + block, num_rows);
         const int64_t group = item % groups;
         const int64_t last = num_panels * (group + 1) / groups;
-        const int most = end - begin <= 2 ? MOST_PANELS[end - begin] : 1;
-        int64_t panel = num_panels * group / groups;
-        while (panel < last) {
-            const char* weights = packed + panel * WIDTH * size * 2;
-            if (most > 1 && panel + most <= last) {
-                several_panels<Product>(end - begin)(x, begin, weights, panel, size, out);
-                panel += most;
-                continue;
-            }
-            for (int64_t row = begin; row < end;) {
-                // Split a rest evenly, such as two tiles of 8 rows instead of 12 and 4.
-                const int64_t left = end - row;
-                const int64_t n = left > ROWS && left < 2 * ROWS ? (left + 1) / 2 : min(left, ROWS);
-                one_panel<Product>(n, std::make_integer_sequence<int, ROWS>())(x, row, weights,
-                                                                              panel, size, out);
-                row += n;
-            }
-            panel++;
-        }
+        multiply<Product>(x, begin, end, packed, num_panels * group / groups, last, size, out);
     });
 }
 
@@ -221,6 +260,12 @@ EXPORT int stepscope_linear(const Linear* a) {
         return 0;
     }
 #if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+    if (a->size % (2 * stepscope::TILE_PAIRS) == 0) {
+        run<stepscope::InTiles>(a);
+        return 0;
+    }
+#endif
     run<stepscope::Pairs>(a);
     return 0;
 #else

@@ -1,9 +1,11 @@
 """Linear layers with bf16 weights on CPUs: our own matrix product in C++, over packed weights.
 
-There are two cases:
+There are three cases:
 - x in bf16, on CPUs with AVX-512 BF16. For the few rows of a decode step, oneDNN's start costs as
   much time as the product. On one core our product takes half of oneDNN's time with 1 to 8 rows,
   0.6 to 0.7 with 16, 0.9 with 64 and the same with 256.
+- x in bf16, on CPUs with AMX, by tile instructions if x has a multiple of 32 columns. Whether that
+  is faster than oneDNN is tried when a model is loaded (`kernels/dispatch/linear.py`).
 - x in fp32, on every CPU, for weights whose values fit into bf16, as in most checkpoints. The
   weights stay bf16 in memory and are widened in registers, so that a step reads half of the bytes.
   On one core with AVX2 that takes 0.4 of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64
@@ -24,23 +26,20 @@ import torch
 
 from stepscope.kernels.cpu.library import LINEAR, default_library
 
-LEVEL = "avx512_bf16"  # the library level that multiplies pairs of bf16
+BF16_LEVELS = ("avx512_bf16", "amx_bf16")  # the library levels with products of bf16
 PAGE_BYTES = 2 << 20  # on x86-64, and on aarch64 with a granule of 4 KiB
 ALIGNMENT = 64
 
 
 def is_usable(weight: torch.Tensor) -> bool:
-    """Whether to use our product for `weight`: not for bf16 with AMX, where oneDNN is faster."""
+    """Whether our product can multiply by `weight` exactly, on this CPU."""
     library = default_library()
     if library is None or not weight.is_cpu:
         return False
     if weight.dtype is torch.float32:
         return not bool((weight.contiguous().view(torch.int16)[:, ::2] != 0).any())
     return (
-        weight.dtype is torch.bfloat16
-        and library.level == LEVEL
-        and weight.shape[1] % 2 == 0
-        and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+        weight.dtype is torch.bfloat16 and library.level in BF16_LEVELS and weight.shape[1] % 2 == 0
     )
 
 

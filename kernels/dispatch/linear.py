@@ -2,7 +2,8 @@
 
 On a CPU weights are packed once, into the layout that multiplies fastest; `layout` says which one
 is used:
-- Ours, for bf16, and for fp32 weights that bf16 can hold exactly (`kernels/cpu/linear.py`).
+- Ours, for bf16, and for fp32 weights that bf16 can hold exactly (`kernels/cpu/linear.py`). On a
+  CPU with AMX, which oneDNN uses well, bf16 has our layout only if it is faster in a trial.
 - oneDNN's, otherwise. It takes 0.5 to 0.8 of the time of `F.linear` with 1 to 16 rows, and the same
   time from 256 rows on (one core with AVX-512).
 - None, with `F.linear`, if torch lacks oneDNN's packing operators, which are private.
@@ -16,6 +17,7 @@ tried once, when its first weight is loaded.
 import functools
 import logging
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -40,6 +42,9 @@ ROUNDS = 5
 TOLERANCE = 0.02
 # Cycles (about 50 us) that the GPU waits for the host to make a launch of a trial.
 LAUNCH_CYCLES = 100_000
+# Numbers of rows in a trial on a CPU, and how often: each takes about the same time.
+TRIAL_ROWS = {256: 1, 16: 8, 1: 16}
+TRIAL_WEIGHT = (1024, 2048)
 # The number of rows for which oneDNN chooses its layout. A layout for 1 row is slow in fp32 with
 # more rows; a layout for many rows is also good for few.
 PACKED_FOR_ROWS = 16
@@ -65,16 +70,14 @@ class Linear:
         is_gated: bool = False,
     ) -> None:
         self._multiply: Callable[[torch.Tensor], torch.Tensor]
-        if is_usable(weight):
+        if is_usable(weight) and (weight.dtype is torch.float32 or _is_faster_than_onednn()):
             packed = PackedLinear(weight, bias, memory, is_gated=is_gated)
             self.layout, self.num_bytes, self._multiply = "packed", packed.num_bytes, packed
             return
         self.num_bytes = weight.numel() * weight.itemsize
         if _onednn_packs(weight):
             self.layout = "oneDNN-packed"
-            ordered = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-            onednn = torch.ops.mkldnn._linear_pointwise.default
-            product = partial(onednn, W=ordered, B=bias, attr="none", scalars=[], algorithm="")
+            product = _onednn(weight, bias)
         else:
             self.layout = "plain"
             product = partial(F.linear, weight=weight, bias=bias)
@@ -95,6 +98,33 @@ def _onednn_packs(weight: torch.Tensor) -> bool:
     if weight.dtype == torch.bfloat16:
         return bool(operators._is_mkldnn_bf16_supported())
     return weight.dtype == torch.float32
+
+
+def _onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+    ordered = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    return partial(linear, W=ordered, B=bias, attr="none", scalars=[], algorithm="")
+
+
+@functools.cache
+def _is_faster_than_onednn() -> bool:
+    """Whether our product of bf16 is the faster one here; tried once, where the CPU has AMX."""
+    if not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)():
+        return True
+    generator = torch.Generator().manual_seed(0)
+    random = partial(torch.randn, generator=generator, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        weight = random(TRIAL_WEIGHT)
+        if not _onednn_packs(weight):
+            return True
+        onednn, packed = _onednn(weight, None), PackedLinear(weight, None)
+        inputs = [
+            (random(num_rows, weight.shape[1]), weight, None)
+            for num_rows, count in TRIAL_ROWS.items()
+            for _ in range(count)
+        ]
+        kernels = {"packed": lambda x, *_: packed(x)}
+        return fastest(lambda x, *_: onednn(x), kernels, inputs, _cpu_ms) is not None
 
 
 def one_row_product(
@@ -155,7 +185,7 @@ def fastest(
         if error <= TOLERANCE:
             products[name] = kernel
         else:
-            log.warning("one row: %s is wrong here (off by %.2g in a trial)", name, error)
+            log.warning("product %s is wrong here (off by %.2g in a trial)", name, error)
 
     def multiply(product: Product) -> None:
         for each in inputs:
@@ -167,8 +197,14 @@ def fastest(
             times[name].append(clock(partial(multiply, product), len(inputs)))
     medians = {name: 1e3 * statistics.median(each) / len(inputs) for name, each in times.items()}
     best = min(medians, key=lambda name: medians[name])
-    log.info("one row by %s: %s, of %s us", tuple(inputs[0][1].shape), best or "torch", medians)
+    log.info("products by %s: %s, of %s us", tuple(inputs[0][1].shape), best or "torch", medians)
     return None if best is None else products[best]
+
+
+def _cpu_ms(run: Callable[[], object], num_products: int) -> float:
+    begin_ns = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - begin_ns) / 1e6
 
 
 def _gpu_ms(run: Callable[[], object], num_products: int) -> float:

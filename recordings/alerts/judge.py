@@ -130,13 +130,12 @@ class RuleWatch:
         self.fired_s: float | None = None  # when the rule began to fire; None if it does not fire
         self._held_since_s: float | None = None
         self._calm_since_s: float | None = None
-        self._is_known = False
 
     @property
     def state(self) -> Literal["unknown", "ok", "pending", "firing"]:
         if self.fired_s is not None:
             return "firing"
-        if not self._is_known:
+        if self.value is None:
             return "unknown"
         return "ok" if self._held_since_s is None else "pending"
 
@@ -146,15 +145,15 @@ class RuleWatch:
         return self._held_since_s is not None
 
     def apply(self, values: Mapping[str, float | None], now_s: float) -> RuleChange | None:
-        """Process the next measurement, name -> value. Without the rule's figure, nothing changes.
+        """Process the next measurement, name -> value; return a change, if firing begins or stops.
 
-        Returns the change, if the rule begins or stops firing.
+        A rule whose figure has no samples (None) does not hold, and so it may stop firing. If the
+        figure cannot be measured, and is not there, it begins and stops nothing.
         """
         rule = self.rule
+        self.value = value = values.get(rule.figure)
         if rule.figure not in values:
             return None
-        self._is_known = True
-        self.value = value = values[rule.figure]
         if value is None or not rule.bound.holds(value):
             return self._calm(now_s)
         self._calm_since_s = None

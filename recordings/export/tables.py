@@ -31,7 +31,7 @@ class ExportColumn(NamedTuple):
 
 
 class _Row(NamedTuple):
-    record: wire.StepRecord
+    moment: Moment
     row: wire.BatchRow
     drafts: Sequence[wire.DraftRow]
 
@@ -90,6 +90,9 @@ def _limited_by(step: Moment) -> Limit | None:
     return None if place == UNKNOWN else LIMITS[place]
 
 
+_SIMULATED = ExportColumn(
+    "simulated", lambda it: getattr(it, "moment", it).state.info.simulated is not None, "bool"
+)
 _PHASES = {int(phase): phase.name.lower() for phase in wire.Phase}
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": (
@@ -118,9 +121,10 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
         *_of("message", "num_graph_padding"),
         ExportColumn("limited_by", _limited_by, "text"),
+        _SIMULATED,
     ),
     "rows": (
-        *_of("record", "step", "tokens_ns"),
+        *_of("moment.message", "step", "tokens_ns"),
         *_of("row", "request_id"),
         ExportColumn("phase", lambda it: _PHASES.get(it.row.phase, str(it.row.phase)), "text"),
         *_of("row", "start", "num_tokens"),
@@ -131,6 +135,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
         ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
         ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
+        _SIMULATED,
     ),
     "requests": (
         *_of("view", "request_id"),
@@ -149,6 +154,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
         ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
         ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
+        _SIMULATED,
     ),
 }
 
@@ -170,11 +176,11 @@ def _steps(moments: Iterable[Moment]) -> Iterable[Moment]:
 
 
 def _rows(moments: Iterable[Moment]) -> Iterator[_Row]:
-    for record in (moment.message for moment in moments):
-        if isinstance(record, wire.StepRecord):
-            drafts = {each.request_id: (each,) for each in record.drafts or ()}
-            for row in record.batch or ():
-                yield _Row(record, row, drafts.get(row.request_id, ()))
+    for moment in _steps(moments):
+        assert isinstance(moment.message, wire.StepRecord)
+        drafts = {each.request_id: (each,) for each in moment.message.drafts or ()}
+        for row in moment.message.batch or ():
+            yield _Row(moment, row, drafts.get(row.request_id, ()))
 
 
 def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:

@@ -76,6 +76,9 @@ class ReplaySource:
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
         # Used by the thread only:
         self._head = Playhead(recording)
+        first, last = (self._wall_ns(each) for each in self.extent or (0, 0))
+        # Wall time of the first and last step; if they are unreadable, of the messages.
+        self.extent_ns = first or recording.start_ns, last or recording.end_ns
 
     # From any thread
 
@@ -100,11 +103,6 @@ class ReplaySource:
         return None if first is None or last is None else (first, last)
 
     @property
-    def extent_ns(self) -> tuple[int, int]:
-        """Wall time of the first and the last message of the file."""
-        return self.recording.start_ns, self.recording.end_ns
-
-    @property
     def is_seeking(self) -> bool:
         """Whether a seek was requested whose result is not shown yet."""
         return self._is_seeking or self._wanted is not None or self._skips != 0
@@ -127,12 +125,14 @@ class ReplaySource:
 
         None if that time is outside the file.
         """
-        recording = self.recording
-        frame = recording.frame_before(recording.find_step(step) or Position(0, 0))
-        time_ns = None if frame is None else frame.log_ns + ns
-        if time_ns is None or not recording.start_ns <= time_ns <= recording.end_ns:
+        recording, since_ns = self.recording, self._wall_ns(step)
+        if since_ns is None or not recording.start_ns <= since_ns + ns <= recording.end_ns:
             return None
-        return recording.step_before(recording.find_time(time_ns + 1))
+        return recording.step_before(recording.find_time(since_ns + ns + 1))
+
+    def _wall_ns(self, step: int) -> int | None:
+        frame = self.recording.frame_before(self.recording.find_step(step) or Position(0, 0))
+        return None if frame is None else frame.log_ns
 
     def play(self, speed: float | None = None) -> None:
         with self._wake:

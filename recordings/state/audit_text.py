@@ -97,8 +97,7 @@ def change_text(entry: Audited) -> str:
     if entry.code:
         if many and entry.command == "Abort":
             return f"{many:,} aborts of requests refused: {entry.detail}"
-        # The detail of a rate limit has the count.
-        times = f" {many:,} times" if many and entry.code != "rate_limited" else ""
+        times = f" {many:,} times" if many else ""
         return f"{words.refused} refused{times}: {entry.detail}"
     if entry.command == "Abort" and many:
         names = list(old)

@@ -298,6 +298,30 @@ def test_every_change_is_in_audit_and_recording_with_its_old_and_new_values(
         assert words in shown[number]
 
 
+def test_the_audit_of_a_recording_says_which_entries_are_from_before_it(
+    live_engine: Any, client: ControlClient, tmp_path: Path, stepscope: Callable[..., Any]
+) -> None:
+    client.ask(Pause(who="anna"))
+    for _ in range(3):
+        client.send(Submit(prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=900)))
+    client.ask(Abort(request_id=0, who="bert"))
+    client.set_knobs({"max_num_seqs": 5}, who="anna")
+    client.ask(Abort(request_id=1, who="bert"))
+    assert [entry.number for entry in trail(client)] == [1, 2, 3, 4]
+    subscriber = joined(live_engine.endpoint)
+    recorder = Recorder(subscriber, tmp_path / "audit.mcap")
+    client.ask(Abort(request_id=2, who="bert"))
+    assert trail(client)[-1].number == 5
+    wait_for(lambda: subscriber.history.state.audit[-1].number == 5, "telemetry of it")
+    subscriber.stop()
+    recorder.stop()
+    note, *shown = stepscope("snapshot", "--audit", f"{tmp_path}/audit.mcap").stdout.splitlines()
+    assert note.startswith("the first 4 entries are from before the recording, which has the last")
+    assert [line.split()[0] for line in shown] == ["1", "3", "4", "5"]
+    assert "aborted 2 requests (first r0, last r1)" in shown[2]
+    assert "aborted r2" in shown[3]
+
+
 def test_dry_runs_change_nothing_and_leave_no_audit_entry(client: ControlClient) -> None:
     assert client.set_knobs({"max_num_seqs": 5}, who="me", dry_run=True).version == 0
     with pytest.raises(CommandRefused):

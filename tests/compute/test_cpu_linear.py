@@ -1,5 +1,6 @@
 """The packed product is the product in fp64, rounded once, for every shape, dtype and level."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -10,12 +11,23 @@ from hypothesis import strategies as st
 
 from stepscope.kernels.cpu import linear as cpu_linear
 from stepscope.kernels.cpu.library import LEVELS
-from stepscope.kernels.cpu.linear import LEVEL, PAGE_BYTES, HugePages, PackedLinear, is_usable
+from stepscope.kernels.cpu.linear import (
+    BF16_LEVELS,
+    PAGE_BYTES,
+    HugePages,
+    PackedLinear,
+    is_usable,
+)
+from stepscope.kernels.dispatch import linear as dispatch
 from tests.support.cpu_levels import USABLE, highest_level, needs_level
 
-KINDS = [pytest.param((torch.bfloat16, LEVEL), marks=needs_level(LEVEL), id="bf16")] + [
-    pytest.param((torch.float32, level), marks=needs_level(level), id=f"fp32-{level}")
-    for level in LEVELS
+KINDS = [
+    pytest.param((dtype, level), marks=needs_level(level), id=f"{name}-{level}")
+    for name, dtype, levels in (
+        ("bf16", torch.bfloat16, BF16_LEVELS),
+        ("fp32", torch.float32, LEVELS),
+    )
+    for level in levels
 ]
 
 
@@ -48,9 +60,10 @@ def assert_rounded_once(got: torch.Tensor, exact: torch.Tensor, size: int) -> No
 
 
 shapes = st.tuples(
-    st.integers(0, 40),  # rows: tiles of 1 to 12, and several of them
+    st.integers(0, 40),  # rows: tiles of 1 to 12, or to 32, and several of them
     st.integers(1, 100),  # outputs: panels that are not full
-    st.integers(1, 40).map(lambda half: 2 * half),  # inputs, in pairs
+    # Inputs, in pairs, or as many as a tile has.
+    st.integers(1, 40).map(lambda half: 2 * half) | st.sampled_from([32, 64, 96]),
 )
 
 
@@ -118,20 +131,35 @@ def test_infinities_and_nan_pass_through_the_product(dtype: torch.dtype) -> None
     assert PackedLinear(torch.ones(32, 32).to(dtype), None)(x)[1].isinf().all()
 
 
-def test_packed_bf16_products_need_avx512_bf16_and_give_way_to_amx(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_packed_bf16_products_need_avx512_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(8, 8).bfloat16()
-    assert is_usable(weight) == (
-        LEVEL in USABLE and not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-    )
+    assert is_usable(weight) == (BF16_LEVELS[0] in USABLE)
     assert not is_usable(torch.zeros(8, 7).bfloat16())
     assert not is_usable(torch.zeros(8, 8, dtype=torch.bfloat16, device="meta"))
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
-    assert not is_usable(weight)
-    monkeypatch.undo()
     monkeypatch.setattr(cpu_linear, "default_library", lambda: None)
     assert not is_usable(weight)
+
+
+@needs_level(BF16_LEVELS[0])
+@pytest.mark.parametrize(
+    ("times", "layout"), [((2.0, 1.0), "packed"), ((1.0, 2.0), "oneDNN-packed")]
+)
+def test_with_amx_bf16_has_the_layout_that_is_faster_in_a_trial(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, float], layout: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    calls = itertools.cycle(times)  # oneDNN is first in each round
+    monkeypatch.setattr(dispatch, "_cpu_ms", lambda run, num_products: (run(), next(calls))[1])
+    dispatch._is_faster_than_onednn.cache_clear()
+    try:
+        weight = torch.randn(8, 32).bfloat16()
+        x = torch.randn(3, 32).bfloat16()
+        product = dispatch.Linear(weight)
+        assert product.layout == layout
+        assert_rounded_once(product(x), x.double() @ weight.double().T, 32)
+        assert dispatch.Linear(weight.float()).layout == "packed"
+    finally:
+        dispatch._is_faster_than_onednn.cache_clear()
 
 
 @needs_level("baseline")

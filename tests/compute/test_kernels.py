@@ -285,6 +285,18 @@ def test_cpp_reads_only_slots_that_hold_a_token_of_the_request(
     assert torch.equal(chosen(*case, AttentionOptions(0.3)), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@EACH_LEVEL
+def test_cpp_ignores_what_earlier_calls_left_in_its_memory(level: str, dtype: torch.dtype) -> None:
+    chosen = create(f"cpu-{level}")
+    case = make_case(MIXED + CHUNKS, head_dim=40).to(dtype)
+    expected = chosen(*case, AttentionOptions(0.3))
+    other = make_case([(0, 300)], head_dim=128).to(dtype)
+    nothing = LayerCache(*(torch.full_like(each, math.nan) for each in other.cache[:2]))
+    assert chosen(other.query, nothing, other.batch, AttentionOptions(0.3)).isnan().all()
+    assert torch.equal(chosen(*case, AttentionOptions(0.3)), expected)
+
+
 @EACH_LEVEL
 def test_cpp_accepts_steps_without_requests_and_requests_without_queries(level: str) -> None:
     chosen = create(f"cpu-{level}")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol.knobs import Knobs
-from stepscope.engine.protocol.wire import EngineInfo, Telemetry
+from stepscope.engine.protocol.wire import BatchRow, EngineInfo, Telemetry
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Windows
 from stepscope.recordings.session.knee import Knee
@@ -24,6 +24,7 @@ from stepscope.tui.views.view import View
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
+from tests.support.sessions.history_steps import DECODE, LAST, MS, PREFILL, history_of, step
 
 Call = Callable[..., Any]
 
@@ -193,6 +194,24 @@ def test_figures_keep_up_on_a_busy_machine_or_say_their_age(cpu_s: float, most_s
             late = [each for each in frame.columns if each is not None and each.has_breach]
             assert not late or (frame.stall is not None and frame.stall.step >= late[-1].first)
     assert max(ages) <= most_s + 0.4
+
+
+def test_wall_time_and_mixed_steps_are_of_the_minute_that_the_panel_names() -> None:
+    """Of 60 steps, one a second, all but the last 15 have a prefill beside a decode."""
+    rows = [BatchRow(1, DECODE, 8, 1, 0, 1, LAST), BatchRow(2, PREFILL, 0, 8, 0, 1, 0)]
+    messages = []
+    for number in range(60):
+        is_mixed, at_ms = number < 45, 1000 * number
+        times_ns = {
+            "schedule_start_ns": at_ms * MS,
+            "launch_ns": at_ms * MS,
+            "tokens_ns": (at_ms + (1000 if is_mixed else 100)) * MS,
+        }
+        messages.append(step(number, rows if is_mixed else rows[:1], **times_ns))
+    frame = FrameBuilder(history_of(enumerate(messages))).build(View(), 60, 12, 4)
+    panel = "\n".join(line_texts(latency_panel.draw(frame, 80, 10, 14)))
+    assert "ms (last 59 s)" in panel
+    assert "idle 21%  mixed steps 75%" in panel
 
 
 def test_a_map_that_is_drawn_more_rarely_says_of_which_step_it_is() -> None:

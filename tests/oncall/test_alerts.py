@@ -101,6 +101,7 @@ def test_a_flapping_alert_rule_fires_once_and_ends_once() -> None:
     assert [change.is_firing for change in changes] == [True, False]
     assert changes[1].value == 168.0  # the worst
     assert changes[1].seconds == pytest.approx(99, abs=CALM_S)
+    assert judge.watches[0].state == "unknown"
 
 
 def test_an_unknown_figure_neither_fires_nor_ends_an_alert_rule() -> None:
@@ -169,11 +170,22 @@ def test_the_dashboard_marks_the_step_at_which_an_alert_rule_fires(live_engine: 
 
 
 @pytest.mark.parametrize(
-    ("rule", "code", "state"), [("step_in_flight > 5s", 0, "ok"), ("silent < 1s", 1, "firing")]
+    ("rule", "code", "state"),
+    [
+        ("step_in_flight > 5s", 0, "ok"),
+        ("silent < 1s", 1, "firing"),
+        ("itl_p99 > 50ms", 3, "unknown"),  # no request, so no sample
+    ],
 )
 def test_watch_once_reports_the_state_of_each_alert_rule(
-    live_engine: LiveEngine, stepscope: Callable[..., Any], rule: str, code: int, state: str
+    live_engine: LiveEngine,
+    stepscope: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    rule: str,
+    code: int,
+    state: str,
 ) -> None:
+    monkeypatch.setattr(watch, "_UNKNOWN_S", 1.0)
     done = stepscope("watch", live_engine.endpoint.control, "--once", "--json", "--when", rule)
     said = json.loads(done.stdout)
     assert (done.exit_code, said["rule"], said["state"]) == (code, rule, state)
@@ -190,6 +202,19 @@ def test_watch_prints_each_change_of_an_alerts_state(
     assert refused.exit_code == 2
     assert "expected a number" in refused.stderr
     assert stepscope("watch", control).exit_code == 2  # no rule
+
+
+def test_an_alert_that_ends_without_samples_is_printed_as_unknown(
+    live_engine: LiveEngine, stepscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = iter([60.0, 60.0])
+    monkeypatch.setattr("stepscope.recordings.alerts.judge.CALM_S", 0.3)
+    monkeypatch.setattr(watch.Meter, "measure", lambda meter: {"itl_p99": next(measured, None)})
+    control = live_engine.endpoint.control
+    done = stepscope("watch", control, "--when", "itl_p99 > 50ms", "--seconds", "2")
+    firing, over = (line.split()[1:] for line in done.stdout.splitlines())
+    assert firing[0] == "FIRING"
+    assert over[:6] == ["UNKNOWN", "itl_p99", ">", "50ms:", "60", "ms"]
 
 
 def test_watch_says_beside_a_firing_rule_what_the_engine_is_doing(

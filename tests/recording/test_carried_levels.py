@@ -123,6 +123,32 @@ def test_explain_uses_the_files_levels_or_those_given(recording: Call, stepscope
 ENGINE = {"slo_ttft_ms": 3000.0, "slo_itl_ms": 150.0}
 
 
+def test_explain_names_the_config_file_and_the_variable_of_a_level(
+    recording: Call, stepscope: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config" / "stepscope").mkdir(parents=True)
+    (tmp_path / "config" / "stepscope" / "config.toml").write_text("[dashboard]\nslo_itl_ms = 7\n")
+    of_engine = stepscope("explain", str(recording("a", ENGINE))).stdout.splitlines()
+    assert "longer than 7.0 ms (config.toml)" in of_engine[1]
+    stored = str(recording("b", slo_itl_ms=12.0))
+    assert "longer than 12.0 ms (as the recording says)" in stepscope("explain", stored).stdout
+    monkeypatch.setenv("STEPSCOPE_DASHBOARD_SLO_ITL_MS", "9")
+    of_variable = stepscope("explain", stored).stdout
+    assert "longer than 9.0 ms (STEPSCOPE_DASHBOARD_SLO_ITL_MS)" in of_variable
+
+
+def test_check_says_that_a_baseline_is_judged_by_the_levels_of_the_run(
+    recording: Call, stepscope: Call
+) -> None:
+    """The run has the defaults, which are not the viewer's own."""
+    run, baseline = recording("a"), recording("b", slo_itl_ms=12.0)
+    done = stepscope("check", str(run), "--baseline", str(baseline))
+    said = f"{baseline} carries other service levels, ITL 12 ms; both are judged by those of {run}"
+    assert said in done.stderr
+    assert "your own" not in done.stderr
+    assert "carries other" not in stepscope("check", str(run), "--baseline", str(run)).stderr
+
+
 def messages(**levels: float) -> list[tuple[int, Any]]:
     """A session whose engine says these levels."""
     return [

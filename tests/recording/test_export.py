@@ -144,6 +144,21 @@ def test_exported_csv_and_parquet_hold_the_same_requests(exported: Call) -> None
             assert row["ttft_ms"] > 0
 
 
+@pytest.mark.parametrize("table", ["steps", "rows", "requests"])
+@pytest.mark.parametrize("simulated", [None, "an H100"])
+def test_each_exported_row_says_whether_it_is_simulated(
+    tmp_path: Path, table: Table, simulated: str | None
+) -> None:
+    (sequence, info), *rest = MESSAGES[:100]
+    assert isinstance(info, wire.EngineInfo)
+    told = (sequence, msgspec.structs.replace(info, simulated=simulated))
+    with Recording(record(tmp_path / "session.mcap", [told, *rest])) as recording:
+        export(recording, tmp_path / "table", "csv", StepRange(), table, lambda share: None)
+    with open(tmp_path / "table", newline="") as stream:
+        said = {row["simulated"] for row in csv.DictReader(stream)}
+    assert said == {str(simulated is not None)}
+
+
 def test_the_longest_gap_of_a_request_is_between_two_of_its_tokens(exported: Call) -> None:
     times_ns: dict[int, list[int]] = defaultdict(list)
     for step in STEPS[200:]:

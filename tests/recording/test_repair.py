@@ -36,6 +36,7 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.being_written import has_steps
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
@@ -395,14 +396,23 @@ KILLED = """
 import sys, time
 from stepscope.engine.protocol import wire
 from tests.support.engines.simulated_run import simulate
+from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
+
+flush, num_safe_steps = RecordingFile.flush, [0]
+
+def flushed(file):
+    flush(file)
+    num_safe_steps.append(writer.num_steps)
+
+RecordingFile.flush = flushed
 writer = RecordingWriter(sys.argv[1])
 writer.start()
 for number, (sequence, message) in enumerate(simulate(seed=1, num_steps=6000)):
     writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
     if number % 100 == 0:
         time.sleep(0.05)
-        print(writer.num_safe_steps, flush=True)
+        print(num_safe_steps[-1], flush=True)
 """
 
 
@@ -661,7 +671,7 @@ def test_a_file_finished_while_verify_reads_it_is_verified_as_opened(tmp_path: P
     writer.start()
     for sequence, message in BEING_WRITTEN:
         writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    wait_for(lambda: writer.num_safe_steps > 0, "something is in the file")
+    wait_for(lambda: has_steps(path), "something is in the file")
     report = verify(path, lambda share: writer.close() if writer.state == "recording" else None)
     assert not path.with_name("a.mcap.part").exists()
     assert report.is_being_written

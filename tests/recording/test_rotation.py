@@ -28,6 +28,7 @@ from stepscope.recordings.state.session import SessionState
 from stepscope.tui.cli.__main__ import main
 from stepscope.tui.cli.recordings import record
 from tests.support.engines.simulated_run import simulate
+from tests.support.sessions.being_written import has_steps
 from tests.support.sessions.later import Later
 from tests.support.waiting import wait_for
 
@@ -260,7 +261,7 @@ def test_anothers_open_file_is_not_deleted(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("stepscope.recordings.file.writing.writer.FLUSH_S", 0.0)
     writer.start()
     send(writer, MESSAGES[:200])
-    wait_for(lambda: writer.num_safe_steps > 0, "something is in the file")
+    wait_for(lambda: has_steps(writer.path), "something is in the file")
     other = FileSeries(path, SeriesLimits(age_s=3600), SeriesLimits(num_bytes=1))
     current = other.open_next()
     other.delete_old(current)

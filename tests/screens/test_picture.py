@@ -54,11 +54,13 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Any) -> None:
         done = stepscope("screenshot", "chunked", "--at", "200", "-o", "b.txt", *arguments)
         assert done.exit_code == 0, done.stderr
         assert words in Path("b.txt").read_text("utf-8")
-    for sample, words in (
-        ("freeze", "set enable_chunked_prefill=true"),
-        ("vllm", "no setting stands out"),
+    nothing = "no setting stands out in the last minute"
+    for sample, step, words in (
+        ("freeze", 420, "set enable_chunked_prefill=true"),
+        ("vllm", 420, f"{nothing}; 'stepscope tune' simulates others  "),
+        ("vllm", 30, f"{nothing}  "),  # 3 s are too short for `tune`
     ):
-        at = ("--at", "420", "--page", "knobs", "-o", "b.txt")
+        at = ("--at", str(step), "--page", "knobs", "-o", "b.txt")
         assert stepscope("screenshot", sample, *at).exit_code == 0
         assert f"what would help: {words}" in Path("b.txt").read_text("utf-8")
     assert stepscope("screenshot", "chunked", "-o", "last.txt")[0] == 0
@@ -66,6 +68,14 @@ def test_screenshot_can_draw_any_screen_and_any_request(stepscope: Any) -> None:
         last = Path("last.txt").read_text("utf-8")
     assert f"step {recording.last_step:,} " in last
     assert "▐REPLAY END▌" in last
+
+
+def test_at_the_end_of_a_replay_its_place_is_its_length(stepscope: Any) -> None:
+    """The recording goes on for a second after its last step."""
+    assert stepscope("screenshot", "speculation", "-o", "last.txt").exit_code == 0
+    place = re.search(r"▐REPLAY END▌ (.....) of (.....) ", Path("last.txt").read_text("utf-8"))
+    assert place is not None
+    assert place[1] == place[2]
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,18 @@ async def test_the_start_screen_follows_the_key_table_and_remapped_keys() -> Non
     assert app.return_value is None
 
 
+async def test_a_key_that_does_nothing_on_the_start_screen_says_so() -> None:
+    app = start_app()
+    async with shown(app) as pilot:
+        await pilot.press("5")
+        await says(app, "5 does nothing here; Enter opens a line")
+        await pilot.press("U")
+        await says(app, "U does nothing here; Enter opens a line")
+        await pilot.press("e", "5")  # typed into the prompt
+        await pilot.press("escape")
+        assert "5 does nothing" not in screen_text(app)
+
+
 async def test_a_click_on_the_start_screen_opens_a_line(tmp_path: Path) -> None:
     app = start_app()
     async with shown(app) as pilot:

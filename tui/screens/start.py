@@ -185,6 +185,13 @@ class StartApp(App[StartChoice], inherit_bindings=False):
         if any(each.id == action_id for each in self.abilities.on("start")):
             self.handlers[action_id]()
 
+    def on_key(self, event: events.Key) -> None:
+        """Say of a key for other screens that it does nothing here."""
+        action = next((each for each in self.abilities.actions if event.key in each.keys), None)
+        if action is not None and len(self.screen_stack) == 1:
+            self.notices.refuse(self.abilities.where_else(action, "start"))
+            self.draw()
+
     def _table(self) -> Mapping[str, Callable[[], object]]:
         return {
             "lane_up": partial(self.move, -1),

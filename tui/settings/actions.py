@@ -83,6 +83,8 @@ class Abilities:
     def where_else(self, action: Action, page: Place) -> str:
         """Return a line for an action that does nothing on this screen: where it does something."""
         text = f"{action.shown} does nothing here; "
+        if page == "start":
+            return f"{text}{self.key('inspect')} opens a line"
         if "live" not in action.pages:
             where = next(each for each in PAGES if each in action.pages)
             return f"{text}it is for {WHERE[where]} ({self.key(f'screen_{where}')})"

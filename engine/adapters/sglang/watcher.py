@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import Any, cast
+from typing import Any
 
 from stepscope.engine.adapters.attached.settlement import BlockGroups
 from stepscope.engine.adapters.attached.step_recorder import StepRecorder
@@ -280,7 +280,8 @@ class SglangWatcher:
 
 
 def _request_of(tracked: TrackedRequest) -> SglangRequest:
-    return cast(SglangRequest, tracked.engine_request)
+    assert isinstance(tracked.engine_request, SglangRequest)  # `_arrived` makes them all
+    return tracked.engine_request
 
 
 def _end_of(tracked: TrackedRequest) -> RequestEvent:

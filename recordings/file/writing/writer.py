@@ -54,7 +54,6 @@ class RecordingWriter:
         self.state: RecordingState = "recording"  # failed: the file cannot be written (full disk)
         self.error: str | None = None  # why it failed or ended by itself, in one line
         self.num_steps = 0  # in all files, as is `num_bytes`
-        self.num_safe_steps = 0  # those that would survive a crash of the process or the machine
         self.last_step: int | None = None  # the last recorded step of the current or last engine
         self._series: FileSeries | None = None
         self._metadata = as_metadata(levels)
@@ -158,7 +157,6 @@ class RecordingWriter:
                     return
             if time.monotonic() >= next_flush_s:
                 self._file.flush()
-                self.num_safe_steps = self.num_steps
                 if self._series is not None:
                     self._look_after(self._series)
                 next_flush_s = time.monotonic() + FLUSH_S

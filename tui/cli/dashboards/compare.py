@@ -14,7 +14,7 @@ from stepscope.recordings.compare.comparison import compare as compare_sides
 from stepscope.recordings.compare.division import Landmark, find_landmark, landmarks
 from stepscope.recordings.compare.side import Side
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text, slo_of
+from stepscope.recordings.file.service_levels import Levels, levels_said, slo_of
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import SHOWS
 from stepscope.tui.cli.dashboards.dashboard import dashboard_options, need_terminal, new_history
@@ -22,9 +22,10 @@ from stepscope.tui.cli.recordings.measured import read_side
 from stepscope.tui.cli.shared.arguments import find_recording, picture_path, picture_size
 from stepscope.tui.cli.shared.levels import (
     advice_lines,
-    judged_as,
+    chosen_for,
     limits_document,
     limits_text,
+    note_others,
     note_own,
     own_levels,
 )  # fmt: skip
@@ -135,19 +136,12 @@ def _compared_as(
     first: tuple[str, Levels] | None = None
     for file in files:
         with Recording(find_recording(file)) as recording:
-            carried = levels_said(recording.info, recording.metadata)
-            own = own_levels(judged_as(settings, flags, recording))
-        if not carried:
-            continue
-        chosen = {**carried, **own}
-        if first is None:
-            first = file, chosen
-            note_own(own, carried)
-        elif chosen != first[1]:
-            note(
-                f"{file} carries other service levels, {levels_text(carried)}; both are judged by "
-                f"those of {first[0]} (--slo-ttft and --slo-itl set others)"
-            )
+            if first is not None:
+                note_others(flags, file, recording, first[1], first[0])
+            elif carried := levels_said(recording.info, recording.metadata):
+                own = chosen_for(flags, recording)
+                note_own(own, carried)
+                first = file, {**carried, **own}
     return settings if first is None else msgspec.structs.replace(settings, **first[1])
 
 

@@ -127,13 +127,14 @@ def _summary(taken: Snapshot) -> Iterator[tuple[str, str]]:
 
 def audit(target: str | None, is_file: bool, as_json: bool) -> None:
     """Print the audit trail of an engine (None: the only one) or a recording, oldest first."""
-    info, entries, missing = _of_file(target or "") if is_file else _of_engine(target)
+    info, parts, missing = _of_file(target or "") if is_file else _of_engine(target)
+    entries = [entry for part in parts for entry in part]
     if as_json:
         write_json([{**msgspec.structs.asdict(e), "wall_ns": _wall_ns(e, info)} for e in entries])
         return
     nothing = "no change is recorded in it" if is_file else "no changes yet"
     say(*filter(None, (missing, "" if entries else nothing)))
-    for entry in side_by_side(entries):
+    for entry in (entry for part in parts for entry in side_by_side(part)):
         step = "refused" if entry.code else f"step {entry.effective_step or 0:,}"
         say(
             f"{entry.number:>5}  {fmt.clock(_wall_ns(entry, info))}  {step:>14}  "
@@ -141,7 +142,7 @@ def audit(target: str | None, is_file: bool, as_json: bool) -> None:
         )
 
 
-def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
+def _of_engine(target: str | None) -> tuple[EngineInfo, list[list[Audited]], str]:
     with connect(choose(target, "stepscope snapshot {} --audit")) as client:
         entries: list[Audited] = []
         after, newest, missing = 0, 1, ""
@@ -151,23 +152,22 @@ def _of_engine(target: str | None) -> tuple[EngineInfo, list[Audited], str]:
             missing = missing or page.detail
             entries += page.entries
             after, newest = (entries[-1].number, page.newest) if page.entries else (0, 0)
-        return client.info(), entries, missing
+        return client.info(), [entries], missing
 
 
-def _of_file(target: str) -> tuple[EngineInfo, list[Audited], str]:
+def _of_file(target: str) -> tuple[EngineInfo, list[list[Audited]], str]:
     from stepscope.recordings.file.messages import indexes  # loads mcap, which a snapshot does not
     from stepscope.recordings.file.reader import Position, Recording
 
     with Recording(find_recording(target)) as recording:
         info = recording.info
-        first, _ = recording.keyframe_before(Position(0, 0))  # has those from before the recording
-        found = {each.number: each for each in first.audit or ()}
-        for _, index in indexes(recording):
-            found |= {each.number: each for _, each in index.said if isinstance(each, Audited)}
-    entries = [found[number] for number in sorted(found)]
-    num_missing = entries[0].number - 1 if entries else 0
-    missing = f"the first {num_missing:,} entries are not in this file" if num_missing else ""
-    return info, entries, missing
+        first, _ = recording.keyframe_before(Position(0, 0))
+        said = [each for _, index in indexes(recording) for _, each in index.said]
+    before, since = first.audit or [], [each for each in said if isinstance(each, Audited)]
+    num_before = before[-1].number if before else 0
+    few = f"the first {num_before:,} entries are from before the recording, which has the last of"
+    missing = f"{few} them, alike ones as one" if num_before > len(before) else ""
+    return info, [before, since], missing
 
 
 def _wall_ns(entry: Audited, info: EngineInfo) -> int:

@@ -148,7 +148,8 @@ def watch(
         for elapsed_s in stop.ticks(TICK_S, seconds):
             changes = judge.apply(meter.measure(), time.monotonic())
             has_fired = has_fired or any(change.is_firing for change in changes)
-            states = {each.state for each in judge.watches}
+            stands = {each.rule: each.state for each in judge.watches}
+            states = set(stands.values())
             is_unknown = "unknown" in states
             if once and "pending" not in states and not (is_unknown and elapsed_s <= _UNKNOWN_S):
                 for each in judge.watches:
@@ -157,8 +158,7 @@ def watch(
                     return cli_errors.FAILED
                 return cli_errors.TOO_LITTLE_DATA if is_unknown else cli_errors.DONE
             for change in () if once else changes:
-                state = "firing" if change.is_firing else "ok"
-                out(change.rule, state, change.value, change.text)
+                out(change.rule, stands[change.rule], change.value, change.text)
     return cli_errors.FAILED if has_fired else cli_errors.DONE
 
 

@@ -24,9 +24,11 @@ from stepscope.recordings.figures import (
     parse_bound,
     value_text,
 )  # fmt: skip
+from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import levels_of, levels_text
-from stepscope.tui.cli.recordings.measured import measure
-from stepscope.tui.cli.shared.levels import advice_lines, limits_document
+from stepscope.tui.cli.recordings.measured import measure, side_of
+from stepscope.tui.cli.shared.arguments import find_recording
+from stepscope.tui.cli.shared.levels import advice_lines, limits_document, note_others
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, option
 from stepscope.tui.cli.shared.output import say, text_table, write_json
 from stepscope.tui.settings import cli_errors
@@ -126,10 +128,12 @@ def check(
     found = measure(target, seconds, flags, "check", for_comparison=baseline is not None)
     checks = bound_checks(found.figures, bounds, lower)
     if baseline is not None:
-        old = measure(baseline, None, levels_of(found.slo), "check", for_comparison=True)
-        assert isinstance(old.run, Side)
+        path = find_recording(baseline)
+        with Recording(path) as recording:
+            note_others(flags, baseline, recording, levels_of(found.slo), found.name)
         assert isinstance(found.run, Side)
-        checks += regression_checks(compare(old.run, found.run), allowed)
+        old = side_of(path, baseline, found.slo)
+        checks += regression_checks(compare(old, found.run), allowed)
     outcomes = {each.outcome for each in checks}
     code = cli_errors.TOO_LITTLE_DATA if "unknown" in outcomes else cli_errors.DONE
     if "failed" in outcomes:

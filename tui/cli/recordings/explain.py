@@ -6,10 +6,10 @@ from typing import Any
 from stepscope.recordings.attribution.causes import WORDS, Late
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
+from stepscope.recordings.compare.advice import TUNED_S
 from stepscope.recordings.compare.file_run import FileRun
 from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.figures import KINDS, RANKS
-from stepscope.recordings.file.service_levels import levels_said
 from stepscope.recordings.state.distribution import LatencySpread
 from stepscope.recordings.state.latency import LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
@@ -17,7 +17,13 @@ from stepscope.tui.cli.recordings.ledger import print_ledger
 from stepscope.tui.cli.recordings.measured import LIVE_S, recorded
 from stepscope.tui.cli.shared.arguments import request_number
 from stepscope.tui.cli.shared.connect import is_recorded
-from stepscope.tui.cli.shared.levels import advice_lines, level_of, limits_document, limits_text
+from stepscope.tui.cli.shared.levels import (
+    advice_lines,
+    level_of,
+    level_origins,
+    limits_document,
+    limits_text,
+)
 from stepscope.tui.cli.shared.options import AsJson, LastSeconds, Target, command, flag, option
 from stepscope.tui.cli.shared.output import (
     clock_ms,
@@ -32,11 +38,9 @@ from stepscope.tui.cli.shared.output import (
     write_json,
 )
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from stepscope.tui.settings.setting_values import DURATIONS
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views import late_text
 
-_LEAST_S = 5.0  # of a session for `tune`
 _BOTH_CLOCKS: tuple[LatencyKind, ...] = ("ttft", "served_ttft", "itl", "served_itl")
 
 
@@ -91,12 +95,7 @@ def explain(
                 f"'stepscope stats {file}' has its figures"
             )
         slo = level_of(flags, recording)
-        carried = levels_said(recording.info, recording.metadata if is_file else None)
-        says = f"as the {'recording' if is_file else 'engine'} says"
-        origins = {
-            name: option if name in flags else says if name in carried else "the default"
-            for name, option in DURATIONS.items()
-        }
+        origins = level_origins(flags, recording, is_file=is_file)
         found = explain_recording(recording, slo, wanted)
         note(recording.message)
         side = FileRun(recording, slo) if wanted is None and found.num_steps else None
@@ -107,7 +106,7 @@ def explain(
         write_json({**_document(file, found), **limits})
         return
     span_s = None if side is None else side.figures()["seconds"]
-    is_long = span_s is not None and span_s >= _LEAST_S
+    is_long = span_s is not None and span_s >= TUNED_S
     of = f"; {model_text(found.info)} on {found.info.name}"
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,

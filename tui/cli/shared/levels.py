@@ -9,45 +9,81 @@ from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.compare.advice import Run, advice
 from stepscope.recordings.file import service_levels
 from stepscope.recordings.file.reader import Recording
+from stepscope.recordings.file.service_levels import Levels, levels_said, levels_text
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.limits import LIMIT_SPECS, LIMITS, Limit
 from stepscope.tui.cli.shared.output import note
 from stepscope.tui.settings.cli_errors import WrongUsage
-from stepscope.tui.settings.setting_values import resolve
+from stepscope.tui.settings.setting_values import resolve, settled
 from stepscope.tui.settings.settings import DashboardSettings, from_environment, load_alerts
 
 if TYPE_CHECKING:
     from stepscope.recordings.alerts.rule import Rule
 
 
-def chosen_levels(flags: Mapping[str, Any]) -> service_levels.Levels:
+def chosen_levels(flags: Mapping[str, Any]) -> Levels:
     """Return the service levels that an option, a variable or the config file sets; no defaults."""
     return own_levels(resolve(DashboardSettings, "dashboard", flags))
 
 
 def level_of(flags: Mapping[str, Any], recording: Recording) -> SLO:
     """Return the service levels by which to judge a recording, and say if they are not its own."""
-    settings = judged_as(resolve(DashboardSettings, "dashboard", flags), flags, recording)
-    said = service_levels.levels_said(recording.info, recording.metadata)
-    return note_own(own_levels(settings), said)
+    said = levels_said(recording.info, recording.metadata)
+    return note_own(chosen_for(flags, recording), said)
 
 
 def level_of_engine(flags: Mapping[str, Any], info: EngineInfo) -> SLO:
     """Return the service levels by which to judge an engine, and say if they are not its own."""
-    return note_own(chosen_levels(flags), service_levels.levels_said(info))
+    return note_own(chosen_levels(flags), levels_said(info))
 
 
-def note_own(chosen: service_levels.Levels, said: service_levels.Levels) -> SLO:
+def level_origins(
+    flags: Mapping[str, Any], recording: Recording, *, is_file: bool = True
+) -> dict[str, str]:
+    """Return where each service level by which a recording is judged comes from, by its name.
+
+    `is_file`: false if it was made of an engine, just to be read.
+    """
+    chosen = settled(DashboardSettings, "dashboard", flags)
+    own = chosen_for(flags, recording) if is_file else chosen_levels(flags)
+    said = levels_said(recording.info, recording.metadata if is_file else None)
+    says = f"as the {'recording' if is_file else 'engine'} says"
+    return {
+        name: chosen[name].origin if name in own else says if name in said else "the default"
+        for name in service_levels.LEVEL_NAMES
+    }
+
+
+def note_others(
+    flags: Mapping[str, Any], file: str, recording: Recording, judged: Levels, of: str
+) -> None:
+    """Say on stderr if a recording is not judged by its own levels, but by those of another."""
+    own = chosen_for(flags, recording)
+    said = levels_said(recording.info, recording.metadata)
+    if others := {n: ms for n, ms in said.items() if n not in own and ms != judged.get(n)}:
+        note(
+            f"{file} carries other service levels, {levels_text(others)}; both are judged by "
+            f"those of {of} (--slo-ttft and --slo-itl set others)"
+        )
+
+
+def note_own(chosen: Levels, said: Levels) -> SLO:
     """Return the levels to judge by; say on stderr if the viewer's override what was said."""
     if text := service_levels.own_text(chosen, said):
-        note(f"{service_levels.levels_text(chosen)}, {text}", "service levels: ")
+        note(f"{levels_text(chosen)}, {text}", "service levels: ")
     return service_levels.slo_of(chosen, said)
 
 
-def own_levels(settings: DashboardSettings) -> service_levels.Levels:
+def own_levels(settings: DashboardSettings) -> Levels:
     """Return the service levels that the settings choose; those not chosen are missing."""
     found = {name: getattr(settings, name) for name in service_levels.LEVEL_NAMES}
     return {name: ms for name, ms in found.items() if ms is not None}
+
+
+def chosen_for(flags: Mapping[str, Any], recording: Recording) -> Levels:
+    """Return the levels that the viewer chose and that come before those of a recording."""
+    settings = resolve(DashboardSettings, "dashboard", flags)
+    return own_levels(judged_as(settings, flags, recording))
 
 
 def judged_as(

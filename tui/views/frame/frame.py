@@ -52,7 +52,8 @@ class Frame:
     lanes: list[LaneRow]
     num_lanes: int  # all lanes, including those that do not fit
     latency: LatencyReport
-    rates: Rates
+    rates: Rates  # of the last ten seconds
+    minute_rates: Rates  # of the last minute, like the latencies
     goodput: Goodput  # of the last minute
     limits: dict[Limit, float]  # of the last minute: the share of steps that each limit held back
     stall: Late | None

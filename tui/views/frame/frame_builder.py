@@ -191,6 +191,7 @@ class FrameBuilder:
             "latency": minute,
             "windows": reports,
             "rates": rates,
+            "minute_rates": windows.rates(end_ns, window_s),
             "goodput": windows.goodput(end_ns, window_s),
             "limits": windows.limits(end_ns, window_s),
             "stall": history.last_stall(cursor),

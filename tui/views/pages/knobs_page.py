@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec
+from stepscope.recordings.compare.advice import TUNED_S
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.audit_text import (
     change_text,
@@ -20,7 +21,7 @@ from stepscope.recordings.state.audit_text import (
 )
 from stepscope.recordings.state.latency import LatencyReport
 from stepscope.tui.views import format as fmt
-from stepscope.tui.views.frame.frame import Frame
+from stepscope.tui.views.frame.frame import LATENCY_WINDOW_S, Frame
 from stepscope.tui.views.framed_panels import Column, Rows, Target, room_of_last, table
 from stepscope.tui.views.lines import Line, Run, bounded, clean, facts, framed, spot, titled
 
@@ -93,7 +94,9 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     log_height = max(5, min(len(commands) + 3, height * 2 // 5))
     helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
     if not helps and frame.limits:
-        helps = "no setting stands out in the last minute; 'stepscope tune' simulates others"
+        is_long = frame.known_s(LATENCY_WINDOW_S) >= TUNED_S
+        others = "; 'stepscope tune' simulates others" if is_long else ""
+        helps = f"no setting stands out in the last minute{others}"
     advised = textwrap.wrap(f"what would help: {helps}", inner) if helps else []
     abouts = [textwrap.wrap(_about(each), inner) for each in specs.values()]
     num_about = max([1, *map(len, abouts)]) + len(advised)

@@ -99,7 +99,7 @@ def within_level(values: Series, bound: float | None) -> Run:
 
 
 def _wall(frame: Frame, width: int) -> Line:
-    rates = frame.rates
+    rates = frame.minute_rates
     model, device = rates.model_share, rates.device_share
     shares = {"model": model}
     if model is not None and device is not None:
