@@ -18,6 +18,7 @@ from stepscope.kernels.paged_attention import (
     LayerCache,
     PagedBatch,
     as_bytes,
+    to_device,
 )
 
 # Queries of a prefill chunk that share one call and one mask. Small tiles skip more keys that none
@@ -143,7 +144,7 @@ def _rows(batch: PagedBatch, rows: IntArray, first_blocks: IntArray, width: int)
     first, end = batch.query_starts[rows], batch.query_starts[rows + 1]
     tokens = first if len(rows) > 1 else np.arange(first[0], end[0])
     arrays = tokens, batch.block_tables[rows[:, None], columns], positions, batch.context_lens[rows]
-    at, blocks, keys, ends = (torch.from_numpy(each).to(batch.device) for each in arrays)
+    at, blocks, keys, ends = (to_device(each, batch.device) for each in arrays)
     num_before = int(batch.context_lens[rows[0]] - len(tokens))
     return _Together(at, blocks, keys, ends, int(positions[0, 0]), num_before)
 

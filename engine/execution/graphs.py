@@ -96,7 +96,9 @@ class StepGraphs:
         """Record every size, the largest first: the others can reuse its memory."""
         for done, size in enumerate(reversed(self.sizes)):
             progress("recording CUDA graphs", done / len(self.sizes))
-            num_logits = min(size, len(self.logits))
+            # A step with a chunk has fewer logits than tokens. If there were as many, a model would
+            # return those of all tokens in order, without a look at the places.
+            num_logits = min(size if self.backend is None else size - 1, len(self.logits))
             inputs = self.buffers.inputs(size, num_logits)
             attentions: list[_Attention] = []
             launch = partial(self._launch, inputs, attentions, self.logits[:num_logits])

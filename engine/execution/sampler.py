@@ -133,9 +133,8 @@ class SamplesOnDevice:
         asked: list[int],
     ) -> None:
         device = logits.device
-        floats = logits.float()
-        is_sound = torch.isfinite(floats.amax(dim=-1))
-        tokens = _finite(floats).argmax(dim=-1)
+        # The greatest is NaN if any is, and its index is a token in any case.
+        greatest, tokens = logits.max(dim=-1)
         if choices:
             rows = _indices([choice.row for choice in choices], device)
             tokens[rows] = _choose(logits[rows].float(), choices)
@@ -143,7 +142,7 @@ class SamplesOnDevice:
         self.tokens = tokens
         self._asked = asked
         self._nums = [requests[row].sampling.logprobs or 0 for row in asked]
-        wanted = [tokens.masked_fill(~is_sound, UNSOUND)]
+        wanted = [tokens.where(greatest.abs() < float("inf"), UNSOUND)]
         if asked:
             rows = _indices(asked, device)
             wanted += _logprobs(logits[rows].float(), tokens[rows], max(self._nums))

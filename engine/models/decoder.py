@@ -139,7 +139,8 @@ class Decoder:
         Args:
             input_ids: [num_tokens], all requests of the step one after the other.
             positions: [num_tokens], of each token in its request.
-            logits_of: indices of the tokens whose logits are needed; may be empty.
+            logits_of: indices of the tokens whose logits are needed; may be empty. If there are
+                as many as tokens, they must be all of them, in order.
         """
         config, batch = self._config, context.batch
         eps, last = config.norm_eps, len(self._layers) - 1

@@ -231,7 +231,7 @@ def _engine_tokens(bench: Bench, name: str, prompts: list[list[int]]) -> list[li
         dtype="float32",
         max_model_len=longest,
         token_capacity=max(longest, CHUNK),
-        seq_capacity=8,
+        seq_capacity=sizes.seq_capacity,
         kv_memory="1GB" if bench.is_gpu else sizes.kv_memory,
     )
     knobs = Knobs(max_num_batched_tokens=CHUNK, max_num_seqs=8)

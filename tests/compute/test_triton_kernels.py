@@ -222,7 +222,7 @@ def test_an_engine_on_a_gpu_gives_the_tokens_of_one_on_a_cpu(
     assert answer["found"] == answer["expected"]
     assert answer["attention"] == "triton"
     assert answer["implementation"].endswith(
-        "CUDA graphs up to 4 requests, in pieces up to 16 tokens"
+        "CUDA graphs up to 16 requests, in pieces up to 16 tokens"
     )
     # Steps of 8 tokens with a prompt are filled up to 16; three decodes up to four.
     assert answer["shapes"] == [[8, "piecewise"], [8, "piecewise"], [1, "full"], [0, "full"]]

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -299,26 +298,11 @@ def variants(request: dict[str, Any]) -> dict[str, Any]:
     return {"kernels": found}
 
 
-class TrialGpu:
-    """A GPU with memory in round numbers, which launches graphs again to replay them."""
-
-    def memory(self) -> tuple[int, int, int]:
-        return 1 << 30, 315 << 20, 9 << 20
-
-    def peak_bytes(self, run: Callable[[], object]) -> int:
-        run()
-        return 5 << 20
-
-    def record(self, launch: Callable[[Any], None]) -> Any:
-        from tests.support.engines.relaunching import RelaunchingDevice
-
-        return RelaunchingDevice().record(launch)
-
-
 def engine(request: dict[str, Any]) -> dict[str, Any]:
     """A model started and run on a GPU, and its tokens for the same prompts on a CPU."""
     # Here, not above: the other cases need no transformers, and importing it takes seconds.
     from stepscope.engine.execution.loading import load_runner, prepare
+    from tests.support.engines.relaunching import RelaunchingDevice
 
     config = EngineConfig(
         model=request["folder"],
@@ -327,7 +311,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
         threads=1,
         max_model_len=16,
         block_size=4,
-        seq_capacity=4,
+        seq_capacity=16,  # as in a default engine, more than a short prompt has tokens
         token_capacity=16,
         kv_memory="1MB",
     )
@@ -346,7 +330,7 @@ def engine(request: dict[str, Any]) -> dict[str, Any]:
     else:
         ours.backend = TritonAttention(Device.of(DEVICE))
         with mock.patch.object(fused, "_kernels_for", return_value=triton_fused):
-            prepare(ours, config, tell, TrialGpu())
+            prepare(ours, config, tell, RelaunchingDevice())
             found, shapes = serve(ours)
             ahead, num_ahead = pipelined(ours)
     return {

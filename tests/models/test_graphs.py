@@ -3,6 +3,8 @@
 Graphs need a GPU; here a stand-in launches what was recorded again.
 """
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.execution import input_batch
-from stepscope.engine.execution.graphs import LARGEST_GRAPH, StepGraphs, graph_sizes
+from stepscope.engine.execution.graphs import (
+    LARGEST_GRAPH,
+    CudaDevice,
+    StepGraphs,
+    graph_sizes,
+)
 from stepscope.engine.execution.input_batch import (
     BlockTables,
     DecodeBuffers,
@@ -117,3 +124,14 @@ def test_warm_up_steps_are_no_longer_than_the_longest_request(max_model_len: int
     pairs = warm_up_steps(max_model_len)
     assert len(set(pairs)) == len(pairs)
     assert all(count >= 1 and before + count <= max_model_len for before, count in pairs)
+
+
+def test_the_stand_in_for_a_gpu_is_called_as_the_gpu_is() -> None:
+    def methods(device: type) -> dict[str, inspect.Signature]:
+        return {
+            name: inspect.signature(method)
+            for name, method in vars(device).items()
+            if not name.startswith("_")
+        }
+
+    assert methods(RelaunchingDevice) == methods(CudaDevice)

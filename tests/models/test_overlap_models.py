@@ -1,7 +1,8 @@
 """With overlap a real model gives every client the same tokens, text and logprobs as without.
 
 In fp32, greedy tokens are also those of the transformers library's `generate`. On a CPU a step is
-over once it is launched; the order in which tokens become known is the same as on a GPU.
+over once it is launched; the order in which tokens become known is the same as on a GPU. So are the
+steps of `qwen3-graphs`, recorded and padded, but for a stand-in that launches them again.
 """
 
 import random
@@ -14,15 +15,18 @@ import pytest
 import torch
 
 from stepscope.engine.control.intake import Intake
+from stepscope.engine.execution.loading import prepare
 from stepscope.engine.execution.runner import ModelRunner
 from stepscope.engine.execution.sampler import Sampler
 from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.request import Request
 from tests.support.engines.core_ends import Client
+from tests.support.engines.relaunching import CapturableAttention, RelaunchingDevice
 from tests.support.engines.tiny_runner import load_tiny
 from tests.support.engines.whole_core import WholeCore
 
@@ -38,15 +42,21 @@ class Served:
     expected: list[list[int]]  # by `generate`
 
 
-@pytest.fixture(scope="module", params=["qwen3-lean", "phi3-transformers"])
+@pytest.fixture(scope="module", params=["qwen3-lean", "qwen3-graphs", "phi3-transformers"])
 def served(
     request: pytest.FixtureRequest,
     tiny_checkpoint: Callable[..., Path],
     greedy_oracle: Callable[[Path], Callable[[Sequence[int], int], list[int]]],
 ) -> Served:
-    family, model_impl = request.param.split("-")
+    family, kind = request.param.split("-")
     folder = tiny_checkpoint(family)
-    runner = load_tiny(folder, model_impl=model_impl, seq_capacity=LIMITS.max_num_seqs)
+    impl = "lean" if kind == "graphs" else kind
+    runner = load_tiny(folder, model_impl=impl, seq_capacity=LIMITS.max_num_seqs)
+    if kind == "graphs":
+        runner.backend = CapturableAttention()
+        # Room for as many requests as a short prompt has tokens.
+        config = EngineConfig(seq_capacity=64, token_capacity=LIMITS.max_num_batched_tokens)
+        prepare(runner, config, lambda what, share: None, RelaunchingDevice())
     rng = random.Random(5)
     prompts = [[rng.randrange(256) for _ in range(length)] for length in LENGTHS]
     generate = greedy_oracle(folder)
@@ -84,6 +94,8 @@ def test_mixed_loads_in_chunks_of_any_size_give_the_tokens_of_transformers_gener
     engine.run()
     assert [client.tokens for client in clients] == served.expected
     assert engine.num_ahead > 0.7 * len(engine.sink.records)
+    ways = {record.cuda_graph for record in engine.sink.records}
+    assert ways == ({None} if served.runner.graphs is None else {"piecewise", "full"})
 
 
 def test_prefix_hits_and_preemptions_change_no_token(served: Served) -> None:

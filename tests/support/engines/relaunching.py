@@ -1,18 +1,31 @@
-"""A stand-in for a GPU's recorder of graphs: to replay is to launch again, piece by piece.
+"""A stand-in for a GPU that records graphs: to replay is to launch again, piece by piece.
 
 As on a GPU, only the contents of tensors can change from step to step.
 """
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from stepscope.engine.execution.graphs import Cut, Graph
+from stepscope.kernels.paged_attention import AttentionOptions, LayerCache, PagedBatch
+from stepscope.kernels.torch_attention import TorchAttention
 
 
 class RelaunchingDevice:
+    """With memory in round numbers."""
+
+    def memory(self) -> tuple[int, int, int]:
+        return 1 << 30, 315 << 20, 9 << 20
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        run()
+        return 5 << 20
+
     def record(self, launch: Callable[[Cut], None]) -> list[Graph]:
         num_pieces = 1
 
@@ -62,3 +75,24 @@ class _Relaunch:
     def _cut(self) -> None:
         self._stopped.release()
         self._go.acquire()
+
+
+class CapturableAttention:
+    """Plain torch that reads the layout of a step from tensors, as a kernel in a graph does."""
+
+    name = "capturable"
+    is_capturable = True
+
+    def __call__(
+        self, query: torch.Tensor, cache: LayerCache, batch: PagedBatch, options: AttentionOptions
+    ) -> torch.Tensor:
+        starts, lens, tables = (each.numpy().astype(np.int64) for each in batch.on_device())
+        # A row of padding has no context. It reads one key of block 0, and nobody its result.
+        seen = replace(
+            batch,
+            query_starts=starts,
+            context_lens=lens.clip(min=1),
+            block_tables=tables,
+            plans={},
+        )
+        return TorchAttention()(query, cache, seen, options)
