@@ -2,7 +2,8 @@
 // one query head of one query), multiplied with one block of rows after the other, and reduced by
 // an online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention, 2022).
 // A row's result depends neither on the rows around it nor on the number of threads: tiles of
-// keys begin at multiples of KEY_TILE, and keys that a row may not attend to add exactly nothing.
+// keys begin at multiples of KEY_TILE, and keys that a row may not attend to add exactly nothing (if
+// their values are finite).
 #pragma once
 
 #include "pack.h"
@@ -186,7 +187,7 @@ void chunk(Call& call, const Item& item, Scratch& scratch) {
     uint32_t* pairs = pieces.take<uint32_t>(ROWS * KEY_TILE);
 #if defined(__AMX_BF16__)
     TileRegisters registers;
-    registers.set_rows(ROWS);
+    if constexpr (DEPTH > 1) registers.set_rows(ROWS);
 #endif
     memset(keys + filled * KEY_TILE, 0, (depth - filled) * KEY_TILE * sizeof(*keys));
 

@@ -3,7 +3,7 @@
 // A panel holds the weights of WIDTH outputs, ordered by input. A step of the loop reads one value
 // (or pair) of each row of x and multiplies it by two vectors: the weights of the panel's outputs.
 // A tile is several rows times one panel, or few rows times several panels; its sums stay in
-// registers. A panel stays in the cache for all rows of a block.
+// registers. A panel stays in the cache for all rows of a block. (With AMX, tile registers: tiles.h.)
 #include "parallel.h"
 #include "tiles.h"
 #include "vec.h"
@@ -15,7 +15,6 @@ constexpr int64_t WIDTH = 2 * VL;
 // Rows of a tile. With two sums a row, two vectors of weights and one of x, it needs up to 32
 // registers (AVX-512), or 16.
 constexpr int ROWS = VECTOR_BYTES == 64 ? 12 : 6;
-constexpr int64_t BLOCK_BYTES = 1 << 18;  // of x: fits into a core's L2 cache beside a panel
 // With less work one thread does it all: about what it computes while a second thread starts.
 constexpr int64_t WEIGHTS_FOR_THREADS = 1 << 16;
 constexpr int ITEMS_PER_THREAD = 4;  // so that a thread that is held up processes fewer items
@@ -154,6 +153,9 @@ constexpr Tile<Product> several_panels(int rows) {
 
 template <class Product>
 constexpr int64_t ROWS_AT_ONCE = ROWS;
+// Bytes of x that fit into a core's L2 cache beside a panel.
+template <class Product>
+constexpr int64_t BLOCK_BYTES = 1 << 18;
 
 // Rows [begin, end) of x times the panels [panel, last).
 template <class Product>
@@ -186,20 +188,26 @@ struct InTiles : Pairs {};
 
 template <>
 constexpr int64_t ROWS_AT_ONCE<InTiles> = 2 * TILE_ROWS;
+// A core with AMX has 2 MB. Smaller blocks would read each panel from memory too often.
+template <>
+constexpr int64_t BLOCK_BYTES<InTiles> = 1 << 20;
 
 template <>
 void multiply<InTiles>(const bf16* x, int64_t begin, int64_t end, const char* packed,
                        int64_t panel, int64_t last, int64_t size, const Output<bf16>& out) {
+    // A rest is computed with rows that were computed before: setting the registers takes longer.
+    const int64_t most = min(end - begin, 2 * TILE_ROWS);
     TileRegisters registers;
+    registers.set_rows((int)most);
     alignas(64) float sums[2 * TILE_ROWS][WIDTH];
     for (; panel < last; panel++) {
         const char* weights = packed + panel * WIDTH * size * 2;
-        for (int64_t row = begin; row < end; row += 2 * TILE_ROWS) {
-            const int n = (int)min(end - row, 2 * TILE_ROWS);
-            registers.set_rows(n);
+        for (int64_t at = begin; at < end; at += most) {
+            const int64_t n = end - at > TILE_ROWS ? most : min(most, TILE_ROWS);
+            const int64_t row = min(at, end - n);
             const auto run = n > TILE_ROWS ? multiply_tiles<2> : multiply_tiles<1>;
             run(x + row * size, 2 * size, weights, 4 * WIDTH, size / 2, sums[0], 4 * WIDTH, false);
-            for (int i = 0; i < n; i++) {
+            for (int64_t i = at - row; i < n; i++) {
                 finish(out, row + i, panel, load(sums[i]), load(sums[i] + VL));
             }
         }
@@ -211,11 +219,12 @@ template <class Product>
 void linear(const typename Product::value* x, const char* packed,
             const Output<typename Product::value>& out, int64_t num_rows, int64_t size,
             int64_t num_panels, int num_threads) {
+    if (num_rows == 0) return;
     const int64_t work = num_rows * num_panels * WIDTH * size;
     if (work < WEIGHTS_FOR_THREADS) num_threads = 1;
     const int64_t row_bytes = sizeof(*x) * size;
     const int64_t at_once = ROWS_AT_ONCE<Product>;
-    const int64_t block = max(BLOCK_BYTES / row_bytes / at_once, 1) * at_once;
+    const int64_t block = max(BLOCK_BYTES<Product> / row_bytes / at_once, 1) * at_once;
     const int64_t num_blocks = (num_rows + block - 1) / block;
     // An item is a group of panels times one block of rows.
     const int64_t wanted = num_threads == 1 ? 1 : num_threads * ITEMS_PER_THREAD;

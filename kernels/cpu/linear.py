@@ -4,8 +4,9 @@ There are three cases:
 - x in bf16, on CPUs with AVX-512 BF16. For the few rows of a decode step, oneDNN's start costs as
   much time as the product. On one core our product takes half of oneDNN's time with 1 to 8 rows,
   0.6 to 0.7 with 16, 0.9 with 64 and the same with 256.
-- x in bf16, on CPUs with AMX, by tile instructions if x has a multiple of 32 columns. Whether that
-  is faster than oneDNN is tried when a model is loaded (`kernels/dispatch/linear.py`).
+- x in bf16, on CPUs with AMX, by tile instructions if x has a multiple of 32 columns
+  (`TILE_INPUTS`). Whether that is faster than oneDNN is tried when a model is loaded
+  (`kernels/dispatch/linear.py`).
 - x in fp32, on every CPU, for weights whose values fit into bf16, as in most checkpoints. The
   weights stay bf16 in memory and are widened in registers, so that a step reads half of the bytes.
   On one core with AVX2 that takes 0.4 of oneDNN's time with 1 to 4 rows, 0.65 with 16, 0.9 with 64
@@ -27,6 +28,7 @@ import torch
 from stepscope.kernels.cpu.library import LINEAR, default_library
 
 BF16_LEVELS = ("avx512_bf16", "amx_bf16")  # the library levels with products of bf16
+TILE_INPUTS = 32
 PAGE_BYTES = 2 << 20  # on x86-64, and on aarch64 with a granule of 4 KiB
 ALIGNMENT = 64
 

@@ -24,12 +24,13 @@ class TileRegisters {
 public:
     TileRegisters() = default;
     TileRegisters(const TileRegisters&) = delete;
-    ~TileRegisters() { _tile_release(); }
+    ~TileRegisters() {
+        if (are_set_) _tile_release();
+    }
 
     // Sets the number of rows, at most 32; loses what the registers hold.
     void set_rows(int num_rows) {
-        if (num_rows == num_rows_) return;
-        num_rows_ = num_rows;
+        are_set_ = true;
         const uint8_t first = (uint8_t)min(num_rows, TILE_ROWS);
         const uint8_t second = (uint8_t)max(num_rows - TILE_ROWS, 1);
         const Config config = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64},
@@ -44,7 +45,7 @@ private:
         uint16_t row_bytes[16];
         uint8_t rows[16];
     };
-    int num_rows_ = 0;
+    bool are_set_ = false;
 };
 
 // c (+)= a * b, for one or two tiles of rows and two of columns. Strides are in bytes; a row of `b`

@@ -78,12 +78,16 @@ INLINE float to_float(fp8 x) {
 
 INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
 
-// Rounds to nearest even; NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN. The instruction for it takes subnormals for 0.
 INLINE vh narrow(vf x) {
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
     vu u = (vu)x;
     vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     vu kept = x == x ? rounded : (u >> 16) | 0x40;
     return __builtin_convertvector(kept, vh);
+#endif
 }
 
 INLINE vf load(const float* p) { return *(const vf_mem*)p; }

@@ -3,7 +3,8 @@
 On a CPU weights are packed once, into the layout that multiplies fastest; `layout` says which one
 is used:
 - Ours, for bf16, and for fp32 weights that bf16 can hold exactly (`kernels/cpu/linear.py`). On a
-  CPU with AMX, which oneDNN uses well, bf16 has our layout only if it is faster in a trial.
+  CPU with AMX, which oneDNN uses well, bf16 has our layout only if it is faster in a trial, or if
+  STEPSCOPE_CPU_LEVEL is set.
 - oneDNN's, otherwise. It takes 0.5 to 0.8 of the time of `F.linear` with 1 to 16 rows, and the same
   time from 256 rows on (one core with AVX-512).
 - None, with `F.linear`, if torch lacks oneDNN's packing operators, which are private.
@@ -16,6 +17,7 @@ tried once, when its first weight is loaded.
 
 import functools
 import logging
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from stepscope.kernels.cpu.linear import HugePages, PackedLinear, is_usable
+from stepscope.kernels.cpu.library import LEVEL_VARIABLE
+from stepscope.kernels.cpu.linear import TILE_INPUTS, HugePages, PackedLinear, is_usable
 from stepscope.kernels.dispatch.fused import silu_mul
 
 log = logging.getLogger("stepscope.kernels")
@@ -42,7 +45,7 @@ ROUNDS = 5
 TOLERANCE = 0.02
 # Cycles (about 50 us) that the GPU waits for the host to make a launch of a trial.
 LAUNCH_CYCLES = 100_000
-# Numbers of rows in a trial on a CPU, and how often: each takes about the same time.
+# Numbers of rows in a trial on a CPU, and how often: few and many count about as much.
 TRIAL_ROWS = {256: 1, 16: 8, 1: 16}
 TRIAL_WEIGHT = (1024, 2048)
 # The number of rows for which oneDNN chooses its layout. A layout for 1 row is slow in fp32 with
@@ -70,7 +73,7 @@ class Linear:
         is_gated: bool = False,
     ) -> None:
         self._multiply: Callable[[torch.Tensor], torch.Tensor]
-        if is_usable(weight) and (weight.dtype is torch.float32 or _is_faster_than_onednn()):
+        if is_usable(weight) and (weight.dtype is torch.float32 or _beats_onednn(weight)):
             packed = PackedLinear(weight, bias, memory, is_gated=is_gated)
             self.layout, self.num_bytes, self._multiply = "packed", packed.num_bytes, packed
             return
@@ -106,25 +109,39 @@ def _onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[..., to
     return partial(linear, W=ordered, B=bias, attr="none", scalars=[], algorithm="")
 
 
-@functools.cache
-def _is_faster_than_onednn() -> bool:
-    """Whether our product of bf16 is the faster one here; tried once, where the CPU has AMX."""
+def _beats_onednn(weight: torch.Tensor) -> bool:
+    """Whether our product is faster by this weight in bf16: where the CPU has AMX, by a trial."""
     if not getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)():
         return True
-    generator = torch.Generator().manual_seed(0)
-    random = partial(torch.randn, generator=generator, dtype=torch.bfloat16)
-    with torch.inference_mode():
-        weight = random(TRIAL_WEIGHT)
-        if not _onednn_packs(weight):
-            return True
-        onednn, packed = _onednn(weight, None), PackedLinear(weight, None)
-        inputs = [
-            (random(num_rows, weight.shape[1]), weight, None)
-            for num_rows, count in TRIAL_ROWS.items()
-            for _ in range(count)
-        ]
-        kernels = {"packed": lambda x, *_: packed(x)}
-        return fastest(lambda x, *_: onednn(x), kernels, inputs, _cpu_ms) is not None
+    if os.environ.get(LEVEL_VARIABLE):  # our kernels of a level were asked for
+        return True
+    return weight.shape[1] % TILE_INPUTS == 0 and _tiles_beat_onednn()
+
+
+@functools.cache
+def _tiles_beat_onednn() -> bool:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several may wait for each other, for longer than the products take
+    try:
+        # From a generator of its own: a trial must not change what a model samples.
+        generator = torch.Generator().manual_seed(0)
+        random = partial(torch.randn, generator=generator, dtype=torch.bfloat16)
+        with torch.inference_mode():
+            weight = random(TRIAL_WEIGHT)
+            onednn = _onednn(weight, None)
+            packed = PackedLinear(weight, None, HugePages(weight.nbytes))
+            inputs = [
+                (random(num_rows, weight.shape[1]), weight, None)
+                for num_rows, count in TRIAL_ROWS.items()
+                for _ in range(count)
+            ]
+            kernels = {"packed": lambda x, *_: packed(x)}
+            return fastest(lambda x, *_: onednn(x), kernels, inputs, _cpu_ms) is not None
+    except Exception as error:  # noqa: BLE001 - oneDNN may raise anything
+        log.warning("our products of bf16 were not tried against oneDNN: %s", error)
+        return True
+    finally:
+        torch.set_num_threads(threads)
 
 
 def one_row_product(

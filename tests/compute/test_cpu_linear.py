@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.kernels.cpu import linear as cpu_linear
-from stepscope.kernels.cpu.library import LEVELS
+from stepscope.kernels.cpu.library import LEVEL_VARIABLE, LEVELS
 from stepscope.kernels.cpu.linear import (
     BF16_LEVELS,
     PAGE_BYTES,
@@ -150,7 +150,9 @@ def test_with_amx_bf16_has_the_layout_that_is_faster_in_a_trial(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
     calls = itertools.cycle(times)  # oneDNN is first in each round
     monkeypatch.setattr(dispatch, "_cpu_ms", lambda run, num_products: (run(), next(calls))[1])
-    dispatch._is_faster_than_onednn.cache_clear()
+    monkeypatch.delenv(LEVEL_VARIABLE, raising=False)
+    dispatch._tiles_beat_onednn.cache_clear()
+    before = torch.get_num_threads()
     try:
         weight = torch.randn(8, 32).bfloat16()
         x = torch.randn(3, 32).bfloat16()
@@ -158,8 +160,13 @@ def test_with_amx_bf16_has_the_layout_that_is_faster_in_a_trial(
         assert product.layout == layout
         assert_rounded_once(product(x), x.double() @ weight.double().T, 32)
         assert dispatch.Linear(weight.float()).layout == "packed"
+        assert torch.get_num_threads() == before
+        # Without tiles for it, oneDNN is the faster one; with a level asked for, ours are used.
+        assert dispatch.Linear(torch.randn(8, 30).bfloat16()).layout == "oneDNN-packed"
+        monkeypatch.setenv(LEVEL_VARIABLE, BF16_LEVELS[0])
+        assert dispatch.Linear(weight).layout == "packed"
     finally:
-        dispatch._is_faster_than_onednn.cache_clear()
+        dispatch._tiles_beat_onednn.cache_clear()
 
 
 @needs_level("baseline")
