@@ -167,9 +167,9 @@ def _of_file(target: str) -> tuple[EngineInfo, list[list[Audited]], str]:
     # Of a damaged file, the first keyframe that can be read may come after some of them.
     before = [each for each in first.audit or () if not since or each.number < since[0].number]
     num_before = since[0].number - 1 if since else max((each.number for each in before), default=0)
-    few = f"the first {num_before:,} entries are from before the recording, which has"
-    missing = f"{few} {len(before):,} of them, alike ones as one" if num_before > len(before) else ""
-    return info, [before, since], missing
+    few = f"the first {num_before:,} entries are from before the recording, which has "
+    few += f"{len(before):,} of them, alike ones as one"
+    return info, [before, since], few if num_before > len(before) else ""
 
 
 def _wall_ns(entry: Audited, info: EngineInfo) -> int:
