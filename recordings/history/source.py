@@ -86,17 +86,16 @@ def add_mark(source: Source, text: str, who: str, step: int | None = None) -> Ma
 
 
 class SourceThread:
-    """The thread of a live source: it runs `_run` from `start` to `stop`."""
+    """The thread of a live source, `called` so if it dies: runs `_run` from `start` to `stop`."""
 
     is_live = True
     _join_s: float | None = None  # for how long `stop` waits for the thread; None: to its end
 
-    def __init__(self, name: str, history: History) -> None:
+    def __init__(self, called: str, name: str, history: History) -> None:
         self.name = name
         self.history = history
         self.tap = FrameTap()
         self._stopping = threading.Event()
-        called = type(self).__name__.lower()
         self._thread = threading.Thread(target=self._run, name=called, daemon=True)
 
     def start(self) -> None:

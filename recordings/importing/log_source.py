@@ -24,7 +24,7 @@ class LogSource(SourceThread):
     def __init__(
         self, log_format: LogFormat, begun: list[LogEntry], pipe: "LogPipe", history: History
     ) -> None:
-        super().__init__(f"{log_format.engine} {begun[0].rank}", history)
+        super().__init__("log", f"{log_format.engine} {begun[0].rank}", history)
         self.status: SourceStatus = "live"
         # Lines after those with which it began; None: there will be no more.
         self.later: queue.Queue[LogEntry | None] = queue.Queue(_MAX_WAITING)

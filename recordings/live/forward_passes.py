@@ -97,7 +97,7 @@ class ForwardPassSource(SourceThread):
     """Fills `history` from SGLang's stream; implements `Source`."""
 
     def __init__(self, address: ForwardPassAddress, history: History) -> None:
-        super().__init__(address.name, history)
+        super().__init__("forward passes", address.name, history)
         self.address = address
         self.num_bad = 0
         self._bad: str | None = None

@@ -26,7 +26,7 @@ class Scraper(SourceThread):
     _join_s = 3.0  # a server may delay its answer; the thread is a daemon
 
     def __init__(self, address: MetricsAddress, history: History) -> None:
-        super().__init__(address.name, history)
+        super().__init__("scraper", address.name, history)
         self.address = address
         self.status: SourceStatus = "connecting"
         self.error: str | None = None

@@ -57,7 +57,8 @@ class Subscriber(SourceThread):
         past_s: float = 0.0,
     ) -> None:
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
-        super().__init__(self.endpoint.name, history if history is not None else History())
+        history = History() if history is None else history
+        super().__init__("subscriber", self.endpoint.name, history)
         self._stale_s = stale_s
         self._retry_s = retry_s
         self.status: SourceStatus = "connecting"

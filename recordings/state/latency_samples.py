@@ -36,7 +36,7 @@ class Ranked:
     def of(cls, counts: Iterable[tuple[int, int]]) -> Self:
         """From pairs of a value and its weight."""
         values, weights = zip(*counts, strict=True)
-        return cls(array("q", values), array("q", weights))
+        return cls(array("q", map(bounded, values)), array("q", weights))
 
     def num_up_to(self, value: float) -> int:
         """Weight of the samples that do not exceed a value."""

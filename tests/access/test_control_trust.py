@@ -316,7 +316,8 @@ def test_the_audit_of_a_recording_says_which_entries_are_from_before_it(
     subscriber.stop()
     recorder.stop()
     note, *shown = stepscope("snapshot", "--audit", f"{tmp_path}/audit.mcap").stdout.splitlines()
-    assert note.startswith("the first 4 entries are from before the recording, which has the last")
+    first = "the first 4 entries are from before the recording, which has 3 of them, alike ones as"
+    assert note == f"{first} one"
     assert [line.split()[0] for line in shown] == ["1", "3", "4", "5"]
     assert "aborted 2 requests (first r0, last r1)" in shown[2]
     assert "aborted r2" in shown[3]

@@ -399,6 +399,20 @@ def test_time_before_the_recording_is_told_from_lost_messages(tmp_path: Path) ->
     assert texts == {"records are missing"}
 
 
+def test_a_wait_that_64_bits_do_not_hold_is_explained(tmp_path: Path) -> None:
+    """An engine with a clock gone mad tells such times, and they are valid."""
+    script = Script()
+    script.submit(64, 20)
+    script.run(10)
+    *before, (sequence, last) = script.messages
+    assert isinstance(last, StepRecord)
+    mad = sequence, msgspec.structs.replace(last, tokens_ns=2**63 + 2**62)
+    with Recording(record(tmp_path / "mad.mcap", [*before, mad])) as recording:
+        found = explain_recording(recording, SLO())
+    assert (found.itl.num_waits, found.itl.num_late) == (9, 1)
+    assert found.itl.median_ms is not None
+
+
 def test_an_operators_pause_is_listed_and_not_counted(tmp_path: Path) -> None:
     engine = Script()
     engine.submit(16, 30)

@@ -3,6 +3,7 @@
 import math
 import random
 
+import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
@@ -164,6 +165,31 @@ def test_preemptions_are_shown_over_the_last_minute_or_the_seconds_that_are_know
         rows = [wire.BatchRow(2, DECODE, 8 + step, 1, 0, 1, LAST)]
         history.append(step, record(step, 5000 + step * 1000, 5008 + step * 1000, rows))
     for step, told in ((4, "1/9s"), (9, "1/14s"), (25, "1/30s"), (59, "1/m"), (61, "0/m")):
-        frame = FrameBuilder(history, clock=lambda: 0.0).build(View(cursor=step), 80, 10, 8)
-        (line,) = header.key_figures(frame, 300, 1, 0)
-        assert f"PREEMPT {told}" in "".join(text for text, _ in line), step
+        assert f"PREEMPT {told}" in key_figures(history, step), step
+    assert "PREEMPT —" in key_figures(History())
+
+
+def key_figures(history: History, step: int | None = None) -> str:
+    frame = FrameBuilder(history, clock=lambda: 0.0).build(View(cursor=step), 80, 10, 8)
+    (line,) = header.key_figures(frame, 300, 1, 0)
+    return "".join(text for text, _ in line)
+
+
+def test_the_share_of_tokens_computed_again_is_of_the_last_minute() -> None:
+    history = History()
+    for step in range(90):
+        phase = RECOMPUTE if step == 1 else DECODE
+        rows = [wire.BatchRow(1, phase, 8 + step, 1, 0, 1, LAST)]
+        history.append(step, record(step, step * 1000, step * 1000 + 8, rows))
+    for step, told in ((0, "0.0%"), (1, "50.0%"), (19, "5.0%"), (59, "1.7%"), (61, "0.0%")):
+        assert f"RECOMPUTE {told}" in key_figures(history, step), step
+
+
+def test_prompt_tokens_a_second_are_shown_of_an_engine_that_tells_no_rows() -> None:
+    history = History()
+    for step in range(200):
+        rows = [wire.BatchRow(2, PREFILL, 9 * step, 9, 0, 1, 0)]
+        told = record(step, step * 100, step * 100 + 80, rows)
+        history.append(step, msgspec.structs.replace(told, batch=None))
+    assert history.windows.sums(None, 10.0).num_in_tokens is None
+    assert "in 90 tok/s" in key_figures(history, 199)

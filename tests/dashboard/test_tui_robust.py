@@ -15,6 +15,8 @@ from textual import events
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol import wire
 from stepscope.engine.transport.endpoints import Endpoint
+from stepscope.recordings.history.history import History
+from stepscope.recordings.live.forward_passes import ForwardPassAddress, ForwardPassSource
 from stepscope.recordings.live.subscriber import Subscriber
 from stepscope.tui.app.app import Dashboard
 from stepscope.tui.app.run import shown_thread_errors
@@ -190,6 +192,20 @@ async def test_a_failing_overlay_closes_and_leaves_the_dashboard_running(
         monkeypatch.setattr(type(app.screen), "pressed", lambda *_: 1 / 0)
         await pilot.press("down")
         assert app.screen is app.main
+
+
+async def test_a_dead_thread_of_a_source_is_named_in_words(
+    still_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ForwardPassSource, "_run", lambda source: 1 / 0)
+    dying = ForwardPassSource(ForwardPassAddress.parse("ipc:///tmp/none"), History())
+    source = still_source(60)
+    app = Dashboard(source, source.history, any_terminal=True, fps=20.0)
+    with shown_thread_errors(app):
+        async with app.run_test(size=(160, 45)):
+            dying.start()
+            dying.stop()
+            await until(app, "forward passes died, see the log: ZeroDivisionError")
 
 
 async def test_a_dead_thread_or_task_shows_an_error_line_until_a_key(still_source: Any) -> None:

@@ -27,6 +27,7 @@ from stepscope.tui.views.panels import header, latency_panel
 from stepscope.tui.views.view import View
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.screens.screen_text import line_texts
 from tests.support.sessions.seek_sessions import one_by_one, record
 
 NUM_STEPS = 5_000  # three minutes
@@ -195,6 +196,9 @@ def test_figures_of_short_windows_are_marked(file: Path, monkeypatch: pytest.Mon
             told = line_of(frame)
             assert re.search(r" hit — .* TTFT p95 — .* ITL p99 — .* out — tok/s  in — tok/s", told)
             assert re.search(r"PREEMPT \d+/\ds ", told)
+            assert "LIMIT — " in told
+            wall = line_texts(latency_panel.draw(frame, 80, 8, 0))[6]
+            assert re.search(r"wall model —  sched —  idle —  mixed steps — ", wall)
             go_on.set()
             told = line_of(way.picture())
             assert re.search(r" hit .* TTFT p95 \d.* PREEMPT \d+/m .* out \d.* in \d", told)

@@ -149,6 +149,18 @@ def test_check_says_that_a_baseline_is_judged_by_the_levels_of_the_run(
     assert "carries other" not in stepscope("check", str(run), "--baseline", str(run)).stderr
 
 
+@pytest.mark.parametrize("command", [("check", "--baseline"), ("compare", "--json")])
+def test_levels_of_the_config_file_that_do_not_apply_hide_no_others(
+    recording: Call, stepscope: Call, tmp_path: Path, command: tuple[str, str]
+) -> None:
+    (tmp_path / "config" / "stepscope").mkdir(parents=True)
+    (tmp_path / "config" / "stepscope" / "config.toml").write_text("[dashboard]\nslo_itl_ms = 7\n")
+    first, second = recording("a", slo_itl_ms=12.0), recording("b", {"slo_itl_ms": 80.0})
+    name, *options = command
+    said = stepscope(name, str(first), *options, str(second)).stderr
+    assert f"{second} carries other service levels, ITL 80 ms; both are judged" in said
+
+
 def messages(**levels: float) -> list[tuple[int, Any]]:
     """A session whose engine says these levels."""
     return [

@@ -306,6 +306,20 @@ def damaged(content: bytes, *places: ChunkPlace) -> bytes:
     return bytes(found)
 
 
+def test_the_audit_of_a_file_without_its_first_keyframe_has_each_entry_once(
+    tmp_path: Path, stepscope: Call
+) -> None:
+    """The next keyframe that can be read has entries that the index of the lost chunk has, too."""
+    changes = {number: {"max_num_seqs": number} for number in (5, 900)}
+    path = record(tmp_path / "audit.mcap", simulate(seed=1, num_steps=1000, changes=changes))
+    with Recording(path) as recording:
+        assert recording.num_chunks > 2
+        place = recording.chunks.places[0]
+    path.write_bytes(damaged(path.read_bytes(), place))
+    shown = stepscope("snapshot", "--audit", str(path)).stdout.splitlines()
+    assert [line.split()[0] for line in shown] == ["1", "2"]
+
+
 def test_a_repair_notes_the_steps_it_lost(large: Written, tmp_path: Path, stepscope: Call) -> None:
     path, output = tmp_path / "broken.mcap", tmp_path / "mended.mcap"
     path.write_bytes(damaged(large.content, large.chunks[3], large.chunks[7]))

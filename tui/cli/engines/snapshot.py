@@ -163,11 +163,13 @@ def _of_file(target: str) -> tuple[EngineInfo, list[list[Audited]], str]:
         info = recording.info
         first, _ = recording.keyframe_before(Position(0, 0))
         said = [each for _, index in indexes(recording) for _, each in index.said]
-    before, since = first.audit or [], [each for each in said if isinstance(each, Audited)]
-    num_before = before[-1].number if before else 0
-    few = f"the first {num_before:,} entries are from before the recording, which has the last of"
-    missing = f"{few} them, alike ones as one" if num_before > len(before) else ""
-    return info, [before, since], missing
+    since = [each for each in said if isinstance(each, Audited)]
+    # Of a damaged file, the first keyframe that can be read may come after some of them.
+    before = [each for each in first.audit or () if not since or each.number < since[0].number]
+    num_before = since[0].number - 1 if since else max((each.number for each in before), default=0)
+    few = f"the first {num_before:,} entries are from before the recording, which has "
+    few += f"{len(before):,} of them, alike ones as one"
+    return info, [before, since], few if num_before > len(before) else ""
 
 
 def _wall_ns(entry: Audited, info: EngineInfo) -> int:

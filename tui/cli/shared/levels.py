@@ -60,7 +60,7 @@ def note_others(
     """Say on stderr if a recording is not judged by its own levels, but by those of another."""
     own = chosen_for(flags, recording)
     said = levels_said(recording.info, recording.metadata)
-    if others := {n: ms for n, ms in said.items() if n not in own and ms != judged.get(n)}:
+    if others := {n: ms for n, ms in said.items() if judged.get(n) not in (ms, own.get(n, ms))}:
         note(
             f"{file} carries other service levels, {levels_text(others)}; both are judged by "
             f"those of {of} (--slo-ttft and --slo-itl set others)"
