@@ -1,7 +1,6 @@
 """`Source`: fills a history from a live engine or a recording, which look alike to the UI.
 
-`SourceThread`: what all live sources share. `Numbered`: numbers and forwards messages that a source
-creates itself.
+`Numbered`: numbers and forwards messages that a source creates itself.
 """
 
 import threading
@@ -83,31 +82,6 @@ def add_mark(source: Source, text: str, who: str, step: int | None = None) -> Ma
     history.add_mark(mark)
     source.tap.send(wire.TOPICS[Mark], history.last_sequence or 0, wire.encode(mark))
     return mark
-
-
-class SourceThread:
-    """The thread of a live source, `called` so if it dies: runs `_run` from `start` to `stop`."""
-
-    is_live = True
-    _join_s: float | None = None  # for how long `stop` waits for the thread; None: to its end
-
-    def __init__(self, called: str, name: str, history: History) -> None:
-        self.name = name
-        self.history = history
-        self.tap = FrameTap()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=called, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(self._join_s)
-
-    def _run(self) -> None:
-        raise NotImplementedError
 
 
 class Numbered:

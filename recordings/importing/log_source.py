@@ -9,7 +9,7 @@ from typing import IO
 
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import Numbered, SourceStatus, SourceThread
+from stepscope.recordings.history.source import FrameTap, Numbered, SourceStatus
 from stepscope.recordings.importing.log_session import LOGS, LogClock, LogEntry, LogFormat
 from stepscope.recordings.importing.source import COLOURS, ForeignFile
 
@@ -18,29 +18,39 @@ _BEGIN_S = 1.5  # lines of this time tell how often there is one
 _MAX_WAITING = 10_000  # lines
 
 
-class LogSource(SourceThread):
+class LogSource:
     """Fills `history` with what one rank prints; implements `Source`."""
+
+    is_live = True
 
     def __init__(
         self, log_format: LogFormat, begun: list[LogEntry], pipe: "LogPipe", history: History
     ) -> None:
-        super().__init__("log", f"{log_format.engine} {begun[0].rank}", history)
+        self.name = f"{log_format.engine} {begun[0].rank}"
+        self.history = history
+        self.tap = FrameTap()
         self.status: SourceStatus = "live"
         # Lines after those with which it began; None: there will be no more.
         self.later: queue.Queue[LogEntry | None] = queue.Queue(_MAX_WAITING)
         self._pipe = pipe
+        self._is_stopping = False
         file = ForeignFile(Path(self.name), "")
         self._session = log_format.session(file, begun, self._read_later())
+        self._thread = Thread(target=self._run, name="log", daemon=True)
 
     @property
     def error(self) -> str | None:
         return "the log has ended" if self.status == "ended" else self._pipe.error
 
+    def start(self) -> None:
+        self._thread.start()
+
     def stop(self) -> None:
-        self._stopping.set()
+        self._is_stopping = True
         with contextlib.suppress(queue.Full):
             self.later.put_nowait(None)
-        super().stop()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         messages = Numbered(self.history, self.tap)
@@ -50,7 +60,7 @@ class LogSource(SourceThread):
         self.status = "ended"
 
     def _read_later(self) -> Iterator[LogEntry | None]:
-        while not self._stopping.is_set():
+        while not self._is_stopping:
             try:
                 if (entry := self.later.get(timeout=_SILENT_S)) is None:
                     return

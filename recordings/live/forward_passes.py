@@ -8,6 +8,7 @@ before sending leaves no gap.
 A step has only what SGLang publishes: totals and the time on the GPU. Everything else is None.
 """
 
+import threading
 import time
 import uuid
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from stepscope.engine.protocol.knobs import WrongValue
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord, Totals, sequence_of
 from stepscope.engine.transport.sockets import client_socket
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import Numbered, SourceStatus, SourceThread
+from stepscope.recordings.history.source import FrameTap, Numbered, SourceStatus
 
 PREFIX = "sglang+"  # before the ZeroMQ address, on a command line
 VERSION = 1
@@ -93,15 +94,21 @@ def decode(payload: bytes) -> ForwardPass:
     return found
 
 
-class ForwardPassSource(SourceThread):
+class ForwardPassSource:
     """Fills `history` from SGLang's stream; implements `Source`."""
 
+    is_live = True
+
     def __init__(self, address: ForwardPassAddress, history: History) -> None:
-        super().__init__("forward passes", address.name, history)
         self.address = address
+        self.name = address.name
+        self.history = history
+        self.tap = FrameTap()
         self.num_bad = 0
         self._bad: str | None = None
         self._messages = Numbered(self.history, self.tap)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="forward passes", daemon=True)
         self._heard_s: float | None = None
         self._counter = -1  # of the last message
         self._step = -1
@@ -118,6 +125,14 @@ class ForwardPassSource(SourceThread):
         if self.status == "live":
             return self._bad
         return self._bad or f"nothing comes from {self.address.socket}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         with client_socket(zmq.SUB, None) as socket:

@@ -6,6 +6,7 @@ do not tell is None.
 """
 
 import logging
+import threading
 import time
 import uuid
 
@@ -13,27 +14,40 @@ from stepscope.engine.adapters.metrics.fetch import FetchError, MetricsAddress, 
 from stepscope.engine.adapters.metrics.reading import Reading, has_restarted, totals
 from stepscope.engine.protocol.wire import EngineInfo, EngineStatus, StepRecord
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import Numbered, SourceStatus, SourceThread
+from stepscope.recordings.history.source import FrameTap, Numbered, SourceStatus
 
 log = logging.getLogger("stepscope.recordings")
 
 EVERY_S = 1.0  # between two requests for metrics, but a timeout may take longer
+_JOIN_S = 3.0  # a server may delay its answer; the thread is a daemon
 
 
-class Scraper(SourceThread):
+class Scraper:
     """Fills `history` from a server's metrics; implements `Source`."""
 
-    _join_s = 3.0  # a server may delay its answer; the thread is a daemon
+    is_live = True
 
     def __init__(self, address: MetricsAddress, history: History) -> None:
-        super().__init__("scraper", address.name, history)
         self.address = address
+        self.name = address.name
+        self.history = history
+        self.tap = FrameTap()
         self.status: SourceStatus = "connecting"
         self.error: str | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
         self._last: Reading | None = None
         self._last_ns = 0
         self._step = -1
         self._messages = Numbered(self.history, self.tap)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

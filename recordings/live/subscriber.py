@@ -7,6 +7,7 @@ whether it is still the same engine.
 """
 
 import logging
+import threading
 import time
 
 import msgspec
@@ -25,7 +26,7 @@ from stepscope.engine.protocol.wire import SCHEMA_VERSION, EngineInfo
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.sockets import RECONNECT_MS, client_socket
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import SourceStatus, SourceThread
+from stepscope.recordings.history.source import FrameTap, SourceStatus
 from stepscope.recordings.live.gap_recovery import ASK_TIMEOUT_S, TOPICS, GapRecovery, JoinAgain
 
 log = logging.getLogger("stepscope.recordings")
@@ -39,7 +40,7 @@ _BURST = 2_000  # messages taken before it checks whether to stop
 _REST_MS = 50  # let messages gather, as a wake-up costs more than a message
 
 
-class Subscriber(SourceThread):
+class Subscriber:
     """Fills `history` from a running engine; implements `Source`.
 
     Args:
@@ -47,6 +48,8 @@ class Subscriber(SourceThread):
         retry_s: seconds between attempts to reach an engine that does not answer.
         past_s: seconds before the join at which the history begins, as far as the engine keeps it.
     """
+
+    is_live = True
 
     def __init__(
         self,
@@ -57,12 +60,15 @@ class Subscriber(SourceThread):
         past_s: float = 0.0,
     ) -> None:
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
-        history = History() if history is None else history
-        super().__init__("subscriber", self.endpoint.name, history)
+        self.name = self.endpoint.name
+        self.history = history if history is not None else History()
+        self.tap = FrameTap()
         self._stale_s = stale_s
         self._retry_s = retry_s
         self.status: SourceStatus = "connecting"
         self._error: str | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
         self._recovery = GapRecovery(self.history, self.tap, self._stopping, past_s)
         # Of the joined engine:
         self._last_published: int | None = None  # the last live message
@@ -78,6 +84,14 @@ class Subscriber(SourceThread):
     @property
     def num_bad(self) -> int:
         return self._recovery.num_bad
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
