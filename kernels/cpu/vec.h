@@ -1,6 +1,6 @@
 // Vectors of fp32, as wide as the target allows, and the operations that the kernels need. Uses the
-// vector extensions of GCC and Clang; intrinsics are only used for conversions from fp16 and for
-// products of bf16 pairs, for which there is no extension.
+// vector extensions of GCC and Clang; intrinsics are only used where there is no extension, or where
+// an instruction takes the place of many.
 #pragma once
 
 #include <cstdint>
@@ -233,8 +233,25 @@ INLINE float sum(vf x) {
 
 // ---- functions ----
 
-// e^x with a relative error below 2e-7; 0 below -87.3, at most 2.4e38, NaN for NaN. The reduction
-// to |r| <= ln(2)/2 and the polynomial are those of Cephes' expf.
+// e^x with a relative error below 2e-7; 0 below -87.3, at most 2.4e38, NaN for NaN.
+#if VECTOR_BYTES == 64
+// 2^(n + f) with |f| <= 1/2, by the polynomial of Cephes' exp2f.
+INLINE vf exp(vf x) {
+    const __mmask16 is_kept = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.33f), _CMP_NLT_UQ);
+    const __m512 c = _mm512_min_ps((__m512)splat(88.37f), (__m512)x);  // in this order, NaN stays
+    const __m512 log2e = (__m512)splat(1.44269502f), rest = (__m512)splat(1.92596299e-8f);
+    const __m512 n = _mm512_roundscale_ps(c * log2e, 0);
+    const vf f = (vf)_mm512_fmadd_ps(c, rest, _mm512_fmsub_ps(c, log2e, n));
+    vf p = f * 1.535336188e-4f + 1.339887440e-3f;
+    p = p * f + 9.618437358e-3f;
+    p = p * f + 5.550332471e-2f;
+    p = p * f + 2.402264791e-1f;
+    p = p * f + 6.931472029e-1f;
+    p = p * f + 1.0f;
+    return (vf)_mm512_maskz_scalef_ps(is_kept, (__m512)p, n);
+}
+#else
+// The reduction to |r| <= ln(2)/2 and the polynomial are those of Cephes' expf.
 INLINE vf exp(vf x) {
     const vf low = splat(-87.33f), high = splat(88.37f);
     vf c = low > x ? low : x;  // this order of operands keeps NaN
@@ -253,6 +270,7 @@ INLINE vf exp(vf x) {
     vf power = (vf)(((vu)t << 23) + 0x3f800000u);
     return x < low ? vf{} : p * power;
 }
+#endif
 
 INLINE vf tanh(vf x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
 
