@@ -169,6 +169,17 @@ def test_preemptions_are_shown_over_the_last_minute_or_the_seconds_that_are_know
     assert "PREEMPT —" in key_figures(History())
 
 
+@pytest.mark.parametrize(("tokens", "budget"), [(-(10**15), 8), (10**15, 8), (5, 0)])
+def test_a_senseless_number_of_tokens_leaves_the_key_figures_readable(
+    tokens: int, budget: int
+) -> None:
+    history = History()
+    row = wire.BatchRow(1, DECODE, 0, tokens, 0, 1, LAST)
+    step = record(0, 0, 5, [row])
+    history.append(0, msgspec.structs.replace(step, token_budget=budget))
+    assert "BUDGET" in key_figures(history, 0)
+
+
 def key_figures(history: History, step: int | None = None) -> str:
     frame = FrameBuilder(history, clock=lambda: 0.0).build(View(cursor=step), 80, 10, 8)
     (line,) = header.key_figures(frame, 300, 1, 0)

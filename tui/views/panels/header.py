@@ -302,7 +302,7 @@ def _knob(frame: Frame, name: str) -> int | None:
 def _budget(frame: Frame, bar_width: int) -> Line:
     """Return how much of the budget the step at the cursor used; while no step runs, the last."""
     summary, knob = frame.summary, _knob(frame, "max_num_batched_tokens")
-    if summary is None or summary.token_budget is None:
+    if summary is None or not summary.token_budget:
         has_knob = summary is None and knob is not None
         return facts("BUDGET ", f"—/{knob}" if has_knob else "—")
     spent, budget, style = summary.num_spent_tokens, summary.token_budget, "strong"
@@ -312,7 +312,7 @@ def _budget(frame: Frame, bar_width: int) -> Line:
     elif frame.is_past:
         style, bar = "muted", facts(f"{'last step' if bar_width > 8 else '':<{bar_width}}")
     else:
-        full = round(min(1.0, spent / budget) * bar_width)
+        full = round(max(0.0, min(1.0, spent / budget)) * bar_width)
         bar = (("█" * full, "prefill"), ("·" * (bar_width - full), "idle"))
     used = (f"{f'{spent}/{budget}':>9} ", style)
     share = (f"{spent / budget:>3.0%} ", "muted" if frame.is_past else "text")
