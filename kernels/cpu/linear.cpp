@@ -3,7 +3,7 @@
 // A panel holds the weights of WIDTH outputs, ordered by input. A step of the loop reads one value
 // (or pair) of each row of x and multiplies it by two vectors: the weights of the panel's outputs.
 // A tile is several rows times one panel, or few rows times several panels; its sums stay in
-// registers. A panel stays in the cache for all rows of a block. (With AMX, tile registers: tiles.h.)
+// registers, with AMX in tile registers (tiles.h). A panel stays in the cache for all rows of a block.
 #include "parallel.h"
 #include "tiles.h"
 #include "vec.h"
@@ -195,7 +195,8 @@ constexpr int64_t BLOCK_BYTES<InTiles> = 1 << 20;
 template <>
 void multiply<InTiles>(const bf16* x, int64_t begin, int64_t end, const char* packed,
                        int64_t panel, int64_t last, int64_t size, const Output<bf16>& out) {
-    // A rest is computed with rows that were computed before: setting the registers takes longer.
+    // The last rows are computed once more with rows before them, as setting the registers anew
+    // takes longer.
     const int64_t most = min(end - begin, 2 * TILE_ROWS);
     TileRegisters registers;
     registers.set_rows((int)most);

@@ -28,7 +28,7 @@ import torch
 from stepscope.kernels.cpu.library import LINEAR, default_library
 
 BF16_LEVELS = ("avx512_bf16", "amx_bf16")  # the library levels with products of bf16
-TILE_INPUTS = 32
+TILE_INPUTS = 32  # values in a row of a tile (kernels/cpu/tiles.h)
 PAGE_BYTES = 2 << 20  # on x86-64, and on aarch64 with a granule of 4 KiB
 ALIGNMENT = 64
 

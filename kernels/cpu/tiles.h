@@ -33,7 +33,8 @@ public:
         are_set_ = true;
         const uint8_t first = (uint8_t)min(num_rows, TILE_ROWS);
         const uint8_t second = (uint8_t)max(num_rows - TILE_ROWS, 1);
-        const Config config = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64},
+        const Config config = {1, 0, {}, {TILE_BYTES, TILE_BYTES, TILE_BYTES, TILE_BYTES,
+                                          TILE_BYTES, TILE_BYTES, TILE_BYTES, TILE_BYTES},
                                {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS}};
         written(&config);
         _tile_loadconfig(&config);

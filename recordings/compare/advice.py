@@ -14,7 +14,6 @@ from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.limits import LIMIT_SPECS, Limit
 from stepscope.recordings.state.session import SessionState
 
-TUNED_S = 5.0  # least length of a session for `stepscope tune`
 _WINDOW_S = 60.0
 _MOST_LATE_STEPS = 256  # that are looked at
 

@@ -90,9 +90,10 @@ def _limited_by(step: Moment) -> Limit | None:
     return None if place == UNKNOWN else LIMITS[place]
 
 
-_SIMULATED = ExportColumn(
-    "simulated", lambda it: getattr(it, "moment", it).state.info.simulated is not None, "bool"
-)
+def _simulated(of: Callable[[Any], Any]) -> ExportColumn:
+    return ExportColumn("simulated", lambda it: of(it).state.info.simulated is not None, "bool")
+
+
 _PHASES = {int(phase): phase.name.lower() for phase in wire.Phase}
 COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
     "steps": (
@@ -121,7 +122,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("cuda_graph", attrgetter("message.cuda_graph"), "text"),
         *_of("message", "num_graph_padding"),
         ExportColumn("limited_by", _limited_by, "text"),
-        _SIMULATED,
+        _simulated(lambda step: step),
     ),
     "rows": (
         *_of("moment.message", "step", "tokens_ns"),
@@ -135,7 +136,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("resumed", lambda it: it.has(wire.RowFlag.RESUMED), "bool"),
         ExportColumn("num_drafted_tokens", lambda it: _sum(it.drafts, "num_drafted")),
         ExportColumn("num_accepted_tokens", lambda it: _sum(it.drafts, "num_accepted")),
-        _SIMULATED,
+        _simulated(attrgetter("moment")),
     ),
     "requests": (
         *_of("view", "request_id"),
@@ -154,7 +155,7 @@ COLUMNS: dict[Table, tuple[ExportColumn, ...]] = {
         ExportColumn("tpot_ms", attrgetter("tpot_ms"), "float"),
         ExportColumn("itl_max_ms", lambda it: it.longest_ns and it.longest_ns / 1e6, "float"),
         ExportColumn("e2e_ms", attrgetter("e2e_ms"), "float"),
-        _SIMULATED,
+        _simulated(attrgetter("moment")),
     ),
 }
 

@@ -19,6 +19,8 @@ from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.simulation.step_time import StepShape, StepTime
 from stepscope.recordings.state.lazy_numpy import Floats, np
 
+LEAST_S = 5.0  # time in steps that tells how far a fit is off, as a forecast must know
+
 _NUM_ROUNDS = 12
 _SETTLED = 1e-4  # the rounds end when no coefficient changes by more than this share
 _HUBER = 1.5  # residuals beyond this many standard deviations count linearly

@@ -24,7 +24,7 @@ from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.export.moments import Progress
 from stepscope.recordings.file.messages import messages
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.session.regression import FittedModel, SeenStep, fit
+from stepscope.recordings.session.regression import LEAST_S, FittedModel, SeenStep, fit
 from stepscope.recordings.simulation.recorded import RecordedWork, recorded_work
 from stepscope.recordings.state.latency import SLO
 
@@ -88,7 +88,6 @@ def seen_step(step: StepRecord, before: StepRecord | None, *, pads: bool = False
 
 
 _WINDOW_S = 1.0  # step time in a window, without idle time
-_MIN_WINDOWS = 5
 _STRETCH = 4  # consecutive windows that are drawn together
 
 
@@ -156,9 +155,9 @@ def speed_of(steps: Sequence[SeenStep], model: FittedModel) -> MachineSpeed:
         for step, fitted_s in zip(window, fitted, strict=True):
             own = prefills if step.shape.num_prefill_tokens else decodes
             own.append(math.log(step.cycle_s / fitted_s) - log_scale)
-    if len(windows) < _MIN_WINDOWS:
+    if len(windows) * _WINDOW_S < LEAST_S:
         raise TooLittleData(
-            f"the engine was busy for less than {_MIN_WINDOWS * _WINDOW_S:g} s, too little for a "
+            f"the engine was busy for less than {LEAST_S:g} s, too little for a "
             "forecast: record longer, under load"
         )
     return MachineSpeed(tuple(windows), tuple(sorted(decodes)), tuple(sorted(prefills)))

@@ -92,10 +92,10 @@ async def test_the_budget_editor_changes_the_budget_and_the_chart_marks_it(
         app.main.draw()
         assert "◆" in main_text(app)
         # ... and taken back, and forth.
-        for number, word, value in ((2, "undo", 2048), (3, "redo", 256), (4, "undo", 2048)):
+        for number, value in ((2, 2048), (3, 256), (4, 2048)):
             await press(app, "U")
             await changed_to(source.history, number, max_num_batched_tokens=value)
-            await shows(app, f"{word}: max_num_batched_tokens {2048 + 256 - value}→{value} applied")
+            await shows(app, f"back: max_num_batched_tokens {2048 + 256 - value}→{value} applied")
 
 
 async def test_undo_reverts_only_the_dashboards_own_change(source: Subscriber) -> None:

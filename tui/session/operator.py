@@ -90,7 +90,6 @@ def parse_workload(text: str, now: WorkloadSpec | None = None) -> WorkloadSpec |
 log = logging.getLogger("stepscope.tui")
 
 BUDGET = "max_num_batched_tokens"
-_UNDO = "undo: "
 _TICK_S = 0.2  # of an autopilot
 _CLOSE_S = 2.0  # wait for the knobs to be restored; after that the engine restores them itself
 
@@ -115,7 +114,7 @@ class Operator:
         self._notices = notices
         self.who = who()
         # (Engine id, knobs version) of our own changes, without those of our autopilot:
-        self._own: dict[tuple[str, int], bool] = {}  # whether it undoes the one before
+        self._own: set[tuple[str, int]] = set()
         self._num_knobs_asked = 0  # changes of knobs without an answer so far
 
     @property
@@ -167,8 +166,7 @@ class Operator:
             return
         back = {name: value for name, value in last.old.items() if name in last.new}
         command = commands.SetKnobs(changes=back, expected_version=changes[-1].version)
-        word = "redo: " if self._own[engine_id, last.version] else _UNDO
-        self._ask(f"{word}{changes_text(last.new, back)}", command)
+        self._ask(f"back: {changes_text(last.new, back)}", command)
 
     def pause_or_resume(self) -> None:
         if self._history.state.state in ("paused", "draining"):
@@ -216,18 +214,18 @@ class Operator:
                 self._notices.say(f"{answer.what}: {answer.error}", "caution")
             else:
                 if isinstance(answer.reply, Ack):
-                    self._remember(answer, answer.reply.version)
+                    self._remember(answer.command, answer.reply.version)
                 state = self._history.state
                 has_requests = state.num_running + state.num_waiting > 0
                 self._notices.say(_outcome_text(answer, has_requests), "good")
 
-    def _remember(self, answer: Answer, version: int | None) -> None:
+    def _remember(self, command: commands.Command, version: int | None) -> None:
         """Remember our change for `undo`, by version: dashboards may share a name."""
-        info, command = self._history.state.info, answer.command
+        info = self._history.state.info
         if info is None or version is None or not isinstance(command, commands.SetKnobs):
             return
         if version != command.expected_version:
-            self._own[info.engine_id, version] = answer.what.startswith(_UNDO)
+            self._own.add((info.engine_id, version))
 
 
 def _change_text(change: KnobsChanged) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 from stepscope.recordings.attribution.causes import WORDS, Late
 from stepscope.recordings.attribution.explained import Bound, Explanation, explain_recording
 from stepscope.recordings.attribution.front import shares_of
-from stepscope.recordings.compare.advice import TUNED_S
 from stepscope.recordings.compare.file_run import FileRun
 from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.figures import KINDS, RANKS
+from stepscope.recordings.session.regression import LEAST_S
 from stepscope.recordings.state.distribution import LatencySpread
 from stepscope.recordings.state.latency import LatencyKind
 from stepscope.recordings.state.session import model_text, request_name
@@ -106,7 +106,7 @@ def explain(
         write_json({**_document(file, found), **limits})
         return
     span_s = None if side is None else side.figures()["seconds"]
-    is_long = span_s is not None and span_s >= TUNED_S
+    is_long = span_s is not None and span_s >= LEAST_S
     of = f"; {model_text(found.info)} on {found.info.name}"
     say(
         session_text(file, found.num_steps, span_s, last_s) + of,

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 from stepscope.engine.protocol.commands import SetKnobs
 from stepscope.engine.protocol.wire import Audited, KnobsChanged, KnobSpec
-from stepscope.recordings.compare.advice import TUNED_S
 from stepscope.recordings.history.history import History
+from stepscope.recordings.session.regression import LEAST_S
 from stepscope.recordings.state.audit_text import (
     change_text,
     changes_text,
@@ -94,7 +94,7 @@ def draw(frame: Frame, width: int, height: int) -> list[Line]:
     log_height = max(5, min(len(commands) + 3, height * 2 // 5))
     helps = "; ".join(f"{each.text} ({each.evidence})" for each in frame.advice)
     if not helps and frame.limits:
-        is_long = frame.known_s(LATENCY_WINDOW_S) >= TUNED_S
+        is_long = frame.known_s(LATENCY_WINDOW_S) >= LEAST_S
         others = "; 'stepscope tune' simulates others" if is_long else ""
         helps = f"no setting stands out in the last minute{others}"
     advised = textwrap.wrap(f"what would help: {helps}", inner) if helps else []
