@@ -64,6 +64,8 @@ class TorchAttention:
             )  # [rows, keys, kv heads, head_dim]
             if len(rows.tokens) == len(rows.blocks):
                 visible = _visible(rows.positions, rows.ends[:, None] - 1, sliding_window)
+                for each in (keys, values):  # a NaN of an earlier request times 0 would be NaN
+                    each.masked_fill_(~visible[:, :, None, None], 0)
                 output[rows.tokens] = _attend(
                     query[rows.tokens], keys.transpose(1, 2), values.transpose(1, 2),
                     visible[:, None, None], scale, softcap, sinks,

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from stepscope.engine.execution.environment import num_threads, prepare_environment
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.made_checkpoints import (
     DEMO_VERSION,
@@ -379,6 +380,18 @@ def test_a_model_runs_in_other_precisions(tiny_checkpoint: Callable[..., Path], 
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     return tmp_path / "stepscope"
+
+
+def test_no_step_reads_blocks_that_only_an_earlier_larger_kv_cache_had(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    """As after the trial on a GPU, if little memory is left for the KV cache."""
+    runner = load(tiny_checkpoint("qwen3"), attention="torch", max_model_len=64)
+    runner.allocate(64)
+    runner.execute(trial_step([(0, 60)] * 16, runner.num_blocks, runner.block_size))
+    runner.allocate(4)
+    step = trial_step([(60, 1)] + [(3, 1)] * 15, runner.num_blocks, runner.block_size)
+    assert None not in runner.execute(step).token_ids
 
 
 def test_the_demo_model_is_created_once_and_served_like_any_other(cache: Path) -> None:
