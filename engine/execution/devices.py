@@ -10,6 +10,7 @@ import torch
 
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import free_host_bytes
+from stepscope.engine.scheduling.step import DeviceMemoryError
 
 
 def find_device(setting: str) -> torch.device:
@@ -82,7 +83,7 @@ def memory_for(what: str, remedy: str) -> Iterator[None]:
     """Turn an out-of-memory error in the `with` block into a one-line ConfigError with `remedy`."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, DeviceMemoryError) as error:
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         detail = f" ({asked[1]} more were needed)" if asked else ""
         raise ConfigError(

@@ -134,6 +134,7 @@ def _trial(
     return use
 
 
+@memory_for("the first steps", "lower --gpu-memory-utilization, or take a smaller model")
 def load_runner(
     config: EngineConfig,
     progress: Progress,

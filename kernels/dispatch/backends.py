@@ -11,6 +11,7 @@ from stepscope.kernels.cpu import library as cpu_library
 from stepscope.kernels.cpu.attention import CpuAttention
 from stepscope.kernels.flash_attention import load_flash_attn
 from stepscope.kernels.paged_attention import (
+    FP8,
     AttentionBackend,
     AttentionOptions,
     LayerCache,
@@ -55,6 +56,7 @@ def _create_triton() -> AttentionBackend:
     return TritonAttention(Device.of(torch.device("cuda")))
 
 
+_FP8_GPUS = (8, 9)  # the least compute capability for which Triton compiles FP8 (e4m3)
 # Fastest first: 'auto' chooses the first usable one.
 _HALF = (torch.float16, torch.bfloat16)
 _CANDIDATES = (
@@ -91,6 +93,9 @@ def _probe(
         return False, "torch sees no GPU"
     if dtypes and dtype not in dtypes:
         return False, f"has {' and '.join(map(_name, dtypes))}, not {_name(dtype)}"
+    if device == "cuda" and kv_dtype is FP8 and torch.cuda.get_device_capability() < _FP8_GPUS:
+        needed = ".".join(map(str, _FP8_GPUS))
+        return False, f"reads FP8 on GPUs with a compute capability of {needed} or more"
     if device == "cuda":
         problem = _gpu_problem(create, dtype)
         return problem is None, problem or what.format(torch.cuda.get_device_name())

@@ -13,7 +13,11 @@ import pytest
 import torch
 
 from stepscope.kernels.dispatch import backends
-from stepscope.kernels.dispatch.backends import available_backends, choose
+from stepscope.kernels.dispatch.backends import (
+    BackendUnavailableError,
+    available_backends,
+    choose,
+)
 from stepscope.kernels.flash_attention import FlashAttention, load_flash_attn
 from stepscope.kernels.paged_attention import AttentionOptions
 from stepscope.kernels.reference import ReferenceAttention
@@ -303,6 +307,25 @@ def test_a_gpu_backend_that_cannot_be_used_says_what_is_missing(
         (breaks, "cannot be set up: CUDA driver version is insufficient"),
     ):
         assert problem(create, torch.bfloat16) == expected
+
+
+def test_on_gpus_whose_triton_has_no_fp8_plain_torch_reads_such_a_kv_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton's compiler refuses it there, when the model is loaded."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    monkeypatch.setattr(backends, "_gpu_problem", lambda create, dtype: None)
+    asked = "cuda", torch.bfloat16, torch.float8_e4m3fn
+    chosen, reason = choose("auto", *asked)
+    assert chosen.name == "torch"
+    assert "triton: reads FP8 on GPUs with a compute capability of 8.9 or more" in reason
+    with pytest.raises(BackendUnavailableError, match=r"'triton' cannot run here .*8\.9"):
+        choose("triton", *asked)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    triton = next(each for each in backends._CANDIDATES if each.name == "triton")
+    assert backends._probe(triton, *asked)[0]
 
 
 def test_flash_attn_4_is_taken_on_the_gpus_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:

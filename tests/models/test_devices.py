@@ -1,10 +1,16 @@
 """Devices: only a real lack of memory is reported as one, in a line that says what to do."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
 from stepscope.engine.execution.devices import find_device, memory_for
+from stepscope.engine.execution.runner import LaunchedStep, ModelRunner
 from stepscope.engine.protocol.knobs import ConfigError
+from stepscope.engine.scheduling.step import ScheduledStep
+from tests.support.engines.tiny_runner import load_tiny
 
 # As torch words it.
 FULL = (
@@ -24,6 +30,19 @@ def test_an_out_of_memory_error_says_what_needed_memory_and_which_setting_to_low
         "the GPU has no memory for the KV cache (20.00 GiB more were needed): "
         "lower --gpu-memory-utilization"
     )
+
+
+def test_a_start_whose_first_steps_find_no_memory_ends_with_a_line_that_says_what_to_lower(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another program takes memory after the trial, or --gpu-memory-utilization is 1."""
+
+    def launch(self: ModelRunner, step: ScheduledStep) -> LaunchedStep:
+        raise torch.OutOfMemoryError(FULL)
+
+    monkeypatch.setattr(ModelRunner, "launch_now", launch)
+    with pytest.raises(ConfigError, match="no memory for the first steps: lower --gpu-memory-util"):
+        load_tiny(tiny_checkpoint("qwen3"))
 
 
 def test_errors_other_than_out_of_memory_are_not_changed() -> None:
