@@ -36,6 +36,7 @@ class _Together(NamedTuple):
     blocks: torch.Tensor  # [rows, blocks of the longest]
     positions: torch.Tensor  # [rows, keys], of the keys in these blocks
     ends: torch.Tensor  # [rows], tokens of each request
+    unused: torch.Tensor  # indices of the keys, row after row, that lie after their request's end
     first_key: int  # position of the first key of the first row
     num_before: int  # its tokens before the step
 
@@ -65,7 +66,7 @@ class TorchAttention:
             if len(rows.tokens) == len(rows.blocks):
                 visible = _visible(rows.positions, rows.ends[:, None] - 1, sliding_window)
                 for each in (keys, values):  # a NaN of an earlier request times 0 would be NaN
-                    each.masked_fill_(~visible[:, :, None, None], 0)
+                    each.flatten(0, 1).index_fill_(0, rows.unused, 0)
                 output[rows.tokens] = _attend(
                     query[rows.tokens], keys.transpose(1, 2), values.transpose(1, 2),
                     visible[:, None, None], scale, softcap, sinks,
@@ -145,10 +146,12 @@ def _rows(batch: PagedBatch, rows: IntArray, first_blocks: IntArray, width: int)
     positions = first_blocks * batch.block_size + np.arange(width * batch.block_size)
     first, end = batch.query_starts[rows], batch.query_starts[rows + 1]
     tokens = first if len(rows) > 1 else np.arange(first[0], end[0])
-    arrays = tokens, batch.block_tables[rows[:, None], columns], positions, batch.context_lens[rows]
-    at, blocks, keys, ends = (to_device(each, batch.device) for each in arrays)
-    num_before = int(batch.context_lens[rows[0]] - len(tokens))
-    return _Together(at, blocks, keys, ends, int(positions[0, 0]), num_before)
+    ends = batch.context_lens[rows]
+    unused = np.flatnonzero(positions >= ends[:, None])
+    arrays = tokens, batch.block_tables[rows[:, None], columns], positions, ends, unused
+    first_key, num_before = int(positions[0, 0]), int(ends[0] - len(tokens))
+    at, blocks, keys, lens, left = (to_device(each, batch.device) for each in arrays)
+    return _Together(at, blocks, keys, lens, left, first_key, num_before)
 
 
 def _groups(rows: IntArray, num_blocks: IntArray, blocks_at_once: int) -> list[IntArray]:
