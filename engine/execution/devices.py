@@ -55,9 +55,9 @@ def find_dtype(setting: str, device: torch.device) -> torch.dtype:
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a tensor of zeros for the KV cache.
 
-    The cache must not contain NaN: a padded gather multiplies unused slots by 0, and 0 * NaN is
-    NaN. On a CPU, calloc provides zero pages without writing them. So 1 GiB is ready at once
-    (writing it takes seconds), and only the used pages occupy memory.
+    Not what the memory held before: `scales_of` measures unused slots, too. On a CPU, calloc
+    provides zero pages without writing them. So 1 GiB is ready at once (writing it takes seconds),
+    and only the used pages occupy memory.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -154,9 +154,11 @@ def load_runner(
     dtype = devices.find_dtype(config.dtype, device)
     kv_dtype = {"auto": dtype, "bf16": torch.bfloat16, "fp8_e4m3": FP8}[config.kv_cache_dtype]
     try:
-        backend, _ = choose(config.attention, str(device), dtype, kv_dtype)
+        backend, reason = choose(config.attention, str(device), dtype, kv_dtype)
     except BackendUnavailableError as error:
         raise ConfigError("attention", str(error)) from None
+    if device.type == "cuda" and config.attention == "auto" and not backend.is_capturable:
+        log.warning("no fast attention and no CUDA graphs on this GPU: %s", reason)
     # Check these settings now, before minutes of loading.
     kv_memory_bytes(config.kv_memory, devices.free_bytes(device))
     config.overlaps(launch_blocks=device.type == "cpu")

@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepscope.engine.execution import devices
 from stepscope.engine.execution.devices import find_device, memory_for
+from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import LaunchedStep, ModelRunner
+from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.kernels.dispatch import backends
 from tests.support.engines.tiny_runner import load_tiny
 
 # As torch words it.
@@ -43,6 +47,24 @@ def test_a_start_whose_first_steps_find_no_memory_ends_with_a_line_that_says_wha
     monkeypatch.setattr(ModelRunner, "launch_now", launch)
     with pytest.raises(ConfigError, match="no memory for the first steps: lower --gpu-memory-util"):
         load_tiny(tiny_checkpoint("qwen3"))
+
+
+def test_on_a_gpu_that_no_fast_attention_serves_the_log_says_why(
+    tiny_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(devices, "find_device", torch.device)
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(backends, "_probe", lambda each, *_: (each.name == "torch", "too old"))
+
+    def no_further(max_model_len: int) -> None:
+        raise NotImplementedError
+
+    config = EngineConfig(model=str(tiny_checkpoint("qwen3")), device="cuda")
+    with pytest.raises(NotImplementedError):
+        load_runner(config, lambda what, share: None, no_further)
+    assert "no CUDA graphs on this GPU: too old; flash-attn: too old; triton: too" in caplog.text
 
 
 def test_errors_other_than_out_of_memory_are_not_changed() -> None:

@@ -16,15 +16,16 @@ import torch
 
 from stepscope.engine.control.intake import Intake
 from stepscope.engine.execution.loading import prepare
-from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.runner import LaunchedStep, ModelRunner
 from stepscope.engine.execution.sampler import Sampler
-from stepscope.engine.protocol.commands import Submit
+from stepscope.engine.protocol.commands import SetKnobs, Submit
 from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.knobs import Limits
 from stepscope.engine.protocol.replies import Output, PositionLogprobs, TokenLogprob
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Preempted
 from stepscope.engine.scheduling.request import Request
+from stepscope.engine.scheduling.step import ScheduledStep
 from tests.support.engines.core_ends import Client
 from tests.support.engines.relaunching import CapturableAttention, RelaunchingDevice
 from tests.support.engines.tiny_runner import load_tiny
@@ -119,6 +120,50 @@ def test_prefix_hits_and_preemptions_change_no_token(served: Served) -> None:
     events = [event for record in tight.sink.records for event in record.events]
     assert any(isinstance(event, Preempted) for event in events)
     assert [client.tokens for client in clients] == served.expected * 2
+
+
+CHANGES: list[dict[str, object]] = [
+    *({"max_num_batched_tokens": budget} for budget in (3, 64, 1024)),
+    *({"max_num_seqs": seats} for seats in (2, 16)),
+    *({"enable_prefix_caching": is_on} for is_on in (False, True)),
+    *({"batching": mode} for mode in ("naive", "separate", "chunked")),
+    {"speculative": "ngram", "prompt_lookup_min": 1},
+    {"speculative": "off"},
+    {"order": "arrival"},
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_neither_live_knobs_nor_steps_without_memory_change_a_token(
+    served: Served, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+    beginnings = [rng.choice(served.prompts)[: rng.randrange(1, 102)] for _ in range(10)]
+    plain = Engine(served.runner, False)
+    alone = [plain.submit(prompt, **KINDS[i % 3]) for i, prompt in enumerate(beginnings)]
+    plain.run()
+    launch, num_failed = served.runner.launch_now, 0
+
+    def launch_or_fail(step: ScheduledStep) -> LaunchedStep:
+        nonlocal num_failed
+        if sum(row.num_tokens for row in step.rows) > 1 and rng.random() < 0.05:
+            num_failed += 1
+            raise torch.OutOfMemoryError
+        return launch(step)
+
+    monkeypatch.setattr(served.runner, "launch_now", launch_or_fail)
+    engine = Engine(served.runner, True, num_blocks=18, reserve="none")
+    clients = []
+    for i, prompt in enumerate(beginnings):
+        clients.append(engine.submit(prompt, **KINDS[i % 3]))
+        for _ in range(rng.randrange(20)):
+            if rng.random() < 0.3:
+                engine.ask(SetKnobs(changes=rng.choice(CHANGES)))
+            engine.core.step()
+    engine.run()
+    assert [client.tokens for client in clients] == [client.tokens for client in alone]
+    assert num_failed > 0
+    assert engine.num_ahead > 0
 
 
 def comparable(outputs: list[Output]) -> list[Output]:
