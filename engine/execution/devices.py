@@ -10,7 +10,7 @@ import torch
 
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.scheduling.kv_memory import free_host_bytes
-from stepscope.engine.scheduling.step import DeviceMemoryError
+from stepscope.engine.scheduling.step import DeviceLostError, DeviceMemoryError
 
 
 def find_device(setting: str) -> torch.device:
@@ -76,6 +76,16 @@ def give_back_memory(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def check(device: torch.device) -> None:
+    """Raise DeviceLostError if a GPU has failed for good, as after an illegal access."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            message = "the GPU runs no step any more: " + str(error).partition("\n")[0]
+            raise DeviceLostError("device_lost", message) from error
 
 
 @contextlib.contextmanager

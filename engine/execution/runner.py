@@ -3,7 +3,6 @@
 It owns every tensor of the engine.
 """
 
-import contextlib
 import hashlib
 import random
 import time
@@ -225,9 +224,13 @@ class ModelRunner:
         return self.launch(step).collect()
 
     def launch(self, step: ScheduledStep) -> InFlight:
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             return self.launch_now(step)
-        # Not in the handler, where the error's traceback keeps the step's tensors alive.
+        except torch.OutOfMemoryError:
+            pass  # not handled here, where the error's traceback keeps the step's tensors alive
+        except Exception:
+            devices.check(self.device)
+            raise
         devices.give_back_memory(self.device)
         raise DeviceMemoryError
 

@@ -90,7 +90,10 @@ class EngineCore:
     # The loop
 
     def run(self) -> None:
-        """Run steps until `stop` is called; sleep while there is nothing to do."""
+        """Run steps until `stop` is called; sleep while there is nothing to do.
+
+        Raises DeviceLostError: the device failed, and all requests have ended.
+        """
         try:
             self.publish_heartbeat(idle=True)  # publishes `EngineInfo` before the first record
             while not self.stopping:
@@ -111,6 +114,8 @@ class EngineCore:
             self._heartbeat.publish_status("stopped")
         finally:
             self.stopping = False
+        if self.pipeline.lost is not None:
+            raise self.pipeline.lost
 
     def step(self) -> bool:
         """Run one forward step. Returns False if there was nothing to run.
@@ -137,6 +142,7 @@ class EngineCore:
         result = self.pipeline.execute(step)
         if result is None:  # it failed
             self.outlet.has_unpublished = True
+            self.stopping |= self.pipeline.lost is not None
             return
         num_finished = self.pipeline.update(step, result)
         if self._other_engine is not None:

@@ -24,6 +24,7 @@ from stepscope.engine.scheduling.acceptance import take_bursts
 from stepscope.engine.scheduling.request import RequestStatus
 from stepscope.engine.scheduling.scheduler import Scheduler
 from stepscope.engine.scheduling.step import (
+    DeviceLostError,
     DeviceMemoryError,
     InFlight,
     Runner,
@@ -126,6 +127,7 @@ class Pipeline:
         self.ahead: PendingStep | None = None
         self._tokens_ns = 0  # when the tokens of the last step were known
         self._under_way: ScheduledStep | None = None  # what the engine's thread waits for
+        self.lost: DeviceLostError | None = None  # why no step can run any more
 
     @property
     def has_step(self) -> bool:
@@ -218,10 +220,12 @@ class Pipeline:
         except DeviceMemoryError:
             self._run_smaller(step)
             return None
-        except Exception:
+        except Exception as error:
             log.exception(
                 "step %d failed; its %d requests are ended", step.scheduled.step, len(step.rows)
             )
+            if isinstance(error, DeviceLostError):
+                self.lost = error
             self._give_up(step)
             return None
         finally:

@@ -68,7 +68,7 @@ def serve(
 
     `http_endpoint`: HOST:PORT where the caller serves HTTP; published for observers.
 
-    Raises ConfigError: the reason why the engine cannot start, in one line.
+    Raises ConfigError: why the engine cannot start, or go on without its device, in one line.
     """
     opened = open_engine(config, knobs, progress=progress, http_endpoint=http_endpoint)
     with opened as (core, _), stop_signals(core):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from stepscope.engine.protocol.commands import KVTicket
+from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.replies import PositionLogprobs
 from stepscope.engine.protocol.wire import Phase
 from stepscope.engine.scheduling.request import Request
@@ -26,6 +27,10 @@ class ScheduledRow(NamedTuple):
 
 class DeviceMemoryError(Exception):
     """The device has no memory for a step; it may have for a smaller one."""
+
+
+class DeviceLostError(ConfigError):
+    """The device failed, and runs no step any more."""
 
 
 class InFlight(Protocol):
@@ -90,7 +95,8 @@ class StepResult:
 class Runner(Protocol):
     """Executes steps. It owns all tensors; of the KV cache's state it gets only block ids.
 
-    A step that the device has no memory for raises DeviceMemoryError.
+    A step that the device has no memory for raises DeviceMemoryError. One that is launched when the
+    device has failed raises DeviceLostError.
     """
 
     def clock(self) -> int:

@@ -12,7 +12,7 @@ from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import LaunchedStep, ModelRunner
 from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.knobs import ConfigError
-from stepscope.engine.scheduling.step import ScheduledStep
+from stepscope.engine.scheduling.step import DeviceLostError, ScheduledStep
 from stepscope.kernels.dispatch import backends
 from tests.support.engines.tiny_runner import load_tiny
 
@@ -65,6 +65,27 @@ def test_on_a_gpu_that_no_fast_attention_serves_the_log_says_why(
     with pytest.raises(NotImplementedError):
         load_runner(config, lambda what, share: None, no_further)
     assert "no CUDA graphs on this GPU: too old; flash-attn: too old; triton: too" in caplog.text
+
+
+def test_a_launch_that_fails_tells_a_gpu_that_has_failed_from_a_step_that_has(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an illegal access, every call of CUDA fails until the process ends."""
+    runner = load_tiny(tiny_checkpoint("qwen3"))
+    runner.device = torch.device("cuda")
+    failure = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(ModelRunner, "launch_now", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    with pytest.raises(RuntimeError, match="illegal") as caught:
+        runner.launch(ScheduledStep(0, []))
+    assert caught.value is failure
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(DeviceLostError, match=r"any more: CUDA error: an illegal .* encountered$"):
+        runner.launch(ScheduledStep(0, []))
 
 
 def test_errors_other_than_out_of_memory_are_not_changed() -> None:

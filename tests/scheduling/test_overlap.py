@@ -17,7 +17,13 @@ from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.knobs import Knobs, Limits
 from stepscope.engine.protocol.replies import AnyReply, Output
 from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.engine.scheduling.step import DeviceMemoryError, InFlight, ScheduledStep, StepResult
+from stepscope.engine.scheduling.step import (
+    DeviceLostError,
+    DeviceMemoryError,
+    InFlight,
+    ScheduledStep,
+    StepResult,
+)
 from stepscope.engine.simulation.simulated import SimulatedRunner
 from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
@@ -364,3 +370,34 @@ def test_overlap_is_used_only_for_asynchronous_devices(
 ) -> None:
     config = EngineConfig(overlap=setting)  # type: ignore[arg-type]
     assert config.overlaps(launch_blocks=launch_blocks) is expected
+
+
+class Breaking(SimulatedRunner):
+    """The device fails in a step after `num_good` ones, and then for good."""
+
+    def __init__(self, num_good: int) -> None:
+        super().__init__(CostModel())
+        self.num_good = num_good
+        self.is_lost = False
+
+    def launch(self, step: ScheduledStep) -> Any:  # type: ignore[override]
+        if self.is_lost:
+            raise DeviceLostError("device_lost", "the GPU runs no step any more")
+        self.is_lost = step.step == self.num_good
+        return self if self.is_lost else super().launch(step)
+
+    def collect(self) -> StepResult:
+        raise RuntimeError("an illegal memory access")
+
+
+@pytest.mark.parametrize("num_good", [0, 1, 7])
+def test_an_engine_whose_device_failed_for_good_ends_every_request_and_then_itself(
+    num_good: int,
+) -> None:
+    engine = Engine(Breaking(num_good))
+    clients = [engine.submit(20, first=50 * i) for i in range(12)]  # more than run at once
+    with pytest.raises(DeviceLostError):
+        engine.core.run()
+    assert [client.outputs[-1].finish_reason for client in clients] == ["abort"] * 12
+    assert engine.sink.messages[-1].state == "stopped"
+    assert engine.scheduler.kv.counts().used == 0
