@@ -27,27 +27,15 @@ from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.crowded import crowded
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.lanes_of import lanes_of
-from tests.support.sessions.later import Later
 from tests.support.waiting import wait_for
 
-BUSY = SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150, document_tokens=900)
 NUM_STEPS = 4000
-MESSAGES = Later(
-    lambda: simulate(
-        seed=7,
-        num_steps=NUM_STEPS,
-        num_blocks=160,
-        max_model_len=2048,
-        workload=BUSY,
-        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-        changes={1250: {"max_num_batched_tokens": 256}},
-        cost=CostModel(floor_ms=20.0),  # for more than a minute in all
-    )
-)
+CHANGES = {1250: {"max_num_batched_tokens": 256}}
+MESSAGES = crowded(7, NUM_STEPS, rate=8.0, changes=CHANGES, floor_ms=20.0)  # more than a minute
 
 
 class LiveSource:

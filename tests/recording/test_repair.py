@@ -22,7 +22,6 @@ import zmq
 from mcap.reader import make_reader
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.knobs import Knobs
 from stepscope.recordings.check.rewrite import default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.errors import RecordingError
@@ -37,22 +36,14 @@ from stepscope.recordings.file.writing.writer import RecordingWriter
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.being_written import has_steps
+from tests.support.sessions.crowded import crowded
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
 Call = Callable[..., Any]
 
-MESSAGES = Later(
-    lambda: simulate(
-        seed=11,
-        num_steps=3000,
-        num_blocks=160,
-        max_model_len=2048,
-        workload=SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150),
-        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-    )
-)
+MESSAGES = crowded(11, 3000, rate=8.0)
 
 
 def nothing(share: float) -> None:
