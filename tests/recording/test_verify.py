@@ -19,7 +19,7 @@ Call = Callable[..., Any]
 
 Messages = list[tuple[int, wire.Telemetry]]
 CHANGES = {300: {"enable_prefix_caching": False}, 500: {"enable_prefix_caching": True}}
-MESSAGES = crowded(12, 700, rate=20.0, changes=CHANGES)
+MESSAGES = crowded(13, 700, rate=20.0, changes=CHANGES)
 
 
 def verified(path: Path, messages: Messages) -> VerifyReport:
