@@ -22,10 +22,10 @@ from stepscope.engine.transport.gate import Gate, gate_of
 from stepscope.engine.transport.keys import Credentials, KeyFolder, KeyPair, Role, read_credentials
 from stepscope.engine.transport.sockets import bind, client_socket, credentials_for, server_socket
 from stepscope.recordings.live.subscriber import Subscriber
+from tests.support.engines.engine_process import PROGRAM
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
-ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 OPERATORS = (
     *(commands.SetKnobs(changes={"max_num_seqs": 3}), commands.Pause(), commands.Resume()),
     *(commands.StepOnce(n=2), commands.Abort(request_id=1), commands.ResetPrefixCache()),
@@ -44,7 +44,7 @@ class Keyed:
         self.made("first", "operator")
         self.log = folder / "log"
         self.process = subprocess.Popen(
-            [sys.executable, str(ENGINE), self.control, str(self.keys.path)],
+            [sys.executable, str(PROGRAM), self.control, str(self.keys.path)],
             stderr=self.log.open("wb"),
         )
         with ControlClient(self.at("first"), timeout_s=30) as client:

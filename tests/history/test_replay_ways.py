@@ -3,7 +3,6 @@
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from stepscope.tui.views.view import View
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
+from tests.support.sessions.replayed import replayed
 from tests.support.sessions.seek_sessions import one_by_one, record
 
 NUM_STEPS = 5_000  # three minutes
@@ -81,29 +81,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("ways") / "session.mcap", messages)
 
 
-@contextmanager
-def opened(file: Path, history: History | None = None) -> Iterator[ReplaySource]:
-    """A replay that stands at the first step, with an empty memory."""
-    with Recording(file) as recording:
-        replay = ReplaySource(recording, history, playing=False)
-        replay.start()
-        try:
-            yield replay
-        finally:
-            replay.stop()
-
-
 @pytest.fixture(scope="module")
 def source(file: Path) -> Iterator[ReplaySource]:
     """One replay for several tests: its memory depends on those before."""
-    with opened(file) as replay:
+    with replayed(file) as replay:
         assert replay.file_index.wait(30)
         yield replay
 
 
 @pytest.fixture(scope="module")
 def straight(file: Path) -> Iterator[ReplaySource]:
-    with opened(file) as replay:
+    with replayed(file) as replay:
         yield replay
 
 
@@ -136,7 +124,7 @@ def test_figures_at_a_step_do_not_depend_on_the_moves_that_led_to_it(
 
 
 def test_steps_after_the_viewed_step_stay_in_memory(file: Path) -> None:
-    with opened(file) as replay:
+    with replayed(file) as replay:
         way = Way(replay)
         way.navigator.go(NUM_STEPS - 1)
         first = way.picture().first_step
@@ -148,7 +136,7 @@ def test_steps_after_the_viewed_step_stay_in_memory(file: Path) -> None:
 
 
 def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(file: Path) -> None:
-    with opened(file, History(max_steps=1_500)) as replay:
+    with replayed(file, History(max_steps=1_500)) as replay:
         way = Way(replay)
         way.navigator.go(NUM_STEPS - 1)
         first = way.picture().first_step
@@ -184,7 +172,7 @@ def test_figures_of_short_windows_are_marked(file: Path, monkeypatch: pytest.Mon
         assert go_on.wait(30)
         extend(reach, *where)
 
-    with opened(file) as replay:
+    with replayed(file) as replay:
         try:
             way = Way(replay)
             way.picture()
@@ -209,7 +197,7 @@ def test_figures_of_short_windows_are_marked(file: Path, monkeypatch: pytest.Mon
 @pytest.fixture
 def unsearched(file: Path) -> Iterator[ReplaySource]:
     """A replay whose file was not yet searched."""
-    with opened(file) as replay:
+    with replayed(file) as replay:
         replay.file_index.stop()
         replay.file_index = FileIndex(file)
         yield replay

@@ -26,6 +26,7 @@ from stepscope.recordings.replay.seek import (
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.lanes_of import lanes_of
+from tests.support.sessions.replayed import replayed, seek
 from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 3_000
@@ -84,25 +85,19 @@ def test_waits_that_began_before_the_file_are_in_no_figure(tmp_path: Path) -> No
     assert any(view.first_token_ns is None for view in live)
     assert any(view.first_token_ns is not None for view in live)
     told = enumerate([snapshot, *messages[joined:]], start=joined - 1)
-    with Recording(record(tmp_path / "joined.mcap", told)) as recording:
-        explained = explain_recording(recording, SLO(0.001, 0.001))
-        source = ReplaySource(recording, playing=False)
-        source.start()
-        try:
-            for step in (400, 499):
-                source.seek(step)
-                assert source.wait()
-            history = source.history
-            assert history.first_step == 150
-            latencies = history.windows.latency(None, None)
-            assert latencies.ttft.num_samples == explained.ttft.num_waits
-            assert latencies.itl.num_samples == explained.itl.num_waits
-            events = [e for each in messages[joined:] for e in getattr(each, "events", ())]
-            known = {event.request_id for event in events if isinstance(event, Arrived)}
-            ids = {each.max_ttft_request_id for each in history.summaries(150, 499) if each}
-            assert set() < ids - {None} <= known
-        finally:
-            source.stop()
+    with replayed(record(tmp_path / "joined.mcap", told)) as source:
+        explained = explain_recording(source.recording, SLO(0.001, 0.001))
+        for step in (400, 499):
+            seek(source, step)
+        history = source.history
+        assert history.first_step == 150
+        latencies = history.windows.latency(None, None)
+        assert latencies.ttft.num_samples == explained.ttft.num_waits
+        assert latencies.itl.num_samples == explained.itl.num_waits
+        events = [e for each in messages[joined:] for e in getattr(each, "events", ())]
+        known = {event.request_id for event in events if isinstance(event, Arrived)}
+        ids = {each.max_ttft_request_id for each in history.summaries(150, 499) if each}
+        assert set() < ids - {None} <= known
 
 
 class Broken(list[MessageFrame]):
@@ -168,14 +163,10 @@ def test_a_seek_shows_some_steps_at_once(recorded: Path, monkeypatch: pytest.Mon
 
 
 def test_zooming_out_loads_the_steps_that_come_into_view(recorded: Path) -> None:
-    with Recording(recorded) as recording:
-        source = ReplaySource(recording, History(), playing=False)
-        source.start()
-        source.seek(NUM_STEPS - 1)
-        assert source.wait()
+    with replayed(recorded) as source:
+        seek(source, NUM_STEPS - 1)
         before = source.history.num_steps
         source.show(before + 300)
         assert source.wait()
         assert source.history.num_steps >= min(NUM_STEPS, before + 300)
         assert source.history.last_step == NUM_STEPS - 1
-        source.stop()

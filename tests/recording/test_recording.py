@@ -31,6 +31,8 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.crowded import crowded
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.lanes_of import lanes_of
+from tests.support.sessions.replayed import replayed, seek
+from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
 NUM_STEPS = 4000
@@ -60,21 +62,9 @@ class LiveSource:
         self.tap.send(wire.TOPICS[type(message)], sequence, payload)
 
 
-def record(path: Path, messages: list[tuple[int, Telemetry]]) -> RecordingWriter:
-    writer = RecordingWriter(path)
-    writer.start()
-    for sequence, message in messages:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
-    return writer
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recorded") / "session.mcap"
-    writer = record(path, MESSAGES)
-    assert (writer.state, writer.error) == ("finished", None)
-    return path
+    return record(tmp_path_factory.mktemp("recorded") / "session.mcap", MESSAGES)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +74,8 @@ def live() -> History:
 
 @pytest.fixture
 def replay(recorded: Path) -> Iterator[ReplaySource]:
-    source = ReplaySource(Recording(recorded), playing=False)
-    source.start()
-    yield source
-    source.stop()
+    with replayed(recorded) as source:
+        yield source
 
 
 # The same again
@@ -113,8 +101,7 @@ def same_screen(live: History, replayed: History, step: int) -> None:
 def test_a_replay_shows_at_any_step_what_was_seen_live(live: History, replay: ReplaySource) -> None:
     steps = [1, NUM_STEPS - 1, NUM_STEPS - 2, 300, *random.Random(2).sample(range(NUM_STEPS), 2)]
     for step in steps:
-        replay.seek(step)
-        assert replay.wait()
+        seek(replay, step)
         same_screen(live, replay.history, step)
 
 
@@ -144,43 +131,36 @@ def test_sequence_numbers_above_32_bits_are_kept(tmp_path: Path) -> None:
     received = [(sequence + offset, message) for sequence, message in MESSAGES[:500]]
     live = history_of(received, SLO())
     record(tmp_path / "long.mcap", received)
-    source = ReplaySource(Recording(tmp_path / "long.mcap"), playing=False)
-    source.start()
-    source.seek(480)
-    assert source.wait()
-    assert source.history.num_lost == 0
-    assert source.history.summaries(0, 480) == live.summaries(0, 480)
-    source.stop()
+    with replayed(tmp_path / "long.mcap") as source:
+        seek(source, 480)
+        assert source.history.num_lost == 0
+        assert source.history.summaries(0, 480) == live.summaries(0, 480)
 
 
 # Playing
 
 
-def test_playing_follows_recorded_time_and_stops_at_the_end(recorded: Path) -> None:
-    source = ReplaySource(Recording(recorded), playing=False)
-    source.start()
-    assert source.wait()
-    assert (source.status, source.history.last_step) == ("paused", 0)
+def test_playing_follows_recorded_time_and_stops_at_the_end(replay: ReplaySource) -> None:
+    assert (replay.status, replay.history.last_step) == ("paused", 0)
     started_s = time.monotonic()
-    source.play(speed=64.0)
-    assert source.status == "playing"
-    while source.history.last_step < 600:
+    replay.play(speed=64.0)
+    assert replay.status == "playing"
+    while replay.history.last_step < 600:
         time.sleep(0.005)
         assert time.monotonic() < started_s + 120
     # 600 steps of 20 ms or more, at 64 times their speed.
     assert time.monotonic() - started_s > 600 * 0.02 / 64
-    source.pause()
-    assert source.status == "paused"
-    source.seek(NUM_STEPS - 2)
-    source.play()
-    while source.status != "ended":
+    replay.pause()
+    assert replay.status == "paused"
+    replay.seek(NUM_STEPS - 2)
+    replay.play()
+    while replay.status != "ended":
         time.sleep(0.005)
         assert time.monotonic() < started_s + 120
-    assert source.history.last_step == NUM_STEPS - 1
-    source.play()
-    assert source.wait()
-    assert source.status == "ended"
-    source.stop()
+    assert replay.history.last_step == NUM_STEPS - 1
+    replay.play()
+    assert replay.wait()
+    assert replay.status == "ended"
 
 
 def test_stepping_through_a_replay_stops_at_both_ends(live: History, replay: ReplaySource) -> None:
@@ -205,14 +185,11 @@ def test_a_recorded_mark_appears_in_the_replay(tmp_path: Path) -> None:
     for sequence, message in MESSAGES[100:200]:
         source.receive(sequence, message)
     recorder.stop()
-    replay = ReplaySource(Recording(tmp_path / "marked.mcap"), playing=False)
-    replay.start()
-    replay.seek(10**9)
-    assert replay.wait()
-    assert replay.history.marks == [mark]
-    (event,) = replay.history.events(kinds=frozenset({"mark"}))
-    assert event.text == "before the storm (me)"
-    replay.stop()
+    with replayed(tmp_path / "marked.mcap") as replay:
+        seek(replay, 10**9)
+        assert replay.history.marks == [mark]
+        (event,) = replay.history.events(kinds=frozenset({"mark"}))
+        assert event.text == "before the storm (me)"
 
 
 # Recording a session that goes on
@@ -248,13 +225,10 @@ def test_recording_can_begin_in_mid_session_while_messages_arrive(tmp_path: Path
         assert SessionState.from_snapshot(snapshot) == source.history.state_at(snapshot.step) or (
             snapshot.step == steps[0] - 1
         )
-    replay = ReplaySource(Recording(tmp_path / "middle.mcap"), playing=False)
-    replay.start()
-    replay.seek(NUM_STEPS)
-    assert replay.wait()
-    assert replay.history.num_lost == 0
-    assert replay.history.state == source.history.state_at(NUM_STEPS - 1)
-    replay.stop()
+    with replayed(tmp_path / "middle.mcap") as replay:
+        seek(replay, NUM_STEPS)
+        assert replay.history.num_lost == 0
+        assert replay.history.state == source.history.state_at(NUM_STEPS - 1)
 
 
 @pytest.mark.parametrize(("num_messages", "at"), [(200, "at step 1"), (2, "without a step")])
@@ -374,10 +348,7 @@ def test_keyframes_of_a_long_queue_are_at_most_half_of_the_file(tmp_path: Path) 
     gaps = [b.sequence - a.sequence for a, b in itertools.pairwise(keyframes)]
     assert max(gaps) > 1.2 * 256  # of what a short queue would have
     assert verify(path, lambda share: None).is_good
-    source = ReplaySource(Recording(path), playing=False)
-    source.start()
-    for step in (2990, 700, 1800):
-        source.seek(step)
-        assert source.wait()
-        assert source.history.state == live.state_at(step)
-    source.stop()
+    with replayed(path) as source:
+        for step in (2990, 700, 1800):
+            seek(source, step)
+            assert source.history.state == live.state_at(step)

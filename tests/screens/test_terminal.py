@@ -23,10 +23,9 @@ NAMED |= {f"bright{name}" for name in NAMED}
 @pytest.fixture
 def busy_engine(runtime_folder: Path) -> Iterator[str]:
     """The address of an overloaded simulated engine in a process of its own."""
-    engine = EngineProcess(f"{runtime_folder}/engine")
-    engine.work()
-    yield f"{runtime_folder}/engine"
-    engine.kill()
+    with EngineProcess(f"{runtime_folder}/engine") as engine:
+        engine.work()
+        yield f"{runtime_folder}/engine"
 
 
 def shown_step(screen: Any) -> int:
