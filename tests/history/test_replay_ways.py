@@ -1,10 +1,8 @@
 """The figures at a step of a recording do not depend on how the viewer got there."""
 
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +14,6 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.replay.seek import Reach
 from stepscope.recordings.state.latency import SLO
 from stepscope.tui.session.navigator import Navigator
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
@@ -27,7 +24,7 @@ from stepscope.tui.views.view import View
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
-from tests.support.sessions.replayed import replayed
+from tests.support.sessions.replayed import replayed, short_histories
 from tests.support.sessions.seek_sessions import one_by_one, record
 
 NUM_STEPS = 5_000  # three minutes
@@ -163,20 +160,11 @@ def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(file
             assert f"{name}/{frame.window_s:.1f}s " in told
 
 
-def test_figures_of_short_windows_are_marked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reached, go_on = threading.Event(), threading.Event()
-    extend = Reach.extend
-
-    def slowly(reach: Reach, *where: Any) -> None:
-        reached.set()
-        assert go_on.wait(30)
-        extend(reach, *where)
-
+def test_figures_of_short_windows_are_marked(file: Path) -> None:
     with replayed(file) as replay:
-        try:
-            way = Way(replay)
-            way.picture()
-            monkeypatch.setattr(Reach, "extend", slowly)
+        way = Way(replay)
+        way.picture()
+        with short_histories() as (reached, go_on):
             replay.seek(NUM_STEPS - 1)
             assert reached.wait(30)
             frame = way.builder.build(way.view, 100, 20, 10)
@@ -190,8 +178,6 @@ def test_figures_of_short_windows_are_marked(file: Path, monkeypatch: pytest.Mon
             go_on.set()
             told = line_of(way.picture())
             assert re.search(r" hit .* TTFT p95 \d.* PREEMPT \d+/m .* out \d.* in \d", told)
-        finally:
-            go_on.set()
 
 
 @pytest.fixture

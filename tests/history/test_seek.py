@@ -1,9 +1,7 @@
 """Seeking in a recording is fast, and gives the same state as reading every message."""
 
 import random
-import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +12,8 @@ from stepscope.recordings.attribution.explained import explain_recording
 from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import (
     WINDOW_STEPS,
-    Reach,
     excerpt,
     state_at,
     window_start,
@@ -26,7 +22,7 @@ from stepscope.recordings.replay.seek import (
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.lanes_of import lanes_of
-from tests.support.sessions.replayed import replayed, seek
+from tests.support.sessions.replayed import replayed, seek, short_histories
 from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 3_000
@@ -127,20 +123,8 @@ def test_a_contradicting_step_is_skipped(recorded: Path, monkeypatch: pytest.Mon
         assert found.gaps
 
 
-def test_a_seek_shows_some_steps_at_once(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = ReplaySource(Recording(recorded), playing=False)
-    reached, go_on = threading.Event(), threading.Event()
-    extend = Reach.extend
-
-    def slowly(reach: Reach, *where: Any) -> None:
-        reached.set()
-        assert go_on.wait(60)
-        extend(reach, *where)
-
-    monkeypatch.setattr(Reach, "extend", slowly)
-    source.start()
-    assert source.wait()
-    try:
+def test_a_seek_shows_some_steps_at_once(recorded: Path) -> None:
+    with replayed(recorded) as source, short_histories() as (reached, go_on):
         step = NUM_STEPS - 20
         source.seek(step)
         assert reached.wait(60)
@@ -157,9 +141,6 @@ def test_a_seek_shows_some_steps_at_once(recorded: Path, monkeypatch: pytest.Mon
         assert history.num_steps > 1_000
         assert (history.state, lanes_of(history, step - WINDOW_STEPS + 1, step)) == at_once
         assert history.record(step) == record
-    finally:
-        go_on.set()
-        source.stop()
 
 
 def test_zooming_out_loads_the_steps_that_come_into_view(recorded: Path) -> None:

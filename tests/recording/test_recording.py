@@ -14,7 +14,7 @@ from mcap.writer import Writer
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.mcap.format import default_name
@@ -22,7 +22,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap, add_mark
+from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.latency import SLO
@@ -31,6 +31,7 @@ from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.crowded import crowded
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.lanes_of import lanes_of
+from tests.support.sessions.received import Received
 from tests.support.sessions.replayed import replayed, seek
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
@@ -38,28 +39,6 @@ from tests.support.waiting import wait_for
 NUM_STEPS = 4000
 CHANGES = {1250: {"max_num_batched_tokens": 256}}
 MESSAGES = crowded(7, NUM_STEPS, rate=8.0, changes=CHANGES, floor_ms=20.0)  # more than a minute
-
-
-class LiveSource:
-    """A live source without an engine: the test passes in its messages."""
-
-    is_live = True
-    name = "test"
-    status = "live"
-    error = None
-
-    def __init__(self) -> None:
-        self.history = History()
-        self.tap = FrameTap()
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def receive(self, sequence: int, message: Telemetry) -> None:
-        payload = wire.encode(message)
-        self.history.append(sequence, payload)
-        self.tap.send(wire.TOPICS[type(message)], sequence, payload)
 
 
 @pytest.fixture(scope="module")
@@ -177,13 +156,13 @@ def test_stepping_through_a_replay_stops_at_both_ends(live: History, replay: Rep
 
 
 def test_a_recorded_mark_appears_in_the_replay(tmp_path: Path) -> None:
-    source = LiveSource()
+    source = Received(History(), "test")
     recorder = Recorder(source, tmp_path / "marked.mcap")
     for sequence, message in MESSAGES[:100]:
-        source.receive(sequence, message)
+        source.take(sequence, message)
     mark = add_mark(source, "before the storm", "me")
     for sequence, message in MESSAGES[100:200]:
-        source.receive(sequence, message)
+        source.take(sequence, message)
     recorder.stop()
     with replayed(tmp_path / "marked.mcap") as replay:
         seek(replay, 10**9)
@@ -196,12 +175,12 @@ def test_a_recorded_mark_appears_in_the_replay(tmp_path: Path) -> None:
 
 
 def test_recording_can_begin_in_mid_session_while_messages_arrive(tmp_path: Path) -> None:
-    source = LiveSource()
+    source = Received(History(), "test")
     going = threading.Event()
 
     def receive() -> None:
         for number, (sequence, message) in enumerate(MESSAGES):
-            source.receive(sequence, message)
+            source.take(sequence, message)
             if number == 300:
                 going.set()
 
@@ -233,16 +212,16 @@ def test_recording_can_begin_in_mid_session_while_messages_arrive(tmp_path: Path
 
 @pytest.mark.parametrize(("num_messages", "at"), [(200, "at step 1"), (2, "without a step")])
 def test_a_recording_ends_when_its_engine_does(tmp_path: Path, num_messages: int, at: str) -> None:
-    source = LiveSource()
+    source = Received(History(), "test")
     for sequence, message in MESSAGES[:2]:
-        source.receive(sequence, message)
+        source.take(sequence, message)
     recorder = Recorder(source, tmp_path / "one.mcap")
     for sequence, message in MESSAGES[2:num_messages]:
-        source.receive(sequence, message)
+        source.take(sequence, message)
     for sequence, message in simulate(seed=8, num_steps=50):
-        source.receive(sequence, message)
+        source.take(sequence, message)
     wait_for(lambda: recorder.state != "recording")
-    source.receive(sequence + 1, message)
+    source.take(sequence + 1, message)
     assert not source.tap._listeners
     seconds = recorder.elapsed_s
     assert f"the engine restarted: the recording ends {at}" in recorder.error

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from textual import events
 
-from stepscope.engine.protocol.knobs import Knobs
 from stepscope.recordings import samples
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
@@ -156,7 +155,7 @@ def live_and_file(
 ) -> tuple[History, Path]:
     """A busy session as received, and its recording from the first message on."""
     path = tmp_path_factory.mktemp("session") / "session.mcap"
-    messages = busy_messages(400, 340, Knobs(max_num_batched_tokens=1024, max_num_seqs=32))
+    messages = busy_messages(400, 340)
     with recorded_to(path, SLO(ttft_ms=500.0, itl_ms=30.0)) as source:
         for sequence, message in messages:
             source.take(sequence, message)
