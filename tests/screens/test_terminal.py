@@ -103,6 +103,7 @@ def test_a_screen_is_redrawn_when_resized_or_overwritten(terminal: Any, tmp_path
     arguments = (*STEPSCOPE, "replay", "chunked", "--at", "300")
     screen = terminal(*arguments, columns=120, rows=40, XDG_CONFIG_HOME=str(tmp_path))
     screen.wait_for("REPLAY PAUSED")
+    screen.wait_for(r"step 300\b")
     screen.wait_for("steps: token budget")
     for columns, rows, words in (
         (80, 24, r"TTFT [\d.]+"),
