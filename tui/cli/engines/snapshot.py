@@ -102,7 +102,7 @@ def _summary(taken: Snapshot) -> Iterator[tuple[str, str]]:
     yield "state", f"{taken.state}, step {taken.step:,}"
     yield "requests", ", ".join(f"{n} {status}" for status, n in by_status.items()) or "unknown"
     if (kv := taken.kv) is not None:
-        share = kv.used / ((kv.used + kv.cached + kv.empty) or 1)
+        share = kv.used / (kv.num_blocks or 1)
         rest = f"{kv.cached:,} cached, {kv.empty:,} empty"
         yield "KV blocks", f"{kv.used:,} used ({share:.0%}), {rest}"
     elif state.kv_share is not None:
