@@ -109,7 +109,7 @@ class Exposition(Collector):
         if latest is not None and (kv := latest.kv) is not None:
             share = "Share of the KV blocks that requests hold; 1 is all of them."
             cached = "Free KV blocks whose content can still be hit."
-            num_blocks = max(1, kv.used + kv.cached + kv.empty)
+            num_blocks = max(1, kv.num_blocks)
             families += [
                 ("vllm:kv_cache_usage_perc", share, kv.used / num_blocks),
                 ("stepscope_kv_blocks_used", "KV blocks that requests hold.", kv.used),

@@ -171,6 +171,13 @@ def _spec(field: msgspec.structs.FieldInfo, limits: Limits) -> KnobSpec:
     )
 
 
+def typed(spec: KnobSpec, text: str) -> KnobValue:
+    """Return the value that a person typed for a knob. Raises ValueError: it is none."""
+    if spec.kind == "bool":
+        return ("off", "false", "on", "true").index(text.lower()) > 1
+    return text if spec.kind == "choice" else _KINDS[spec.kind][0](text)
+
+
 def checked(spec: KnobSpec, value: KnobValue) -> KnobValue:
     """Return a value in the type of its knob. Raises ConfigError if the knob does not take it."""
     name = spec.name

@@ -132,6 +132,10 @@ class EngineInfo(Telemetry, frozen=True, kw_only=True):
         """
         return bool(self.telemetry_endpoint) or not self.control_endpoint
 
+    def wall_at(self, time_ns: int) -> int:
+        """Return the Unix time of a time of the engine."""
+        return self.wall_ns + time_ns - self.monotonic_ns
+
 
 class KnobsChanged(Telemetry, frozen=True, kw_only=True):
     topic = b"knobs"

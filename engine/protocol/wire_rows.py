@@ -209,10 +209,7 @@ class KVTransfers(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class KVCounts(Struct, frozen=True, gc=False):
-    """Numbers of blocks in each state after a step, and counts of what happened in the step.
-
-    used + cached + empty is the number of usable blocks.
-    """
+    """Numbers of blocks in each state after a step, and counts of what happened in the step."""
 
     used: int
     cached: int
@@ -222,6 +219,11 @@ class KVCounts(Struct, frozen=True, gc=False):
     # preemption. Older engines counted those again, too.
     queried_tokens: int = 0
     hit_tokens: int = 0  # ... and found
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of usable blocks."""
+        return self.used + self.cached + self.empty
 
 
 class LatencyEstimate(Struct, array_like=True, frozen=True, gc=False):

@@ -108,9 +108,6 @@ class Explanation(NamedTuple):
     request_id: int | None = None  # explains this one alone; None: all
     view: wire.RequestView | None = None  # that one, as it was last known
 
-    def wall_ns(self, time_ns: int) -> int:
-        return self.info.wall_ns + time_ns - self.info.monotonic_ns
-
 
 def explain_recording(recording: Recording, slo: SLO, request_id: int | None = None) -> Explanation:
     """Explain all late tokens of a recording. Reads its indexes, then its messages once.

@@ -90,8 +90,7 @@ class BlockLedger:
     def open_empty(self, first: wire.StepRecord | wire.EngineStatus) -> None:
         """Start checking with empty blocks before the first message, if it has block counts."""
         if (kv := first.kv) is not None:
-            num_blocks = kv.used + kv.cached + kv.empty
-            self._begin(BlockMap.empty(num_blocks, has_groups=first.kv_groups is not None))
+            self._begin(BlockMap.empty(kv.num_blocks, has_groups=first.kv_groups is not None))
             self._held, self._uncounted = {}, set()
 
     def open(self, snapshot: wire.Snapshot) -> None:

@@ -70,9 +70,8 @@ class RecordingFeed:
                 break
             state.apply(each.message)
         if (oldest_ns := oldest_arrival(state.requests.values())) is not None:
-            info = recording.info
-            wall_ns = info.wall_ns + oldest_ns - info.monotonic_ns
-            start = min(before, recording.find_time(wall_ns - _CLOCKS_APART_NS))
+            wall_ns = recording.info.wall_at(oldest_ns) - _CLOCKS_APART_NS
+            start = min(before, recording.find_time(wall_ns))
             snapshot, position = recording.keyframe_before(start)
         # If the engine published no pauses, they are known since the beginning of the file.
         since_ns = max(recording.known_since_ns, known_since(snapshot))

@@ -43,7 +43,7 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
     before = recording.find_step(first - 1) if first > 0 else None
     snapshot, position = recording.keyframe_before(before or Position(0, 0))
     state = SessionState.from_snapshot(snapshot)
-    offset_ns = recording.info.wall_ns - recording.info.monotonic_ns
+    offset_ns = recording.info.wall_at(0)
     since_ns = recording.known_since_ns
     begun = snapshot.step >= first - 1
     last_step = snapshot.step

@@ -158,8 +158,7 @@ class SessionState:
         """Share of the KV cache that requests hold, 0 to 1; None if unknown."""
         if self.kv is None:
             return None if self.totals is None else self.totals.kv_used
-        total = self.kv.used + self.kv.cached + self.kv.empty
-        return self.kv.used / total if total else None
+        return self.kv.used / self.kv.num_blocks if self.kv.num_blocks else None
 
     # Messages
 
@@ -289,7 +288,7 @@ class SessionState:
             # Before its first step an engine holds no blocks, so moves from then on give the whole
             # map.
             has_groups = message.kv_groups is not None
-            self.blocks = BlockMap.empty(kv.used + kv.cached + kv.empty, has_groups=has_groups)
+            self.blocks = BlockMap.empty(kv.num_blocks, has_groups=has_groups)
         if self.blocks is not None:
             self.blocks.apply(message.moves, message.move_groups)
 

@@ -413,22 +413,6 @@ def test_a_wait_that_64_bits_do_not_hold_is_explained(tmp_path: Path) -> None:
     assert found.itl.median_ms is not None
 
 
-def test_an_operators_pause_is_listed_and_not_counted(tmp_path: Path) -> None:
-    engine = Script()
-    engine.submit(16, 30)
-    engine.run(5)
-    engine.ask(Pause())
-    engine.run(1)
-    engine.sleep(900)
-    engine.ask(Resume())
-    engine.run(5)
-    with Recording(record(tmp_path / "session.mcap", engine.messages)) as recording:
-        found = explain_recording(recording, SLO(500, 50))
-    assert [late.is_excused for late in found.late] == [True]
-    assert found.itl.num_late == 0
-    assert found.affected == Affected(1, 0, 0)
-
-
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_over", [False, True])
 def test_an_earlier_pause_is_in_no_latency(tmp_path: Path, is_over: bool, is_told: bool) -> None:
@@ -455,6 +439,7 @@ def test_an_earlier_pause_is_in_no_latency(tmp_path: Path, is_over: bool, is_tol
     is_known = is_told or not is_over
     assert [(late.kind, late.is_excused) for late in found.late] == [("TTFT", True)] * is_known
     assert (found.ttft.num_waits, found.ttft.num_late) == (int(is_known), 0)
+    assert found.affected == Affected(1, 0, 0)
     assert found.itl.num_waits == 2
     pieces = [piece for late in found.late for piece in late.pieces]
     assert all(piece.ns < 100 * MS for piece in pieces if piece.cause == "unknown")

@@ -21,6 +21,7 @@ from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.latency import SLO
 from tests.support.sessions.history_steps import history_of
+from tests.support.sessions.replayed import replayed
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.sessions.slow_step_sessions import (
     NoisyCost,
@@ -52,10 +53,8 @@ def slow() -> tuple[Numbered, int]:
 def replay(tmp_path: Path, slow: tuple[Numbered, int]) -> Iterator[ReplaySource]:
     """A replay of the slow session, with few steps in memory."""
     path = record(tmp_path / "held.mcap", slow[0])
-    source = ReplaySource(Recording(path), History(LATE, max_steps=30), playing=False)
-    source.start()
-    yield source
-    source.stop()
+    with replayed(path, History(LATE, max_steps=30)) as source:
+        yield source
 
 
 def learnt_of(recording: Recording) -> list[tuple[StepWork, int]]:

@@ -2,27 +2,19 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, groupby
-from pathlib import Path
+from itertools import groupby
 from typing import TypeAlias
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stepscope.engine.protocol.wire import Telemetry
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history import lives
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.session import waits as session_waits
 from stepscope.recordings.session.waits import Breach
 from stepscope.recordings.state.events import SessionEvent, breach_event
 from stepscope.recordings.state.latency import SLO
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.history_steps import history_of
-from tests.support.sessions.seek_sessions import busy, record
 
 SECOND_NS = 1_000_000_000
 SLO_KIND = frozenset({"slo"})
@@ -38,16 +30,6 @@ def crowd(num_steps: int, *, seed: int = 3, rate: float = 9.0) -> list[tuple[int
 def worst_of_seconds(late: Sequence[Late]) -> list[Late]:
     seconds = groupby(late, key=lambda each: each[1] // SECOND_NS)
     return [max(second, key=lambda each: each[2]) for _, second in seconds]
-
-
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, SECOND_NS * 2 // 3), st.integers(1, 9)), max_size=60))
-def test_the_worst_wait_of_each_second_is_exact(waits: list[tuple[int, int]]) -> None:
-    times_ns, waits_ns = list(accumulate(gap for gap, _ in waits)), [ns for _, ns in waits]
-    late = list(zip(range(len(waits)), times_ns, waits_ns, strict=True))
-    columns = (np.array(column, dtype=np.int64) for column in (times_ns, waits_ns))
-    expected_places = [at for at, _, _ in worst_of_seconds(late)]
-    assert session_waits.worst_of_seconds(*columns).tolist() == expected_places
 
 
 def expected(history: History, until: int | None = None) -> list[SessionEvent]:
@@ -110,39 +92,6 @@ def test_late_token_events_match_the_steps_in_memory_and_the_current_service_lev
     history.set_slo(levels[2])
     assert history.rewind(history.first_step + 150)
     assert assert_events(history)
-
-
-def test_a_replay_agrees_with_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.CHUNK_BYTES", 30_000)
-    file = record(tmp_path / "session.mcap", enumerate(busy(7, 900)))
-    source = ReplaySource(Recording(file), playing=False)
-    source.start()
-    try:
-        assert source.wait()
-        assert source.file_index.wait(30)
-        extent = source.extent
-        for slo in (SLO(30.0, 12.0), SLO(ttft_ms=900.0, itl_ms=60.0), SLO(500.0, 33.0)):
-            history = source.history
-            for step in (850, 120, 640, extent[1]):
-                source.seek(step)
-                assert source.wait()
-                history.set_slo(slo)
-                assert_events(history)
-            assert (history.first_step, history.last_step) == extent, "all of the file"
-            for direction in (1, -1):
-                at = extent[direction < 0] - direction
-                walked = []
-                while (found := history.next_event(at, direction, SLO_KIND)) is not None:
-                    assert source.file_index.next(at, direction, SLO_KIND, slo) == found
-                    walked.append(found)
-                    at = found.step
-                assert len(walked) > 5
-            searched, number = source.file_index.stalls(slo, 1000)
-            in_memory = history.windows.stalls(1000)
-            assert number == in_memory.number
-            assert [each.step for each in searched] == [each.step for each in in_memory.longest]
-    finally:
-        source.stop()
 
 
 def _assert_lists(history: History) -> None:

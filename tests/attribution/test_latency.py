@@ -81,21 +81,20 @@ def test_percentiles_of_any_window_equal_those_of_its_sorted_samples() -> None:
             assert series.within_slo == sum(value <= 1_000_000 for value in values) / len(values)
 
 
-def test_a_preemption_counts_in_the_itl_that_it_lengthens_and_is_named_as_cause() -> None:
+@pytest.mark.parametrize(("reason", "detail"), [("kv_full", ""), ("priority", "priority")])
+def test_tokens_computed_again_name_why_if_not_for_blocks(reason: str, detail: str) -> None:
+    again = wire.BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)
     records = [
         record(0, 0, 10, [FIRST_ROW], arrived(1, 0, 8), wire.Admitted(1, 0)),
-        record(1, 10, 20, [], wire.Preempted(1, 1, "KV full")),
-        record(2, 20, 80, [wire.BatchRow(1, RECOMPUTE, 0, 9, 0, 1, LAST)], wire.Admitted(1, 0)),
+        record(1, 10, 20, [], wire.Preempted(1, 1, reason)),
+        record(2, 20, 80, [again], wire.Admitted(1, 0)),
     ]
     history = History()
     for sequence, message in enumerate(records):
         history.append(sequence, message)
-    assert history.windows.latency().itl.max_ms == 70.0
-    assert history.windows.latency().ttft.num_samples == 1
     stall = history.stall(2)
-    assert stall.cause == "preempted"
-    told = [(piece.cause, piece.step, piece.ns // MS) for piece in stall.pieces]
-    assert told == [("preempted", 1, 10), ("recompute", 2, 60)]
+    told = [(piece.cause, piece.detail, piece.step, piece.ns // MS) for piece in stall.pieces]
+    assert told == [("preempted", "", 1, 10), ("recompute", detail, 2, 60)]
 
 
 def status(time_ms: int, state: wire.EngineState) -> wire.EngineStatus:

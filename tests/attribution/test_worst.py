@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import stepscope.recordings.samples
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
@@ -24,6 +23,7 @@ from stepscope.tui.views.view import View
 from tests.support.screens.keys import press_keys
 from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.screens.still_dashboard import dashboard
+from tests.support.sessions.replayed import replayed, seek
 
 Call = Callable[..., Any]
 
@@ -41,13 +41,9 @@ def source(still_source: Call) -> Any:
 @pytest.fixture
 def replay() -> Iterator[ReplaySource]:
     """A replay that stands at the end of its file."""
-    source = ReplaySource(Recording(SAMPLE), playing=False)
-    source.start()
-    assert source.wait()
-    source.seek(453)
-    assert source.wait()
-    yield source
-    source.stop()
+    with replayed(SAMPLE) as source:
+        seek(source, 453)
+        yield source
 
 
 def notice(app: Dashboard) -> str:

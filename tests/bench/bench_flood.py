@@ -36,9 +36,9 @@ from stepscope.engine.transport.keys import (
     read_credentials,
     write_credentials,
 )
+from tests.support.engines.engine_process import PROGRAM
 from tests.support.ports import free_port
 
-ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 FLOODER = Path(__file__).with_name("flooder.py")
 NUM_CLIENTS, NUM_REQUESTS = 16, 32
 MOST_LOST, MOST_WAIT_S = 0.05, 0.5
@@ -169,7 +169,7 @@ def main() -> int:
         authorised, keys = write_keys(Path(scratch))
         address, elsewhere = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
         good = Endpoint(address, read_credentials(Path(scratch) / "good.key"))
-        for words in ([str(ENGINE), address], ["-c", PLACEBO, elsewhere]):
+        for words in ([str(PROGRAM), address], ["-c", PLACEBO, elsewhere]):
             engine = subprocess.Popen([sys.executable, *words, str(authorised.path)])
             stack.callback(engine.wait)
             stack.callback(engine.kill)

@@ -21,9 +21,8 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.engine.transport.local_engines import is_refused
 from stepscope.engine.workload.load import LoadGenerator, LoadReport
+from tests.support.engines.engine_process import EngineProcess
 from tests.support.waiting import wait_for
-
-ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 
 
 def test_set_prints_old_and_new_value_and_the_effective_step(
@@ -153,15 +152,11 @@ def test_load_fails_when_the_engine_refuses_requests(
 
 
 @pytest.fixture
-def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The address and the process of a simulated engine that already answers."""
-    address = f"ipc://{tmp_path}/keyless"
-    with subprocess.Popen([sys.executable, str(ENGINE), address]) as process:
-        try:
-            wait_for((tmp_path / "keyless").exists)
-            yield address, process
-        finally:
-            process.kill()
+def keyless(tmp_path: Path) -> Iterator[EngineProcess]:
+    """A simulated engine that already answers."""
+    with EngineProcess(f"{tmp_path}/keyless") as engine:
+        engine.wait()
+        yield engine
 
 
 @pytest.mark.parametrize(
@@ -173,7 +168,7 @@ def keyless(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     ],
 )
 def test_load_waits_a_while_for_a_stopped_engine_and_not_for_a_killed_one(
-    keyless: tuple[str, subprocess.Popen[bytes]],
+    keyless: EngineProcess,
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
     patience_s: float,
@@ -182,14 +177,14 @@ def test_load_waits_a_while_for_a_stopped_engine_and_not_for_a_killed_one(
     monkeypatch.setattr("stepscope.engine.workload.load.PATIENCE_S", patience_s)
     submit = Submit(prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=900))
     arrival = SimpleNamespace(offset_s=0.0, is_cut=False, submit=lambda: submit)
-    resume = threading.Timer(5.0, keyless[1].send_signal, (signal.SIGCONT,))
+    resume = threading.Timer(5.0, keyless.send, (signal.SIGCONT,))
 
     def stop_once_sent(report: LoadReport) -> None:
         if report.num_sent == 2 and resume.ident is None:
-            keyless[1].send_signal(number)
+            keyless.send(number)
             resume.start()
 
-    with ControlClient(keyless[0], timeout_s=600) as client:  # longer than any test may take
+    with ControlClient(keyless.endpoint, timeout_s=600) as client:  # longer than any test may take
         generator = LoadGenerator(client, iter([arrival, arrival]), on_progress=stop_once_sent)
         if said is None:
             assert generator.run().num_finished == 2
@@ -201,15 +196,13 @@ def test_load_waits_a_while_for_a_stopped_engine_and_not_for_a_killed_one(
 
 
 def test_connections_to_a_killed_engine_are_refused_but_not_to_a_stopped_one(
-    keyless: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
+    keyless: EngineProcess, tmp_path: Path
 ) -> None:
-    endpoint, process = Endpoint.parse(keyless[0]), keyless[1]
-    assert not is_refused(endpoint)
-    process.send_signal(signal.SIGSTOP)
-    assert not is_refused(endpoint)
-    process.kill()
-    process.wait()
-    assert is_refused(endpoint)
+    assert not is_refused(keyless.endpoint)
+    keyless.send(signal.SIGSTOP)
+    assert not is_refused(keyless.endpoint)
+    keyless.kill()
+    assert is_refused(keyless.endpoint)
     assert is_refused(Endpoint.parse(f"ipc://{tmp_path}/nobody"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -163,22 +163,6 @@ def test_replay_checks_its_step_option_and_needs_a_terminal(
         assert said in done.stderr
 
 
-def test_replay_opens_the_dashboard_at_the_given_step(
-    busy_engine: Any, stepscope: Callable[..., Any], terminal: Callable[..., Any], tmp_path: Path
-) -> None:
-    path = tmp_path / "session.mcap"
-    stepscope("record", busy_engine.endpoint.control, "-o", str(path), "--seconds", "0.5")
-    with Recording(path) as recording:
-        step = recording.last_step
-    screen = terminal(
-        *(sys.executable, "-m", "stepscope.tui.cli", "replay", str(path), "--at", str(step)),
-        XDG_CONFIG_HOME=str(tmp_path),
-    )
-    screen.wait_for(rf"step {step:,}\b", WAIT_S)
-    screen.send("q")
-    assert screen.wait_for_exit(WAIT_S) == 0
-
-
 def test_the_dashboard_runs_with_stderr_redirected_and_leaves_the_engine_running(
     busy_engine: Any, terminal: Callable[..., Any], tmp_path: Path
 ) -> None:

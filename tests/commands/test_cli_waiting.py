@@ -20,12 +20,12 @@ from stepscope.tui.cli.shared import connect as connecting
 from stepscope.tui.cli.shared.connect import NotThere, wait_for_any
 from stepscope.tui.settings.cli_errors import CommandFailed
 from tests.screens.test_terminal import STEPSCOPE
+from tests.support.engines.engine_process import EngineProcess
 from tests.support.engines.metrics_server import metrics_server
 from tests.support.ports import free_port
 from tests.support.screens.terminal import Terminal
 from tests.support.waiting import wait_for
 
-ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 WAIT_S = 30.0
 METRICS = Path(__file__).parents[1] / "adapters" / "metrics_texts"
 
@@ -39,19 +39,10 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, runtime_folder: Path) -> None:
 @contextmanager
 def _starting_engine(address: str, go: Path) -> Iterator[subprocess.Popen[bytes]]:
     """An engine that holds its address, and listens once the file `go` exists."""
-    with engine(address, "", str(go)) as process:
-        pid = process.pid
-        wait_for(lambda: starting_pid(Endpoint.parse(address)) == pid, "it holds its address")
-        yield process
-
-
-@contextmanager
-def engine(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, str(ENGINE), *arguments]) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    with EngineProcess(address, "", str(go)) as engine:
+        pid = engine.process.pid
+        wait_for(lambda: starting_pid(engine.endpoint) == pid, "it holds its address")
+        yield engine.process
 
 
 @contextmanager
@@ -140,7 +131,7 @@ def test_record_waits_for_its_engine_and_records_it_from_its_start(
         assert said.startswith(f"waiting for {Endpoint.parse(address).name} since ")
         assert "(Ctrl-C ends): no engine " in said
         assert not file.exists()
-        stack.enter_context(engine(address))
+        stack.enter_context(EngineProcess(address))
         _, stderr = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, stderr
     with Recording(file) as recording:
@@ -176,7 +167,7 @@ def test_top_waits_attaches_and_leaves_the_terminal_as_it_was(
     command = " ".join(STEPSCOPE)
     screen = terminal("bash", "-c", f"{command} top e1; echo ended $?; stty -a", columns=100)
     screen.wait_for(r"waiting for e1 since \d\d:\d\d:\d\d \(Ctrl-C ends\): no engine at ")
-    with engine("e1"):
+    with EngineProcess("e1"):
         screen.wait_for("LIVE")
         screen.send("q")
         screen.wait_for("ended 0")

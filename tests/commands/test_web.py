@@ -23,9 +23,9 @@ from stepscope.engine.transport.sockets import KEY_VARIABLE
 from stepscope.tui.cli.dashboards import browsers
 from stepscope.tui.cli.dashboards.browsers import web_app
 from tests.support.done import Done
+from tests.support.engines.engine_process import EngineProcess
 from tests.support.waiting import WAIT_S, until, wait_for
 
-ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 SIZE = (120, 40)
 
 
@@ -144,7 +144,7 @@ async def test_several_browsers_watch_and_end_with_the_server(
 ) -> None:
     address = f"ipc://{runtime_folder}/e1"
     top = ("-m", "stepscope.tui.cli", "top", "--web", "0", "--theme", "light", address)
-    with started(str(ENGINE), address), started(*top) as process:
+    with EngineProcess(address), started(*top) as process:
         said = process.stdout.readline()
         assert "(read-only; Ctrl-C ends it)" in said
         url = said.split()[2]

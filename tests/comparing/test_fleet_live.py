@@ -1,21 +1,17 @@
 """`stepscope top A B` in a terminal over real processes: one dies, another takes its place."""
 
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.knobs import ConfigError
-from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint, EndpointLock
 from stepscope.recordings.fleets.fleet import Fleet
 from stepscope.recordings.live.subscriber import Subscriber
@@ -23,72 +19,33 @@ from stepscope.tui.cli.dashboards import top as top_command
 from stepscope.tui.cli.shared.connect import check_any
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
 from stepscope.tui.views.frame.fleet_view import state_text
+from tests.support.engines.engine_process import EngineProcess
 from tests.support.waiting import wait_for
 
 Call = Callable[..., Any]
 
-ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
-
-
-class Engines:
-    """Simulated engines in processes of their own."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self._clients: list[ControlClient] = []
-
-    def start(self, address: str) -> None:
-        """Start another engine, possibly at the address of an earlier one."""
-        self.running[address] = subprocess.Popen([sys.executable, ENGINE, address])
-
-    def close(self) -> None:
-        for client in self._clients:
-            client.close()
-        for address in list(self.running):
-            self.kill(address)
-
-    def kill(self, address: str) -> None:
-        process = self.running.pop(address)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def wait(self, address: str) -> None:
-        """Wait until the engine answers."""
-        wait_for(Path(address).exists)
-
-    def submit(self, address: str, number: int) -> None:
-        """Submit requests, more than there are seats or KV blocks for."""
-        client = ControlClient(Endpoint.parse(address))
-        self._clients.append(client)  # requests end with their client
-        for each in range(number):
-            sampling = SamplingParams(max_tokens=900, ignore_eos=True)
-            told = {"client_id": f"r{each}", "prompt_token_ids": [each] * 90}
-            client.send(Submit(sampling=sampling, **told))
-
 
 @pytest.fixture
-def engines() -> Iterator[Engines]:
-    made = Engines()
-    yield made
-    made.close()
+def engines(runtime_folder: Path) -> Iterator[Callable[[str], EngineProcess]]:
+    """Starts simulated engines by name, which end with the test."""
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(EngineProcess(f"{runtime_folder}/{name}"))
 
 
 def test_an_engine_that_dies_and_its_replacement_are_reported(
-    terminal: Call, engines: Engines, runtime_folder: Path
+    terminal: Call, engines: Callable[[str], EngineProcess], runtime_folder: Path
 ) -> None:
-    a, b = f"{runtime_folder}/engine-a", f"{runtime_folder}/engine-b"
-    for address in (a, b):
-        engines.start(address)
-    for address in (a, b):
-        engines.wait(address)
+    _, b = both = engines("engine-a"), engines("engine-b")
+    for each in both:
+        each.wait()
+    addresses = [f"{runtime_folder}/engine-{name}" for name in "bac"]
     screen = terminal(
-        *(sys.executable, "-m", "stepscope.tui.cli", "top", b, a, f"{runtime_folder}/engine-c"),
-        STEPSCOPE_CONFIG="none",
+        sys.executable, "-m", "stepscope.tui.cli", "top", *addresses, STEPSCOPE_CONFIG="none"
     )
     screen.wait_for("2/3 up  1 DOWN")
     # The address is as long as the folder's name is, and may break the line anywhere.
     screen.wait_for(r"(?s)engine-c DOWN .*\sthere\s+is\s+no\s+such\s+socket")
-    engines.submit(b, 60)
+    b.work()
     screen.wait_for(r"▲ engine-b since [\d:]+ \(\d+s\)  100% of all waiting requests")
     screen.wait_for("▼ engine-a since .* has room: 0 of 64 seats")
     screen.send("\r")
@@ -96,10 +53,10 @@ def test_an_engine_that_dies_and_its_replacement_are_reported(
     screen.wait_for("requests × steps")
     screen.send("8")
     screen.wait_for("▶engine-b")
-    engines.kill(b)
+    b.kill()
     screen.wait_for(r"1/3 up  2 DOWN", timeout_s=8)
     screen.wait_for(r"engine-b is gone: killed or crashed")
-    engines.start(b)
+    b.start()
     screen.wait_for(r"engine-b restarted.*: a new engine", timeout_s=20)
     screen.wait_for(r"▶engine-b +LIVE new")
     screen.wait_for("2/3 up  1 DOWN")
@@ -107,15 +64,16 @@ def test_an_engine_that_dies_and_its_replacement_are_reported(
     assert screen.wait_for_exit() == 0
 
 
-def test_a_killed_engine_is_down_before_the_silence(engines: Engines, runtime_folder: Path) -> None:
-    address = f"{runtime_folder}/engine"
-    engines.start(address)
-    engines.wait(address)
-    source = Subscriber(address, stale_s=3600.0)
+def test_a_killed_engine_is_down_before_the_silence(
+    engines: Callable[[str], EngineProcess],
+) -> None:
+    engine = engines("engine")
+    engine.wait()
+    source = Subscriber(engine.endpoint, stale_s=3600.0)
     source.start()
     try:
         wait_for(lambda: source.status == "live")
-        engines.kill(address)
+        engine.kill()
         wait_for(lambda: source.status == "down")
     finally:
         source.stop()
@@ -159,7 +117,7 @@ def test_a_fleet_starts_if_at_least_one_engine_answers(runtime_folder: Path) -> 
         check_any(nobody)
 
 
-def test_leaving_dead_engines_stops_every_thread(engines: Engines, runtime_folder: Path) -> None:
+def test_leaving_dead_engines_stops_every_thread(runtime_folder: Path) -> None:
     fleet = Fleet([Subscriber(f"{runtime_folder}/none-{number}") for number in range(12)])
     fleet.start()
     fleet.stop()

@@ -39,10 +39,9 @@ from tests.support.sessions import history_steps
 
 @pytest.fixture
 def engine(runtime_folder: Path) -> Iterator[EngineProcess]:
-    process = EngineProcess(f"{runtime_folder}/engine")
-    process.work()
-    yield process
-    process.kill()
+    with EngineProcess(f"{runtime_folder}/engine") as process:
+        process.work()
+        yield process
 
 
 async def until(app: Dashboard, words: str) -> None:

@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Finished
 from stepscope.recordings.history.history import History
 from stepscope.recordings.state.lanes import Cell
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.copied import copied
+from tests.support.sessions.crowded import crowded
 from tests.support.sessions.history_steps import (
     DECODE,
     FIRST,
@@ -35,19 +34,12 @@ from tests.support.sessions.history_steps import (
     step,
 )
 from tests.support.sessions.lanes_of import lanes_of
-from tests.support.sessions.later import Later
 
-BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
-MESSAGES = Later(
-    lambda: simulate(
-        seed=5,
-        num_steps=1200,
-        num_blocks=160,
-        max_model_len=2048,
-        workload=BUSY,
-        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-        changes={300: {"max_num_batched_tokens": 256}, 700: {"max_num_batched_tokens": 512}},
-    )
+MESSAGES = crowded(
+    5,
+    1200,
+    rate=30.0,
+    changes={300: {"max_num_batched_tokens": 256}, 700: {"max_num_batched_tokens": 512}},
 )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import BatchRow, EngineInfo, Telemetry
 from stepscope.recordings.history.history import History
 from stepscope.recordings.history.windows import Windows
@@ -21,23 +20,18 @@ from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.frame.frame_builder import FrameBuilder
 from stepscope.tui.views.panels import header, latency_panel
 from stepscope.tui.views.view import View
-from tests.support.engines.cost_model import CostModel
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
 from tests.support.sessions.history_steps import DECODE, LAST, MS, PREFILL, history_of, step
+from tests.support.sessions.received import busy_messages
 
 Call = Callable[..., Any]
 
 FRAME_S = 0.1
-KNOBS = Knobs(max_num_batched_tokens=1024, max_num_seqs=32)
-WORKLOAD = SimulatedWorkload(rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140)
-COST = CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0)
 
 
 def messages(num_steps: int = 300) -> Iterator[tuple[int, Telemetry]]:
     """Messages of a session in which requests arrive, wait and end all the time."""
-    made = {"knobs": KNOBS, "workload": WORKLOAD, "cost": COST, "num_blocks": 512}
-    return iter(simulate(seed=5, num_steps=num_steps, **made))
+    return iter(busy_messages(num_steps, seed=5))
 
 
 def figures(app: Dashboard, *names: str) -> dict[str, set[tuple[str, ...]]]:

@@ -9,7 +9,6 @@ import pytest
 
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Mark, StepRecord
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.tui.app.app import Dashboard
@@ -20,6 +19,7 @@ from stepscope.tui.views.view import View
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 from tests.support.sessions.history_steps import history_of
+from tests.support.sessions.replayed import replayed
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import until
 
@@ -42,12 +42,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(file: Path) -> Iterator[ReplaySource]:
-    replay = ReplaySource(Recording(file), playing=False)
-    replay.start()
-    assert replay.wait()
-    assert replay.file_index.wait()
-    yield replay
-    replay.stop()
+    with replayed(file) as replay:
+        assert replay.file_index.wait()
+        yield replay
 
 
 async def test_marks_and_changes_ahead_are_drawn_and_reached_by_keys(source: ReplaySource) -> None:

@@ -1,11 +1,8 @@
 """The figures at a step of a recording do not depend on how the viewer got there."""
 
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,7 +14,6 @@ from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
-from stepscope.recordings.replay.seek import Reach
 from stepscope.recordings.state.latency import SLO
 from stepscope.tui.session.navigator import Navigator
 from stepscope.tui.views.frame.frame import NOTABLE, Frame
@@ -28,6 +24,7 @@ from stepscope.tui.views.view import View
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import line_texts
+from tests.support.sessions.replayed import replayed, short_histories
 from tests.support.sessions.seek_sessions import one_by_one, record
 
 NUM_STEPS = 5_000  # three minutes
@@ -81,29 +78,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("ways") / "session.mcap", messages)
 
 
-@contextmanager
-def opened(file: Path, history: History | None = None) -> Iterator[ReplaySource]:
-    """A replay that stands at the first step, with an empty memory."""
-    with Recording(file) as recording:
-        replay = ReplaySource(recording, history, playing=False)
-        replay.start()
-        try:
-            yield replay
-        finally:
-            replay.stop()
-
-
 @pytest.fixture(scope="module")
 def source(file: Path) -> Iterator[ReplaySource]:
     """One replay for several tests: its memory depends on those before."""
-    with opened(file) as replay:
+    with replayed(file) as replay:
         assert replay.file_index.wait(30)
         yield replay
 
 
 @pytest.fixture(scope="module")
 def straight(file: Path) -> Iterator[ReplaySource]:
-    with opened(file) as replay:
+    with replayed(file) as replay:
         yield replay
 
 
@@ -136,7 +121,7 @@ def test_figures_at_a_step_do_not_depend_on_the_moves_that_led_to_it(
 
 
 def test_steps_after_the_viewed_step_stay_in_memory(file: Path) -> None:
-    with opened(file) as replay:
+    with replayed(file) as replay:
         way = Way(replay)
         way.navigator.go(NUM_STEPS - 1)
         first = way.picture().first_step
@@ -148,7 +133,7 @@ def test_steps_after_the_viewed_step_stay_in_memory(file: Path) -> None:
 
 
 def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(file: Path) -> None:
-    with opened(file, History(max_steps=1_500)) as replay:
+    with replayed(file, History(max_steps=1_500)) as replay:
         way = Way(replay)
         way.navigator.go(NUM_STEPS - 1)
         first = way.picture().first_step
@@ -175,20 +160,11 @@ def test_with_a_full_memory_no_step_is_missing_and_short_windows_are_marked(file
             assert f"{name}/{frame.window_s:.1f}s " in told
 
 
-def test_figures_of_short_windows_are_marked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reached, go_on = threading.Event(), threading.Event()
-    extend = Reach.extend
-
-    def slowly(reach: Reach, *where: Any) -> None:
-        reached.set()
-        assert go_on.wait(30)
-        extend(reach, *where)
-
-    with opened(file) as replay:
-        try:
-            way = Way(replay)
-            way.picture()
-            monkeypatch.setattr(Reach, "extend", slowly)
+def test_figures_of_short_windows_are_marked(file: Path) -> None:
+    with replayed(file) as replay:
+        way = Way(replay)
+        way.picture()
+        with short_histories() as (reached, go_on):
             replay.seek(NUM_STEPS - 1)
             assert reached.wait(30)
             frame = way.builder.build(way.view, 100, 20, 10)
@@ -202,14 +178,12 @@ def test_figures_of_short_windows_are_marked(file: Path, monkeypatch: pytest.Mon
             go_on.set()
             told = line_of(way.picture())
             assert re.search(r" hit .* TTFT p95 \d.* PREEMPT \d+/m .* out \d.* in \d", told)
-        finally:
-            go_on.set()
 
 
 @pytest.fixture
 def unsearched(file: Path) -> Iterator[ReplaySource]:
     """A replay whose file was not yet searched."""
-    with opened(file) as replay:
+    with replayed(file) as replay:
         replay.file_index.stop()
         replay.file_index = FileIndex(file)
         yield replay

@@ -1,9 +1,7 @@
 """Seeking in a recording is fast, and gives the same state as reading every message."""
 
 import random
-import threading
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +12,8 @@ from stepscope.recordings.attribution.explained import explain_recording
 from stepscope.recordings.file.chunk_cache import MessageFrame
 from stepscope.recordings.file.reader import Position, Recording
 from stepscope.recordings.history.history import History
-from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.replay.seek import (
     WINDOW_STEPS,
-    Reach,
     excerpt,
     state_at,
     window_start,
@@ -26,6 +22,7 @@ from stepscope.recordings.replay.seek import (
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
 from tests.support.sessions.lanes_of import lanes_of
+from tests.support.sessions.replayed import replayed, seek, short_histories
 from tests.support.sessions.seek_sessions import assert_the_same, busy, one_by_one, record
 
 NUM_STEPS = 3_000
@@ -84,25 +81,19 @@ def test_waits_that_began_before_the_file_are_in_no_figure(tmp_path: Path) -> No
     assert any(view.first_token_ns is None for view in live)
     assert any(view.first_token_ns is not None for view in live)
     told = enumerate([snapshot, *messages[joined:]], start=joined - 1)
-    with Recording(record(tmp_path / "joined.mcap", told)) as recording:
-        explained = explain_recording(recording, SLO(0.001, 0.001))
-        source = ReplaySource(recording, playing=False)
-        source.start()
-        try:
-            for step in (400, 499):
-                source.seek(step)
-                assert source.wait()
-            history = source.history
-            assert history.first_step == 150
-            latencies = history.windows.latency(None, None)
-            assert latencies.ttft.num_samples == explained.ttft.num_waits
-            assert latencies.itl.num_samples == explained.itl.num_waits
-            events = [e for each in messages[joined:] for e in getattr(each, "events", ())]
-            known = {event.request_id for event in events if isinstance(event, Arrived)}
-            ids = {each.max_ttft_request_id for each in history.summaries(150, 499) if each}
-            assert set() < ids - {None} <= known
-        finally:
-            source.stop()
+    with replayed(record(tmp_path / "joined.mcap", told)) as source:
+        explained = explain_recording(source.recording, SLO(0.001, 0.001))
+        for step in (400, 499):
+            seek(source, step)
+        history = source.history
+        assert history.first_step == 150
+        latencies = history.windows.latency(None, None)
+        assert latencies.ttft.num_samples == explained.ttft.num_waits
+        assert latencies.itl.num_samples == explained.itl.num_waits
+        events = [e for each in messages[joined:] for e in getattr(each, "events", ())]
+        known = {event.request_id for event in events if isinstance(event, Arrived)}
+        ids = {each.max_ttft_request_id for each in history.summaries(150, 499) if each}
+        assert set() < ids - {None} <= known
 
 
 class Broken(list[MessageFrame]):
@@ -132,20 +123,8 @@ def test_a_contradicting_step_is_skipped(recorded: Path, monkeypatch: pytest.Mon
         assert found.gaps
 
 
-def test_a_seek_shows_some_steps_at_once(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = ReplaySource(Recording(recorded), playing=False)
-    reached, go_on = threading.Event(), threading.Event()
-    extend = Reach.extend
-
-    def slowly(reach: Reach, *where: Any) -> None:
-        reached.set()
-        assert go_on.wait(60)
-        extend(reach, *where)
-
-    monkeypatch.setattr(Reach, "extend", slowly)
-    source.start()
-    assert source.wait()
-    try:
+def test_a_seek_shows_some_steps_at_once(recorded: Path) -> None:
+    with replayed(recorded) as source, short_histories() as (reached, go_on):
         step = NUM_STEPS - 20
         source.seek(step)
         assert reached.wait(60)
@@ -162,20 +141,13 @@ def test_a_seek_shows_some_steps_at_once(recorded: Path, monkeypatch: pytest.Mon
         assert history.num_steps > 1_000
         assert (history.state, lanes_of(history, step - WINDOW_STEPS + 1, step)) == at_once
         assert history.record(step) == record
-    finally:
-        go_on.set()
-        source.stop()
 
 
 def test_zooming_out_loads_the_steps_that_come_into_view(recorded: Path) -> None:
-    with Recording(recorded) as recording:
-        source = ReplaySource(recording, History(), playing=False)
-        source.start()
-        source.seek(NUM_STEPS - 1)
-        assert source.wait()
+    with replayed(recorded) as source:
+        seek(source, NUM_STEPS - 1)
         before = source.history.num_steps
         source.show(before + 300)
         assert source.wait()
         assert source.history.num_steps >= min(NUM_STEPS, before + 300)
         assert source.history.last_step == NUM_STEPS - 1
-        source.stop()

@@ -1,11 +1,10 @@
 """The state after each message: one reducer serves live view, replay and exports."""
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import Admitted, BatchRow, Finished
 from stepscope.recordings.state.requests import KEEP_FINISHED_STEPS
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.crowded import crowded
 from tests.support.sessions.history_steps import (
     DECODE,
     FIRST,
@@ -17,21 +16,8 @@ from tests.support.sessions.history_steps import (
     info,
     step,
 )
-from tests.support.sessions.later import Later
 
-# Little memory, many requests: prefix hits, evictions and preemptions in a few hundred steps.
-BUSY = SimulatedWorkload(rate=30.0, document_share=0.1, chat_tokens=150, document_tokens=900)
-MESSAGES = Later(
-    lambda: simulate(
-        seed=3,
-        num_steps=700,
-        num_blocks=160,
-        max_model_len=2048,
-        workload=BUSY,
-        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-        changes={200: {"max_num_batched_tokens": 256}},
-    )
-)
+MESSAGES = crowded(3, 700, rate=30.0, changes={200: {"max_num_batched_tokens": 256}})
 
 
 def reduced(messages: list[wire.Telemetry]) -> SessionState:

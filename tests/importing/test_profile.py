@@ -114,7 +114,7 @@ def profiled(tmp_path: Path) -> Callable[..., Path]:
             rows = record.batch or ()
             decodes = [each.num_tokens for each in rows if each.phase == Phase.DECODE]
             sizes = len(rows) - len(decodes), record.num_prefill_tokens, len(decodes), sum(decodes)
-            us = (info.wall_ns + record.schedule_start_ns - info.monotonic_ns) / 1000
+            us = info.wall_at(record.schedule_start_ns) / 1000
             events += [step(batch.format(*sizes), us), launch(record.step, us)]
             events.append(kernel("gemm", record.step, us, 1.5))
         return written(tmp_path / "trace.json", events, baseTimeNanoseconds=0)

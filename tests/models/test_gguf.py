@@ -7,7 +7,6 @@ transformers on the checkpoint that they were made of, which has never been a GG
 import hashlib
 import json
 import os
-import resource
 import shutil
 import sys
 import zipfile
@@ -37,6 +36,7 @@ from stepscope.engine.scheduling.kv_cache import KVCacheManager
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.scheduler import Scheduler
 from tests.support.engines.tiny_runner import load_tiny, run_scheduled
+from tests.support.full_disk import full_disk
 
 TYPES = gguf.GGMLQuantizationType
 NAMES = {
@@ -364,13 +364,8 @@ def test_a_smollm2_file_with_another_checksum_is_not_used(
 
 
 def test_a_full_disk_leaves_no_partial_model_file(cache: Path, file: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # as a full disk would
-    try:
-        with pytest.raises(ConfigError, match="File too large"):
-            checkpoint.locate(str(file), quiet)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(20_000), pytest.raises(ConfigError, match="File too large"):
+        checkpoint.locate(str(file), quiet)
     assert list(cache.iterdir()) == []
 
 

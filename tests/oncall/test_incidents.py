@@ -1,10 +1,7 @@
 """Incidents are written to files automatically, although nobody watches."""
 
 import json
-import resource
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +25,12 @@ from stepscope.recordings.file.incident import FiredRule, Incident, incident_in,
 from stepscope.recordings.file.overview import overview
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.verdict import verdict_of
+from tests.support.engines.engine_process import EngineProcess
 from tests.support.engines.live_engine import LiveEngine
+from tests.support.full_disk import full_disk
 from tests.support.sessions.following import following
 from tests.support.waiting import wait_for
-from tests.telemetry.test_step_in_flight import asking, engine_process
+from tests.telemetry.test_step_in_flight import asking
 
 
 class Measured:
@@ -134,19 +133,6 @@ def test_beyond_the_limit_old_incidents_are_deleted_but_never_the_latest_ones(
     assert (tmp_path / "incident-mine.mcap").exists()
 
 
-@contextmanager
-def full_disk(num_bytes: int) -> Iterator[None]:
-    """Limit the size of this process's files: writing fails as on a full disk."""
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
-
-
 def test_a_full_disk_is_reported_leaves_no_file_and_later_incidents_are_kept(
     watched: Watched,
 ) -> None:
@@ -176,15 +162,19 @@ def test_no_prompt_gets_into_an_incident_file(telling_engine: LiveEngine, tmp_pa
 
 @pytest.mark.slow
 def test_an_engine_killed_in_mid_step_leaves_an_incident(tmp_path: Path) -> None:
-    with engine_process(tmp_path) as (process, endpoint, hang), following(endpoint) as source:
+    hang = tmp_path / "hang"
+    with (
+        EngineProcess(f"{tmp_path}/engine", "", "", str(hang)) as engine,
+        following(engine.endpoint) as source,
+    ):
         rules = [parse_rule("step_in_flight > 1s"), parse_rule("silent > 2s")]
         keeper = IncidentKeeper(source, rules, IncidentFolder(tmp_path, None), 5.0, 1.0)
-        with asking(endpoint):
+        with asking(engine.endpoint):
             wait_for(lambda: source.history.last_step == 3, "steps come")
             hang.touch()
-            with asking(endpoint):
+            with asking(engine.endpoint):
                 wait_for(lambda: keeper.look() is None and keeper.is_open, "it hangs")
-        process.kill()
+        engine.kill()
         kept: list[KeptIncident] = []
         wait_for(lambda: bool(kept.extend(filter(None, [keeper.look()])) or kept), "it is written")
         incident = kept[0].incident

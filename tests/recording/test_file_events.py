@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.file_index import FileIndex
 from stepscope.recordings.replay.replay import ReplaySource
@@ -21,6 +20,7 @@ from stepscope.tui.views.pages.page_views import targets
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.screens.screen_text import main_text
 from tests.support.sessions.history_steps import history_of
+from tests.support.sessions.replayed import replayed
 from tests.support.sessions.seek_sessions import busy, record
 from tests.support.waiting import until
 
@@ -73,12 +73,9 @@ def found(file: Path) -> Iterator[FileIndex]:
 
 @pytest.fixture
 def source(file: Path) -> Iterator[ReplaySource]:
-    replay = ReplaySource(Recording(file), playing=False)
-    replay.start()
-    assert replay.wait()
-    assert replay.file_index.wait(30)
-    yield replay
-    replay.stop()
+    with replayed(file) as replay:
+        assert replay.file_index.wait(30)
+        yield replay
 
 
 @pytest.mark.parametrize("kind", sorted(NOTABLE - TIMED))

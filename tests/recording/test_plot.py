@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.knobs import Knobs
 from stepscope.engine.protocol.wire import EngineStatus, Mark, StepRecord
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.step_range import StepRange
@@ -21,8 +20,7 @@ from stepscope.recordings.plot.series import read_series
 from stepscope.recordings.state.latency import SLO
 from stepscope.tui.cli.recordings.export import plot_file
 from stepscope.tui.settings.cli_errors import CommandFailed, WrongUsage
-from tests.support.engines.cost_model import CostModel
-from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.received import busy_messages
 
 Call = Callable[..., Any]
 
@@ -39,7 +37,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Call) -> tupl
     path = tmp_path_factory.mktemp("plot") / "busy.mcap"
     sequence = later_ns = 0
     with recorded_to(path, BOUNDS) as source:
-        for message in messages():
+        for _, message in busy_messages(NUM_STEPS, 400):
             sequence += 1
             if isinstance(message, StepRecord) and message.step == PAUSE_AT:
                 later_ns = PAUSE_NS
@@ -56,21 +54,6 @@ def session(tmp_path_factory: pytest.TempPathFactory, recorded_to: Call) -> tupl
                 mark = Mark(step=MARK_AT, time_ns=message.tokens_ns, text="of $x$ _y_", who="ops")
                 source.take(sequence, mark)
     return source.history, path
-
-
-def messages() -> Iterator[wire.Telemetry]:
-    for _, message in simulate(
-        seed=3,
-        num_steps=NUM_STEPS,
-        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
-        changes={400: {"max_num_batched_tokens": 512}},
-        workload=SimulatedWorkload(
-            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
-        ),
-        cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
-        num_blocks=512,
-    ):
-        yield message
 
 
 def later(message: wire.Telemetry, later_ns: int) -> wire.Telemetry:

@@ -14,7 +14,7 @@ from mcap.writer import Writer
 
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord, Telemetry
+from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.mcap.format import default_name
@@ -22,71 +22,28 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing import recording_file
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
-from stepscope.recordings.history.source import FrameTap, add_mark
+from stepscope.recordings.history.source import add_mark
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.latency import SLO
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.crowded import crowded
 from tests.support.sessions.history_steps import history_of
 from tests.support.sessions.lanes_of import lanes_of
-from tests.support.sessions.later import Later
+from tests.support.sessions.received import Received
+from tests.support.sessions.replayed import replayed, seek
+from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
-BUSY = SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150, document_tokens=900)
 NUM_STEPS = 4000
-MESSAGES = Later(
-    lambda: simulate(
-        seed=7,
-        num_steps=NUM_STEPS,
-        num_blocks=160,
-        max_model_len=2048,
-        workload=BUSY,
-        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-        changes={1250: {"max_num_batched_tokens": 256}},
-        cost=CostModel(floor_ms=20.0),  # for more than a minute in all
-    )
-)
-
-
-class LiveSource:
-    """A live source without an engine: the test passes in its messages."""
-
-    is_live = True
-    name = "test"
-    status = "live"
-    error = None
-
-    def __init__(self) -> None:
-        self.history = History()
-        self.tap = FrameTap()
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def receive(self, sequence: int, message: Telemetry) -> None:
-        payload = wire.encode(message)
-        self.history.append(sequence, payload)
-        self.tap.send(wire.TOPICS[type(message)], sequence, payload)
-
-
-def record(path: Path, messages: list[tuple[int, Telemetry]]) -> RecordingWriter:
-    writer = RecordingWriter(path)
-    writer.start()
-    for sequence, message in messages:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
-    return writer
+CHANGES = {1250: {"max_num_batched_tokens": 256}}
+MESSAGES = crowded(7, NUM_STEPS, rate=8.0, changes=CHANGES, floor_ms=20.0)  # more than a minute
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recorded") / "session.mcap"
-    writer = record(path, MESSAGES)
-    assert (writer.state, writer.error) == ("finished", None)
-    return path
+    return record(tmp_path_factory.mktemp("recorded") / "session.mcap", MESSAGES)
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +53,8 @@ def live() -> History:
 
 @pytest.fixture
 def replay(recorded: Path) -> Iterator[ReplaySource]:
-    source = ReplaySource(Recording(recorded), playing=False)
-    source.start()
-    yield source
-    source.stop()
+    with replayed(recorded) as source:
+        yield source
 
 
 # The same again
@@ -125,8 +80,7 @@ def same_screen(live: History, replayed: History, step: int) -> None:
 def test_a_replay_shows_at_any_step_what_was_seen_live(live: History, replay: ReplaySource) -> None:
     steps = [1, NUM_STEPS - 1, NUM_STEPS - 2, 300, *random.Random(2).sample(range(NUM_STEPS), 2)]
     for step in steps:
-        replay.seek(step)
-        assert replay.wait()
+        seek(replay, step)
         same_screen(live, replay.history, step)
 
 
@@ -156,43 +110,36 @@ def test_sequence_numbers_above_32_bits_are_kept(tmp_path: Path) -> None:
     received = [(sequence + offset, message) for sequence, message in MESSAGES[:500]]
     live = history_of(received, SLO())
     record(tmp_path / "long.mcap", received)
-    source = ReplaySource(Recording(tmp_path / "long.mcap"), playing=False)
-    source.start()
-    source.seek(480)
-    assert source.wait()
-    assert source.history.num_lost == 0
-    assert source.history.summaries(0, 480) == live.summaries(0, 480)
-    source.stop()
+    with replayed(tmp_path / "long.mcap") as source:
+        seek(source, 480)
+        assert source.history.num_lost == 0
+        assert source.history.summaries(0, 480) == live.summaries(0, 480)
 
 
 # Playing
 
 
-def test_playing_follows_recorded_time_and_stops_at_the_end(recorded: Path) -> None:
-    source = ReplaySource(Recording(recorded), playing=False)
-    source.start()
-    assert source.wait()
-    assert (source.status, source.history.last_step) == ("paused", 0)
+def test_playing_follows_recorded_time_and_stops_at_the_end(replay: ReplaySource) -> None:
+    assert (replay.status, replay.history.last_step) == ("paused", 0)
     started_s = time.monotonic()
-    source.play(speed=64.0)
-    assert source.status == "playing"
-    while source.history.last_step < 600:
+    replay.play(speed=64.0)
+    assert replay.status == "playing"
+    while replay.history.last_step < 600:
         time.sleep(0.005)
         assert time.monotonic() < started_s + 120
     # 600 steps of 20 ms or more, at 64 times their speed.
     assert time.monotonic() - started_s > 600 * 0.02 / 64
-    source.pause()
-    assert source.status == "paused"
-    source.seek(NUM_STEPS - 2)
-    source.play()
-    while source.status != "ended":
+    replay.pause()
+    assert replay.status == "paused"
+    replay.seek(NUM_STEPS - 2)
+    replay.play()
+    while replay.status != "ended":
         time.sleep(0.005)
         assert time.monotonic() < started_s + 120
-    assert source.history.last_step == NUM_STEPS - 1
-    source.play()
-    assert source.wait()
-    assert source.status == "ended"
-    source.stop()
+    assert replay.history.last_step == NUM_STEPS - 1
+    replay.play()
+    assert replay.wait()
+    assert replay.status == "ended"
 
 
 def test_stepping_through_a_replay_stops_at_both_ends(live: History, replay: ReplaySource) -> None:
@@ -209,34 +156,31 @@ def test_stepping_through_a_replay_stops_at_both_ends(live: History, replay: Rep
 
 
 def test_a_recorded_mark_appears_in_the_replay(tmp_path: Path) -> None:
-    source = LiveSource()
+    source = Received(History(), "test")
     recorder = Recorder(source, tmp_path / "marked.mcap")
     for sequence, message in MESSAGES[:100]:
-        source.receive(sequence, message)
+        source.take(sequence, message)
     mark = add_mark(source, "before the storm", "me")
     for sequence, message in MESSAGES[100:200]:
-        source.receive(sequence, message)
+        source.take(sequence, message)
     recorder.stop()
-    replay = ReplaySource(Recording(tmp_path / "marked.mcap"), playing=False)
-    replay.start()
-    replay.seek(10**9)
-    assert replay.wait()
-    assert replay.history.marks == [mark]
-    (event,) = replay.history.events(kinds=frozenset({"mark"}))
-    assert event.text == "before the storm (me)"
-    replay.stop()
+    with replayed(tmp_path / "marked.mcap") as replay:
+        seek(replay, 10**9)
+        assert replay.history.marks == [mark]
+        (event,) = replay.history.events(kinds=frozenset({"mark"}))
+        assert event.text == "before the storm (me)"
 
 
 # Recording a session that goes on
 
 
 def test_recording_can_begin_in_mid_session_while_messages_arrive(tmp_path: Path) -> None:
-    source = LiveSource()
+    source = Received(History(), "test")
     going = threading.Event()
 
     def receive() -> None:
         for number, (sequence, message) in enumerate(MESSAGES):
-            source.receive(sequence, message)
+            source.take(sequence, message)
             if number == 300:
                 going.set()
 
@@ -260,27 +204,24 @@ def test_recording_can_begin_in_mid_session_while_messages_arrive(tmp_path: Path
         assert SessionState.from_snapshot(snapshot) == source.history.state_at(snapshot.step) or (
             snapshot.step == steps[0] - 1
         )
-    replay = ReplaySource(Recording(tmp_path / "middle.mcap"), playing=False)
-    replay.start()
-    replay.seek(NUM_STEPS)
-    assert replay.wait()
-    assert replay.history.num_lost == 0
-    assert replay.history.state == source.history.state_at(NUM_STEPS - 1)
-    replay.stop()
+    with replayed(tmp_path / "middle.mcap") as replay:
+        seek(replay, NUM_STEPS)
+        assert replay.history.num_lost == 0
+        assert replay.history.state == source.history.state_at(NUM_STEPS - 1)
 
 
 @pytest.mark.parametrize(("num_messages", "at"), [(200, "at step 1"), (2, "without a step")])
 def test_a_recording_ends_when_its_engine_does(tmp_path: Path, num_messages: int, at: str) -> None:
-    source = LiveSource()
+    source = Received(History(), "test")
     for sequence, message in MESSAGES[:2]:
-        source.receive(sequence, message)
+        source.take(sequence, message)
     recorder = Recorder(source, tmp_path / "one.mcap")
     for sequence, message in MESSAGES[2:num_messages]:
-        source.receive(sequence, message)
+        source.take(sequence, message)
     for sequence, message in simulate(seed=8, num_steps=50):
-        source.receive(sequence, message)
+        source.take(sequence, message)
     wait_for(lambda: recorder.state != "recording")
-    source.receive(sequence + 1, message)
+    source.take(sequence + 1, message)
     assert not source.tap._listeners
     seconds = recorder.elapsed_s
     assert f"the engine restarted: the recording ends {at}" in recorder.error
@@ -386,10 +327,7 @@ def test_keyframes_of_a_long_queue_are_at_most_half_of_the_file(tmp_path: Path) 
     gaps = [b.sequence - a.sequence for a, b in itertools.pairwise(keyframes)]
     assert max(gaps) > 1.2 * 256  # of what a short queue would have
     assert verify(path, lambda share: None).is_good
-    source = ReplaySource(Recording(path), playing=False)
-    source.start()
-    for step in (2990, 700, 1800):
-        source.seek(step)
-        assert source.wait()
-        assert source.history.state == live.state_at(step)
-    source.stop()
+    with replayed(path) as source:
+        for step in (2990, 700, 1800):
+            seek(source, step)
+            assert source.history.state == live.state_at(step)

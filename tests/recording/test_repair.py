@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import zmq
 from mcap.reader import make_reader
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.knobs import Knobs
 from stepscope.recordings.check.rewrite import default_output, rewrite, what_is_wrong
 from stepscope.recordings.check.verify import VerifyReport, verify
 from stepscope.recordings.errors import RecordingError
@@ -36,23 +34,16 @@ from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.full_disk import full_disk
 from tests.support.sessions.being_written import has_steps
+from tests.support.sessions.crowded import crowded
 from tests.support.sessions.later import Later
 from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
 Call = Callable[..., Any]
 
-MESSAGES = Later(
-    lambda: simulate(
-        seed=11,
-        num_steps=3000,
-        num_blocks=160,
-        max_model_len=2048,
-        workload=SimulatedWorkload(rate=8.0, document_share=0.1, chat_tokens=150),
-        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-    )
-)
+MESSAGES = crowded(11, 3000, rate=8.0)
 
 
 def nothing(share: float) -> None:
@@ -502,23 +493,9 @@ def test_the_recording_of_a_killed_engine_is_complete(tmp_path: Path) -> None:
     assert report.num_steps >= 200
 
 
-@contextlib.contextmanager
-def limited_files(num_bytes: int) -> Iterator[None]:
-    """Limit the size of this process's files: writing fails as on a full disk.
-
-    Over before the test ends: what the test runner writes may be a file too.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_ends_the_recording_and_loses_only_unflushed_messages(tmp_path: Path) -> None:
     path = tmp_path / "full.mcap"
-    with limited_files(60_000):
+    with full_disk(60_000):
         writer = RecordingWriter(path)
         writer.start()
         for sequence, message in MESSAGES:
@@ -535,7 +512,7 @@ def test_a_full_disk_ends_the_recording_and_loses_only_unflushed_messages(tmp_pa
         assert len(kept) > 100
         assert [wire.decode(f.payload).step for f in kept] == list(range(len(kept)))
     # A repair that finds the disk full leaves nothing behind either.
-    with limited_files(1000), pytest.raises(RecordingError, match="cannot write"):
+    with full_disk(1000), pytest.raises(RecordingError, match="cannot write"):
         rewrite(recording.opened_path, tmp_path / "new.mcap", nothing)
     assert os.listdir(tmp_path) == ["full.mcap.part"]
 

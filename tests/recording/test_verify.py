@@ -12,23 +12,14 @@ from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Batching, Knobs
 from stepscope.recordings.check.verify import VerifyReport, verify
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
-from tests.support.sessions.later import Later
+from tests.support.sessions.crowded import crowded
 from tests.support.sessions.seek_sessions import record
 
 Call = Callable[..., Any]
 
 Messages = list[tuple[int, wire.Telemetry]]
-MESSAGES = Later(
-    lambda: simulate(
-        seed=12,
-        num_steps=700,
-        num_blocks=160,
-        max_model_len=2048,
-        workload=SimulatedWorkload(rate=20.0, document_share=0.1, chat_tokens=150),
-        knobs=Knobs(max_num_batched_tokens=512, reserve="none"),
-        changes={300: {"enable_prefix_caching": False}, 500: {"enable_prefix_caching": True}},
-    )
-)
+CHANGES = {300: {"enable_prefix_caching": False}, 500: {"enable_prefix_caching": True}}
+MESSAGES = crowded(13, 700, rate=20.0, changes=CHANGES)
 
 
 def verified(path: Path, messages: Messages) -> VerifyReport:

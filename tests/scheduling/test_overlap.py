@@ -29,12 +29,12 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
-from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.recordings.history.history import History
 from tests.support.engines.core_ends import Client
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.engines.whole_core import WholeCore
+from tests.support.sessions.history_steps import history_of
+from tests.support.sessions.seek_sessions import record
 
 LIMITS = Limits(max_num_batched_tokens=512, max_num_seqs=8, max_model_len=256)
 BUSY = SimulatedWorkload(rate=20.0, output_tokens=80)
@@ -110,16 +110,11 @@ def test_with_overlap_recordings_pass_verify_and_time_shares_stay_within_bounds(
     tmp_path: Path,
 ) -> None:
     messages = simulate(seed=2, num_steps=400, workload=BUSY, num_blocks=600, overlap=True)
-    writer = RecordingWriter(tmp_path / "overlap.mcap")
-    writer.start()
-    history = History()
+    history = history_of(messages)
     explainer = Explainer(0, 0)
-    for sequence, message in messages:
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-        history.append(sequence, message)
+    for _, message in messages:
         explainer.take(message)
-    writer.close()
-    report = verify(tmp_path / "overlap.mcap", lambda share: None)
+    report = verify(record(tmp_path / "overlap.mcap", messages), lambda share: None)
     assert [check.problems for check in report.checks if not check.is_good] == []
     assert report.num_steps == 400
     sums = history.windows.sums(history.state.time_ns, 10.0)
@@ -276,8 +271,8 @@ def test_tokens_and_texts_in_telemetry_belong_to_the_published_rows() -> None:
     clients = [engine.submit(12), engine.submit(8, stop_token_ids=(wanted.tokens[2],))]
     engine.run()
     told: dict[int, list[int]] = {0: [], 1: []}
-    for record in engine.sink.records:
-        for row, token in zip(record.batch or (), record.token_ids, strict=True):
+    for step in engine.sink.records:
+        for row, token in zip(step.batch or (), step.token_ids, strict=True):
             if token is not None:
                 told[row.request_id].append(token)
     assert [told[0], told[1]] == [client.tokens for client in clients]

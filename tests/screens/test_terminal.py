@@ -23,10 +23,9 @@ NAMED |= {f"bright{name}" for name in NAMED}
 @pytest.fixture
 def busy_engine(runtime_folder: Path) -> Iterator[str]:
     """The address of an overloaded simulated engine in a process of its own."""
-    engine = EngineProcess(f"{runtime_folder}/engine")
-    engine.work()
-    yield f"{runtime_folder}/engine"
-    engine.kill()
+    with EngineProcess(f"{runtime_folder}/engine") as engine:
+        engine.work()
+        yield f"{runtime_folder}/engine"
 
 
 def shown_step(screen: Any) -> int:
@@ -104,6 +103,7 @@ def test_a_screen_is_redrawn_when_resized_or_overwritten(terminal: Any, tmp_path
     arguments = (*STEPSCOPE, "replay", "chunked", "--at", "300")
     screen = terminal(*arguments, columns=120, rows=40, XDG_CONFIG_HOME=str(tmp_path))
     screen.wait_for("REPLAY PAUSED")
+    screen.wait_for(r"step 300\b")
     screen.wait_for("steps: token budget")
     for columns, rows, words in (
         (80, 24, r"TTFT [\d.]+"),

@@ -2,16 +2,13 @@
 
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual import events
 
-from stepscope.engine.protocol.knobs import Knobs
 from stepscope.recordings import samples
-from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.history.history import History
 from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.latency import SLO
@@ -27,22 +24,13 @@ from tests.support.screens.clicks import click
 from tests.support.screens.running import running
 from tests.support.screens.screen_text import line_texts, main_text
 from tests.support.sessions.received import busy_messages
+from tests.support.sessions.replayed import replayed, seek
 from tests.support.waiting import until
-
-
-@contextmanager
-def replayed(recording: Recording, history: History | None = None) -> Iterator[ReplaySource]:
-    """A replay at its first step."""
-    source = ReplaySource(recording, history, playing=False)
-    source.start()
-    assert source.wait()
-    yield source
-    source.stop()
 
 
 @pytest.fixture
 def source() -> Iterator[ReplaySource]:
-    with replayed(Recording(samples.shipped()["freeze"])) as source:
+    with replayed(samples.shipped()["freeze"]) as source:
         yield source
 
 
@@ -101,8 +89,7 @@ async def test_any_step_of_the_file_is_reached_by_number_and_scrub_bar(
 
 
 async def test_the_end_of_a_replay_is_told_and_space_starts_again(source: ReplaySource) -> None:
-    source.seek(source.recording.last_step)
-    assert source.wait()
+    seek(source, source.recording.last_step)
     async with running(dashboard(source)) as (app, pilot):
         await pilot.press("space")
         await until(lambda: source.status == "ended", "it does not end")
@@ -168,7 +155,7 @@ def live_and_file(
 ) -> tuple[History, Path]:
     """A busy session as received, and its recording from the first message on."""
     path = tmp_path_factory.mktemp("session") / "session.mcap"
-    messages = busy_messages(400, 340, Knobs(max_num_batched_tokens=1024, max_num_seqs=32))
+    messages = busy_messages(400, 340)
     with recorded_to(path, SLO(ttft_ms=500.0, itl_ms=30.0)) as source:
         for sequence, message in messages:
             source.take(sequence, message)
@@ -180,9 +167,8 @@ def test_every_panel_at_a_step_is_the_same_live_and_replayed(
     live_and_file: tuple[History, Path], step: int
 ) -> None:
     live, path = live_and_file
-    with Recording(path) as recording, replayed(recording, History(live.slo)) as source:
-        source.seek(step)
-        assert source.wait()
+    with replayed(path, History(live.slo)) as source:
+        seek(source, step)
         found = screen(source.history, step)
     expected = screen(live, step)
     for panel, lines in expected.items():
@@ -195,12 +181,11 @@ def test_after_a_seek_the_figures_are_of_the_shown_step(
 ) -> None:
     live, path = live_and_file
     stalls = sorted(each.step for each in live.windows.stalls(100).longest)
-    with replayed(Recording(path), History(live.slo)) as source:
+    with replayed(path, History(live.slo)) as source:
         # No refresh is due by time.
         builder = FrameBuilder(source.history, clock=lambda: 0.0, stands=lambda: True)
         for step in (stalls[-1], stalls[0], stalls[len(stalls) // 2]):
-            source.seek(step)
-            assert source.wait()
+            seek(source, step)
             frame = builder.build(View(), 80, 10, 8)
             assert (frame.cursor, frame.stall.step) == (step, step)
             assert frame.latency.end_ns == frame.state.time_ns

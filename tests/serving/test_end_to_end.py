@@ -13,7 +13,6 @@ from stepscope.engine.protocol.commands import ReplayFrom, Submit
 from stepscope.engine.protocol.replies import Output
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import KnobsChanged, StepRecord, TelemetryMessage
-from stepscope.recordings.file.reader import Recording
 from tests.support.engines.warm_command import WarmCommand
 from tests.support.waiting import wait_for
 
@@ -144,37 +143,6 @@ def test_a_budget_typed_into_the_dashboard_takes_effect_at_the_step_shown(
         assert screen.wait_for_exit() == 0
         client.set_knobs(change.old, who="test")
     assert chats.wrong == []
-
-
-def test_keys_pause_step_and_record_a_real_engine(
-    terminal: Callable[..., object], endpoint: str, tmp_path: Path
-) -> None:
-    with Chats(endpoint), ControlClient(endpoint, timeout_s=10.0) as client:
-        screen = terminal(*STEPSCOPE, "top", endpoint, cwd=str(tmp_path))
-        screen.wait_for(r"LIVE.*step [\d,]+", START_S)
-        screen.wait_for(r"RUN [1-9]")
-        screen.send("R")
-        screen.wait_for(r"● REC")
-
-        screen.send("P")
-        screen.wait_for(r"(?i)engine paused")
-        paused_at = client.snapshot()
-        assert paused_at.state == "paused"
-        screen.send("N")
-        wait_for(lambda: client.snapshot().step > paused_at.step, "N runs a step")
-        stepped = client.snapshot()
-        assert (stepped.step, stepped.state) == (paused_at.step + 1, "paused")
-        screen.wait_for(rf"step {stepped.step:,}\b")
-        screen.send("P")
-        wait_for(lambda: client.snapshot().step >= stepped.step + 10, "the engine resumes")
-        screen.send("R")  # the file has its name once it is finished
-        wait_for(lambda: list(tmp_path.glob("*.mcap")) != [], "R ends the recording")
-        screen.send("q")
-        assert screen.wait_for_exit() == 0
-    (path,) = tmp_path.glob("*.mcap")
-    with Recording(path) as recording:
-        assert recording.message is None, recording.message
-        assert recording.first_step <= paused_at.step <= recording.last_step
 
 
 def test_a_dashboard_whose_terminal_vanishes_leaves_the_engine_serving(

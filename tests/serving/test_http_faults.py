@@ -4,8 +4,6 @@ import asyncio
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +24,9 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import Aborted, EngineStatus, StepRecord
 from stepscope.tui.cli.engines import serve as http_process
 from stepscope.tui.cli.engines.serve import HttpProcess
+from tests.support.engines.engine_process import EngineProcess
 from tests.support.waiting import wait_for
 
-ENGINE = Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py"
 LONG = {"prompt": [5] * 20, "max_tokens": 900, "ignore_eos": True, "stream": True}
 
 
@@ -322,16 +320,12 @@ def test_a_standalone_http_server_finds_the_next_engine_at_its_endpoint(
     server = http_server("serve", "--http-for", endpoint)
     assert status_of(server.url) == 503
     for _ in range(2):
-        engine = subprocess.Popen([sys.executable, str(ENGINE), endpoint])
-        try:
+        with EngineProcess(endpoint) as engine:
             wait_for(lambda: status_of(server.url) == 200, "it finds the engine")
             with open_stream(server.url, LONG) as connection:
                 engine.kill()
                 assert b'"code":"engine_unavailable"' in rest_of(connection)
             wait_for(lambda: status_of(server.url) == 503, "it has lost the engine")
-        finally:
-            engine.kill()
-            engine.wait()
 
 
 def test_the_api_key_is_in_no_process_list(live_engine: Any) -> None:

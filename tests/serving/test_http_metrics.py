@@ -18,9 +18,9 @@ from stepscope.engine.http.metrics_reducer import EngineMetrics
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.knobs import Knobs
 from stepscope.recordings.state.session import SessionState
-from tests.support.engines.cost_model import CostModel
 from tests.support.engines.live_engine import LiveEngine
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
+from tests.support.sessions.received import busy_messages
 from tests.support.waiting import wait_for
 
 Messages = list[tuple[int, wire.Telemetry]]
@@ -59,16 +59,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 @pytest.fixture(scope="module")
 def session() -> Messages:
     """A simulated session with preemptions and prefix hits."""
-    return simulate(
-        seed=5,
-        num_steps=400,
-        knobs=Knobs(max_num_batched_tokens=1024, max_num_seqs=32),
-        workload=SimulatedWorkload(
-            rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
-        ),
-        cost=CostModel(floor_ms=12.0, token_us=25.0, context_ns=4.0),
-        num_blocks=512,
-    )
+    return busy_messages(400, seed=5)
 
 
 def reduced(session: Messages) -> EngineMetrics:

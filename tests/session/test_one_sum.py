@@ -27,7 +27,6 @@ from stepscope.recordings.history.history import History
 from stepscope.recordings.importing.client_results import read as read_result
 from stepscope.recordings.importing.source import ForeignFile
 from stepscope.recordings.plot.series import read_series
-from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.samples import shipped
 from stepscope.recordings.session.steps import StepTable
 from stepscope.recordings.session.sums import Sums, sums_of
@@ -38,6 +37,7 @@ from stepscope.recordings.state.outcome import AppliedStep
 from stepscope.recordings.state.session import SessionState
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
 from tests.support.sessions.by_hand import Messages, figures_by_hand
+from tests.support.sessions.replayed import replayed, seek
 from tests.support.sessions.seek_sessions import record
 
 Session = Callable[[], Messages]
@@ -202,15 +202,10 @@ def figures_of_side(feed: Feed) -> dict[str, float | None]:
     return feed.side.figures()
 
 
-def replayed(path: Path) -> History:
-    source = ReplaySource(Recording(path), History(LEVELS), playing=False)
-    source.start()
-    try:
-        source.seek(source.recording.last_step or 0)
-        assert source.wait(30)
+def history_of_replay(path: Path) -> History:
+    with replayed(path, History(LEVELS)) as source:
+        seek(source, source.recording.last_step or 0)
         return source.history
-    finally:
-        source.stop()
 
 
 def ways_to_figures(messages: Messages, path: Path) -> dict[str, dict[str, float | None]]:
@@ -220,7 +215,7 @@ def ways_to_figures(messages: Messages, path: Path) -> dict[str, dict[str, float
         "live": history.windows.figures(None, None),
         "compare, live": figures_of_side(HistoryFeed(history, "a", LEVELS, StepRange())),
         "file": figures_of_side(RecordingFeed(Recording(path), "a", LEVELS, StepRange())),
-        "replay": replayed(path).windows.figures(None, None),
+        "replay": history_of_replay(path).windows.figures(None, None),
         "index": figures_of_index(path),
         "index, made from messages": figures_of_index(path, is_made=True),
     }
@@ -276,7 +271,7 @@ def test_a_stretch_has_the_same_figures(session: Session, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])
 def test_a_stretch_of_a_sample_has_the_same_figures_on_the_screen_and_compared(name: str) -> None:
     path = shipped()[name]
-    check_stretches(replayed(path), path)
+    check_stretches(history_of_replay(path), path)
 
 
 def check_stretches(history: History, path: Path) -> None:

@@ -26,11 +26,11 @@ from tests.session.test_one_sum import (
     Session,
     figures_of_side,
     history_of,
+    history_of_replay,
     in_memory,
     of_a_client,
     of_totals,
     preempting,
-    replayed,
 )
 from tests.support.sessions.by_hand import Messages, waits_by_hand
 from tests.support.sessions.seek_sessions import record
@@ -92,7 +92,7 @@ def test_all_tell_of_the_same_waits(session: Session, tmp_path: Path) -> None:
     messages = session()
     path = record(tmp_path / "a.mcap", messages)
     assert_all_agree(path, history_of(messages))
-    assert counts_of_history(replayed(path)) == counts_of_history(history_of(messages))
+    assert counts_of_history(history_of_replay(path)) == counts_of_history(history_of(messages))
 
 
 @pytest.mark.parametrize("name", ["freeze", "chunked", "speculation", "vllm"])

@@ -23,6 +23,7 @@ from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.writing.writer import RecordingWriter
 from stepscope.recordings.history.history import History
 from tests.support.engines.simulated_run import simulate
+from tests.support.sessions.seek_sessions import record
 
 FOLDER = Path(__file__).parents[1] / "schema"
 
@@ -308,13 +309,10 @@ def test_a_recording_of_a_newer_schema_names_the_version_to_install(
     )
     if what == "format":
         monkeypatch.setattr("stepscope.recordings.file.writing.recording_file.FORMAT_VERSION", 7)
-    writer = RecordingWriter(path)
-    writer.start()
-    for sequence, message in simulate(seed=2, num_steps=20):
-        if what == "schema" and isinstance(message, wire.EngineInfo):
-            message = msgspec.structs.replace(message, schema_version=7)
-        writer.on_frame(wire.TOPICS[type(message)], sequence, wire.encode(message))
-    writer.close()
+    (number, info), *rest = simulate(seed=2, num_steps=20)
+    if what == "schema":
+        info = msgspec.structs.replace(info, schema_version=7)
+    record(path, [(number, info), *rest])
     for read in (Recording, lambda path: verify(path, lambda share: None)):
         with pytest.raises(RecordingError) as caught:
             read(path)

@@ -3,17 +3,7 @@
 from typing import Any
 
 from stepscope.engine.loop.outlet import MAX_WAIT_NS, SHARE, SnapshotQueue
-from stepscope.engine.protocol.replies import AnyReply
-
-
-class Asker:
-    """A client that keeps its replies."""
-
-    def __init__(self) -> None:
-        self.replies: list[Any] = []
-
-    def reply(self, message: AnyReply) -> None:
-        self.replies.append(message)
+from tests.support.engines.core_ends import Client
 
 
 def test_many_late_joiners_cost_a_bounded_time_share_and_all_get_a_snapshot() -> None:
@@ -26,12 +16,12 @@ def test_many_late_joiners_cost_a_bounded_time_share_and_all_get_a_snapshot() ->
         return num_made
 
     desk = SnapshotQueue(take, lambda: now_ns)
-    askers: list[tuple[int, Asker]] = []
+    askers: list[tuple[int, Client]] = []
     num_steps, step_ns = 1000, 10_000_000
     for step in range(num_steps):
         now_ns += step_ns
         for _ in range(1 + step % 3):
-            askers.append((num_made, Asker()))
+            askers.append((num_made, Client()))
             desk.ask(askers[-1][1])
         desk.serve()
     assert num_made * cost_ns <= SHARE * now_ns + 2 * cost_ns
@@ -52,7 +42,7 @@ def test_a_single_late_joiner_gets_a_snapshot_at_once_and_others_eventually() ->
         return "snapshot"
 
     desk = SnapshotQueue(take, lambda: now_ns)
-    first, second, third = Asker(), Asker(), Asker()
+    first, second, third = Client(), Client(), Client()
     desk.ask(first)
     desk.serve()
     assert first.replies == ["snapshot"]

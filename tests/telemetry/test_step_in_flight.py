@@ -1,12 +1,9 @@
 """A hanging step is visible while it hangs, to every observer, whenever it joined."""
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +12,6 @@ from unittest.mock import Mock
 import pytest
 
 from stepscope.engine.client.client import ControlClient
-from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.commands import Submit
 from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.protocol.wire import EngineStatus, Phase, StepInFlight, StepRecord, Telemetry
@@ -25,20 +21,20 @@ from stepscope.engine.telemetry.step_watcher import RunningRow, StepUnderWay, St
 from stepscope.engine.transport.endpoints import Endpoint
 from stepscope.recordings.check.verify import verify
 from stepscope.recordings.file.reader import Recording
-from stepscope.recordings.file.writing.writer import RecordingWriter
-from stepscope.recordings.history.history import History
 from stepscope.recordings.live.recorder import Recorder
 from stepscope.recordings.live.subscriber import Subscriber
-from stepscope.recordings.replay.replay import ReplaySource
 from stepscope.recordings.state.audit_text import in_flight_text, work_text
 from stepscope.recordings.state.session import SessionState
+from tests.support.engines.engine_process import EngineProcess
 from tests.support.engines.fake_engine import step
 from tests.support.engines.live_engine import LiveEngine
 from tests.support.engines.simulated_run import simulate
 from tests.support.sessions.following import following
+from tests.support.sessions.history_steps import history_of
+from tests.support.sessions.replayed import replayed, seek
+from tests.support.sessions.seek_sessions import record
 from tests.support.waiting import wait_for
 
-ENGINE = str(Path(__file__).parents[1] / "support" / "engines" / "simulated_engine.py")
 S = 1_000_000_000
 
 
@@ -202,36 +198,26 @@ def test_with_overlap_the_step_in_flight_is_the_one_awaited_or_launched(
 # An engine that is killed, or stopped
 
 
-@contextmanager
-def engine_process(tmp_path: Path) -> "Iterator[tuple[subprocess.Popen[bytes], Endpoint, Path]]":
-    hang, endpoint = tmp_path / "hang", Endpoint.parse(f"{tmp_path}/engine")
-    arguments = [sys.executable, ENGINE, f"{tmp_path}/engine", "", "", str(hang)]
-    process = subprocess.Popen(arguments)
-    try:
-        yield process, endpoint, hang
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.slow
 def test_a_killed_or_stopped_engine_is_distinguished_from_a_hanging_step(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        process, endpoint, hang = stack.enter_context(engine_process(tmp_path))
-        source = stack.enter_context(following(endpoint))
+    hang = tmp_path / "hang"
+    with (
+        EngineProcess(f"{tmp_path}/engine", "", "", str(hang)) as engine,
+        following(engine.endpoint) as source,
+    ):
         hang.touch()
-        stack.enter_context(asking(endpoint))
-        wait_for(sees_it(source), "the step in flight is seen")
-        assert source.status == "live"
-        os.kill(process.pid, signal.SIGSTOP)  # none of its threads runs any more
-        wait_for(lambda: source.status == "down", "it is silent")
-        assert "stopped or cut off" in str(source.error)
-        assert source.history.state.in_flight is not None  # the step it was in
-        os.kill(process.pid, signal.SIGCONT)
-        wait_for(lambda: source.status == "live", "it is heard again")
-        process.kill()
-        wait_for(lambda: source.status == "down", "it is gone")
-        assert source.history.state.in_flight.step == 0
+        with asking(engine.endpoint):
+            wait_for(sees_it(source), "the step in flight is seen")
+            assert source.status == "live"
+            engine.send(signal.SIGSTOP)  # none of its threads runs any more
+            wait_for(lambda: source.status == "down", "it is silent")
+            assert "stopped or cut off" in str(source.error)
+            assert source.history.state.in_flight is not None  # the step it was in
+            engine.send(signal.SIGCONT)
+            wait_for(lambda: source.status == "live", "it is heard again")
+            engine.kill()
+            wait_for(lambda: source.status == "down", "it is gone")
+            assert source.history.state.in_flight.step == 0
 
 
 # A replay
@@ -245,20 +231,11 @@ def test_steps_in_flight_in_a_recording_do_not_change_its_replay(tmp_path: Path)
             flying = StepUnderWay(each.step, start_ns, [RunningRow(1, 1, 9, 1)], 512)
             messages.append((len(messages), flying.message(start_ns + 1)))
         messages.append((len(messages), each))
-    writer, live = RecordingWriter(tmp_path / "flying.mcap"), History()
-    writer.start()
-    for sequence, each in messages:
-        writer.on_frame(type(each).topic, sequence, wire.encode(each))
-        live.append(sequence, each)
-    writer.close()
-    assert verify(writer.path, lambda share: None).is_good
-    with Recording(writer.path) as recording:
-        replay = ReplaySource(recording, playing=False)
-        replay.start()
-        replay.seek(599)
-        wait_for(lambda: replay.history.last_step == 599, "it is sought")
+    path, live = record(tmp_path / "flying.mcap", messages), history_of(messages)
+    assert verify(path, lambda share: None).is_good
+    with replayed(path) as replay:
+        seek(replay, 599)
         assert replay.history.state == live.state
-        replay.stop()
     kinds = frozenset({"engine"})
     told = [event.text for event in live.events(None, 99, kinds) if "in flight" in event.text]
     assert len(told) == 6

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from textual.geometry import Region
 
+from stepscope.engine.protocol.knobs import typed
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue
 from stepscope.recordings.state.audit_text import value_text
 from stepscope.tui.screens.overlay import Overlay
@@ -147,7 +148,7 @@ class KnobEditor(Overlay[KnobChange]):
         if key == "w":
             if self._forecast is not None and self._draft and self._wrong() is None:
                 self._drop_forecast()
-                self._asked = self._forecast(spec.name, parse_value(spec, self._draft))
+                self._asked = self._forecast(spec.name, typed(spec, self._draft))
             return
         if key != "enter":
             self._drop_forecast()
@@ -158,7 +159,7 @@ class KnobEditor(Overlay[KnobChange]):
                 if self._only is not None:
                     self.dismiss(None)
             elif self._wrong() is None:
-                value, begun = parse_value(spec, self._draft), self._begun
+                value, begun = typed(spec, self._draft), self._begun
                 self.dismiss(KnobChange(spec.name, value, begun.version, begun.engine_id))
         elif values := _values(spec):
             if key in ("left", "right", "up", "down", "space"):
@@ -192,7 +193,7 @@ class KnobEditor(Overlay[KnobChange]):
             return None
         spec = self._specs[self._at]
         try:
-            value = parse_value(spec, self._draft)
+            value = typed(spec, self._draft)
         except ValueError:
             return f" {spec.name} takes a number within {bounds_text(spec)}"
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -217,12 +218,3 @@ def _moved(spec: KnobSpec, text: str, share: float) -> str:
     by = abs(share * value) if spec.kind == "float" else max(1, round(abs(share * value)))
     value = max(value + (by if share > 0 else -by), value if spec.low is None else spec.low)
     return f"{value if spec.high is None else min(value, spec.high):.12g}"
-
-
-def parse_value(spec: KnobSpec, text: str) -> KnobValue:
-    """Return the value that `text` means for this knob; raise ValueError if it means none."""
-    if spec.kind == "bool":
-        return ("off", "on").index(text) == 1
-    if spec.kind == "choice":
-        return text
-    return int(text) if spec.kind == "int" else float(text)

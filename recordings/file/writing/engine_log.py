@@ -99,7 +99,7 @@ class EngineLog:
         self.engine_id = info.engine_id
         self._anchor = info
         time_ns = message.time_ns if isinstance(message, wire.Snapshot) else info.monotonic_ns
-        self._last_log_ns = info.wall_ns + time_ns - info.monotonic_ns
+        self._last_log_ns = info.wall_at(time_ns)
         self._begin_file()
         if message is info:  # without a snapshot, the file begins with an empty keyframe
             nothing = SessionState(info=info).snapshot(sequence - 1)
@@ -120,4 +120,4 @@ class EngineLog:
             time_ns = message.time_ns
         else:
             return self._last_log_ns
-        return max(self._last_log_ns, self._anchor.wall_ns + time_ns - self._anchor.monotonic_ns)
+        return max(self._last_log_ns, self._anchor.wall_at(time_ns))

@@ -1,4 +1,4 @@
-"""`EngineProcess`: a simulated engine in a process of its own, with work."""
+"""`EngineProcess`: a simulated engine in a process of its own."""
 
 import os
 import signal
@@ -12,22 +12,36 @@ from stepscope.engine.protocol.sampling_params import SamplingParams
 from stepscope.engine.transport.endpoints import Endpoint
 from tests.support.waiting import wait_for
 
+PROGRAM = Path(__file__).with_name("simulated_engine.py")
+
 
 class EngineProcess:
-    """A simulated engine, always busy, that can be stopped, killed and started again."""
+    """A simulated engine that can be stopped, killed and started again; a context manager.
 
-    def __init__(self, address: str) -> None:
+    `options`: further arguments of `simulated_engine.py`.
+    """
+
+    def __init__(self, address: str, *options: str) -> None:
         self.endpoint = Endpoint.parse(address)
-        program = Path(__file__).with_name("simulated_engine.py")
-        self._program = [sys.executable, str(program), address]
+        self._program = [sys.executable, str(PROGRAM), address, *options]
         self._client: ControlClient | None = None
         self.start()
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._program)
 
-    def work(self) -> None:
+    def __enter__(self) -> "EngineProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def wait(self) -> None:
         wait_for(Path(self.endpoint.control.removeprefix("ipc://")).exists, "it listens")
+
+    def work(self) -> None:
+        """Give it more requests than there are seats or KV blocks for."""
+        self.wait()
         self._client = ControlClient(self.endpoint)
         sampling = SamplingParams(max_tokens=700, ignore_eos=True)
         for number in range(60):

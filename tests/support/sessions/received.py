@@ -1,7 +1,5 @@
 """`Received`: a live source; a busy history for one; `every_message` of an engine."""
 
-from collections.abc import Sequence
-
 from stepscope.engine.client.client import ControlClient
 from stepscope.engine.protocol.commands import ReplayFrom
 from stepscope.engine.protocol.knobs import Knobs
@@ -38,13 +36,21 @@ class Received:
         self.tap.send(TOPICS[type(message)], sequence, payload)
 
 
-def busy_messages(num_steps: int, change_at: int, knobs: Knobs) -> Sequence[tuple[int, Telemetry]]:
-    """A session with preemptions, prefix hits, and from a step on a smaller budget."""
+_KNOBS = Knobs(max_num_batched_tokens=1024, max_num_seqs=32)
+
+
+def busy_messages(
+    num_steps: int,
+    change_at: int | None = None,
+    knobs: Knobs = _KNOBS,
+    seed: int = 3,
+) -> list[tuple[int, Telemetry]]:
+    """A session with preemptions and prefix hits. `change_at`: step of a smaller budget."""
     return simulate(
-        seed=3,
+        seed=seed,
         num_steps=num_steps,
         knobs=knobs,
-        changes={change_at: {"max_num_batched_tokens": 512}},
+        changes={} if change_at is None else {change_at: {"max_num_batched_tokens": 512}},
         workload=SimulatedWorkload(
             rate=9.0, document_share=0.12, document_tokens=2600, output_tokens=140
         ),
@@ -56,8 +62,7 @@ def busy_messages(num_steps: int, change_at: int, knobs: Knobs) -> Sequence[tupl
 @copied
 def busy_history(num_steps: int) -> History:
     history = History(SLO(ttft_ms=500.0, itl_ms=30.0))
-    knobs = Knobs(max_num_batched_tokens=1024, max_num_seqs=32)
-    for sequence, message in busy_messages(num_steps, num_steps - 60, knobs):
+    for sequence, message in busy_messages(num_steps, num_steps - 60):
         history.append(sequence, message)
     return history
 

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 from stepscope.engine.client.client import CommandRefused, ControlClient
 from stepscope.engine.client.group import set_on_all
+from stepscope.engine.protocol.knobs import typed
 from stepscope.engine.protocol.replies import Ack
 from stepscope.engine.protocol.wire import KnobSpec, KnobValue, Snapshot
 from stepscope.engine.transport.endpoints import ranks_of
@@ -89,10 +90,7 @@ def _apply(
 
 def _value(spec: KnobSpec | None, text: str) -> KnobValue:
     """Convert text to the type of the knob. What does not fit is kept: the engine refuses it."""
-    kind = spec.kind if spec is not None else "choice"
-    if kind == "bool":
-        return {"true": True, "on": True, "false": False, "off": False}.get(text.lower(), text)
     try:
-        return int(text) if kind == "int" else float(text) if kind == "float" else text
+        return text if spec is None else typed(spec, text)
     except ValueError:
         return text

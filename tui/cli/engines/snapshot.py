@@ -102,7 +102,7 @@ def _summary(taken: Snapshot) -> Iterator[tuple[str, str]]:
     yield "state", f"{taken.state}, step {taken.step:,}"
     yield "requests", ", ".join(f"{n} {status}" for status, n in by_status.items()) or "unknown"
     if (kv := taken.kv) is not None:
-        share = kv.used / ((kv.used + kv.cached + kv.empty) or 1)
+        share = kv.used / (kv.num_blocks or 1)
         rest = f"{kv.cached:,} cached, {kv.empty:,} empty"
         yield "KV blocks", f"{kv.used:,} used ({share:.0%}), {rest}"
     elif state.kv_share is not None:
@@ -130,14 +130,16 @@ def audit(target: str | None, is_file: bool, as_json: bool) -> None:
     info, parts, missing = _of_file(target or "") if is_file else _of_engine(target)
     entries = [entry for part in parts for entry in part]
     if as_json:
-        write_json([{**msgspec.structs.asdict(e), "wall_ns": _wall_ns(e, info)} for e in entries])
+        write_json(
+            [{**msgspec.structs.asdict(e), "wall_ns": info.wall_at(e.time_ns)} for e in entries]
+        )
         return
     nothing = "no change is recorded in it" if is_file else "no changes yet"
     say(*filter(None, (missing, "" if entries else nothing)))
     for entry in (entry for part in parts for entry in side_by_side(part)):
         step = "refused" if entry.code else f"step {entry.effective_step or 0:,}"
         say(
-            f"{entry.number:>5}  {fmt.clock(_wall_ns(entry, info))}  {step:>14}  "
+            f"{entry.number:>5}  {fmt.clock(info.wall_at(entry.time_ns))}  {step:>14}  "
             f"{who_text(entry):<20}  {change_text(entry)}"
         )
 
@@ -170,7 +172,3 @@ def _of_file(target: str) -> tuple[EngineInfo, list[list[Audited]], str]:
     few = f"the first {num_before:,} entries are from before the recording, which has "
     few += f"{len(before):,} of them, alike ones as one"
     return info, [before, since], few if num_before > len(before) else ""
-
-
-def _wall_ns(entry: Audited, info: EngineInfo) -> int:
-    return info.wall_ns + entry.time_ns - info.monotonic_ns

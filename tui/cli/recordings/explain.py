@@ -129,7 +129,7 @@ def _summary(found: Explanation, origins: Mapping[str, str]) -> list[str]:
         steps = fmt.plural(len({each.step for each in gaps}), "step")
         lines.append(
             f"  in {steps}, the longest: {ms(longest.gap_ns)} at step {longest.step:,} "
-            f"({clock_ms(found.wall_ns(longest.end_ns))})"
+            f"({clock_ms(found.info.wall_at(longest.end_ns))})"
             + (f", which held up {streams}" if found.request_id is None else "")
         )
     lines.append(_measured(f"first tokens{of}", origins["slo_ttft_ms"], found.ttft))
@@ -163,7 +163,7 @@ def _served(found: Explanation) -> list[str]:
     """Lines on the prompt of one request; of all, the engine's clock beside the front end's."""
     if (view := found.view) is not None:
         size = found.info.block_size
-        prompt = late_text.misses_texts(view, size, lambda ns: clock_ms(found.wall_ns(ns)))
+        prompt = late_text.misses_texts(view, size, lambda ns: clock_ms(found.info.wall_at(ns)))
         said = [f"{name} {ms(ns)}" for name, ns in shares_of(view).items()]
         if view.front is None or not said:
             return prompt
@@ -235,7 +235,7 @@ def _table(found: Explanation, title: str, late: list[Late], limit: int) -> list
     rows = [
         [
             f"{group[0].step:,}",
-            clock_ms(found.wall_ns(group[0].end_ns)),
+            clock_ms(found.info.wall_at(group[0].end_ns)),
             f"{request_name(group[0].request_id)} #{group[0].token_idx + 1}"
             + (f" +{len(group) - 1}" if len(group) > 1 else ""),
             ms(group[0].gap_ns) + (" (paused)" if group[0].is_excused else ""),
@@ -252,7 +252,7 @@ def _table(found: Explanation, title: str, late: list[Late], limit: int) -> list
 def _document(file: str, found: Explanation) -> dict[str, Any]:
     view, prompt = found.view, None
     if view is not None and (misses := view.misses) is not None:
-        wall_ns = None if misses.evicted_ns is None else found.wall_ns(misses.evicted_ns)
+        wall_ns = None if misses.evicted_ns is None else found.info.wall_at(misses.evicted_ns)
         prompt = {
             "num_tokens": view.num_prompt_tokens,
             **late_text.parts_of(view, misses),
@@ -275,7 +275,7 @@ def _document(file: str, found: Explanation) -> dict[str, Any]:
             {
                 **told(each, "request_id", "client_id", "kind", "step", "cause"),
                 "token": each.token_idx + 1,
-                "wall_ns": found.wall_ns(each.end_ns),
+                "wall_ns": found.info.wall_at(each.end_ns),
                 "ms": in_ms(each.gap_ns),
                 "only_paused": each.is_excused,
                 "pieces": [{**told(piece), "text": piece.text} for piece in each.pieces],

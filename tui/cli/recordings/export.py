@@ -130,7 +130,7 @@ def plot_file(
 
 def _details(recording: Recording, series: PlotSeries) -> list[str]:
     info = recording.info
-    wall_s = (info.wall_ns + series.start_ns - info.monotonic_ns) / 1e9
+    wall_s = info.wall_at(series.start_ns) / 1e9
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
     steps = f"steps {series.first_step:,} to {series.last_step:,}"
     about = f"{model_text(info)} on {info.name}, {steps}, {span(series.duration_ns / 1e9)} from"

@@ -137,7 +137,7 @@ def _share(share: float | None) -> str:
 def _wall_ns(found: Ledger, time_ns: int | None) -> int | None:
     info = found.state.info
     assert info is not None, "it has steps"
-    return None if time_ns is None else info.wall_ns + time_ns - info.monotonic_ns
+    return None if time_ns is None else info.wall_at(time_ns)
 
 
 def _document(name: str, found: Ledger) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def key(frame: Frame, width: int) -> Line:
         names += [(KV_GLYPHS[state], KV_STYLES[state]), (f"{_NAMES[state]} ", "muted")]
     if kv is None:
         return tuple(names)
-    total = max(1, kv.used + kv.cached + kv.empty)
+    total = max(1, kv.num_blocks)
     used, cached = f"{kv.used / total:.0%} used  ", f"{kv.cached / total:.0%} cached   "
     return first_fitting([((said, "text"), *names) for said in (used + cached, used, "")], width)
 
@@ -121,7 +121,7 @@ def groups_of(frame: Frame) -> list[tuple[KVGroup, GroupCounts, float]]:
     info, kv, counts = frame.state.info, frame.state.kv, frame.state.kv_groups
     if info is None or kv is None:
         return []
-    total = max(1, kv.used + kv.cached + kv.empty)
+    total = max(1, kv.num_blocks)
     groups = zip(info.kv_groups or (), counts or (), strict=False)
     return [(group, each, each.used / total) for group, each in groups]
 

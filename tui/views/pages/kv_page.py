@@ -169,7 +169,7 @@ def _figures(frame: Frame) -> list[Line]:
     kv, owner, refs, info = state.kv, state.block_owner, state.block_refs, state.info
     lines = [facts(_UNKNOWN)]
     if kv is not None:
-        total = max(1, kv.used + kv.cached + kv.empty)
+        total = max(1, kv.num_blocks)
         lines = [
             _part("used", kv.used, total, "kv_used"),
             _part("cached, free", kv.cached, total, "kv_cached"),

@@ -151,7 +151,7 @@ def _kv(record: wire.StepRecord, bar_width: int, width: int) -> Line:
     kv = record.kv
     if kv is None:
         return facts(" KV      ", ("the engine does not report its blocks", "muted"))
-    total = kv.used + kv.cached + kv.empty
+    total = kv.num_blocks
     figures = facts(" KV      ", (f"{kv.used:>7,} of {total:<7,}", "strong"))
     evicted: Line = ((f"  {kv.evicted:,} evicted", "caution"),) if kv.evicted else ()
     fields = (Field(1, facts(f"  {kv.cached:,} cached")), Field(0, evicted))
