@@ -105,17 +105,31 @@ def test_the_source_archive_holds_what_its_readme_runs_and_links_to(tmp_path: Pa
     assert sources | beside | set(BESIDE) <= held
 
 
-def test_make_refuses_an_older_python_before_it_makes_an_environment(tmp_path: Path) -> None:
+def make_demo(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
+    """`make demo` in a folder without an environment, with this script as Python."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    older = tmp_path / "python"
-    older.write_text("#!/bin/sh\nexit 1\n", "utf-8")  # as it answers the question for its version
-    older.chmod(0o755)
-    arguments = ["make", "-C", tmp_path, "demo", f"PYTHON={older}"]
-    made = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+        shutil.copy(ROOT / name, folder)
+    (folder / "python").write_text(f"#!/bin/sh\n{python}\n", "utf-8")
+    (folder / "python").chmod(0o755)
+    arguments = ["make", "-C", folder, "demo", f"PYTHON={folder}/python"]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_make_refuses_an_older_python_before_it_makes_an_environment(tmp_path: Path) -> None:
+    made = make_demo(tmp_path, "exit 1")  # as it answers the question for its version
     assert made.returncode == 2
-    assert f"no Python 3.11 or newer at '{older}': set PYTHON=/path/to/python" in made.stderr
+    said = f"no Python 3.11 or newer at '{tmp_path}/python': set PYTHON=/path/to/python"
+    assert said in made.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_make_completes_an_environment_that_was_left_without_pip(tmp_path: Path) -> None:
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    shutil.copy(
+        "/bin/false", tmp_path / ".venv/bin/python"
+    )  # as a failed `venv` of Debian leaves it
+    make_demo(tmp_path, f"echo $* >> {tmp_path}/asked")
+    assert "-m venv .venv" in (tmp_path / "asked").read_text("utf-8").splitlines()
 
 
 @pytest.mark.parametrize("name", PACKAGES)
