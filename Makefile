@@ -122,7 +122,8 @@ clean:
 
 # Again only when what is to be installed has changed. pip keeps what fits already.
 $(INSTALLED): pyproject.toml constraints.txt $(foreach folder,$(NATIVE),$(wildcard $(folder)/*.[ch]*))
-	@test -n "$(PYTHON)" || { echo "no python3.11 or python3 found: set PYTHON=/path/to/python" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || "$(PYTHON)" -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+		{ echo "no Python 3.11 or newer at '$(PYTHON)': set PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[engine,dev]"
 	@touch $@

@@ -103,7 +103,7 @@ _UNKNOWN_S = 15.0  # how long `--once` waits for a rule whose state is unknown
 
 @command(
     "stepscope watch --when 'itl_p99 > 50ms for 30s' --when 'step_in_flight > 5s'",
-    "stepscope watch engine-0 --once --json",
+    "stepscope watch engine-0 --once --json --when 'queue_age > 5s'",
     sections=("levels",),
     takes_key=True,
 )

@@ -37,11 +37,11 @@ _NO_STATE = SessionState()  # the texts of most events need none
 _PARTS = (("s", "schedule", "cached"), ("l", "launch", "muted"), ("━", "model", "decode"))
 _MORE = {
     "vllm": (
-        "to see every step: pip install stepscope in vLLM's environment, then",
+        "to see every step: install stepscope in vLLM's environment, then",
         "STEPSCOPE_ENDPOINT=vllm-0 vllm serve ..., then: stepscope top vllm-0",
     ),
     "sglang": (
-        "to see every step: pip install stepscope in SGLang's environment, then",
+        "to see every step: install stepscope in SGLang's environment, then",
         "STEPSCOPE_ENDPOINT=sglang-0 sglang serve ..., then: stepscope top sglang-0",
     ),
     "stepscope": (
