@@ -47,7 +47,7 @@ from stepscope.tui.views.format import file_size
 
 HEADLESS_SECONDS = 20.0
 _TICK_S = 0.2
-WHO = "stepscope demo"
+WHO = "demo"
 STALL_S = 9.0  # when a long prompt is prefilled whole
 _STALL_MS = 800.0  # how long it shall take
 _LEAST_TOKENS, _MOST_TOKENS = 768, 3072
