@@ -330,6 +330,38 @@ def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
     assert all(line[2:22].strip() and " " not in line[2:22] for line in body)
 
 
+def test_the_key_figures_do_not_move_from_a_small_step_to_a_full_one(source: Any) -> None:
+    places = set()
+    for step in range(150):  # the budget is the same in all of them
+        frame = frame_of(source, paused(step))
+        (shown,) = line_texts(header.key_figures(frame, 300, 1, GUTTER))
+        places.add((shown.index("%"), shown.index(" │ RUN")))
+        assert frame.state.num_waiting or not re.search(r"WAIT 0 [▲▼]", shown)
+    assert len(places) == 1
+
+
+def test_the_step_panel_counts_the_seats_of_requests_that_ended_in_it(source: Any) -> None:
+    records = [source.history.record(step) for step in range(400)]
+    ending = next(each for each in records if each.num_running < len(each.batch))
+    lines = line_texts(inspector.draw(frame_of(source, paused(ending.step)), 60, 30, GUTTER))
+    assert any(line[2:].split()[:2] == ["seats", f"{len(ending.batch)}"] for line in lines)
+
+
+def test_the_step_panel_says_of_a_recompute_no_part_of_the_prompt(source: Any) -> None:
+    records = [source.history.record(step) for step in range(400)]
+    again = [
+        (each.step, row)
+        for each in records
+        for row in each.batch
+        if row.phase == wire.Phase.RECOMPUTE
+    ]
+    for step, row in again:
+        end = row.start + row.num_tokens
+        lines = line_texts(inspector.draw(frame_of(source, paused(step)), 60, 60, GUTTER))
+        assert any(f"recompute r{row.request_id} {row.start:,}→{end:,} " in each for each in lines)
+    assert again
+
+
 def test_the_step_panel_counts_lines_that_have_no_room(source: Any) -> None:
     def num_prefills(step: int) -> int:
         return sum(row.phase != wire.Phase.DECODE for row in source.history.record(step).batch)
@@ -414,7 +446,9 @@ def test_rare_events_are_not_crowded_out_of_the_event_list(source: Any) -> None:
     kinds = {event.kind for event in frame.events}
     assert {"knobs", "finish", "slo"} <= kinds
     lines = line_texts(session_events.draw(frame, 60, 14, GUTTER))
-    assert any("◆ max_num_batched_tokens 1024→512" in line for line in lines)
+    assert any("◆ budget 1024→512 by " in line for line in lines)
+    lines = line_texts(session_events.draw(frame, 90, 14, GUTTER))
+    assert any("◆ max_num_batched_tokens 1024→512 by " in line for line in lines)
     packed = line_texts(session_events.draw(frame, 120, 2, GUTTER))
     assert len(packed) == 2
     assert all(len(line) <= 120 for line in packed)
