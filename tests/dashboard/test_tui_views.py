@@ -330,6 +330,22 @@ def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
     assert all(line[2:22].strip() and " " not in line[2:22] for line in body)
 
 
+def test_the_age_of_the_figures_is_that_of_the_last_message_whatever_is_pressed(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = source.history
+    monkeypatch.setattr(history, "heard_s", time.monotonic() - 42.0)
+    for _ in range(2):
+        frame = replace(FrameBuilder(history).build(View(), 100, 10, 8), status="down")
+        (line,) = line_texts(header.verdict(frame, 120, 1, GUTTER))
+        assert re.search(r"does not answer: the figures are 4\d s old", line)
+        history.set_slo(history.slo)  # as key b does
+    other = History()
+    other.heard_s = 0.0
+    other.append(0, history.info)
+    assert other.heard_s > 0.0
+
+
 def test_the_key_figures_do_not_move_from_a_small_step_to_a_full_one(source: Any) -> None:
     places = set()
     for step in range(150):  # the budget is the same in all of them
