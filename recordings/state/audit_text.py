@@ -3,6 +3,7 @@
 `known_changes` merges the knob changes of a history, of audit entries and of a whole file.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -55,9 +56,7 @@ def changes_text(
 
 
 def with_short_names(text: str) -> str:
-    for name, short in _SHORT.items():
-        text = text.replace(name, short)
-    return text
+    return re.sub("|".join(_SHORT), lambda found: _SHORT[found[0]], text)
 
 
 class _Words(NamedTuple):

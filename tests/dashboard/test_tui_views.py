@@ -160,6 +160,32 @@ def test_a_step_in_flight_is_the_newest_column_and_named_in_the_header(source: A
     assert "IN FLIGHT" not in line
 
 
+def test_header_and_verdict_say_alike_how_long_a_step_in_flight_has_run(source: Any) -> None:
+    flying, history = in_flight(source), source.history
+    builder = FrameBuilder(history, clock=lambda: 0.0)  # its slow figures stay as they are
+    status = {"num_running": 0, "num_waiting": 0, "events": []}  # an idle engine, before this step
+    append(history, wire.EngineStatus(step=399, time_ns=flying.time_ns, state="idle", **status))
+    for more_s in (1, 2):
+        time_ns = flying.time_ns + more_s * 10**9
+        append(history, msgspec.structs.replace(flying, time_ns=time_ns))
+        frame = replace(builder.build(View(), 100, 10, 8), status="live")
+        assert f"IN FLIGHT {7.3 + more_s:.1f} s: " in header_line(frame)
+        assert "▐LIVE▌" in header_line(frame)
+        (verdict,) = line_texts(header.verdict(frame, 120, 1, GUTTER))
+        assert f"step {flying.step:,} has run for {7.3 + more_s:.1f} s: " in verdict
+
+
+def test_the_figures_of_an_idle_engine_are_not_called_old(source: Any) -> None:
+    history, last = source.history, source.history.state
+    builder = FrameBuilder(history, clock=lambda: 0.0)
+    builder.build(View(), 100, 10, 8)
+    status = {"num_running": 0, "num_waiting": 0, "events": []}
+    time_ns = last.time_ns + 100 * 10**9
+    append(history, wire.EngineStatus(step=399, time_ns=time_ns, state="idle", **status))
+    frame = replace(builder.build(View(), 100, 10, 8), status="live")
+    assert "old" not in line_texts(header.verdict(frame, 120, 1, GUTTER))[0]
+
+
 def test_a_column_of_several_steps_shows_the_worst_of_them(source: Any) -> None:
     history = source.history
     columns = ChartColumns(history).visible(View(zoom_idx=2), COLUMNS)

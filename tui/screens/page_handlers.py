@@ -77,9 +77,8 @@ class PageHandlers:
         if frame is None or frame.cursor is None:
             return
         if view.page == "live":
-            lanes = {row.request_id for row in frame.lanes}  # the selected one may have ended
-            is_there = view.selected in lanes or view.selected in frame.state.requests
-            self.show("request" if is_there else "step")
+            there = {*frame.state.requests, *(row.request_id for row in frame.lanes)}
+            self.show("request" if view.selected in there else "step")
             return
         rows = self._targets
         if view.row >= len(rows):

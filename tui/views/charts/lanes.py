@@ -21,18 +21,7 @@ from stepscope.tui.views import late_text
 from stepscope.tui.views.charts.budget_chart import with_cursor
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import pairs
-from stepscope.tui.views.lines import (
-    Field,
-    Line,
-    Run,
-    clean,
-    facts,
-    framed,
-    joined,
-    length_of,
-    titled,
-    whole,
-)
+from stepscope.tui.views.lines import Line, Run, clean, facts, framed, joined, length_of, titled
 from stepscope.tui.views.panels import inspector
 from stepscope.tui.views.theme import CAUSE_GLYPHS, LANE_GLYPHS, LANE_STYLES, LATE
 from stepscope.tui.views.view import Axis
@@ -111,11 +100,10 @@ def _legend(frame: Frame, room: int) -> Line:
     state = frame.state
     is_known = state.is_load_known and not frame.is_silent
     waiting = f"{state.num_running} run {state.num_waiting} wait" if is_known else ""
-    why = ", ".join(queue_texts(state.waiting_reasons))
-    shown = f"  filter: {clean(frame.view.filter, 24) or '-'}"
-    fields = [Field(0, ((waiting, "text"),)), Field(2, ((f" ({why})" if why else "", "text"),))]
-    fields += [Field(1, ((f"   sort: {frame.view.sort}", "muted"),)), Field(0, ((shown, "muted"),))]
-    return whole(fields, room)
+    why = f" ({', '.join(queue_texts(state.waiting_reasons))})" if state.waiting_reasons else ""
+    sort = f"   sort: {frame.view.sort}  filter: {clean(frame.view.filter, 24) or '-'}"
+    has_room = len(waiting + why + sort) <= room
+    return ((waiting + why if has_room else waiting, "text"), (sort, "muted"))
 
 
 @lru_cache(maxsize=1024)

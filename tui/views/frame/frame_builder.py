@@ -99,6 +99,8 @@ class FrameBuilder:
         if state.in_flight is not None and view.live:
             columns, lanes = self._with_open_step(view, columns, lanes, state.in_flight, state)
         figures = self._paced(view, cursor, state, num_events)
+        # Without a new step, as of an idle engine, they are no older than the picture.
+        age_ns = 0 if cursor == self._figures_at else max(0, state.time_ns - self._figures_ns)
         return Frame(
             history=history,
             view=view,
@@ -112,7 +114,7 @@ class FrameBuilder:
             lanes=lanes,
             num_lanes=total,
             **figures,
-            figures_age_s=max(0, state.time_ns - self._figures_ns) / 1e9,
+            figures_age_s=age_ns / 1e9,
             age_s=time.monotonic() - history.heard_s,
             behind_s=self._behind_s(newest_state, last_step),
             landmarks=self._scrub_marks(),
