@@ -152,7 +152,7 @@ def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
         name = f"{letter} decode"
         if page.align == "request" and page.pair is not None:
             happened = _life(page, page.pair[number], happened)
-            name = f"{letter} {page.pair.name}"
+            name = f"{letter} request"
         rows = _rows(page, bars, {0: label}, is_down)
         events = _row(page, name, joined(happened))
         lines += [events, *rows] if is_down else [*rows, events, _axis(page)]
