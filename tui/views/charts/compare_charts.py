@@ -237,7 +237,7 @@ def offset_text(page: ComparePage, offset: int) -> str:
     seconds = offset / 1e9
     if page.width < 100_000_000 and abs(seconds) < 100:
         return f"{seconds:.2f}s"
-    return f"{seconds:.1f}s" if abs(seconds) < 600 else fmt.duration(seconds)
+    return f"{seconds:.1f}s" if abs(seconds) < 600 else fmt.short_span(seconds)
 
 
 def _row(page: ComparePage, label: str, cells: Line, edge: str = "│") -> Line:
