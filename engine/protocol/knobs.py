@@ -115,9 +115,9 @@ class Knobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < limits.max_model_len:
             raise ConfigError(
                 "out_of_bounds",
-                "enable_chunked_prefill=false prefills every prompt in one step, so "
-                f"max_num_batched_tokens must be at least max_model_len={limits.max_model_len}, "
-                f"not {self.max_num_batched_tokens}; or set enable_chunked_prefill=true with it",
+                "whole prompts need max_num_batched_tokens of at least "
+                f"max_model_len={limits.max_model_len}, not {self.max_num_batched_tokens}; "
+                "or set enable_chunked_prefill=true with it",
             )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(

@@ -80,6 +80,12 @@ def queue_reason_text(reason: str) -> str:
     return f"{text}, held by {holders}" if holders else text
 
 
+def queue_texts(reasons: Mapping[str, int] | None) -> list[str]:
+    """Return how many requests wait for what, in words, a text each."""
+    counted = (reasons or {}).items()
+    return [f"{n} {queue_reason_text(reason).partition(' (')[0]}" for reason, n in counted]
+
+
 class Piece(NamedTuple):
     """A part of a wait with one cause; if it is of several steps, `step` is the first."""
 
@@ -186,7 +192,8 @@ WORDS: Mapping[Cause, CauseWords] = {
     "left_out": CauseWords("left out of a step", "left out",
                            "left out of {0.steps} given to {0.whose}"),
     "preempted": CauseWords("preempted, out", "preempted",
-                            "preempted, waited {0.reason}, {0.steps}"),
+                            "preempted, waited {0.reason}, {0.steps}",
+                            "preempted, waited {0.reason}"),
     "recompute": CauseWords("preempted, recomputed", "recomputed",
                             "recomputed {0.num_tokens:,} tokens in {0.steps}{0.why}",
                             "preempted, {0.num_tokens} tok again"),
@@ -306,14 +313,12 @@ class Late(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One short line: the step, the cause, and the length of the wait."""
-        main = self.main
-        why = f"{self.step:,}" if main is None else f"{main.step:,} {main.short}"
+        """One short line: the step of the token, the cause, and the length of the wait."""
+        why = "" if self.main is None else f" {self.main.short}"
         again = sum(piece.num_tokens for piece in self.pieces if piece.cause == "recompute")
-        if main is not None and self.cause == "preempted" and again:
-            first = min(p.step for p in self.pieces if p.cause in ("preempted", "recompute"))
-            why = f"{first:,} {request_name(self.request_id)} preempted, {again:,} tok again"
-        return f"step {why} → {self.kind} {self.gap_ns / 1e6:.0f} ms"
+        if self.cause == "preempted" and again:
+            why = f" {request_name(self.request_id)} preempted, {again:,} tok again"
+        return f"step {self.step:,}{why} → {self.kind} {self.gap_ns / 1e6:.0f} ms"
 
     @property
     def shown_pieces(self) -> list[Piece]:

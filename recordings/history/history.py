@@ -6,6 +6,7 @@ is set back, a new history begins in the same object. The last history with any 
 """
 
 import copy
+import time
 from collections.abc import Mapping
 
 from stepscope.engine.protocol import wire
@@ -74,7 +75,7 @@ class History(HistoryView):
                 self._take(sequence, message, payload)
                 if isinstance(message, EngineInfo | Snapshot):
                     self._judge()
-            self.version += 1
+            self.version, self.heard_s = self.version + 1, time.monotonic()
 
     def skip(self, sequence: int) -> None:
         """Skip a message of an unknown kind, so that its number does not count as missing."""

@@ -5,6 +5,7 @@ percentiles) happens outside the lock, on data that never changes.
 """
 
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
@@ -35,6 +36,7 @@ class HistoryView:
     def __init__(self, slo: SLO, timeline: Timeline) -> None:
         self.slo = slo
         self.version = 0  # grows with every message
+        self.heard_s = time.monotonic()  # when the newest message came
         self.is_short = False  # whether steps before the first one are being loaded
         self._lock = threading.RLock()
         self._newest: tuple[int, SessionState] | None = None  # version and state

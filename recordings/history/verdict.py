@@ -62,7 +62,7 @@ def verdict_at(
     stall = None if worst is None else _stall(history, state, worst, stalls)
     for found in (
         _halted(state),
-        _in_flight(state),
+        in_flight(state),
         stall if is_wide else None,
         _queue(history, state, minute.ttft),
         stall,
@@ -96,7 +96,7 @@ def _halted(state: SessionState) -> Verdict | None:
     return Verdict("caution", f"paused{by}{how_long}", "pause_engine")
 
 
-def _in_flight(state: SessionState) -> Verdict | None:
+def in_flight(state: SessionState) -> Verdict | None:
     flying = state.in_flight
     if flying is None or flying.step <= state.step:
         return None

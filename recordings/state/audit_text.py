@@ -3,7 +3,9 @@
 `known_changes` merges the knob changes of a history, of audit entries and of a whole file.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from stepscope.engine.protocol.commands import Asker, SetKnobs
@@ -51,6 +53,10 @@ def changes_text(
     forms += [[*short[:n], f"+{len(short) - n} more"] for n in range(len(short) - 1, 0, -1)]
     texts = [", ".join(form) for form in forms]
     return next((text for text in texts if room is None or len(text) <= room), texts[-1])
+
+
+def with_short_names(text: str) -> str:
+    return re.sub("|".join(_SHORT), lambda found: _SHORT[found[0]], text)
 
 
 class _Words(NamedTuple):
@@ -133,9 +139,12 @@ def _workload_text(old: str, new: str) -> str:
     before, after = (each.replace(": ", ", ", 1).split(", ") for each in (old, new))
     gone = ", ".join(part for part in before if part not in after)
     come = ", ".join(part for part in after if part not in before)
-    if not gone:
-        return f"changed the workload: now also {come}"
-    return f"changed the workload: {f'{gone}→{come}' if come else f'no longer {gone}'}"
+    if not gone or not come:
+        return f"workload: {f'no longer {gone}' if gone else f'now also {come}'}"
+    pairs = list(zip_longest(gone.split(), come.split(), fillvalue=""))
+    if all(a == b or (a[:1].isdigit() and b[:1].isdigit()) for a, b in pairs):
+        return f"workload: {' '.join(a if a == b else f'{a}→{b}' for a, b in pairs)}"
+    return f"workload: {gone}→{come}"
 
 
 def known_changes(

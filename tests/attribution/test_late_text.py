@@ -32,8 +32,8 @@ PREEMPTED = LATE._replace(
     )
 )
 FULL_OF = {
-    LATE: "step 184,191 prefill r12 4096 tok → ITL 900 ms",
-    PREEMPTED: "step 184,190 r33 preempted, 1,172 tok again → ITL 900 ms",
+    LATE: "step 184,201 prefill r12 4096 tok → ITL 900 ms",
+    PREEMPTED: "step 184,201 r33 preempted, 1,172 tok again → ITL 900 ms",
 }
 
 
@@ -78,6 +78,9 @@ def test_causes_without_room_are_summed_up() -> None:
     first, second = "500.0 ms prefill r12 4096 tok", "; 301.0 ms queued for a seat"
     assert late_text.of_wait(LATE, 60) == first + second
     assert late_text.of_wait(LATE, 50) == f"{first}; 400.0 ms in 4 more"
+    waited = "600.0 ms preempted, waited for KV blocks"
+    assert late_text.of_wait(PREEMPTED, 80) == f"{waited}; 300.0 ms preempted, 1172 tok again"
+    assert late_text.of_wait(PREEMPTED, 39) == "600.0 ms preempted"  # no reason rather than half
 
 
 @pytest.mark.parametrize("late", FULL_OF, ids=["shared", "preempted"])
@@ -89,6 +92,7 @@ def test_a_stall_described_in_one_line_keeps_its_duration(late: Late) -> None:
             assert text == full
         elif room >= len("ITL 900 ms"):
             assert text.endswith("ITL 900 ms")
+            assert "step" not in text or text.startswith(f"step {late.step:,} ")
         else:
             assert text == ""
         if room >= 28:

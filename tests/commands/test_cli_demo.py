@@ -204,6 +204,7 @@ def test_a_rate_is_checked_and_a_closed_loop_told_by_how_many_are_under_way() ->
 
 _QUICKER, _ENDLESS = replace(WORKLOAD, rate=0.5), replace(WORKLOAD, max_concurrency=None)
 _CHATS = replace(WORKLOAD, document_share=0.0)
+_TOGETHER = replace(_ENDLESS, rate=9.0, max_concurrency=3)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +214,10 @@ _CHATS = replace(WORKLOAD, document_share=0.0)
         (WORKLOAD, None, f"stopped the workload of {describe(WORKLOAD)}"),
         (None, None, "stopped the workload, but none was running"),
         (WORKLOAD, WORKLOAD, f"started the same workload anew: {describe(WORKLOAD)}"),
-        (WORKLOAD, _QUICKER, "changed the workload: 100 requests/s→0.5 requests/s"),
-        (WORKLOAD, _ENDLESS, "changed the workload: no longer at most 12 under way"),
-        (_CHATS, WORKLOAD, "changed the workload: now also 70% documents of 896"),
+        (WORKLOAD, _QUICKER, "workload: 100→0.5 requests/s"),
+        (WORKLOAD, _ENDLESS, "workload: no longer at most 12 under way"),
+        (_ENDLESS, _TOGETHER, "workload: 100 requests/s→at most 3 under way, 9 requests/s"),
+        (_CHATS, WORKLOAD, "workload: now also 70% documents of 896"),
     ],
 )
 def test_the_audit_trail_names_the_fields_that_a_workload_change_changed(

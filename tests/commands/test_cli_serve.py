@@ -62,7 +62,7 @@ def test_serve_prints_an_address_to_watch_that_reaches_the_engine(
         ({"device": "tpu"}, "device is auto, cpu, cuda or cuda:N, not 'tpu'"),
         ({"max_num_seqs": "999"}, "max_num_seqs=999 is above seq_capacity=256: raise"),
         ({"token_capacity": "16"}, "max_num_batched_tokens=2048 is above token_capacity=16: raise"),
-        ({"enable_chunked_prefill": False, "max_model_len": "4096"}, "must be at least max_model"),
+        ({"enable_chunked_prefill": False, "max_model_len": "4096"}, "of at least max_model"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_loaded(

@@ -64,6 +64,17 @@ async def test_a_digit_opens_each_screen_and_escape_leads_back(source: Any) -> N
         assert "last stall: step" in app.clipboard
 
 
+async def test_enter_opens_the_step_where_the_selected_request_has_not_come_yet(
+    source: Any,
+) -> None:
+    async with running(dashboard(source)) as (app, pilot):
+        newest = app.main.view.selected = max(source.history.state.requests)
+        await pilot.press("home", "enter")
+        assert (app.main.view.page, app.main.view.selected) == ("step", newest)
+        await pilot.press("1", "L", "enter")
+        assert app.main.view.page == "request"
+
+
 async def test_the_selected_row_stays_with_its_request_from_step_to_step(source: Any) -> None:
     async with running(dashboard(source)) as (app, pilot):
         await pilot.press("2", "down", "down")
@@ -295,7 +306,7 @@ async def test_a_followed_ended_request_shows_its_finish_and_a_key_goes_to_its_l
     # Before its arrival, and for an unknown request, no end is shown.
     for request_id, cursor in ((end.request_id, 0), (10**6, None)):
         page = drawn(history, "request", selected=request_id, cursor=cursor)
-        assert f"r{request_id} does not exist at this step: ←/→ go to another step" in page
+        assert f"r{request_id} does not exist at this step; its next step: ." in page
 
 
 async def test_the_session_before_an_engine_restart_can_be_viewed(source: Any) -> None:
@@ -306,12 +317,14 @@ async def test_the_session_before_an_engine_restart_can_be_viewed(source: Any) -
         history.append(0, msgspec.structs.replace(history.info, engine_id="another"))
         app.main.draw()
         await pilot.pause()
-        assert "no step yet" in screen_text(app)
+        assert "no step yet: the engine has run none since it is watched" in screen_text(app)
+        assert "p shows the session before" in screen_text(app)
         await pilot.press("p")
         assert "▐BEFORE THE RESTART▌" in screen_text(app)
         assert f"step {NUM_STEPS - 1}" in screen_text(app)
         for back in ("p", "L"):
             assert "the session before the restart" in screen_text(app)
+            assert "p shows the session" not in screen_text(app)
             await pilot.press(back)
             assert "the session before the restart" not in screen_text(app)
             await pilot.press("p")

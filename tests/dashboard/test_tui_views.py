@@ -160,6 +160,32 @@ def test_a_step_in_flight_is_the_newest_column_and_named_in_the_header(source: A
     assert "IN FLIGHT" not in line
 
 
+def test_header_and_verdict_say_alike_how_long_a_step_in_flight_has_run(source: Any) -> None:
+    flying, history = in_flight(source), source.history
+    builder = FrameBuilder(history, clock=lambda: 0.0)  # its slow figures stay as they are
+    status = {"num_running": 0, "num_waiting": 0, "events": []}  # an idle engine, before this step
+    append(history, wire.EngineStatus(step=399, time_ns=flying.time_ns, state="idle", **status))
+    for more_s in (1, 2):
+        time_ns = flying.time_ns + more_s * 10**9
+        append(history, msgspec.structs.replace(flying, time_ns=time_ns))
+        frame = replace(builder.build(View(), 100, 10, 8), status="live")
+        assert f"IN FLIGHT {7.3 + more_s:.1f} s: " in header_line(frame)
+        assert "▐LIVE▌" in header_line(frame)
+        (verdict,) = line_texts(header.verdict(frame, 120, 1, GUTTER))
+        assert f"step {flying.step:,} has run for {7.3 + more_s:.1f} s: " in verdict
+
+
+def test_the_figures_of_an_idle_engine_are_not_called_old(source: Any) -> None:
+    history, last = source.history, source.history.state
+    builder = FrameBuilder(history, clock=lambda: 0.0)
+    builder.build(View(), 100, 10, 8)
+    status = {"num_running": 0, "num_waiting": 0, "events": []}
+    time_ns = last.time_ns + 100 * 10**9
+    append(history, wire.EngineStatus(step=399, time_ns=time_ns, state="idle", **status))
+    frame = replace(builder.build(View(), 100, 10, 8), status="live")
+    assert "old" not in line_texts(header.verdict(frame, 120, 1, GUTTER))[0]
+
+
 def test_a_column_of_several_steps_shows_the_worst_of_them(source: Any) -> None:
     history = source.history
     columns = ChartColumns(history).visible(View(zoom_idx=2), COLUMNS)
@@ -330,6 +356,54 @@ def test_a_kv_pool_larger_than_the_map_is_condensed_evenly(source: Any) -> None:
     assert all(line[2:22].strip() and " " not in line[2:22] for line in body)
 
 
+def test_the_age_of_the_figures_is_that_of_the_last_message_whatever_is_pressed(
+    source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = source.history
+    monkeypatch.setattr(history, "heard_s", time.monotonic() - 42.0)
+    for _ in range(2):
+        frame = replace(FrameBuilder(history).build(View(), 100, 10, 8), status="down")
+        (line,) = line_texts(header.verdict(frame, 120, 1, GUTTER))
+        assert re.search(r"does not answer: the figures are 4\d s old", line)
+        history.set_slo(history.slo)  # as key b does
+    other = History()
+    other.heard_s = 0.0
+    other.append(0, history.info)
+    assert other.heard_s > 0.0
+
+
+def test_the_key_figures_do_not_move_from_a_small_step_to_a_full_one(source: Any) -> None:
+    places = set()
+    for step in range(150):  # the budget is the same in all of them
+        frame = frame_of(source, paused(step))
+        (shown,) = line_texts(header.key_figures(frame, 300, 1, GUTTER))
+        places.add((shown.index("%"), shown.index(" │ RUN")))
+        assert frame.state.num_waiting or not re.search(r"WAIT 0 [▲▼]", shown)
+    assert len(places) == 1
+
+
+def test_the_step_panel_counts_the_seats_of_requests_that_ended_in_it(source: Any) -> None:
+    records = [source.history.record(step) for step in range(400)]
+    ending = next(each for each in records if each.num_running < len(each.batch))
+    lines = line_texts(inspector.draw(frame_of(source, paused(ending.step)), 60, 30, GUTTER))
+    assert any(line[2:].split()[:2] == ["seats", f"{len(ending.batch)}"] for line in lines)
+
+
+def test_the_step_panel_says_of_a_recompute_no_part_of_the_prompt(source: Any) -> None:
+    records = [source.history.record(step) for step in range(400)]
+    again = [
+        (each.step, row)
+        for each in records
+        for row in each.batch
+        if row.phase == wire.Phase.RECOMPUTE
+    ]
+    for step, row in again:
+        end = row.start + row.num_tokens
+        lines = line_texts(inspector.draw(frame_of(source, paused(step)), 60, 60, GUTTER))
+        assert any(f"recompute r{row.request_id} {row.start:,}→{end:,} " in each for each in lines)
+    assert again
+
+
 def test_the_step_panel_counts_lines_that_have_no_room(source: Any) -> None:
     def num_prefills(step: int) -> int:
         return sum(row.phase != wire.Phase.DECODE for row in source.history.record(step).batch)
@@ -414,7 +488,9 @@ def test_rare_events_are_not_crowded_out_of_the_event_list(source: Any) -> None:
     kinds = {event.kind for event in frame.events}
     assert {"knobs", "finish", "slo"} <= kinds
     lines = line_texts(session_events.draw(frame, 60, 14, GUTTER))
-    assert any("◆ max_num_batched_tokens 1024→512" in line for line in lines)
+    assert any("◆ budget 1024→512 by " in line for line in lines)
+    lines = line_texts(session_events.draw(frame, 90, 14, GUTTER))
+    assert any("◆ max_num_batched_tokens 1024→512 by " in line for line in lines)
     packed = line_texts(session_events.draw(frame, 120, 2, GUTTER))
     assert len(packed) == 2
     assert all(len(line) <= 120 for line in packed)

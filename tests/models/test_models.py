@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,9 +28,10 @@ from stepscope.engine.models.transformers_model import Probe, attention
 from stepscope.engine.protocol.engine_config import EngineConfig
 from stepscope.engine.protocol.knobs import ConfigError
 from stepscope.engine.protocol.sampling_params import SamplingParams
-from stepscope.engine.protocol.wire import Phase
+from stepscope.engine.protocol.wire import KnobValue, Phase
 from stepscope.engine.scheduling.request import Request
 from stepscope.engine.scheduling.step import ScheduledRow, ScheduledStep
+from stepscope.tui.cli.dashboards.demo import KV_CACHE, TOUR_KV_CACHE
 from tests.support.engines.tiny_runner import next_row, run_rows
 
 
@@ -402,6 +403,14 @@ def test_the_demo_model_is_created_once_and_served_like_any_other(cache: Path) -
 
     ensure_demo(quiet, checkpoint.check)
     assert (cache / DEMO_VERSION / "model.safetensors").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("options", "num_blocks"), [(KV_CACHE, 640), (TOUR_KV_CACHE, 682)])
+def test_the_demo_and_the_tour_fill_up_their_cache_on_machines_with_and_without_bf16(
+    cache: Path, dtype: str, options: Mapping[str, KnobValue], num_blocks: int
+) -> None:
+    assert load("demo", dtype=dtype, **options).num_blocks == num_blocks
 
 
 def test_a_half_written_demo_model_is_created_again(cache: Path) -> None:

@@ -41,7 +41,7 @@ async def test_an_idle_engine_shows_its_last_step_its_max_num_seqs_and_its_budge
     ("state", "status", "said", "not_said"),
     [
         ("running", "live", ["▐LIVE▌", "{spent}/512", "·········· │"], ["idle", "last step"]),
-        ("idle", "live", ["▐LIVE idle▌", "BUDGET     0/512  0% idle"], ["{spent}/512", "last"]),
+        ("idle", "live", ["▐LIVE idle▌", "BUDGET   0/512   0% idle"], ["{spent}/512", "last"]),
         ("paused", "live", ["▐LIVE engine paused▌", "{spent}/512", "last step", "RUN 2/"], []),
         ("running", "stale", ["▐STALE▌", "{spent}/512", "last step", "RUN —/", "WAIT —"], []),
         ("running", "down", ["▐DOWN▌", "last step", "RUN —/", "WAIT —", "● REC waits"], ["00:08"]),
@@ -88,5 +88,5 @@ async def test_a_budget_and_max_num_seqs_set_while_the_engine_is_idle_are_shown_
     ):
         history.append(history.last_sequence + 1, message)
     text = await screen_of(source)
-    assert "BUDGET     0/300" in text
+    assert "BUDGET   0/300" in text
     assert "RUN 0/7" in text

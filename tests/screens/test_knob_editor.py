@@ -106,7 +106,7 @@ async def test_the_knob_editor_says_why_there_is_no_forecast(source: Subscriber)
         await press(app, *"512")
         assert "w what if" in screen_text(app)
         await press(app, "w")
-        said = f"what if {BUDGET}=512: there is no step in memory"
+        said = "no forecast: there is no step in memory"
         await until(lambda: said in screen_text(app), "the answer")
         await press(app, "backspace")
         assert "what if max" not in screen_text(app)

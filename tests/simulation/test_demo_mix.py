@@ -36,7 +36,7 @@ from stepscope.tui.cli.dashboards.demo import (
 from stepscope.tui.settings.actions import BY_ID
 from tests.support.engines.cost_model import CostModel
 
-NUM_BLOCKS = 640  # of the demo model in 60 MB
+NUM_BLOCKS = 640  # of the demo model: tests/models/test_models.py
 SPEEDS = [0.25, 1.0, 2.0]  # times as long as on two quiet cores
 END_S = 32.0
 RECHECK_NS = 50_000_000  # how soon the engine's workload sees that a request has ended

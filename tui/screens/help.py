@@ -153,7 +153,9 @@ TERMS: Mapping[str, str] = {
     "rank":
         "a worker of an engine that several devices share: it computes a part of each layer (tp) "
         "or some of the layers (pp, a pipeline stage). The others wait for the slowest.",
-    "stall": "a token that came later than the ITL of the service level allows.",
+    "stall":
+        "a token that came later than the ITL of the service level allows; all such tokens of one "
+        "step are one stall.",
     "overlap":
         "the next step is launched before the tokens of the last one have reached the CPU, so "
         "that the device does not idle between steps.",

@@ -77,7 +77,8 @@ class PageHandlers:
         if frame is None or frame.cursor is None:
             return
         if view.page == "live":
-            self.show("step" if view.selected is None else "request")
+            there = {*frame.state.requests, *(row.request_id for row in frame.lanes)}
+            self.show("request" if view.selected in there else "step")
             return
         rows = self._targets
         if view.row >= len(rows):

@@ -297,7 +297,8 @@ def _standing(
     else:
         errors += [_source_error(session), None if switch is None else switch.error]
         previous = session.history.previous
-        if previous is not None and previous.num_steps and not session.history.num_steps:
+        is_empty = view.live and not session.history.num_steps
+        if is_empty and previous is not None and previous.num_steps:
             key = session.abilities.key("previous_session")
             lines.append((f"{key} shows the session before the engine restarted", "text"))
         lines += [(text, "breach") for text in session.alerts.standing]

@@ -48,7 +48,7 @@ class Chapter(NamedTuple):
     is_held: bool = False
 
 
-WHO = "stepscope tour"
+WHO = "tour"
 SMALL, LARGE = 64, 1024  # token budgets
 _LONG = 900  # tokens of a long prompt
 

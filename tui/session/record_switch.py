@@ -86,7 +86,7 @@ class RecordSwitch:
         if self._ending is not None:
             self._ending.join()
         steps = fmt.plural(recorder.num_steps, "step")
-        extent = f"{steps}, {fmt.duration(recorder.elapsed_s)}, {fmt.size(recorder.num_bytes)}"
+        extent = f"{steps}, {fmt.span(recorder.elapsed_s)}, {fmt.size(recorder.num_bytes)}"
         why = "" if recorder.error is None else f": {recorder.error}"
         return f"recording  {recorder.path} ({extent}){why}"
 

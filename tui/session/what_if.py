@@ -52,7 +52,7 @@ class KnobForecast(threading.Thread):
         except _Dropped:
             return
         except (OSError, RecordingError, msgspec.DecodeError) as error:
-            self.text = f"what if {self._change}: {error}"
+            self.text = f"no forecast: {error}"
 
     def _look(self, _: float = 0.0) -> None:
         if self._is_dropped:
@@ -69,8 +69,9 @@ class KnobForecast(threading.Thread):
             out, wrong = process.communicate()
         self._look()
         if process.returncode:
-            last = wrong.strip().rpartition("\n")[2]
-            said = last.removeprefix("stepscope: error: ").removeprefix(f"{path}: ")
+            said = wrong.strip().rpartition("\n")[2].removeprefix("stepscope: error: ")
+            for known in (f"{path}: ", f"{self._change}, with the other knobs as recorded: "):
+                said = said.removeprefix(known)
             raise RecordingError(said)
         return out
 

@@ -191,7 +191,7 @@ _ACTIONS: tuple[Action, ...] = (
            pages=frozenset(PAGES) - _COMPARE),
     Action("glyphs", ("v",), "Glyphs", "block or ASCII characters", "view"),
     Action("inspect", ("enter",), "Inspect", "go where the selected line leads", "view", footer=5,
-           elsewhere=(("live", "the selected request; with none selected the step at the cursor"),
+           elsewhere=(("live", "the selected request; without one there, the step at the cursor"),
                       ("compare", "the step or request at the cursor, on the chosen side"),
                       ("fleet", "the screens of the chosen engine"),
                       ("start", "open the selected line"))),

@@ -95,15 +95,6 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f}GB"
 
 
-def duration(seconds: float) -> str:
-    """Return 00:12.4 below an hour, 1:02:03 above; a negative duration counts as 0."""
-    minutes, rest = divmod(max(0.0, seconds), 60)
-    if minutes < 60:
-        return f"{int(minutes):02d}:{rest:04.1f}"
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours}:{minutes:02d}:{int(rest):02d}"
-
-
 def clock(wall_ns: int | None) -> str:
     """Return a time of day in the local time zone; dashes if the time is unknown."""
     if wall_ns is None:

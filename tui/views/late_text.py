@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from stepscope.engine.protocol.wire import PrefixMisses, RequestView
-from stepscope.recordings.attribution.causes import Late, Piece
+from stepscope.recordings.attribution.causes import WORDS, Late, Piece
 from stepscope.recordings.state.session import request_name
 from stepscope.tui.views import format as fmt
 
@@ -37,7 +37,7 @@ def of_wait(late: Late, room: int) -> str:
         left = f"; {_ms(rest_ns)} in {len(parts) - number} more"
         if len(said) <= room:
             return said + left if len(said + left) <= room else said
-    return fmt.first_fitting(texts[0], room)
+    return fmt.first_fitting((*texts[0], f"{_ms(parts[0].ns)} {WORDS[parts[0].cause].label}"), room)
 
 
 def of_stall(late: Late, room: int) -> str:

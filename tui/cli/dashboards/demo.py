@@ -47,7 +47,7 @@ from stepscope.tui.views.format import file_size
 
 HEADLESS_SECONDS = 20.0
 _TICK_S = 0.2
-WHO = "stepscope demo"
+WHO = "demo"
 STALL_S = 9.0  # when a long prompt is prefilled whole
 _STALL_MS = 800.0  # how long it shall take
 _LEAST_TOKENS, _MOST_TOKENS = 768, 3072
@@ -58,9 +58,10 @@ _RAMP = {0.0: 2, 3.0: 4, 6.0: 6, 11.0: 8, 12.5: 10, 14.0: 12}
 # A closed loop: when a request ends, the next one arrives. So steps have the same batches on any
 # machine, only faster or slower. Prompts are 2.2 times as long as outputs, so every third step has
 # a prefill chunk beside decodes. The cache is a little too small for 12 requests, so soon one of
-# them is preempted, and waits (`tests/simulation/test_demo_mix.py`).
+# them is preempted, and waits (`tests/simulation/test_demo_mix.py`). Its dtype is named, because
+# 'auto' depends on the machine, and half as many bytes a token would be room for all.
 KNOBS = Knobs(max_num_batched_tokens=64, max_num_seqs=16)
-KV_MEMORY = "60MB"
+KV_CACHE: Mapping[str, KnobValue] = {"kv_memory": "30MB", "kv_cache_dtype": "bf16"}
 WORKLOAD = WorkloadSpec(
     rate=100.0,
     document_share=0.7,
@@ -122,7 +123,7 @@ def demo(
     """Start a real engine and watch it at work, or simulate one.
 
     The engine runs with a budget of 64 tokens, at most 16 running requests and, for the demo model,
-    a 60 MB KV cache. At first 2 requests are under way, soon 12; one long prompt stalls them once.
+    a 30 MB KV cache. At first 2 requests are under way, soon 12; one long prompt stalls them once.
     With --simulate it is another demo: 10 requests a second at a budget of 2,048 tokens,
     with levels of 500 ms (TTFT) and 50 ms (ITL).
     """
@@ -287,14 +288,15 @@ def engine_arguments(
         # A model that speaks must show its text; nothing private is in it, the questions are ours.
         options |= {**SPEAKING_KNOBS.as_dict(), **SPEAKING_OPTIONS, "with_tokens": True}
         return options, "serve"
-    memory = {"kv_memory": KV_MEMORY} if model == EngineConfig().model else {}
-    return {**options, **KNOBS.as_dict(), **memory}, "serve"
+    cache = KV_CACHE if model == EngineConfig().model else {}
+    return {**options, **KNOBS.as_dict(), **cache}, "serve"
 
 
 # The tour
 
 # Decodes beside chunks of 64 keep these levels; decodes beside a whole prompt of 900 do not.
 _TOUR_LEVELS = {"slo_ttft_ms": 1000.0, "slo_itl_ms": 50.0}
+TOUR_KV_CACHE: Mapping[str, KnobValue] = {"kv_memory": "32MB", "kv_cache_dtype": "bf16"}
 
 
 @command("stepscope tour", "stepscope tour 4", sections=("dashboard",), defaults=_TOUR_LEVELS)
@@ -320,8 +322,8 @@ def tour(
     need_terminal("the tour runs only in a terminal")
     if simulate is None:
         simulate = not has_torch()
-    options: Mapping[str, KnobValue] = {"model": "demo", "http": "", "kv_memory": "64MB"}
-    if simulate:  # step times of a sample that ran the demo model, and blocks as in 64 MB of it
+    options: Mapping[str, KnobValue] = {"model": "demo", "http": "", **TOUR_KV_CACHE}
+    if simulate:  # step times of a sample that ran the demo model, and blocks as in 32 MB of it
         options = {"step_time": "chunked", "num_blocks": 682}
     knobs = {"max_num_batched_tokens": SMALL, "max_num_seqs": 16}
     options = {**options, **knobs, **own_levels(settings)}

@@ -152,7 +152,7 @@ def _budgets(page: ComparePage, num_rows: int) -> list[Line]:
         name = f"{letter} decode"
         if page.align == "request" and page.pair is not None:
             happened = _life(page, page.pair[number], happened)
-            name = f"{letter} {page.pair.name}"
+            name = f"{letter} request"
         rows = _rows(page, bars, {0: label}, is_down)
         events = _row(page, name, joined(happened))
         lines += [events, *rows] if is_down else [*rows, events, _axis(page)]
@@ -237,7 +237,7 @@ def offset_text(page: ComparePage, offset: int) -> str:
     seconds = offset / 1e9
     if page.width < 100_000_000 and abs(seconds) < 100:
         return f"{seconds:.2f}s"
-    return f"{seconds:.1f}s" if abs(seconds) < 600 else fmt.duration(seconds)
+    return f"{seconds:.1f}s" if abs(seconds) < 600 else fmt.short_span(seconds)
 
 
 def _row(page: ComparePage, label: str, cells: Line, edge: str = "│") -> Line:

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 
 from stepscope.engine.protocol.wire import RequestView
-from stepscope.recordings.attribution.causes import WORDS, Cause, Late, Piece
+from stepscope.recordings.attribution.causes import WORDS, Cause, Late, Piece, queue_texts
 from stepscope.recordings.attribution.front import served_life
 from stepscope.recordings.history.lives import Life
 from stepscope.recordings.state.lanes import Cell
@@ -21,7 +21,7 @@ from stepscope.tui.views import late_text
 from stepscope.tui.views.charts.budget_chart import with_cursor
 from stepscope.tui.views.frame.frame import Frame
 from stepscope.tui.views.framed_panels import pairs
-from stepscope.tui.views.lines import Line, Run, clean, facts, framed, joined, titled
+from stepscope.tui.views.lines import Line, Run, clean, facts, framed, joined, length_of, titled
 from stepscope.tui.views.panels import inspector
 from stepscope.tui.views.theme import CAUSE_GLYPHS, LANE_GLYPHS, LANE_STYLES, LATE
 from stepscope.tui.views.view import Axis
@@ -47,7 +47,7 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
         body = [((" " * gutter, "text"), (text, "muted")) for text in said]
     shown, total = len(frame.lanes), frame.num_lanes
     title = titled("requests × steps", f" ({shown} of {total})" if shown < total else "")
-    return framed(body, width, height, title, _legend(frame))
+    return framed(body, width, height, title, _legend(frame, width - 8 - length_of(title)))
 
 
 def _late_edges(frame: Frame) -> list[int]:
@@ -90,20 +90,20 @@ def _empty(frame: Frame) -> str:
     if frame.view.filter:
         return f"no request matches {frame.view.filter!r}; {frame.key('filter')} changes the filter"
     if frame.last_step is None:
-        return "no step yet: the engine has not run one since this dashboard opened"
+        return "no step yet: the engine has run none since it is watched"
     if not frame.tells_requests:
         return "the engine does not report the requests of a step"
     return "no request in these steps"
 
 
-def _legend(frame: Frame) -> Line:
+def _legend(frame: Frame, room: int) -> Line:
     state = frame.state
     is_known = state.is_load_known and not frame.is_silent
     waiting = f"{state.num_running} run {state.num_waiting} wait" if is_known else ""
-    why = ", ".join(f"{n} {reason}" for reason, n in (state.waiting_reasons or {}).items())
-    reasons = f" ({why})" if why else ""
+    why = f" ({', '.join(queue_texts(state.waiting_reasons))})" if state.waiting_reasons else ""
     sort = f"   sort: {frame.view.sort}  filter: {clean(frame.view.filter, 24) or '-'}"
-    return ((waiting + reasons, "text"), (sort, "muted"))
+    has_room = len(waiting + why + sort) <= room
+    return ((waiting + why if has_room else waiting, "text"), (sort, "muted"))
 
 
 @lru_cache(maxsize=1024)

@@ -133,7 +133,8 @@ class Frame:
     @property
     def is_idle(self) -> bool:
         """Whether the engine has nothing to do now; false if its state is unknown."""
-        return self.view.live and self.status == "live" and self.state.state == "idle"
+        is_idle = self.state.state == "idle" and self.in_flight is None
+        return self.view.live and self.status == "live" and is_idle
 
     @property
     def is_silent(self) -> bool:

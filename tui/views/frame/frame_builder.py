@@ -67,7 +67,6 @@ class FrameBuilder:
         self._figures_due_s = 0.0
         self._figures_of: object = None  # the frame that they were computed for
         self._built_of: object = None  # the last frame
-        self._heard = (history.version, clock())  # the newest message, and since when it is that
         self._lag: tuple[object, float] = (None, 0.0)  # of which step, by how many seconds
         self._least_lag: dict[int, float] = {}  # by the minute; of the last two
         self._knee: tuple[object, int | None, float] = (None, None, 0.0)  # of what, it, next time
@@ -99,9 +98,9 @@ class FrameBuilder:
         lanes, total = lane_rows(history, view, columns, state, num_lanes)
         if state.in_flight is not None and view.live:
             columns, lanes = self._with_open_step(view, columns, lanes, state.in_flight, state)
-        figures, now_s = self._paced(view, cursor, state, num_events), self._clock()
-        if history.version != self._heard[0]:
-            self._heard = history.version, now_s
+        figures = self._paced(view, cursor, state, num_events)
+        # Without a new step, as of an idle engine, they are no older than the picture.
+        age_ns = 0 if cursor == self._figures_at else max(0, state.time_ns - self._figures_ns)
         return Frame(
             history=history,
             view=view,
@@ -115,8 +114,8 @@ class FrameBuilder:
             lanes=lanes,
             num_lanes=total,
             **figures,
-            figures_age_s=max(0, state.time_ns - self._figures_ns) / 1e9,
-            age_s=now_s - self._heard[1],
+            figures_age_s=age_ns / 1e9,
+            age_s=time.monotonic() - history.heard_s,
             behind_s=self._behind_s(newest_state, last_step),
             landmarks=self._scrub_marks(),
             changes_in_file=() if self._in_file is None else self._in_file.changes,

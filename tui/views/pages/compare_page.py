@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from stepscope.recordings.compare.comparison import Comparison
 from stepscope.recordings.compare.division import reaches
+from stepscope.recordings.state.audit_text import with_short_names
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.charts import compare_charts
 from stepscope.tui.views.frame import compare_text as words
@@ -33,11 +34,11 @@ _LEAST_ROOM = 4  # lines for sentences, to begin with the result in one
 _HEAD = 10  # cells left of a sentence
 _REQUESTS = (
     Column("request", 13),
-    Column("prompt", 7, True),
+    Column("prompt", 9, True),
     Column("TTFT A", 7, True),
-    Column("B", 7, True),
+    Column("B", 6, True),
     Column("wait A", 7, True),
-    Column("B", 8, True),
+    Column("B", 7, True),
     Column("B-A", 0, True),
 )
 _CHOICES = (Column("", 9), Column("compare with", 34), Column("", 0))
@@ -198,7 +199,9 @@ def _requests(page: ComparePage, found: Comparison, width: int, height: int) -> 
         if change is None or abs(pair.ttft_change_ns or 0) > abs(change):
             change = pair.ttft_change_ns
         style = "muted" if not change else "good" if change < 0 else "caution"
-        prompt = f"{pair.a.num_prompt_tokens:,}" + ("" if pair.has_same_prompt else "!")
+        prompt = f"{pair.a.num_prompt_tokens:,}"
+        if not pair.has_same_prompt:
+            prompt = "→".join(fmt.short(run.num_prompt_tokens) for run in (pair.a, pair.b))
         both = (pair.a.ttft_ns, pair.b.ttft_ns, pair.a.worst_itl_ns, pair.b.worst_itl_ns)
         ms = (fmt.milliseconds(None if ns is None else ns / 1e6) for ns in both)
         moved = "—" if change is None else f"{change / 1e6:+,.1f}"
@@ -227,14 +230,14 @@ def _waiting(frame: Frame, page: ComparePage, width: int, height: int) -> list[L
 
 
 def _chooser(frame: Frame, page: ComparePage, width: int, height: int) -> list[Line]:
-    rows: list[list[Run]] = [
-        [(choice.kind, "mark"), (choice.name, "strong"), (choice.detail, "muted")]
-        for choice in page.choices or ()
-    ]
+    rows: list[list[Run]] = []
+    for choice in page.choices or ():
+        of = fmt.first_fitting((choice.name, with_short_names(choice.name)), _CHOICES[1].width)
+        rows.append([(choice.kind, "mark"), (of, "strong"), (choice.detail, "muted")])
     session, key = frame.history.info, frame.key
     name = "this session" if session is None else clean(session.name, 30)
     hint = f"{key('lane_up')} {key('lane_down')} choose, {key('inspect')} compares"
-    said = " Marks and knob changes divide this session: A and B each end at the next change."
+    said = " Marks and knob changes divide this session; each part ends at the next one."
     lines = [fitted(facts(said), width - 2)]
     lines += table(_CHOICES, rows, width - 2, height - 3, page.selected)
     return framed(lines, width, height, titled("compare", f"  {name} is A; what is B?"), hint)

@@ -310,14 +310,14 @@ def panel(frame: Frame, width: int, height: int, pending: str, editable: bool) -
         body = [facts(" the engine does not report its knobs")]
     footer = facts(" pending: ", clean(pending or "none", 30))
     if state.leased is not None:
-        who = clean(shorter_who(state.leased.who, 12), 12)
+        who = clean(shorter_who(state.leased.who, 16), 16)
         ends = f", {frame.key('autopilot')} ends it" if editable else ""
         footer = (*footer, (f"  autopilot of {who}{ends}", "mark"))
     changes = known_changes(frame.history.knob_changes, state.audit)
     at = -1 if frame.cursor is None else frame.cursor
     if earlier := [change for change in changes if change.effective_step <= at]:
         when = frame.clock(earlier[-1].time_ns)
-        who = clean(shorter_who(earlier[-1].who, 12), 12)
+        who = clean(shorter_who(earlier[-1].who, 16), 16)
         footer = (*footer, (f"  last: {when} by {who}", "muted"))
     title = titled("knobs", f" ({frame.key('knobs')} to edit)" if editable else "")
     return framed([*body[: height - 3], footer], width, height, title)

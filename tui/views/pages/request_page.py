@@ -116,8 +116,8 @@ def _absent(frame: Frame) -> list[str]:
         return ["no request yet" if frame.tells_requests else unknown]
     ended = None if frame.cursor is None else frame.history.end_of(request_id, frame.cursor)
     if ended is None:
-        keys = f"{frame.key('step_back')}/{frame.key('step_forward')} go to another step"
-        return [f"{request_name(request_id)} does not exist at this step: {keys}"]
+        key = frame.key("next_of_request")
+        return [f"{request_name(request_id)} does not exist at this step; its next step: {key}"]
     when = f"{frame.clock(ended.time_ns)}, step {ended.step:,}"
     return [ended.text, f"it ended at {when}; its last step: {frame.key('previous_of_request')}"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.history.source import SourceStatus
+from stepscope.recordings.history.verdict import in_flight
 from stepscope.recordings.session.sums import per
 from stepscope.recordings.state.audit_text import seconds_of, work_text
 from stepscope.recordings.state.session import SIMULATED
@@ -193,7 +194,8 @@ def verdict(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
     if old_s >= _OLD_S and frame.view.live and not frame.is_replay:
         why = "the engine's messages come late" if frame.is_behind else "they take long to compute"
         return [((clean(f" figures are {fmt.span(old_s)} old: {why}", width), "caution"),)]
-    verdict = frame.verdict
+    flying = in_flight(frame.state) if frame.in_flight is not None else None
+    verdict = flying or frame.verdict  # for how long it runs is in the header too
     hint = f" ({frame.key(verdict.look)})" if verdict.look else ""
     said, room = f" {verdict.text}", max(1, width - len(hint))
     if len(said) > room:  # how often it was comes last
@@ -233,7 +235,7 @@ def _groups(frame: Frame, bar_width: int) -> list[tuple[str, Line]]:
     about = "≈" if frame.is_summed_up and not frame.imported else ""
     is_known = state.is_load_known and not frame.is_silent
     running, waiting = (state.num_running, state.num_waiting) if is_known else ("—", "—")
-    trend = (_TREND[frame.waiting_trend if is_known else 0], "caution")
+    trend = (_TREND[frame.waiting_trend if is_known and state.num_waiting else 0], "caution")
     seats = "" if frame.is_summed_up else f"/{fmt.short(_seats(frame))}"
     preempted = None if frame.first_step is None else frame.minute.num_preempted
     often = "—  " if preempted is None else _in_a_minute(frame, preempted)
@@ -310,12 +312,13 @@ def _budget(frame: Frame, bar_width: int) -> Line:
         spent, budget = 0, knob or budget
         bar: Line = facts(f"{'idle'[:bar_width]:<{bar_width}}")
     elif frame.is_past:
-        style, bar = "muted", facts(f"{'last step' if bar_width > 8 else '':<{bar_width}}")
+        last = fmt.first_fitting(("last step", "last", ""), bar_width)
+        style, bar = "muted", facts(f"{last:<{bar_width}}")
     else:
         full = round(max(0.0, min(1.0, spent / budget)) * bar_width)
         bar = (("█" * full, "prefill"), ("·" * (bar_width - full), "idle"))
-    used = (f"{f'{spent}/{budget}':>9} ", style)
-    share = (f"{spent / budget:>3.0%} ", "muted" if frame.is_past else "text")
+    used = (f"{spent:>{len(str(budget))}}/{budget} ", style)  # as wide in each step
+    share = (f"{spent / budget:>4.0%} ", "muted" if frame.is_past else "text")
     return (*facts("BUDGET ", used), share, *bar)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 from stepscope.engine.protocol import wire
-from stepscope.recordings.attribution.causes import hold_up_text
+from stepscope.recordings.attribution.causes import hold_up_text, queue_texts
 from stepscope.recordings.attribution.queue import beneficiaries
 from stepscope.recordings.session.steps import StepSummary
 from stepscope.recordings.state.events import request_event
@@ -66,9 +66,11 @@ def _body(frame: Frame, num_rows: int, width: int) -> list[Line]:
     lines = costs(frame, record, summary, width)
     prefills = [row for row in record.batch or () if row.phase != wire.Phase.DECODE]
     for row in sorted(prefills, key=lambda row: -row.num_tokens):
-        what = "recompute" if row.phase == wire.Phase.RECOMPUTE else "prefill"
+        is_again = row.phase == wire.Phase.RECOMPUTE  # of the prompt and the output it had
+        what = "recompute" if is_again else "prefill"
         view = frame.state.requests.get(row.request_id)
-        of = f"/{view.num_prompt_tokens:,}" if view is not None and view.num_prompt_tokens else ""
+        prompt = None if view is None or is_again else view.num_prompt_tokens
+        of = f"/{prompt:,}" if prompt else ""
         end = f"{row.start:,}→{row.start + row.num_tokens:,}{of}"
         lines.append(((f" {what} {request_name(row.request_id)} {end}", "prefill"),))
     lines += event_lines(record)
@@ -85,7 +87,8 @@ def costs(frame: Frame, record: wire.StepRecord, summary: StepSummary, width: in
     """Return lines on the time, budget, seats and KV blocks that a step took, and what held it."""
     budget, padded = record.token_budget, record.num_padded_tokens or 0
     spent = record.num_prefill_tokens + record.num_decode_tokens + padded
-    seats, most = record.num_running, record.max_num_seqs
+    # `num_running` no longer counts those whose last step it was.
+    seats, most = max(record.num_running, len(record.batch or ())), record.max_num_seqs
     bar_width, info = max(4, min(24, width - 44)), frame.history.info
     used = bar(spent / budget if budget else None, bar_width, "prefill")
     taken = bar(seats / most if most else None, bar_width, "decode")
@@ -165,8 +168,8 @@ def _waiting(record: wire.StepRecord, width: int) -> list[Line]:
     if not record.num_waiting:
         return [facts(" none waiting")]
     fields = [Field(0, ((f" {record.num_waiting} wait", "text"),))]
-    for number, (reason, n) in enumerate((record.waiting_reasons or {}).items()):
-        fields.append(Field(1 + number, facts(f"{', ' if number else ': '}{n} {reason}")))
+    for number, text in enumerate(queue_texts(record.waiting_reasons)):
+        fields.append(Field(1 + number, facts(f"{', ' if number else ': '}{text}")))
     return [whole(fields, width)]
 
 

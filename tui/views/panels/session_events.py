@@ -4,6 +4,7 @@ The list is framed at the right edge, or packed into as many lines as there are.
 the steps in memory, or all steps of a replayed file; a click goes to that step.
 """
 
+from stepscope.recordings.state.audit_text import with_short_names
 from stepscope.recordings.state.events import EventKind, SessionEvent
 from stepscope.tui.views import format as fmt
 from stepscope.tui.views.frame.frame import Frame
@@ -45,7 +46,8 @@ def draw(frame: Frame, width: int, height: int, gutter: int) -> list[Line]:
 
 def _entry(frame: Frame, event: SessionEvent, width: int) -> Line:
     when = frame.clock(event.time_ns)
-    text = " " + clean(event.text, max(0, width - len(when) - 3))
+    room = max(0, width - len(when) - 3)
+    text = " " + clean(fmt.first_fitting((event.text, with_short_names(event.text)), room), room)
     at, blank = spot("step", event.step), (" ", "text")
     return (at, blank, (f"{when} ", "muted"), ICONS[event.kind], (text, "text"))
 
