@@ -67,7 +67,8 @@ class Stream:
         self.going: dict[int, int] = {}
 
     def put(self, output: Any) -> None:
-        if now_ns := self.watch.batch_ns:  # else it is an abort or an error
+        # Out of a batch it is an abort; a batch of 0.33 has errors, too (a paused vLLM refuses).
+        if (now_ns := self.watch.batch_ns) and not isinstance(output, Exception):
             numbers = self.numbers
             if len(numbers) > 1:
                 numbers = [numbers[each.index] for each in output.outputs]
