@@ -153,8 +153,8 @@ def _is_left_for_encoder(scheduler: Any, request: Any) -> bool:
     """Whether vLLM, from 0.33 on, has passed over a request because it had no encoder budget."""
     # Encoder outputs from elsewhere, or tokens of a step in flight, may be what it waits for.
     is_remote = getattr(scheduler, "ec_connector", None) is not None
-    may_be_else = is_remote or getattr(request, "num_stale_output_tokens", 0)
-    return getattr(request, "has_encoder_inputs", False) and not may_be_else
+    is_late = getattr(request, "num_stale_output_tokens", 0) > 0
+    return getattr(request, "has_encoder_inputs", False) and not (is_remote or is_late)
 
 
 def leaves_out_prefills(scheduler: Any, *, is_throttled: bool) -> bool:
