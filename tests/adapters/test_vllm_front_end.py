@@ -308,5 +308,12 @@ def test_an_api_server_is_watched_once_its_configuration_is_made_and_serves_if_i
         assert EngineArgs().create_engine_config() == "vLLM's configuration"
     assert set(vars(AsyncLLM(1).output_processor)) >= {"process_outputs", "add_request"}
     assert not caplog.text
+    found: list[list[Path]] = []
+    monkeypatch.setattr(front_end, "ReportSender", found.append)
+    AsyncLLM(1)
+    AsyncLLM(2)
+    # Dense ranks are engines of their own, the first of which is called as if it were alone.
+    names = [[path.name.removesuffix(".reports") for path in paths] for paths in found]
+    assert names == [["vllm"], ["vllm", "vllm.dp0", "vllm.dp1"]]
     assert "process_outputs" not in vars(AsyncLLM(None).output_processor)
     assert caplog.text.count("stepscope is not attached") == 1

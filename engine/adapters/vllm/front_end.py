@@ -43,7 +43,9 @@ def _watch(llm: Any, endpoint: str) -> None:
 
     size = llm.vllm_config.parallel_config.data_parallel_size
     ranks = {versions.data_parallel_rank(llm), *range(size)}
-    paths = [reports_path(rank_endpoint(endpoint, rank, size)) for rank in sorted(ranks)]
+    # Of ranks that are engines of their own, the first knows of no other.
+    of = [rank_endpoint(endpoint, 0, 1), *(rank_endpoint(endpoint, n, size) for n in sorted(ranks))]
+    paths = list(dict.fromkeys(map(reports_path, of)))
     watched = FrontEndWatch(getattr(llm.engine_core, "client_index", 0), paths)
     watched.hook(llm.output_processor)
     _hook_queues(RequestOutputCollector)
