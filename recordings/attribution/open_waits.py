@@ -257,6 +257,8 @@ def blocking_reason(record: wire.StepRecord) -> str:
         return ""
     common = {reason: count for reason, count in reasons.items() if reason not in HELD_FOR}
     blocking = {reason: count for reason, count in common.items() if reason != "queued"}
+    if len(blocking) > 1:
+        blocking.pop("encoder", None)  # vLLM 0.33 passes over those that wait for it
     return max(blocking, key=blocking.__getitem__, default="queued" if common else "step")
 
 

@@ -56,6 +56,7 @@ class PlayedRequest:
         self.max_tokens: int = line["max_tokens"]
         self.priority: int = line["priority"]
         self.kv_transfer_params: dict[str, object] = line.get("transfer", {})
+        self.has_encoder_inputs = "picture" in line
         self.pooling_params: object | None = True if "pooling" in line else None
         adapter = line.get("adapter")
         lora = adapter and SimpleNamespace(lora_name=adapter, lora_int_id=ord(adapter))
@@ -128,6 +129,7 @@ class PlayedScheduler:
             policy=head.get("policy", "fcfs"),
             async_scheduling=head["is_asynchronous"],
         )
+        self.max_num_encoder_input_tokens = head.get("encoder_tokens", 0)
         self.lora_config = SimpleNamespace(max_loras=head.get("max_loras"))
         self.cache_config = SimpleNamespace(enable_prefix_caching=True)
         self.vllm_config = SimpleNamespace(
@@ -233,6 +235,8 @@ class PlayedScheduler:
         if "chunks" in line:
             for name, request in self._all.items():
                 request.is_prefill_chunk = name in line["chunks"]
+        if "queue" in line:
+            self.waiting.held = [self._all[name] for name in line["queue"]]
         if call == "schedule" and hasattr(self, "deferred_waiting"):
             self.deferred_waiting.held = [self._all[name] for name in line.get("held", ())]
         if "groups" not in self.head:

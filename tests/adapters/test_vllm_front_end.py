@@ -118,6 +118,28 @@ async def test_a_stop_string_and_a_client_that_leaves_are_told_at_once_and_nothi
     assert caplog.text.count("watches this API server no more") == 1
 
 
+async def test_requests_that_vllm_refuses_have_no_chunk_and_the_next_one_is_told(
+    queue_class: type[Any], watched: Watched, heard: socket.socket
+) -> None:
+    watch, processor = watched
+    for names in (("alone",), ("choice 0", "choice 1")):  # two choices of one request
+        queue = queue_class()
+        for index, name in enumerate(names):
+            processor.add_request(request(name), None, None, index, queue)
+        processor.process_outputs([output(name, "error") for name in names], 0.0)
+        with pytest.raises(ConnectionRefusedError):
+            await vllm_front_end.stream(queue, lambda _: None)
+    queue = queue_class()
+    processor.add_request(request("later"), None, None, 0, queue)
+    processor.process_outputs([output("later", "length")], 0.0)
+    await vllm_front_end.stream(queue, lambda _: None)
+    watch._flush()
+    [told] = reports(heard)
+    assert told.names == ["alone", "choice 0", "choice 1", "later"]
+    assert [number for number, _, _ in told.front.chunks()] == [3]
+    assert told.front.ended == []
+
+
 async def test_reports_wait_while_the_engines_socket_is_full_and_none_is_told_twice(
     tmp_path: Path, heard: socket.socket
 ) -> None:
@@ -286,5 +308,12 @@ def test_an_api_server_is_watched_once_its_configuration_is_made_and_serves_if_i
         assert EngineArgs().create_engine_config() == "vLLM's configuration"
     assert set(vars(AsyncLLM(1).output_processor)) >= {"process_outputs", "add_request"}
     assert not caplog.text
+    found: list[list[Path]] = []
+    monkeypatch.setattr(front_end, "ReportSender", found.append)
+    AsyncLLM(1)
+    AsyncLLM(2)
+    # Dense ranks are engines of their own, the first of which is called as if it were alone.
+    names = [[path.name.removesuffix(".reports") for path in paths] for paths in found]
+    assert names == [["vllm"], ["vllm", "vllm.dp0", "vllm.dp1"]]
     assert "process_outputs" not in vars(AsyncLLM(None).output_processor)
     assert caplog.text.count("stepscope is not attached") == 1

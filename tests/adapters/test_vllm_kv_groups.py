@@ -30,7 +30,7 @@ WAITS = ("loading", "sending")  # for a connector
 class Grouped(Played):
     """A recorded schedule with stepscope attached, and what vLLM's own managers held meanwhile."""
 
-    def __init__(self, attach: Attach, case: str) -> None:
+    def __init__(self, attach: Attach, case: str, version: str = "0.33.0") -> None:
         self.truth: list[dict[str, Counter[Any]]] = []  # after each update of a step with tokens
         state: dict[str, Any] = {}
         updates = itertools.count()
@@ -45,12 +45,15 @@ class Grouped(Played):
                         found[name][group] += count
                 self.truth.append(found)
 
-        super().__init__(attach, "0.32.0", case, each=note, with_snapshot=True)
+        super().__init__(attach, version, case, each=note, with_snapshot=True)
 
 
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
 @pytest.mark.parametrize("case", ["windows", "hybrid", "connector"])
-def test_blocks_of_each_group_are_those_of_vllms_managers(attach: Attach, case: str) -> None:
-    played = Grouped(attach, case)
+def test_blocks_of_each_group_are_those_of_vllms_managers(
+    attach: Attach, case: str, version: str
+) -> None:
+    played = Grouped(attach, case, version)
     assert len(played.steps) == len(played.truth)
     for step, truth in zip(played.steps, played.truth, strict=True):
         for group, counts in enumerate(step.kv_groups):

@@ -12,9 +12,9 @@ from tests.adapters.played_vllm import PlayedScheduler
 from tests.adapters.test_vllm_schedules import Played, explained
 
 
-@pytest.fixture
-def played(attach: Attach) -> Played:
-    return Played(attach, "0.32.0", "pause")
+@pytest.fixture(params=["0.32.0", "0.33.0"])
+def played(attach: Attach, request: pytest.FixtureRequest) -> Played:
+    return Played(attach, request.param, "pause")
 
 
 def test_a_paused_vllm_says_that_it_is_paused_since_when_and_by_whom(played: Played) -> None:

@@ -58,7 +58,8 @@ def test_contexts_with_equal_prefixes_have_equal_salted_hashes() -> None:
     def request(*blocks: bytes) -> Any:
         return SimpleNamespace(block_hashes=list(blocks), num_prompt_tokens=40, num_tokens=50)
 
-    names, others = VllmPrefixHashes(16), VllmPrefixHashes(16)
+    scheduler: Any = SimpleNamespace(block_size=16)
+    names, others = VllmPrefixHashes(scheduler), VllmPrefixHashes(scheduler)
     one = request(b"system", b"one", b"more")
     two = request(b"system", b"two", b"more")
     assert names.of_prompt(one)[0] == names.of_prompt(two)[0]
@@ -67,6 +68,36 @@ def test_contexts_with_equal_prefixes_have_equal_salted_hashes() -> None:
     assert names.of_output(one) == names.of_output(two)
     assert len(names.of_output(one)) == 1
     assert others.of_prompt(one)[0] != names.of_prompt(one)[0]
+
+
+@pytest.mark.parametrize(("num_prompt", "num_of_prompt"), [(40, 2), (48, 2), (49, 3), (0, 0)])
+def test_a_hash_that_vllm_makes_one_token_late_is_told_with_the_output(
+    num_prompt: int, num_of_prompt: int
+) -> None:
+    def hashes(num_tokens: int) -> list[bytes]:  # a block's, once there is a token after it
+        return [bytes([number]) for number in range((num_tokens - 1) // 16)]
+
+    scheduler: Any = SimpleNamespace(block_size=16, num_hash_lookahead_tokens=1)
+    names = VllmPrefixHashes(scheduler)
+    request: Any = SimpleNamespace(num_prompt_tokens=num_prompt, num_tokens=num_prompt)
+    request.block_hashes = hashes(num_prompt)
+    prompt = names.of_prompt(request)
+    request.num_tokens, request.block_hashes = 97, hashes(97)
+    assert len(prompt) == num_of_prompt
+    whole = SimpleNamespace(num_prompt_tokens=97, num_tokens=97, block_hashes=hashes(97))
+    assert prompt + names.of_output(request) == names.of_prompt(whole)  # type: ignore[arg-type]
+
+
+def test_of_the_hashes_within_a_block_the_one_at_its_end_is_told() -> None:
+    scheduler: Any = SimpleNamespace(block_size=32, hash_block_size=16)
+    plain: Any = SimpleNamespace(block_size=16)
+    every, ends = VllmPrefixHashes(plain), VllmPrefixHashes(scheduler)
+    ends._salt = every._salt
+    request: Any = SimpleNamespace(num_prompt_tokens=90, num_tokens=130)
+    request.block_hashes = [bytes([number]) for number in range(8)]
+    told = every.of_prompt(request) + every.of_output(request)
+    assert ends.of_prompt(request) == told[1:4:2]
+    assert ends.of_output(request) == told[5::2]
 
 
 def test_an_engine_gets_a_second_to_say_that_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:

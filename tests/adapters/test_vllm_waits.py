@@ -89,6 +89,48 @@ def test_requests_that_vllm_passes_over_are_held_for_what_it_says_of_them(
     assert scheduled.HeldRequests(scheduler).look(1) == {"a": reason}
 
 
+def test_requests_that_vllm_0_33_passes_over_wait_for_the_encoder_and_nobody_behind_them_does(
+    attach: Attach,
+) -> None:
+    reasons = {
+        version: [step.waiting_reasons for step in Played(attach, version, "encoder").steps[:2]]
+        for version in ("0.32.0", "0.33.0")
+    }
+    no_blocks = {"kv_blocks": 1, "queued": 2}
+    assert reasons["0.32.0"] == [{"encoder": 1, "queued": 4}, no_blocks]
+    # Then 3 would get its picture encoded, but has no blocks either.
+    assert reasons["0.33.0"] == [{"kv_blocks": 1, "encoder": 2}, {"kv_blocks": 1, "queued": 1}]
+    late = explained(Played(attach, "0.33.0", "encoder").messages).late
+    said = {each.client_id: each.explanation for each in late if not each.token_idx}
+    assert {name for name in said if "encoder budget" in said[name]} == {"1", "3"}
+    assert {name for name in said if "for KV blocks" in said[name]} == {"3", "5"}
+
+
+@pytest.mark.parametrize(
+    ("state", "held"),
+    [
+        ({}, {"a": "encoder"}),
+        ({"num_stale_output_tokens": 2}, {"a": "deferred"}),
+        ({"ec_connector": object()}, {"a": "deferred"}),
+        ({"connector": object()}, {"a": "remote_kv"}),
+        ({"num_tokens": 113}, {}),  # does not fit into seven blocks
+    ],
+)
+def test_a_picture_is_waited_for_only_if_nothing_else_is(
+    state: dict[str, object], held: dict[str, str]
+) -> None:
+    status = SimpleNamespace(name="WAITING")
+    picture = {"request_id": "a", "status": status, "has_encoder_inputs": True, "num_tokens": 100}
+    pool = SimpleNamespace(get_num_free_blocks=lambda: 7)
+    manager = SimpleNamespace(block_pool=pool)
+    request = SimpleNamespace(**picture | state)
+    own = {"deferred_waiting": [request], "kv_cache_manager": manager, "block_size": 16}
+    scheduler: Any = SimpleNamespace(**own | state)
+    assert scheduled.HeldRequests(scheduler).look(1) == (held or None)
+    bound = scheduled.HeldRequests(scheduler).look(1, is_bound=True)
+    assert bound == ({name: why for name, why in held.items() if why != "encoder"} or None)
+
+
 def test_the_blocks_that_a_held_request_has_are_known_while_it_waits(attach: Attach) -> None:
     played = Played(attach, "0.32.0", "connector")
     loads = {k: v for line in played.scheduler.calls for k, v in line.get("loads", {}).items()}

@@ -25,12 +25,16 @@ class Queue:
             await self.ready.wait()
         self.output = None
         self.ready.clear()
+        if isinstance(output, Exception):
+            raise output
         return output
 
     def get_nowait(self) -> Any:
         output, self.output = self.output, None
         if output is not None:
             self.ready.clear()
+        if isinstance(output, Exception):
+            raise output
         return output
 
     def close(self) -> None:
@@ -52,6 +56,10 @@ class Processor:
         for output in outputs:
             queue = self.queues.get(output.request_id)
             if queue is None:
+                continue
+            if output.finish_reason == "error":  # as 0.33 while it is paused
+                queue.put(ConnectionRefusedError("Generation is paused"))
+                del self.queues[output.request_id]
                 continue
             is_stopped = output.request_id in self.stopped
             finished = is_stopped or output.finish_reason is not None

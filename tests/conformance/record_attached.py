@@ -24,7 +24,9 @@ from typing import Any
 import torch
 from record_vllm import HAS_CADENCE, MODEL, drafts_of, make_request, make_scheduler, result_of
 from vllm import PoolingParams, __version__
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_group_id, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -51,6 +53,7 @@ class Tape:
         self._hashed: set[int] = set()
         manager = scheduler.kv_cache_manager
         self._has_groups = "groups" in case
+        self._has_encoder = "encoder_tokens" in case
         self._freed: list[int] = []
         if self._has_groups:
             free = manager.block_pool.free_blocks
@@ -90,7 +93,7 @@ class Tape:
                 "max_loras": case.get("max_loras"),
                 "policy": case.get("policy", "fcfs"),
             }
-            | {name: case[name] for name in ("groups", "kv_role") if name in case}
+            | {name: case[name] for name in ("groups", "kv_role", "encoder_tokens") if name in case}
         ]
 
     def add(self, request: Request) -> None:
@@ -105,6 +108,7 @@ class Tape:
             transfer=getattr(request, "kv_transfer_params", None) or {},
             pooling=[True] if request.pooling_params is not None else [],
             adapter=[] if request.lora_request is None else request.lora_request.lora_name,
+            picture=[True] if request.mm_features else [],
         )
 
     def schedule(self) -> Any:
@@ -165,6 +169,8 @@ class Tape:
         for name in QUEUES:
             if hasattr(scheduler, name):
                 yield name, len(getattr(scheduler, name))
+        if self._has_encoder:
+            yield "queue", [request.request_id for request in scheduler.waiting]
         yield "free", scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         if self._has_groups:
             managers = scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -192,6 +198,10 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
     scheduler = make_scheduler(case, model, case["is_asynchronous"])
     if is_v2:
         scheduler.use_v2_model_runner = True
+    if (num_tokens := case.get("encoder_tokens")) is not None:
+        # The model has no encoder, and vLLM's scheduler does not need one.
+        scheduler.max_num_encoder_input_tokens = num_tokens
+        scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=num_tokens)
     tape = Tape(scheduler, case)
     init_none_hash(sha256)
     hasher = get_request_block_hasher(case["block_size"], sha256)
@@ -204,6 +214,9 @@ def record(case: dict[str, Any], model: Path, *, is_v2: bool) -> list[dict[str, 
                 request = make_request(number, wanted, case, hasher)
                 if case.get("pools"):
                     request.sampling_params, request.pooling_params = None, PoolingParams()
+                if (num_tokens := wanted.get("picture")) is not None:
+                    place, name = PlaceholderRange(offset=0, length=num_tokens), f"picture {number}"
+                    request.mm_features = [MultiModalFeatureSpec(None, "image", name, place)]
                 tape.add(request)
         if (budget := case.get("budget_at", {}).get(step)) is not None:
             scheduler.max_num_scheduled_tokens = budget
@@ -344,6 +357,7 @@ def cases() -> dict[str, dict[str, Any]]:
         20: {"finished_sending": ["4"], "finished_recving": ["3"]},
     }
     connector = {"kv_role": "kv_both", "transferred_at": transferred_at, "abort_at": {16: ["3"]}}
+    pictured = requests((0, 90, 6), (0, 90, 6), (0, 20, 6), (0, 90, 4), (0, 30, 9), (0, 150, 5))
     priorities = each_with(ranked, "priority", (0, 0, 2, 1, 0, 2))
     return {
         "chunked": case(64, chunked, budget_at={5: 24, 14: 64}),
@@ -362,6 +376,13 @@ def cases() -> dict[str, dict[str, Any]]:
         "cadence": case(48, spaced, prefill_schedule_interval=4),
         "priority": case(64, priorities, max_num_seqs=2, policy="priority"),
         "adapters": case(64, each_with(adapted, "adapter", "aabba"), max_loras=1),
+        # One picture fits into a step.
+        "encoder": case(
+            256,
+            each_with(pictured, "picture", (80, 80, None, 80)),
+            num_blocks=18,
+            encoder_tokens=100,
+        ),
         "speculation_ahead": case(
             96, repeated_texts(), **drafts | ahead | {"speculative": "ngram_gpu"}
         ),

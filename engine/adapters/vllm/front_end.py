@@ -43,7 +43,9 @@ def _watch(llm: Any, endpoint: str) -> None:
 
     size = llm.vllm_config.parallel_config.data_parallel_size
     ranks = {versions.data_parallel_rank(llm), *range(size)}
-    paths = [reports_path(rank_endpoint(endpoint, rank, size)) for rank in sorted(ranks)]
+    # Of ranks that are engines of their own, the first knows of no other.
+    of = [rank_endpoint(endpoint, 0, 1), *(rank_endpoint(endpoint, n, size) for n in sorted(ranks))]
+    paths = list(dict.fromkeys(map(reports_path, of)))
     watched = FrontEndWatch(getattr(llm.engine_core, "client_index", 0), paths)
     watched.hook(llm.output_processor)
     _hook_queues(RequestOutputCollector)
@@ -67,7 +69,8 @@ class Stream:
         self.going: dict[int, int] = {}
 
     def put(self, output: Any) -> None:
-        if now_ns := self.watch.batch_ns:  # else it is an abort or an error
+        # Out of a batch it is an abort; a batch of 0.33 has errors, too (a paused vLLM refuses).
+        if (now_ns := self.watch.batch_ns) and not isinstance(output, Exception):
             numbers = self.numbers
             if len(numbers) > 1:
                 numbers = [numbers[each.index] for each in output.outputs]

@@ -25,7 +25,7 @@ from stepscope.engine.adapters.attached.tracked import (
     gives_token,
     num_tokens_of,
 )
-from stepscope.engine.adapters.vllm.versions import VllmRequest
+from stepscope.engine.adapters.vllm.versions import VllmRequest, VllmScheduler
 from stepscope.engine.protocol import wire
 from stepscope.engine.protocol.wire import CACHED, EMPTY, BlockMove, PrefixMisses
 from stepscope.engine.scheduling.block_pool import REF_BITS, runs_of
@@ -36,11 +36,15 @@ from stepscope.engine.scheduling.prefix_judge import PrefixJudge
 class VllmPrefixHashes:
     """Salts vLLM's hashes of the full KV blocks of requests. See `Arrived.prefix_hashes`.
 
-    With prefix caching, vLLM has a hash for each full block, of `block_size` tokens.
+    With prefix caching, vLLM has a hash for each full block, over all tokens up to its end. With
+    kinds of layers whose blocks differ in size it has several for each. With a drafter that reads
+    ahead, 0.33 and later hash a block when those tokens are there, too.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, scheduler: VllmScheduler) -> None:
+        self._block_size = size = scheduler.block_size
+        self._num_hashes = size // getattr(scheduler, "hash_block_size", size)  # of each block
+        self._num_ahead = getattr(scheduler, "num_hash_lookahead_tokens", 0)
         self._salt = secrets.token_bytes(16)
 
     def of_prompt(self, request: VllmRequest) -> list[int]:
@@ -50,8 +54,9 @@ class VllmPrefixHashes:
         return self._between(request, request.num_prompt_tokens, request.num_tokens)
 
     def _between(self, request: VllmRequest, first: int, end: int) -> list[int]:
-        size = self._block_size
-        hashes = request.block_hashes[first // size : end // size]
+        begin, stop = (max(0, n - self._num_ahead) // self._block_size for n in (first, end))
+        every = self._num_hashes
+        hashes = request.block_hashes[(begin + 1) * every - 1 : stop * every : every]
         return [salted(bytes(each), self._salt) for each in hashes]
 
 

@@ -99,9 +99,11 @@ class HeldRequests:
         self._counts = 0, 0  # of running and waiting requests, at the last look
 
     def look_after(
-        self, out: SchedulerOutput, num_waiting: int, *, is_due: bool
+        self, out: SchedulerOutput, num_waiting: int, *, is_due: bool, is_bound: bool
     ) -> Mapping[str, str] | None:
         """Look after `schedule()`, if that may have changed them. Returns them if it has, or None.
+
+        `is_bound`: all wait for what comes before the encoder: seats, the budget or the cadence.
 
         With as many running and waiting requests as before, and none that begins, they can only
         have changed if one came as another left; so a look now and then (`is_due`) is enough. While
@@ -113,18 +115,18 @@ class HeldRequests:
             self._counts = counts
             if is_alike and not is_due:
                 return None
-        return self.look(num_waiting)
+        return self.look(num_waiting, is_bound=is_bound)
 
-    def look(self, num_waiting: int) -> Mapping[str, str] | None:
+    def look(self, num_waiting: int, *, is_bound: bool = False) -> Mapping[str, str] | None:
         """Look who is held back. Returns them if that has changed, else None."""
-        found = _held(self._scheduler) if num_waiting else {}
+        found = _held(self._scheduler, is_bound) if num_waiting else {}
         if found == self.reasons:
             return None
         self.reasons = found
         return found
 
 
-def _held(scheduler: Any) -> dict[str, str]:
+def _held(scheduler: Any, is_bound: bool) -> dict[str, str]:
     found: dict[str, str] = {}
     used: dict[int, str] | None = None  # the names of adapters that running requests use
     queue = getattr(scheduler, "deferred_waiting", getattr(scheduler, "skipped_waiting", ()))
@@ -137,11 +139,22 @@ def _held(scheduler: Any) -> dict[str, str]:
             has_room = len(used) < scheduler.lora_config.max_loras
             if adapter.lora_int_id not in used and not has_room:
                 reason = f"lora: {', '.join(used.values())}"
-        if reason is None:
-            is_remote = getattr(scheduler, "connector", None) is not None
-            reason = "remote_kv" if is_remote else "deferred"
-        found[request.request_id] = reason
+        if reason is None and getattr(scheduler, "connector", None) is not None:
+            reason = "remote_kv"
+        if reason is None and _is_left_for_encoder(scheduler, request):
+            if is_bound or not _fits(scheduler, request):
+                continue  # by now it waits for what the others wait for
+            reason = "encoder"
+        found[request.request_id] = reason or "deferred"
     return found
+
+
+def _is_left_for_encoder(scheduler: Any, request: Any) -> bool:
+    """Whether vLLM, from 0.33 on, has passed over a request because it had no encoder budget."""
+    # Encoder outputs from elsewhere, or tokens of a step in flight, may be what it waits for.
+    is_remote = getattr(scheduler, "ec_connector", None) is not None
+    is_late = getattr(request, "num_stale_output_tokens", 0) > 0
+    return getattr(request, "has_encoder_inputs", False) and not (is_remote or is_late)
 
 
 def leaves_out_prefills(scheduler: Any, *, is_throttled: bool) -> bool:
@@ -163,9 +176,12 @@ def lacks_encoder_budget(scheduler: Any, held: Collection[str]) -> bool:
     if not getattr(scheduler, "max_num_encoder_input_tokens", 0):
         return False
     first: Any = next((each for each in scheduler.waiting if each.request_id not in held), None)
-    num_free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    has_inputs = getattr(first, "has_encoder_inputs", False)
-    return bool(has_inputs and num_free * scheduler.block_size >= first.num_tokens)
+    return getattr(first, "has_encoder_inputs", False) and _fits(scheduler, first)
+
+
+def _fits(scheduler: Any, request: Any) -> bool:
+    num_free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    return bool(num_free * scheduler.block_size >= request.num_tokens)
 
 
 def common_reason(

@@ -79,7 +79,7 @@ class VllmWatcher:
         self._hashes: kv_blocks.VllmPrefixHashes | None = None
         self._judged: kv_blocks.JudgedBlocks | None = None
         if caches_prefixes and os.environ.get(PREFIX_HASHES, "") == "1":
-            self._hashes = kv_blocks.VllmPrefixHashes(scheduler.block_size)
+            self._hashes = kv_blocks.VllmPrefixHashes(scheduler)
             if self.pool is not None and self.groups is None and not self._has_connector:
                 self._judged = kv_blocks.JudgedBlocks(self.pool.num_blocks, scheduler.block_size)
         self.recorder = StepRecorder(self.pool, caches_prefixes, self._judged)
@@ -139,7 +139,10 @@ class VllmWatcher:
         if num_waiting or held.reasons:
             halted = self.halted
             is_due = bool(self._loads) or not self.recorder.next_step % _LOOK_STEPS
-            held_anew = held.look_after(out, 0 if halted else num_waiting, is_due=is_due)
+            is_full = len(scheduler.running) >= num_seats
+            is_bound = is_full or is_free or out.total_num_scheduled_tokens >= budget
+            number = 0 if halted else num_waiting
+            held_anew = held.look_after(out, number, is_due=is_due, is_bound=is_bound)
             if held_anew is None and self._loads:  # their blocks are told with it
                 held_anew = held.reasons
         loads, self._loads = self._loads, []
