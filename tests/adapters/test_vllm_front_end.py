@@ -58,8 +58,9 @@ Watched = tuple[FrontEndWatch, Processor]
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Watched:
-    """The watch of API server 1, and what it watches."""
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """The watch of API server 1, and what it watches. On a slow machine, too, a test flushes it."""
+    monkeypatch.setattr(front_end, "_FLUSH_S", 3600.0)
     watch, processor = FrontEndWatch(1, [tmp_path / "front"]), Processor()
     watch.hook(processor)
     return watch, processor
