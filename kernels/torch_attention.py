@@ -36,6 +36,9 @@ class _Together(NamedTuple):
     blocks: torch.Tensor  # [rows, blocks of the longest]
     positions: torch.Tensor  # [rows, keys], of the keys in these blocks
     ends: torch.Tensor  # [rows], tokens of each request
+    # Indices of the keys after these, of all rows one after another. They are anybody's, and may be
+    # NaN, which not even a weight of 0 hides.
+    beyond: torch.Tensor
     first_key: int  # position of the first key of the first row
     num_before: int  # its tokens before the step
 
@@ -59,6 +62,8 @@ class TorchAttention:
                 .index_select(0, rows.blocks.flatten())
                 .view(each.dtype)
                 .to(query.dtype)
+                .flatten(0, 1)
+                .index_fill_(0, rows.beyond, 0.0)
                 .view(len(rows.blocks), -1, *each.shape[2:])
                 for each in (cache.keys, cache.values)
             )  # [rows, keys, kv heads, head_dim]
@@ -143,10 +148,13 @@ def _rows(batch: PagedBatch, rows: IntArray, first_blocks: IntArray, width: int)
     positions = first_blocks * batch.block_size + np.arange(width * batch.block_size)
     first, end = batch.query_starts[rows], batch.query_starts[rows + 1]
     tokens = first if len(rows) > 1 else np.arange(first[0], end[0])
-    arrays = tokens, batch.block_tables[rows[:, None], columns], positions, batch.context_lens[rows]
-    at, blocks, keys, ends = (to_device(each, batch.device) for each in arrays)
+    context_lens = batch.context_lens[rows]
+    beyond = np.flatnonzero(positions >= context_lens[:, None])
+    blocks = batch.block_tables[rows[:, None], columns]
+    arrays = tokens, blocks, positions, context_lens, beyond
+    at, blocks, keys, ends, beyond = (to_device(each, batch.device) for each in arrays)
     num_before = int(batch.context_lens[rows[0]] - len(tokens))
-    return _Together(at, blocks, keys, ends, int(positions[0, 0]), num_before)
+    return _Together(at, blocks, keys, ends, beyond, int(positions[0, 0]), num_before)
 
 
 def _groups(rows: IntArray, num_blocks: IntArray, blocks_at_once: int) -> list[IntArray]:

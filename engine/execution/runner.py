@@ -134,7 +134,6 @@ class ModelRunner:
         self.backend = backend
         self._sampler = Sampler(seed)
         self._threads = threads
-        self._tables = input_batch.BlockTables()
         self._caches: list[LayerCache] = []
         self._kv_dtype = model.dtype
         self._kv_scales: list[KVScales | None] = [None] * self.kv_shape.num_layers
@@ -152,6 +151,7 @@ class ModelRunner:
         (`scratch_slot`).
         """
         self.graphs = self.pieces = None
+        self._tables = input_batch.BlockTables()  # the old one names blocks of the pool before
         self._caches = []
         devices.give_back_memory(self.device)
         shape = self.kv_shape

@@ -3,7 +3,7 @@
 import math
 import random
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -268,21 +268,23 @@ def test_cpp_gives_a_request_the_same_bits_in_any_batch_and_with_any_threads(
         assert torch.equal(actual, results[0][starts[r] : starts[r + 1]])
 
 
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 9}, {"softcap": 2.0}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@EACH_LEVEL
-def test_cpp_reads_only_slots_that_hold_a_token_of_the_request(
-    level: str, dtype: torch.dtype
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_slots_without_a_token_of_the_request_hold_changes_nothing(
+    backend: str, dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
+    """A request without finite logits leaves NaN in the slots that others get."""
     case = make_case(MIXED + DECODES, block_size=16, head_dim=40).to(dtype)
-    chosen = create(f"cpu-{level}")
-    expected = chosen(*case, AttentionOptions(0.3))
+    chosen = create(backend)
+    expected = chosen(*case, AttentionOptions(0.3, **options))
     used = torch.zeros(case.cache.keys.shape[:2], dtype=torch.bool)
     for table, length in zip(case.batch.block_tables, case.batch.context_lens, strict=True):
         for position in range(length):
             used[table[position // 16], position % 16] = True
     for each in case.cache[:2]:
         each[~used] = math.nan
-    assert torch.equal(chosen(*case, AttentionOptions(0.3)), expected)
+    assert torch.equal(chosen(*case, AttentionOptions(0.3, **options)), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from stepscope.engine.execution.environment import num_threads, prepare_environment
 from stepscope.engine.execution.loading import load_runner
 from stepscope.engine.execution.runner import ModelRunner
+from stepscope.engine.execution.step_costs import trial_step
 from stepscope.engine.models import checkpoint, loader
 from stepscope.engine.models.made_checkpoints import (
     DEMO_VERSION,
@@ -425,6 +426,18 @@ def test_a_cache_folder_that_cannot_be_written_is_named(cache: Path) -> None:
     message = refusal(lambda: ensure_demo(quiet, checkpoint.check))
     assert str(cache) in message
     assert "XDG_CACHE_HOME" in message
+
+
+def test_after_another_kv_pool_is_allocated_steps_name_only_its_blocks(folder: Path) -> None:
+    """As on a GPU, where the pool of the trial steps may be the larger one."""
+    runner = load(folder, dtype="float32", attention="torch", max_model_len=64)
+    runner.execute(trial_step([(0, 60)] * 64, runner.num_blocks, runner.block_size))
+    runner.allocate(8)
+    requests = [Request(i, [1] * n, SamplingParams(), arrival_ns=0) for i, n in enumerate((60, 3))]
+    for request, blocks in zip(requests, ([0, 1, 2, 3], [4]), strict=True):
+        request.block_table = blocks
+    for most in (59, 1):  # both as decodes, too, which share a gather
+        run_rows(runner, [next_row(request, most) for request in requests])
 
 
 # --- absurd configs
