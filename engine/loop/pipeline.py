@@ -276,6 +276,8 @@ class Pipeline:
         if self.steps_allowed is not None:
             self.steps_allowed += 1
         self.next_step = step.scheduled.step
+        for request in self._scheduler.overtaken_now:
+            request.was_overtaken = False  # no record has told of it
         # Blocks were registered for content that this step should have written.
         self._scheduler.kv.reset_prefix_cache()
 
