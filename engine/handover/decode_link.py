@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from stepscope.engine.client.client import CommandRefused, ControlClient, EngineUnreachable
 from stepscope.engine.loop.client_requests import aborted, append_output, output_of
 from stepscope.engine.loop.inbox import Client, WakingQueue
@@ -49,14 +51,14 @@ class AwayRequest:
         if output.logprobs:
             request.logprobs += output.logprobs
         if reason == "abort":
-            self.end()
+            self.end(output.why)
         elif self.submit.stream or reason is not None:
             token_ids = output.token_ids if self.submit.stream else request.output_token_ids
             self.client.reply(output_of(request, token_ids, reason))
 
-    def end(self) -> None:
+    def end(self, why: str | None = None) -> None:
         """Tell the client that the request was aborted, without another token."""
-        self.client.reply(aborted(self.request, self.submit))
+        self.client.reply(replace(aborted(self.request, self.submit), why=why))
 
 
 class LinkOwner(Protocol):

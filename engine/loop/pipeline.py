@@ -280,19 +280,22 @@ class Pipeline:
         if self.steps_allowed is not None:
             self.steps_allowed += 1
         self.next_step = step.scheduled.step
+        for request in self._scheduler.overtaken_now:
+            request.was_overtaken = False  # no record has told of it
         # Blocks were registered for content that this step should have written.
         self._scheduler.kv.reset_prefix_cache()
 
     # Update
 
     def update(self, step: PendingStep, result: StepResult) -> int:
-        """Apply the tokens of a step and deliver them. Returns how many requests finished."""
+        """Apply the tokens of a step and deliver them. Returns how many requests ended."""
         if self._num_small:
             self._num_small -= 1
             if not self._num_small:
                 self._scheduler.token_limit = None
-        if result.unsound_rows:
-            self._end_unsound(step, result)
+        unsound = step.launched(result.unsound_rows)
+        if unsound:
+            self._end_unsound(step, unsound)
         result = step.result_of(result)
         bursts: dict[int, list[int]] = {}
         if step.num_draft_tokens:
@@ -312,11 +315,11 @@ class Pipeline:
             if draft is not None:
                 draft.token_ids, draft.texts = result.token_ids, texts
         self._requests.deliver(step.rows, result, bursts)
-        return len(finished)
+        return len(finished) + len(unsound)
 
-    def _end_unsound(self, step: PendingStep, result: StepResult) -> None:
+    def _end_unsound(self, step: PendingStep, rows: Sequence[ScheduledRow]) -> None:
         """End the requests whose logits were not finite; nobody gets a token made up for them."""
-        for row in step.launched(result.unsound_rows):
+        for row in rows:
             request = row.request
             # NaN in its keys and values must not reach a prompt that begins alike.
             self._scheduler.kv.unregister(request, row.start + row.num_tokens)

@@ -41,7 +41,7 @@ typedef int8_t vb_mem __attribute__((vector_size(VL), aligned(1), may_alias));
 struct bf16 {
     uint16_t bits;
 };
-// Sign, 4 bits of exponent, 3 of mantissa (e4m3fn); NaN loads as 480.
+// Sign, 4 bits of exponent, 3 of mantissa (e4m3fn); all of the last seven set are NaN.
 struct fp8 {
     int8_t bits;
 };
@@ -73,7 +73,7 @@ INLINE float to_float(fp8 x) {
     const uint32_t bits = ((uint32_t)(int32_t)x.bits << 20) & FP8_BITS;
     float small;
     memcpy(&small, &bits, sizeof small);
-    return small * FP8_BIAS;
+    return (x.bits & 0x7f) == 0x7f ? __builtin_nanf("") : small * FP8_BIAS;
 }
 
 INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
@@ -95,15 +95,17 @@ INLINE vf load(const bf16* p) { return widen(*(const vh_mem*)p); }
 INLINE vf load(const fp8* p) {
 #if defined(__F16C__)
     // Converts through fp16, because a CPU takes a hundred cycles for subnormal fp32.
-    const vh half = ((vh)__builtin_convertvector(*(const vb_mem*)p, vs) << 7) & 0xbf80;
+    const vh both = (vh)__builtin_convertvector(*(const vb_mem*)p, vs) << 7;
+    // Bit 14 is the sign once more. The sum changes that bit of NaN alone, which stays NaN so.
+    const vh half = both ^ ((both + 0x80) & 0x4000);
 #if VECTOR_BYTES == 64
     return (vf)_mm512_cvtph_ps((__m256i)half) * 256;
 #else
     return (vf)_mm256_cvtph_ps((__m128i)half) * 256;
 #endif
 #else
-    const vu bits = (vu)__builtin_convertvector(*(const vb_mem*)p, vi) << 20;
-    return (vf)(bits & FP8_BITS) * FP8_BIAS;
+    const vu bits = ((vu)__builtin_convertvector(*(const vb_mem*)p, vi) << 20) & FP8_BITS;
+    return (bits & 0x07f00000) == 0x07f00000 ? splat(__builtin_nanf("")) : (vf)bits * FP8_BIAS;
 #endif
 }
 INLINE void store(float* p, vf x) { *(vf_mem*)p = x; }

@@ -33,7 +33,13 @@ LAWS: list[Callable[[], None]] = [
         attention.test_cpp_gives_a_request_the_same_bits_in_any_batch_and_with_any_threads,
         TILES, BF16,
     ),
-    partial(attention.test_cpp_reads_only_slots_that_hold_a_token_of_the_request, TILES, BF16),
+    *(
+        partial(
+            attention.test_what_slots_without_a_token_of_the_request_hold_changes_nothing,
+            "cpu-tiles", BF16, options,
+        )
+        for options in ({}, {"sliding_window": 9})
+    ),
     partial(attention.test_cpp_ignores_what_earlier_calls_left_in_its_memory, TILES, BF16),
     partial(linear.test_packed_products_of_all_shapes_are_exact_up_to_one_rounding, dtype=BF16),
     partial(linear.test_a_gated_product_is_the_silu_of_one_half_times_the_other_half, dtype=BF16),

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from stepscope.engine.telemetry.step_draft import StepDraft
 from stepscope.engine.telemetry.token_publisher import TokenPublisher
 from stepscope.recordings.attribution.explain import Explainer
 from stepscope.recordings.check.verify import verify
+from stepscope.recordings.state.session import SessionState
 from tests.support.engines.core_ends import Client
 from tests.support.engines.cost_model import CostModel
 from tests.support.engines.simulated_run import SimulatedWorkload, simulate
@@ -126,6 +128,27 @@ def test_with_overlap_recordings_pass_verify_and_time_shares_stay_within_bounds(
         assert sum(piece.ns for piece in late.pieces) == late.end_ns - late.start_ns
         assert all(piece.ns >= 0 for piece in late.pieces)
         assert all(piece.cause != "unknown" for piece in late.pieces)
+
+
+def test_a_request_that_ends_without_finite_logits_counts_as_running_in_no_later_record() -> None:
+    class Unsound(SimulatedRunner):
+        def launch(self, step: ScheduledStep) -> InFlight:
+            result = super().launch(step).collect()
+            rows = [i for i, row in enumerate(step.rows) if row.request.num_output_tokens > 3]
+            found = replace(result, unsound_rows=tuple(i for i in rows if i == 0))
+            return SimpleNamespace(collect=lambda: found)
+
+    engine = Engine(Unsound(CostModel()))
+    clients = [engine.submit(20, first=first) for first in (0, 50)]
+    engine.run()
+    state = SessionState()
+    for message in engine.sink.messages:
+        state.apply(message)
+        if isinstance(message, wire.StepRecord):
+            running = [view for view in state.requests.values() if view.status == "running"]
+            assert message.num_running == len(running), f"step {message.step}"
+    assert {client.outputs[-1].finish_reason for client in clients} == {"abort"}
+    assert engine.core.scheduler.kv.counts().used == 0
 
 
 @pytest.mark.parametrize("early_ms", [0, 2, 7])

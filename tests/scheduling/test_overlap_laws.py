@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -347,10 +348,11 @@ class Run:
     def check_snapshot(self, snapshot: wire.Snapshot, state: SessionState) -> None:
         for view in snapshot.requests:
             told = state.requests[view.request_id]
-            assert (view.status, view.num_output_tokens, view.num_blocks) == (
+            assert (view.status, view.num_output_tokens, view.num_blocks, view.held) == (
                 told.status,
                 told.num_output_tokens,
                 told.num_blocks,
+                told.held,
             )
             assert view.num_computed_tokens == told.num_computed_tokens
 
@@ -436,3 +438,15 @@ def test_a_request_admitted_on_blocks_of_a_failing_step_is_recomputed() -> None:
     assert [reason for _, reason in run.outputs()] == ["abort", "length"]
     events = [each for m in run.sink.messages for each in getattr(m, "events", [])]
     assert sum(isinstance(each, wire.Preempted) for each in events) == 1
+
+
+@pytest.mark.usefixtures("_without_logs")
+def test_a_request_overtaken_in_a_step_without_memory_is_told_of_in_the_step_that_fits() -> None:
+    case = alike([0, 1, 1])
+    case.knobs = msgspec.structs.replace(case.knobs, max_num_seqs=1, policy="priority")
+    first, overtaken, urgent = case.arrivals
+    first.sampling = SamplingParams(max_tokens=3)
+    overtaken.priority, urgent.priority = 1, -1
+    case.snapshots, case.unfit = set(range(20)), {3}
+    run = passed(case, overlap=False)
+    assert [each.request_id for record in run.records for each in record.held or ()] == [1]
