@@ -240,7 +240,7 @@ def test_a_run_compared_with_itself_has_no_winner(small_and_large: Both) -> None
     found = compare(side_of(small_and_large[0]), side_of(small_and_large[0]))
     assert {figure.verdict for figure in found.figures} <= {"alike", "unknown"}
     assert found.settings == []
-    assert found.different_work is None
+    assert found.load.other_work is None
     assert all(pair.difference_ns == 0 for pair in found.requests.pairs)
 
 
@@ -273,7 +273,7 @@ def test_under_different_loads_no_run_is_called_better() -> None:
     )  # fmt: skip
     for other in (calm, another(calm)):  # a part of the same session, and another engine
         found = compare(side_of(busy), side_of(other))
-        assert "requests" in found.different_work
+        assert "requests" in found.load.other_work
         assert found.better("a") == found.better("b") == []
         itl = found.figure("itl_p95")
         assert itl.verdict in ("differs", "unclear")
