@@ -79,8 +79,7 @@ class RunFollower:
             baseline=baseline,
             learns=baseline,
         )
-        self._watch = RequestWatch(0.0)
-        self._watch.begin(self.state)
+        self._watch = RequestWatch(0.0, self.state)
 
     @property
     def state(self) -> SessionState:
@@ -111,7 +110,6 @@ class Side:
         slo: the service levels, the same for both runs.
         past: the state right before the first message; waits in progress then are left out. Or a
             follower that was fed the messages before it.
-
     """
 
     def __init__(self, name: str, slo: SLO, past: RunFollower | SessionState) -> None:

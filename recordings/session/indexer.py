@@ -112,7 +112,7 @@ class Indexer:
         self.needs_snapshot = False
         self._last_step, self._last_ns = self.state.step, 0
         self._trail = self.state.pauses
-        self._watch = RequestWatch(0.0)
+        self._watch = RequestWatch(0.0, self.state)
         self.follow(open)
         self._begin()
 
