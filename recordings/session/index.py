@@ -9,7 +9,6 @@ next one, so that alike bytes are neighbours.
 
 from array import array
 from collections.abc import Mapping
-from functools import cached_property
 from typing import NamedTuple, get_args
 
 import msgspec
@@ -194,13 +193,9 @@ class IndexRows:
 
     def _beside(self, table: str, name: str) -> Ints:
         if name == "interval_ns":
-            return self._interval_ns
+            return intervals(self.column("steps", "tokens_ns"))[self.column("waits", "place")]
         column = self.column("steps", name)
         return column if table == "steps" else column[self.column(table, "place")]
-
-    @cached_property
-    def _interval_ns(self) -> Ints:
-        return intervals(self.column("steps", "tokens_ns"))[self.column("waits", "place")]
 
     def longest(self, kind: LatencyKind) -> tuple[Ints, Ints, Ints, Ints]:
         """The longest wait of each step in which some ended.
