@@ -147,9 +147,8 @@ class Ledger:
                 self._open.pop(event.request_id, None)
 
     def _recompute(self, row: wire.BatchRow, token_ns: float) -> None:
-        preemptions = self._open.get(row.request_id)
-        if preemptions is None:  # it was preempted before the first message
-            preemptions = [self._unseen(row.request_id)]
+        # Without one, it was preempted before the first message.
+        preemptions = self._open.get(row.request_id) or [self._unseen(row.request_id)]
         end = row.start + row.num_tokens
         numbers = lost_between(preemptions, row.start, end)
         for each, number in zip(preemptions, numbers, strict=True):

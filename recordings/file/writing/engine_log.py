@@ -17,7 +17,7 @@ from stepscope.recordings.state.session import SessionState
 _INFO = wire.TOPICS[wire.EngineInfo]
 _KEYFRAME = wire.TOPICS[wire.Snapshot]
 _TIMED = wire.EngineStatus | wire.KnobsChanged | wire.Snapshot | wire.Audited | wire.StepInFlight
-_Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
+Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
 class EngineLog:
@@ -55,7 +55,7 @@ class EngineLog:
         for topic, message in ((_INFO, info), (_KEYFRAME, snapshot)):
             file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
-    def append(self, message: wire.Telemetry, frame: _Frame) -> None:
+    def append(self, message: wire.Telemetry, frame: Frame) -> None:
         """Write the next message, given decoded and as received."""
         topic, sequence, payload = frame
         if self._anchor is None and not self._introduce(message, sequence):

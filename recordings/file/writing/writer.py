@@ -20,7 +20,7 @@ from stepscope.engine.protocol.wire import EngineInfo, Snapshot
 from stepscope.recordings.errors import RecordingError
 from stepscope.recordings.file.reader import Recording
 from stepscope.recordings.file.service_levels import Levels, as_metadata
-from stepscope.recordings.file.writing.engine_log import EngineLog
+from stepscope.recordings.file.writing.engine_log import EngineLog, Frame
 from stepscope.recordings.file.writing.recording_file import RecordingFile
 from stepscope.recordings.file.writing.rotation import SERIES, FileSeries
 
@@ -33,7 +33,6 @@ MAX_QUEUE_BYTES = 128 * 1024 * 1024  # most that may wait for the disk
 RecordingState: TypeAlias = Literal["recording", "finished", "failed"]
 
 _KEYFRAME = wire.TOPICS[Snapshot]
-_Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
 class RecordingWriter:
@@ -66,7 +65,7 @@ class RecordingWriter:
         self.num_files = 1
         self._num_bytes_before = 0  # in the files before the current one
         self._snapshot: Snapshot | None = None
-        self._queue: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self.num_queued_bytes = 0  # bytes handed over and not written yet
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
