@@ -38,7 +38,7 @@ class FileRun:
         for number, index in indexes(recording):
             rows = IndexRows(index)
             place = rows.steps().num_before(first)
-            if place < rows.number("steps"):
+            if place < len(rows.steps()):
                 self._totals.add(rows, place, is_one_step=is_one_step)
             for _, each in index.said:
                 if isinstance(each, KnobsChanged):

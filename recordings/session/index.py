@@ -178,9 +178,6 @@ class IndexRows:
         self._found = known or {}
         self._steps = steps
 
-    def number(self, table: str) -> int:
-        return self._tables[table][0]
-
     def column(self, table: str, name: str) -> Ints:
         """A stored column; `UNKNOWN` where a value is unknown."""
         found = self._found.setdefault(table, {})
@@ -224,7 +221,7 @@ class IndexRows:
         for kind in kinds:
             places, ns, request_ids, _ = self.longest(kind)
             for name, values in ((f"max_{kind}_ns", ns), (f"max_{kind}_request_id", request_ids)):
-                column = np.full(self.number("steps"), UNKNOWN)
+                column = np.full(len(columns["step"]), UNKNOWN)
                 column[places] = values
                 columns[name] = array("q", column.tobytes())
         self._steps = StepTable([columns[name] for name in COLUMNS])

@@ -67,7 +67,7 @@ def series_of(
     """Percentiles, maximum and trend of the samples in (start_ns, end_ns]."""
     spread = spread_of(samples.cut(start_ns, end_ns), slo_ms)
     p50, p95, p99, largest = (
-        None if ns is None else ns / 1e6 for ns in map(spread.at, (50, 95, 99, 100))
+        None if ns is None else ns / 1e6 for ns in map(spread.at_ns.get, (50, 95, 99, 100))
     )
     trend = tuple(
         None if worst is None else worst / 1e6 for worst in samples.worst(start_ns, end_ns, buckets)
