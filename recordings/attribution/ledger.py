@@ -111,10 +111,9 @@ class Ledger:
         waited_ns = wait.waited_ns(self.state.time_ns)
         if waited_ns is not None:
             entry = waited_ns, -wait.request_id, self._of(wait)
-            if len(self._longest) < MAX_ADMITTED:
-                heapq.heappush(self._longest, entry)
-            else:
-                heapq.heappushpop(self._longest, entry)
+            heapq.heappush(self._longest, entry)
+            if len(self._longest) > MAX_ADMITTED:
+                heapq.heappop(self._longest)
 
     def tax(self) -> RecomputeTax:
         lost = [each.num_lost for each in self.preemptions if each.step is not None]
