@@ -79,11 +79,8 @@ class RunFollower:
             baseline=baseline,
             learns=baseline,
         )
+        self.state = self.explainer.state
         self._watch = RequestWatch(0.0, self.state)
-
-    @property
-    def state(self) -> SessionState:
-        return self.explainer.state
 
     def apply(self, message: wire.Telemetry, after_gap: bool = False) -> Outcome | None:
         """Process the next message. Returns the outcome of a step; None if it is repeated."""
