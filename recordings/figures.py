@@ -232,7 +232,7 @@ def figures_of(
     for kind in KINDS:
         spread = spreads[kind]
         for rank in RANKS:
-            ns = spread.at(rank)
+            ns = spread.at_ns.get(rank)
             found[latency_name(kind, rank)] = None if ns is None else ns / 1e6
     seconds, known = sums.seconds, sums.num_known_limits
     queried, hit = sums.num_queried_tokens, sums.num_hit_tokens

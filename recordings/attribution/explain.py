@@ -194,10 +194,7 @@ class Explainer:
     def _slow_step(
         self, record: wire.StepRecord, prefills: Sequence[wire.BatchRow], ns: int
     ) -> SlowStep | None:
-        if self._baseline is None and self._learns is None:
-            return None
-        work = work_of(record, prefills)
-        if work is None:
+        if (work := work_of(record, prefills)) is None:
             return None
         slow = None
         if self._baseline is not None:

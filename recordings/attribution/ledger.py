@@ -111,10 +111,9 @@ class Ledger:
         waited_ns = wait.waited_ns(self.state.time_ns)
         if waited_ns is not None:
             entry = waited_ns, -wait.request_id, self._of(wait)
-            if len(self._longest) < MAX_ADMITTED:
-                heapq.heappush(self._longest, entry)
-            else:
-                heapq.heappushpop(self._longest, entry)
+            heapq.heappush(self._longest, entry)
+            if len(self._longest) > MAX_ADMITTED:
+                heapq.heappop(self._longest)
 
     def tax(self) -> RecomputeTax:
         lost = [each.num_lost for each in self.preemptions if each.step is not None]
@@ -147,9 +146,8 @@ class Ledger:
                 self._open.pop(event.request_id, None)
 
     def _recompute(self, row: wire.BatchRow, token_ns: float) -> None:
-        preemptions = self._open.get(row.request_id)
-        if preemptions is None:  # it was preempted before the first message
-            preemptions = [self._unseen(row.request_id)]
+        # Without one, it was preempted before the first message.
+        preemptions = self._open.get(row.request_id) or [self._unseen(row.request_id)]
         end = row.start + row.num_tokens
         numbers = lost_between(preemptions, row.start, end)
         for each, number in zip(preemptions, numbers, strict=True):

@@ -4,18 +4,11 @@ Everything else stays, such as steps, client ids and marks. Messages of unknown 
 because they may contain tokens.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
 from stepscope.engine.protocol import wire
 
-STRIPPED = "tokens_taken_out"  # key in the metadata
-
-
-def was_stripped(metadata: Mapping[str, str]) -> bool:
-    """Whether a recording's metadata says that prompts and outputs were removed."""
-    return metadata.get(STRIPPED) == "true"
+STRIPPED = "tokens_taken_out"  # key in the metadata, if prompts and outputs were removed
 
 
 def holds_tokens(message: wire.Telemetry) -> bool:

@@ -99,17 +99,12 @@ class Comparison(NamedTuple):
     is_one_session: bool
     load: LoadDifference
 
-    @property
-    def different_work(self) -> str | None:
-        """How the load differs, if by more than chance: then only some figures have a winner."""
-        return self.load.other_work
-
     def figure(self, key: str) -> ComparedFigure:
         return next(figure for figure in self.figures if figure.key == key)
 
     def names_winner(self, side: Literal["a", "b"]) -> bool:
         """Whether a run can be judged: the loads are alike, or it is better in some figure."""
-        return self.different_work is None or bool(self.better(side))
+        return self.load.other_work is None or bool(self.better(side))
 
     def better(self, side: Literal["a", "b"]) -> list[ComparedFigure]:
         """The figures in which a run is better, in the order of `figures`."""
@@ -220,10 +215,8 @@ class Comparer:
 
     def read_some(self) -> bool:
         """Read from each run for a short time. Returns whether there was anything to read."""
-        taken = False
-        for feed in self.feeds:
-            taken = feed.read(time.monotonic() + _SLICE_S) or taken
-        return taken
+        taken = [feed.read(time.monotonic() + _SLICE_S) for feed in self.feeds]
+        return any(taken)
 
     def renew(self) -> Comparison:
         """Compare what has been read so far. Only the reading thread may call it."""

@@ -29,6 +29,7 @@ class FileRun:
         self.slo = slo
         self._path = recording.path
         self._totals = RunTotals(slo)
+        self.limited: Mapping[Limit, Sums] = self._totals.limited
         self._between = Sums()
         snapshot, _ = recording.keyframe_before(Position(0, 0))
         knobs: KnobChanges = [(-1, snapshot.knobs)]
@@ -37,7 +38,7 @@ class FileRun:
         for number, index in indexes(recording):
             rows = IndexRows(index)
             place = rows.steps().num_before(first)
-            if place < rows.number("steps"):
+            if place < len(rows.steps()):
                 self._totals.add(rows, place, is_one_step=is_one_step)
             for _, each in index.said:
                 if isinstance(each, KnobsChanged):
@@ -53,10 +54,6 @@ class FileRun:
     @property
     def num_steps(self) -> int:
         return self._totals.sums.num_records
-
-    @property
-    def limited(self) -> Mapping[Limit, Sums]:
-        return self._totals.limited
 
     @cached_property
     def share_late_beside_prefill(self) -> float:

@@ -42,7 +42,7 @@ class LoadDifference(NamedTuple):
 
     @property
     def other_work(self) -> str | None:
-        """The difference in a few words, if it is more than chance; else None."""
+        """The difference, if more than chance: then only some figures have a winner. Else None."""
         return None if self.is_chance else self.difference
 
 

@@ -79,12 +79,8 @@ class RunFollower:
             baseline=baseline,
             learns=baseline,
         )
-        self._watch = RequestWatch(0.0)
-        self._watch.begin(self.state)
-
-    @property
-    def state(self) -> SessionState:
-        return self.explainer.state
+        self.state = self.explainer.state
+        self._watch = RequestWatch(0.0, self.state)
 
     def apply(self, message: wire.Telemetry, after_gap: bool = False) -> Outcome | None:
         """Process the next message. Returns the outcome of a step; None if it is repeated."""
@@ -111,7 +107,6 @@ class Side:
         slo: the service levels, the same for both runs.
         past: the state right before the first message; waits in progress then are left out. Or a
             follower that was fed the messages before it.
-
     """
 
     def __init__(self, name: str, slo: SLO, past: RunFollower | SessionState) -> None:

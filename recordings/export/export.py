@@ -107,7 +107,7 @@ def write_jsonl(moments: Iterable[Moment], stream: IO[bytes], *, with_tokens: bo
         time_ns = getattr(message, "tokens_ns", None) or getattr(message, "time_ns", None)
         line = {
             "sequence": moment.sequence,
-            "topic": wire.TOPICS[type(message)].decode(),
+            "topic": message.topic.decode(),
             "wall_ns": None if time_ns is None else time_ns + moment.offset_ns,
             "message": message,
         }

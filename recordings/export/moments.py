@@ -48,15 +48,14 @@ def moments(recording: Recording, steps: StepRange, progress: Progress) -> Itera
     begun = snapshot.step >= first - 1
     last_step = snapshot.step
     for message, sequence, place, after_gap in messages(recording, position, snapshot.sequence):
+        if isinstance(message, Snapshot):
+            state.apply(message)
+            continue
         if isinstance(message, StepRecord):
             if message.step > last:
                 return
             begun = begun or message.step >= first
             progress((message.step - first + 1) / (last - first + 1))
-        elif isinstance(message, Snapshot):
-            state.apply(message)
-            continue
-        if isinstance(message, StepRecord):
             if message.step <= last_step:
                 continue  # the publisher repeats steps under new numbers
             last_step = message.step

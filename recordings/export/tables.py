@@ -190,8 +190,7 @@ def _requests(moments: Iterable[Moment]) -> Iterator[_Ended]:
     longest_ns: dict[int, int] = {}  # of requests whose first token was seen
     for moment in moments:
         if watch is None:
-            watch = RequestWatch(0.0)
-            watch.begin(moment.state)
+            watch = RequestWatch(0.0, moment.state)
         if isinstance(moment.message, wire.StepRecord) and moment.outcome is not None:
             watch.take(moment.outcome, moment.state, moment.message.tokens_ns)
             longest_ns |= dict.fromkeys((each for each, _ in moment.outcome.ttft_ns), 0)

@@ -229,8 +229,7 @@ class Fleet:
             self._say(member, f"restarted{pid}: a new engine", True)
         elif now.status != before.status:
             if now.status == "live":
-                was_away = before.status in ("stale", "down") and member.heard_s is not None
-                if was_away:
+                if before.status in ("stale", "down") and member.heard_s is not None:
                     self._say(member, "is back, the same engine as before", True)
                 elif member.was_starting:
                     self._say(member, "is up", True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import Mark, Telemetry
+from stepscope.engine.protocol.wire import Telemetry
 from stepscope.recordings.errors import TooLittleData
 from stepscope.recordings.file.service_levels import as_metadata, levels_of
 from stepscope.recordings.file.writing.engine_log import EngineLog
@@ -51,10 +51,10 @@ def write_memory(
             if change is not None:
                 message = change(message)
                 payload = wire.encode(message)
-            log.append(message, (message.topic, sequence, payload))
+            log.append(message, sequence, payload)
         for mark in history.marks:
             if log.first_step is not None and mark.step >= log.first_step:
-                log.append(mark, (Mark.topic, sequence, wire.encode(mark)))
+                log.append(mark, sequence, wire.encode(mark))
         file.close()
     except BaseException:
         file.abandon()

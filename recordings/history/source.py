@@ -80,7 +80,7 @@ def add_mark(source: Source, text: str, who: str, step: int | None = None) -> Ma
     time_ns = history.state.time_ns if summary is None else summary.tokens_ns
     mark = Mark(step=step, time_ns=time_ns, text=text, who=who)
     history.add_mark(mark)
-    source.tap.send(wire.TOPICS[Mark], history.last_sequence or 0, wire.encode(mark))
+    source.tap.send(mark.topic, history.last_sequence or 0, wire.encode(mark))
     return mark
 
 
@@ -100,7 +100,7 @@ class Numbered:
         self._sequence += 1
         snapshot = first_snapshot(info, self._sequence)
         self._history.reset(snapshot)
-        self._tap.send(wire.TOPICS[Snapshot], self._sequence, wire.encode(snapshot))
+        self._tap.send(snapshot.topic, self._sequence, wire.encode(snapshot))
 
     def lose(self, number: int) -> None:
         """Note that `number` messages were lost, so that the history shows a gap."""

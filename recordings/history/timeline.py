@@ -58,8 +58,7 @@ class Timeline:
         self.gaps = events.Gaps()
         self.marks: list[wire.Mark] = []
         self.knob_changes: list[wire.KnobsChanged] = []
-        self._watch = RequestWatch(slo.itl_ms)
-        self._watch.begin(state)
+        self._watch = RequestWatch(slo.itl_ms, state)
 
     def know_transcripts(self, snapshot: wire.Snapshot) -> None:
         self.transcripts = {each.request_id: each for each in snapshot.transcripts or ()}

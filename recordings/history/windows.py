@@ -16,7 +16,6 @@ from stepscope.recordings.state.latency_samples import KeptLevels, Samples
 from stepscope.recordings.state.lazy_numpy import np
 from stepscope.recordings.state.limits import Limit
 
-_SECOND_NS = 1_000_000_000
 _MAX_AT_HAND = 2048
 _KINDS: Mapping[str, LatencyKind] = {"ITL": "itl", "TTFT": "ttft"}  # of late tokens
 

@@ -37,7 +37,6 @@ _POLL_S = 0.05
 TOPICS = frozenset(wire.TOPICS.values())
 _MAX_REPLAY = 2_000  # most messages per question ...
 _MIN_REPLAY = 20  # ... and fewest, where answers come too late over a slow connection
-_KEYFRAME = wire.TOPICS[Snapshot]
 
 
 class JoinAgain(Exception):  # noqa: N818 - a turn of the loop, not an error
@@ -304,7 +303,7 @@ class GapRecovery:
         self._send_on(pending)
 
     def _send_on(self, snapshot: Snapshot) -> None:
-        self._tap.send(_KEYFRAME, snapshot.sequence, wire.encode(snapshot))
+        self._tap.send(snapshot.topic, snapshot.sequence, wire.encode(snapshot))
 
 
 def ask_for_earlier(

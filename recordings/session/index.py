@@ -9,7 +9,6 @@ next one, so that alike bytes are neighbours.
 
 from array import array
 from collections.abc import Mapping
-from functools import cached_property
 from typing import NamedTuple, get_args
 
 import msgspec
@@ -179,9 +178,6 @@ class IndexRows:
         self._found = known or {}
         self._steps = steps
 
-    def number(self, table: str) -> int:
-        return self._tables[table][0]
-
     def column(self, table: str, name: str) -> Ints:
         """A stored column; `UNKNOWN` where a value is unknown."""
         found = self._found.setdefault(table, {})
@@ -194,13 +190,9 @@ class IndexRows:
 
     def _beside(self, table: str, name: str) -> Ints:
         if name == "interval_ns":
-            return self._interval_ns
+            return intervals(self.column("steps", "tokens_ns"))[self.column("waits", "place")]
         column = self.column("steps", name)
         return column if table == "steps" else column[self.column(table, "place")]
-
-    @cached_property
-    def _interval_ns(self) -> Ints:
-        return intervals(self.column("steps", "tokens_ns"))[self.column("waits", "place")]
 
     def longest(self, kind: LatencyKind) -> tuple[Ints, Ints, Ints, Ints]:
         """The longest wait of each step in which some ended.
@@ -229,7 +221,7 @@ class IndexRows:
         for kind in kinds:
             places, ns, request_ids, _ = self.longest(kind)
             for name, values in ((f"max_{kind}_ns", ns), (f"max_{kind}_request_id", request_ids)):
-                column = np.full(self.number("steps"), UNKNOWN)
+                column = np.full(len(columns["step"]), UNKNOWN)
                 column[places] = values
                 columns[name] = array("q", column.tobytes())
         self._steps = StepTable([columns[name] for name in COLUMNS])

@@ -64,10 +64,7 @@ class NewRows:
 
     def rows(self) -> IndexRows:
         """The tables as those of an index. Append no more steps."""
-        tables = self.tables()
-        numbers = {table: len(next(iter(columns.values()))) for table, columns in tables.items()}
-        index = Index(tables={table: (number, {}) for table, number in numbers.items()})
-        return IndexRows(index, tables, self._steps)
+        return IndexRows(Index(), self.tables(), self._steps)
 
 
 # Columns, and those that each is likely to be close to.
@@ -112,7 +109,7 @@ class Indexer:
         self.needs_snapshot = False
         self._last_step, self._last_ns = self.state.step, 0
         self._trail = self.state.pauses
-        self._watch = RequestWatch(0.0)
+        self._watch = RequestWatch(0.0, self.state)
         self.follow(open)
         self._begin()
 

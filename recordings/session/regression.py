@@ -28,22 +28,16 @@ _NOTHING = 1e-10  # a smaller gain is only rounding
 
 
 def fit_relative(
-    rows: Sequence[Sequence[float]] | Floats,
-    seconds: Sequence[float] | Floats,
-    at_least: Sequence[float] | None = None,
+    rows: Sequence[Sequence[float]] | Floats, seconds: Sequence[float] | Floats
 ) -> list[float]:
     """Find non-negative coefficients that make `sum(coefficient * term)` close to `seconds`.
 
     Minimises Huber's loss of the relative errors, so that a few slow steps change little.
 
-    Args:
-        seconds: all above zero.
-        at_least: lower bound of each coefficient; None: zero.
+    `seconds`: all above zero.
     """
     shares = np.asarray(rows) / np.asarray(seconds)[:, None]
-    floors = np.zeros(shares.shape[1]) if at_least is None else np.array(at_least)
-    wanted = 1 - shares @ floors
-    weights = np.ones(len(shares))
+    wanted = weights = np.ones(len(shares))
     before: Floats | None = None
     for _ in range(_NUM_ROUNDS):
         found = _weighted(shares, wanted, weights)
@@ -53,7 +47,7 @@ def fit_relative(
         residuals = abs(shares @ found - wanted)
         limit = _HUBER * max(1.4826 * float(np.median(residuals)), 1e-12)
         weights = limit / np.maximum(residuals, limit)
-    coefficients: list[float] = (found + floors).tolist()
+    coefficients: list[float] = found.tolist()
     return coefficients
 
 

@@ -31,7 +31,7 @@ class WaitSums:
         self, rows: IndexRows, first: int = 0, end: int | None = None, *, is_one_step: bool = True
     ) -> None:
         """Add the waits that ended in the steps of an index in the places [first, end)."""
-        end = rows.number("steps") if end is None else end
+        end = len(rows.steps()) if end is None else end
         place, kinds = rows.column("waits", "place"), rows.column("waits", "kind")
         ns, number = rows.column("waits", "ns"), rows.column("waits", "number")
         found: list[tuple[LatencyKind, Ints, Ints]] = []

@@ -5,7 +5,6 @@ from msgspec import Struct
 from stepscope.engine.simulation.replica import EndedRequest
 from stepscope.recordings.state.distribution import Distribution
 from stepscope.recordings.state.latency import SLO
-from stepscope.recordings.state.outcome import FinishedRequest
 
 RANKS = (50, 95, 99)
 _RATES = (
@@ -83,8 +82,8 @@ class RunSums:
         if self._first_ns is None or request.arrival_ns < self._first_ns:
             self._first_ns = request.arrival_ns
         self._last_ns = max(self._last_ns, last_ns)
-        finished = FinishedRequest(first_ns - request.arrival_ns, worst_itl_ns, 0)
-        self._num_good += finished.keeps(self._level.ttft_ms * 1e6, self._level.itl_ms * 1e6)
+        ttft_ns, level = first_ns - request.arrival_ns, self._level
+        self._num_good += ttft_ns <= level.ttft_ms * 1e6 and worst_itl_ns <= level.itl_ms * 1e6
 
     def result(self) -> RunFigures:
         seconds = (self._last_ns - (self._first_ns or 0)) / 1e9

@@ -108,8 +108,7 @@ class _WorkReader:
     def apply(self, moment: Moment) -> None:
         message, outcome = moment.message, moment.outcome
         if self._watch is None:
-            self._watch = RequestWatch(0.0)
-            self._watch.begin(moment.state)
+            self._watch = RequestWatch(0.0, moment.state)
         if isinstance(message, wire.KnobsChanged):
             self._knobs = _known_knobs({**self._knobs.as_dict(), **message.new})
             self._changes.append(TimedKnobs(message.time_ns, self._knobs))

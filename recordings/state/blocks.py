@@ -6,7 +6,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import zstandard
 
@@ -25,11 +25,7 @@ class CompressedPayloads:
     def __init__(self, payloads: list[bytes]) -> None:
         blob = zstandard.ZstdCompressor(level=_LEVEL).compress(b"".join(payloads))
         self._blob = bytes(memoryview(blob))  # a copy, as the original keeps its whole buffer
-        self._ends = array("I", [0])
-        end = 0
-        for payload in payloads:
-            end += len(payload)
-            self._ends.append(end)
+        self._ends = array("I", accumulate(map(len, payloads), initial=0))
 
     def __len__(self) -> int:
         return len(self._ends) - 1

@@ -10,13 +10,9 @@ SPREAD_RANKS = (50, 90, 95, 99)  # of a `LatencySpread`; also the maximum, as ra
 
 class LatencySpread(NamedTuple):
     num_samples: int = 0
-    at_ns: Mapping[int, int] = {}  # rank -> nearest-rank percentile; empty without samples
+    at_ns: Mapping[int, int] = {}  # rank, 100 for the maximum -> percentile; empty without samples
     # Share of samples within the service level; None without a level or samples.
     within_slo: float | None = None
-
-    def at(self, rank: int) -> int | None:
-        """Return a percentile in nanoseconds; None without samples. Rank 100 is the maximum."""
-        return self.at_ns.get(rank)
 
 
 class Distribution:

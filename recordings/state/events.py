@@ -1,7 +1,7 @@
 """Events of a session: their log lines, gaps of lost messages, and the log, ordered by step."""
 
 import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
@@ -69,10 +69,7 @@ class EventLog:
             return
         events = self._events
         # A mark may be set at an earlier step, and a knob change may name a later one.
-        if events and event.step < events[-1].step:
-            events.insert(bisect_right(events, event.step, key=_step), event)
-        else:
-            events.append(event)
+        insort(events, event, key=_step)
         if len(events) > self._most + self._most // 8:
             del events[: len(events) - self._most]
 

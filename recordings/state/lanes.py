@@ -196,12 +196,6 @@ class LaneBoard:
         for page in range(track.start // _PAGE_STEPS, self._last_page + 1):
             self._pages.setdefault(page, {})[request_id] = track
 
-    def _turn_pages(self, page: int) -> None:
-        """Add the tracks of live requests to all pages (fixed ranges of steps) up to this page."""
-        for number in range(self._last_page + 1, page + 1):
-            self._pages.setdefault(number, {}).update(self._open)
-        self._last_page = page
-
     def _extend(self, record: wire.StepRecord) -> None:
         step = record.step
         if step > self.end:
@@ -209,8 +203,9 @@ class LaneBoard:
                 track.fill_to(self.end, track.filler)
                 track.fill_to(step, _UNKNOWN)
         self.end = step + 1
-        if step // _PAGE_STEPS > self._last_page:
-            self._turn_pages(step // _PAGE_STEPS)
+        while self._last_page < step // _PAGE_STEPS:  # live requests are on all pages up to it
+            self._last_page += 1
+            self._pages.setdefault(self._last_page, {}).update(self._open)
         ends = []
         for event in record.events:
             if isinstance(event, wire.Finished):

@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from stepscope.engine.protocol.wire import Totals
 from stepscope.recordings.state.distribution import SPREAD_RANKS, LatencySpread
 from stepscope.recordings.state.latency_samples import FinishedRequests, Samples
 from stepscope.recordings.state.outcome import AppliedStep
@@ -68,21 +67,12 @@ def series_of(
     """Percentiles, maximum and trend of the samples in (start_ns, end_ns]."""
     spread = spread_of(samples.cut(start_ns, end_ns), slo_ms)
     p50, p95, p99, largest = (
-        None if ns is None else ns / 1e6 for ns in map(spread.at, (50, 95, 99, 100))
+        None if ns is None else ns / 1e6 for ns in map(spread.at_ns.get, (50, 95, 99, 100))
     )
     trend = tuple(
         None if worst is None else worst / 1e6 for worst in samples.worst(start_ns, end_ns, buckets)
     )
     return Series(spread.num_samples, p50, p95, p99, largest, spread.within_slo, trend)
-
-
-def estimates_in(totals: Totals) -> Iterator[tuple[LatencyKind, int, int]]:
-    """Latencies that other engines publish as histograms: kind, nanoseconds, number of samples."""
-    kinds: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot")
-    for kind in kinds:
-        for ms, count in map(msgspec.structs.astuple, getattr(totals, kind)):
-            if 0 <= ms < _MAX_MS and 0 < count < _MAX_COUNT:
-                yield kind, round(ms * 1e6), count
 
 
 def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int | None]]:
@@ -100,9 +90,11 @@ def waits_in(applied: AppliedStep) -> Iterator[tuple[LatencyKind, int, int, int 
         yield "served_ttft", ttft_ns, 1, request_id
     for gap_ns, number in outcome.served_itl_ns.items():
         yield "served_itl", gap_ns, number, None
-    if totals is not None:
-        for kind, ns, number in estimates_in(totals):
-            yield kind, ns, number, None
+    kinds: tuple[LatencyKind, ...] = ("ttft", "itl", "tpot")
+    for kind in kinds if totals is not None else ():  # other engines publish histograms
+        for ms, number in map(msgspec.structs.astuple, getattr(totals, kind)):
+            if 0 <= ms < _MAX_MS and 0 < number < _MAX_COUNT:
+                yield kind, round(ms * 1e6), number, None
 
 
 def spread_of(samples: Samples, level_ms: float | None) -> LatencySpread:

@@ -174,10 +174,11 @@ class RequestWatch:
     Whether a request met its service levels is decided later, by `FinishedRequests`.
     """
 
-    def __init__(self, itl_ms: float) -> None:
+    def __init__(self, itl_ms: float, state: SessionState) -> None:
         self._floor_ns = round(itl_ms * 1e6)  # gaps up to it are not recorded
         self._ttft_ns: dict[int, int] = {}  # of requests that were observed from their arrival
         self._worst_ns: dict[int, int] = {}  # their longest gap above the floor
+        self.begin(state)
 
     def begin(self, state: SessionState) -> None:
         """Restart from a state, without its requests: their earlier gaps are unknown."""

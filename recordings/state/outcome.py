@@ -20,10 +20,6 @@ class FinishedRequest(NamedTuple):
     worst_itl_ns: int  # the longest gap between two of its tokens; 0 if no gap was above `floor_ns`
     floor_ns: int  # shorter gaps were not recorded
 
-    def keeps(self, ttft_ns: float, itl_ns: float) -> bool:
-        """Whether the request met both service levels. `itl_ns` must be at least `floor_ns`."""
-        return self.ttft_ns <= ttft_ns and self.worst_itl_ns <= itl_ns
-
 
 @dataclass(slots=True)
 class Outcome:

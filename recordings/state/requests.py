@@ -260,7 +260,6 @@ class RequestTable:
         Requests that were still live in `before` are added as finished by `step`, with unknown
         reason.
         """
-        ended = []
         for request_id, view in before.views.items():
             if request_id in self.views:
                 continue
@@ -270,8 +269,7 @@ class RequestTable:
                 view.status = "finished"
                 view.finish_step = step
                 view.num_blocks = 0
-            ended.append(view)
-        self.views.update((view.request_id, view) for view in ended)
+            self.views[request_id] = view
         self._finished = deque(_in_order_of_finish(self.views.values()))
 
 

@@ -100,10 +100,6 @@ class SessionState:
         """Place of each block's group in `EngineInfo.kv_groups`; None if there is one group."""
         return None if self.blocks is None else self.blocks.groups
 
-    @property
-    def block_refs(self) -> "array[int] | None":
-        return None if self.blocks is None else self.blocks.refs
-
     def snapshot(self, sequence: int) -> wire.Snapshot | None:
         """This state as a `Snapshot` message with the sequence number after `sequence`.
 
@@ -180,7 +176,11 @@ class SessionState:
                 self.in_flight = message
                 self.time_ns = max(self.time_ns, message.time_ns)
         elif isinstance(message, wire.EngineInfo):
-            self._apply_info(message)
+            if self.is_replaced_by(message):
+                self._become(SessionState())
+            self.info = message
+            if message.num_blocks is None:
+                self.blocks = None
         elif isinstance(message, wire.KnobsChanged):
             self.knobs = {**self.knobs, **message.new}
             self.knobs_version = message.version
@@ -190,13 +190,6 @@ class SessionState:
         elif isinstance(message, wire.Snapshot):
             self._resync(message)
         return None
-
-    def _apply_info(self, info: wire.EngineInfo) -> None:
-        if self.is_replaced_by(info):
-            self._become(SessionState())
-        self.info = info
-        if info.num_blocks is None:
-            self.blocks = None
 
     def _apply_status(self, status: wire.EngineStatus) -> None:
         # An attached engine sends statuses during a step, too.

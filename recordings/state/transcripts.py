@@ -65,14 +65,11 @@ class TranscriptReader:
                 if token_id is not None:
                     texts = record.texts
                     text = texts[place] if texts is not None and place < len(texts) else None
-                    said = (*self._accepted(record), token_id)
+                    # Accepted drafts precede the last token of the step.
+                    drafts = {each.request_id: each.token_ids for each in record.drafts or ()}
+                    said = (*(drafts.get(row.request_id) or ()), token_id)
                     self._said.append(Said(record.step, said, text))
                 return
-
-    def _accepted(self, record: wire.StepRecord) -> list[int]:
-        """Draft tokens that were accepted in a step. They precede the last token of that step."""
-        mine = (each for each in record.drafts or () if each.request_id == self._request_id)
-        return next((each.token_ids or [] for each in mine), [])
 
     def _begin_from(self, known: wire.Transcript, step: int) -> None:
         """Restart from a snapshot, which holds the whole text."""

@@ -162,9 +162,9 @@ def test_percentiles_are_exact_or_state_their_error(values: list[int]) -> None:
     assert (counts.error == 0) == (len(set(values)) <= 100)
     spread = counts.spread()
     for rank in (50, 95, 99):
-        found, value = spread.at(rank), sorted(values)[-(-rank * len(values) // 100) - 1]
+        found, value = spread.at_ns[rank], sorted(values)[-(-rank * len(values) // 100) - 1]
         assert 0 <= value - found <= counts.error * value
-    assert spread.at(100) == max(values)
+    assert spread.at_ns[100] == max(values)
     assert counts.num_within == sum(value <= 10**9 for value in values)
 
 
@@ -240,7 +240,7 @@ def test_a_run_compared_with_itself_has_no_winner(small_and_large: Both) -> None
     found = compare(side_of(small_and_large[0]), side_of(small_and_large[0]))
     assert {figure.verdict for figure in found.figures} <= {"alike", "unknown"}
     assert found.settings == []
-    assert found.different_work is None
+    assert found.load.other_work is None
     assert all(pair.difference_ns == 0 for pair in found.requests.pairs)
 
 
@@ -273,7 +273,7 @@ def test_under_different_loads_no_run_is_called_better() -> None:
     )  # fmt: skip
     for other in (calm, another(calm)):  # a part of the same session, and another engine
         found = compare(side_of(busy), side_of(other))
-        assert "requests" in found.different_work
+        assert "requests" in found.load.other_work
         assert found.better("a") == found.better("b") == []
         itl = found.figure("itl_p95")
         assert itl.verdict in ("differs", "unclear")
@@ -415,7 +415,7 @@ def measured(side: Side) -> list[Any]:
     """The number of waits of each kind, the longest, and the explained late first tokens."""
     spreads = [side.totals.waits.of[kind].spread() for kind in ("ttft", "itl", "tpot")]
     late = sum(number for (kind, _), number in side.num_late.items() if kind == "TTFT")
-    return [*((spread.num_samples, spread.at(100)) for spread in spreads), late]
+    return [*((spread.num_samples, spread.at_ns.get(100)) for spread in spreads), late]
 
 
 @pytest.mark.parametrize("with_pause", [True, False])

@@ -174,7 +174,7 @@ def test_the_effect_of_a_smaller_budget_is_found_despite_varying_load(before: Si
     found = compare(before, after)
     assert found.is_one_session
     assert not found.load.is_same
-    assert found.different_work is None
+    assert found.load.other_work is None
     figure = found.figure("itl_prefill_p99")
     assert figure.verdict == "b"
     assert figure.interval.low <= figure.ratio <= figure.interval.high < 1
@@ -188,11 +188,11 @@ def test_the_effect_of_a_smaller_budget_is_found_despite_varying_load(before: Si
 
 def test_a_run_is_not_called_worse_for_more_load_and_a_faster_run_still_wins(before: Side) -> None:
     busier = compare(before, side_of(2, 2048, 10.0))
-    assert "requests/s" in busier.different_work
+    assert "requests/s" in busier.load.other_work
     assert won(busier) == {}
     # The same load on an engine three times as fast: it has more load and is still quicker.
     faster = compare(before, side_of(2, 2048, 10.0, speed=3.0))
-    assert faster.different_work is not None
+    assert faster.load.other_work is not None
     assert {won(faster).get(key) for key in ("itl_p50", "ttft_p50", "step_p50")} == {"b"}
     assert set(won(faster).values()) == {"b"}
     assert "loads differ; only more work may win: " in (load(faster) or "")
@@ -205,7 +205,7 @@ def test_a_run_is_not_called_worse_for_a_queue_near_capacity() -> None:
     """Slightly more load than the engine can serve makes a short wait for a seat a long one."""
     before, after = side_of(0, 2048, 8.0, seats=16), side_of(7, 2048, 8.0, seats=16)
     found = compare(before, after)
-    assert found.different_work is None
+    assert found.load.other_work is None
     ttft = found.figure("ttft_p50")
     assert (ttft.factor or 0) > 5
     assert ttft.verdict == "differs"

@@ -258,7 +258,7 @@ async def test_the_comparison_chooser_offers_parts_of_the_session_and_recordings
             told = " ".join(line.strip("│ ") for line in body[1:last])
             told = told.removeprefix("not to be judged: the work differs ")
             judged = "! work   loads differ; only more work may win: "
-            assert told == judged + first.different_work
+            assert told == judged + first.load.other_work
             assert "better" not in "\n".join(body[1:])
         # The end of a session goes on while one looks at it.
         await pilot.press("c")

@@ -80,7 +80,7 @@ def test_block_owners_are_known_from_the_first_step_and_never_guessed() -> None:
     state = reduced([info(), step(0, [], kv=kv, moves=moves)])
     empty = wire.EMPTY
     assert list(state.block_owner) == [1, empty, empty, wire.CACHED, *[empty] * 4]
-    assert list(state.block_refs) == [2, 0, 0, 0, 0, 0, 0, 0]
+    assert list(state.blocks.refs) == [2, 0, 0, 0, 0, 0, 0, 0]
 
     late = reduced([info(), step(5, [], kv=kv, moves=moves)])
     assert late.block_owner is None

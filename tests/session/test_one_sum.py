@@ -344,7 +344,7 @@ def test_a_plot_has_the_same_figures(session: Session, tmp_path: Path) -> None:
     spreads, sums = series.waits.spreads(), series.sums
     for kind, spread in spreads.items():
         for rank, name in ((50, "p50"), (95, "p95"), (99, "p99"), (100, "max")):
-            ns = spread.at(rank)
+            ns = spread.at_ns.get(rank)
             assert (None if ns is None else ns / 1e6) == figures[f"{kind}_{name}"]
         assert kind not in ("ttft", "itl") or spread.within_slo == figures[f"{kind}_within_slo"]
     assert sums.num_steps == figures["steps"]

@@ -175,9 +175,7 @@ class McapSink:
         self._stream.write(
             summary + _encoded(records.Footer(start, offsets_start, checksum)) + MAGIC
         )
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self.num_bytes = self._stream.tell()
+        self.flush()
 
     def _open(self, log_ns: int) -> None:
         self._frame = self._compressor.compressobj()

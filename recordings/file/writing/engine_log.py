@@ -6,7 +6,6 @@ the writing thread.
 """
 
 from collections.abc import Mapping
-from typing import TypeAlias
 
 from stepscope.engine.protocol import wire
 from stepscope.recordings.file.writing.recording_file import RecordingFile
@@ -14,10 +13,7 @@ from stepscope.recordings.session.indexer import Indexer
 from stepscope.recordings.state.clocks import known_since, lost_before
 from stepscope.recordings.state.session import SessionState
 
-_INFO = wire.TOPICS[wire.EngineInfo]
-_KEYFRAME = wire.TOPICS[wire.Snapshot]
 _TIMED = wire.EngineStatus | wire.KnobsChanged | wire.Snapshot | wire.Audited | wire.StepInFlight
-_Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
 
 
 class EngineLog:
@@ -52,12 +48,11 @@ class EngineLog:
         assert snapshot is not None
         # Who reads the new file alone knows the waits that begin in it.
         self._indexer = Indexer(state, snapshot.sequence, known_since(snapshot))
-        for topic, message in ((_INFO, info), (_KEYFRAME, snapshot)):
-            file.add(topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
+        for message in (info, snapshot):
+            file.add(message.topic, snapshot.sequence, wire.encode(message), self._last_log_ns)
 
-    def append(self, message: wire.Telemetry, frame: _Frame) -> None:
+    def append(self, message: wire.Telemetry, sequence: int, payload: bytes) -> None:
         """Write the next message, given decoded and as received."""
-        topic, sequence, payload = frame
         if self._anchor is None and not self._introduce(message, sequence):
             return
         indexer = self._indexer
@@ -71,7 +66,7 @@ class EngineLog:
         if self._file.wants_keyframe and not num_lost and not isinstance(message, wire.Snapshot):
             self._add_keyframe()
         self._last_log_ns = log_ns
-        self._file.add(topic, sequence, payload, log_ns)
+        self._file.add(message.topic, sequence, payload, log_ns)
         indexer.take(sequence, message)
         if isinstance(message, wire.StepRecord):
             self.num_steps += 1
@@ -89,7 +84,7 @@ class EngineLog:
         if self._indexer.needs_snapshot or sequence is None:
             return
         if (snapshot := self._indexer.state.snapshot(sequence)) is not None:
-            self._file.add(_KEYFRAME, sequence, wire.encode(snapshot), self._last_log_ns)
+            self._file.add(snapshot.topic, sequence, wire.encode(snapshot), self._last_log_ns)
 
     def _introduce(self, message: wire.Telemetry, sequence: int) -> bool:
         """Begin the file, if a message describes the engine. Returns whether it did."""
@@ -104,7 +99,7 @@ class EngineLog:
         if message is info:  # without a snapshot, the file begins with an empty keyframe
             nothing = SessionState(info=info).snapshot(sequence - 1)
             assert nothing is not None
-            self.append(nothing, (_KEYFRAME, nothing.sequence, wire.encode(nothing)))
+            self.append(nothing, nothing.sequence, wire.encode(nothing))
         return True
 
     def _begin_file(self) -> None:

@@ -11,9 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-from stepscope.engine.protocol import wire
-from stepscope.engine.protocol.wire import EngineInfo, Snapshot, StepRecord
+from stepscope.engine.protocol.wire import EngineInfo
 from stepscope.recordings.errors import RecordingError
+from stepscope.recordings.file.chunk_cache import KEYFRAME, STEP
 from stepscope.recordings.file.mcap.format import (
     FORMAT_VERSION,
     PACKED_STEP,
@@ -37,9 +37,6 @@ KEYFRAME_MESSAGES = 256  # most messages to read and apply to show any moment ..
 # it has megabytes. Then the messages between two keyframes have as many bytes as a keyframe, but
 # are at most:
 MAX_KEYFRAME_MESSAGES = 4096
-
-_KEYFRAME = wire.TOPICS[Snapshot]
-_STEP = wire.TOPICS[StepRecord]
 
 
 class RecordingFile:
@@ -149,12 +146,12 @@ class RecordingFile:
         if not self._sink.num_chunk_bytes:
             self._chunk_start_ns = log_ns
         self._num_bytes_since_keyframe += len(payload)
-        if topic == _KEYFRAME:
+        if topic == KEYFRAME:
             self._packer.reset()
             self._num_since_keyframe = self._num_bytes_since_keyframe = 0
             self._num_keyframe_bytes = len(payload)
             self._num_keyframe_bytes_in_chunk += len(payload)
-        elif topic == _STEP:
+        elif topic == STEP:
             self._num_steps += 1
             self._num_steps_in_chunk += 1
             if (packed := self._packer.pack(payload)) is not None:

@@ -62,12 +62,6 @@ class SeriesLimits(NamedTuple):
         return cls(num_bytes, age_s)
 
 
-class _SeriesFile(NamedTuple):
-    path: Path
-    num_bytes: int
-    written_s: float
-
-
 class FileSeries:
     """The files of one recorder, in one folder.
 
@@ -122,10 +116,10 @@ class FileSeries:
         if self._keep is None:
             return
         members = self._members(current)
-        total = sum(member.num_bytes for member in members)
-        for member in members:
-            ended_s = self._ended_s.get(member.path.name)
-            age_s = time.time() - member.written_s
+        total = sum(status.st_size for _, status in members)
+        for path, status in members:
+            ended_s = self._ended_s.get(path.name)
+            age_s = time.time() - status.st_mtime
             if ended_s is not None:
                 age_s = time.monotonic() - ended_s
             is_old = self._keep.age_s is not None and age_s > self._keep.age_s
@@ -133,14 +127,14 @@ class FileSeries:
             if not is_old and not is_much:
                 continue
             try:
-                member.path.unlink()
+                path.unlink()
             except OSError as error:
-                log.warning("cannot delete %s: %s", member.path, error)
+                log.warning("cannot delete %s: %s", path, error)
                 continue
-            self._ended_s.pop(member.path.name, None)
-            total -= member.num_bytes
+            self._ended_s.pop(path.name, None)
+            total -= status.st_size
 
-    def _members(self, current: RecordingFile) -> list[_SeriesFile]:
+    def _members(self, current: RecordingFile) -> list[tuple[Path, os.stat_result]]:
         members = []
         for entry in sorted(os.scandir(self._folder), key=lambda each: each.name):
             path = Path(entry.path)
@@ -154,7 +148,6 @@ class FileSeries:
                 continue
             if path.suffix == PART_SUFFIX and is_being_written(path):
                 continue  # from another recorder with the same name
-            metadata = read_metadata(path)
-            if metadata is not None and metadata.get(SERIES) == self.name:
-                members.append(_SeriesFile(path, status.st_size, status.st_mtime))
+            if (read_metadata(path) or {}).get(SERIES) == self.name:
+                members.append((path, status))
         return members

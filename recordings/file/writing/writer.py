@@ -32,9 +32,6 @@ MAX_QUEUE_BYTES = 128 * 1024 * 1024  # most that may wait for the disk
 
 RecordingState: TypeAlias = Literal["recording", "finished", "failed"]
 
-_KEYFRAME = wire.TOPICS[Snapshot]
-_Frame: TypeAlias = tuple[bytes, int, bytes]  # topic, sequence, payload
-
 
 class RecordingWriter:
     """Writes the messages of one engine, and ends when the engine restarts.
@@ -66,7 +63,7 @@ class RecordingWriter:
         self.num_files = 1
         self._num_bytes_before = 0  # in the files before the current one
         self._snapshot: Snapshot | None = None
-        self._queue: queue.SimpleQueue[_Frame | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self.num_queued_bytes = 0  # bytes handed over and not written yet
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -103,7 +100,7 @@ class RecordingWriter:
         if is_over:
             self._fail(f"the disk is too slow: {MAX_QUEUE_BYTES >> 20} MiB wait to be written")
             return
-        self._queue.put((topic, sequence, payload))
+        self._queue.put((sequence, payload))
 
     def close(self) -> None:
         """Write everything handed over, finish the file and give it its name."""
@@ -140,7 +137,7 @@ class RecordingWriter:
 
     def _write_all(self) -> None:
         if self._snapshot is not None:
-            self._write(_KEYFRAME, self._snapshot.sequence, wire.encode(self._snapshot))
+            self._write(self._snapshot.sequence, wire.encode(self._snapshot))
         next_flush_s = time.monotonic() + FLUSH_S
         while True:
             try:
@@ -151,7 +148,7 @@ class RecordingWriter:
                 if item is None or self.state == "failed":
                     return
                 with self._lock:
-                    self.num_queued_bytes -= len(item[2])
+                    self.num_queued_bytes -= len(item[1])
                 self._write(*item)
                 if self._why_ended is not None:
                     return
@@ -185,7 +182,7 @@ class RecordingWriter:
         self._file = series.open_next()
         self.num_files += 1
 
-    def _write(self, topic: bytes, sequence: int, payload: bytes) -> None:
+    def _write(self, sequence: int, payload: bytes) -> None:
         try:
             message = wire.decode(payload)
         except msgspec.DecodeError:
@@ -199,7 +196,7 @@ class RecordingWriter:
             self._next_file(self._series)
             self._log = EngineLog(self._file, self._metadata)
         num_steps_before = self._log.num_steps
-        self._log.append(message, (topic, sequence, payload))
+        self._log.append(message, sequence, payload)
         self._has_come = True
         self.num_steps += self._log.num_steps - num_steps_before
         self.last_step = self._log.last_step

@@ -188,7 +188,7 @@ def _summary(found: Comparison) -> list[str]:
     ]
     why = words.load(found)
     if why is not None:
-        lines.append(f"{' ' if found.different_work is None else '!'}  {why}")
+        lines.append(f"{' ' if found.load.other_work is None else '!'}  {why}")
     lines += ["", words.headline(found)]
     settings = [words.setting_text(each) for each in found.settings]
     sections: Sequence[tuple[str, list[str]]] = (
@@ -237,7 +237,7 @@ def document(found: Comparison, sides: tuple[Side, Side]) -> dict[str, Any]:
     }
     return {
         **both,
-        "different_work": found.different_work,
+        "different_work": found.load.other_work,
         "load": {**told(load), "more_a": _finite(load.more_a), "more_b": _finite(load.more_b)},
         **told(found, "slo", "percentile_error", "settings"),
         "figures": figures,

@@ -195,7 +195,7 @@ def load_figures(report: LoadReport, slo: SLO) -> dict[str, float | None]:
             counts.add(round(each_s * 1e9))
         spread = counts.spread()
         for rank in RANKS:
-            at_ns = spread.at(rank)
+            at_ns = spread.at_ns.get(rank)
             found[latency_name(kind, rank)] = None if at_ns is None else at_ns / 1e6
         if level_ms is not None:
             found[f"{kind}_within_slo"] = spread.within_slo

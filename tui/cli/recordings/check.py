@@ -170,8 +170,8 @@ def bound_checks(
 
 def regression_checks(found: Comparison, allowed: float) -> list[CheckRow]:
     """Return a row for each figure that may be worse, or one that says why none is known."""
-    if found.different_work is not None:
-        why = f"the baseline was given other work: {found.different_work}"
+    if found.load.other_work is not None:
+        why = f"the baseline was given other work: {found.load.other_work}"
         return [CheckRow("baseline", "the same work", "other work", "unknown", why)]
     checks = [
         _regression(figure, allowed)

@@ -173,7 +173,7 @@ def _served(found: Explanation) -> list[str]:
         return []
     cells = []
     for name, spread in clocks.items():
-        known = (spread.at(rank) for rank in RANKS)
+        known = (spread.at_ns.get(rank) for rank in RANKS)
         shown = ("—" if ns is None else fmt.milliseconds(ns / 1e6) for ns in known)
         cells.append([name, f"{spread.num_samples:,}", *shown])
     return ["", *text_table(["ms", "number", *RANKS.values()], cells)]

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.recordings.check.strip import was_stripped
+from stepscope.recordings.check.strip import STRIPPED
 from stepscope.recordings.export.export import FORMATS, Format, export
 from stepscope.recordings.export.output import writing
 from stepscope.recordings.export.tables import TABLE_FORMATS, TABLES, Table
@@ -75,7 +75,7 @@ def export_file(
     with Recording(find_recording(file)) as recording, Progress() as progress:
         if with_tokens and not recording.info.with_tokens:
             why = "its engine ran without --with-tokens"
-            if was_stripped(recording.metadata):
+            if STRIPPED in recording.metadata:
                 why = "they were removed from it"
             raise CommandFailed(f"--with-tokens: {file} holds none, {why}")
         shown = partial(progress, f"exporting to {chosen}")

@@ -72,13 +72,13 @@ def key(frame: Frame, width: int) -> Line:
 
 def state_map(frame: Frame, width: int, rows: int) -> list[Line]:
     """Return a glyph for each KV block, merged so that all fit."""
-    owner, refs = frame.state.block_owner, frame.state.block_refs
-    if owner is None or refs is None or not len(owner):
+    blocks = frame.state.blocks
+    if blocks is None or not len(blocks.owner):
         text = "the engine does not report its blocks"
         return [((text[:width], "muted"),), *((),) * (rows - 1)]
     states = [
         KV_EMPTY if who == EMPTY else KV_CACHED if who == CACHED else KV_USED + (count > 1)
-        for who, count in zip(sampled(owner), sampled(refs), strict=True)
+        for who, count in zip(sampled(blocks.owner), sampled(blocks.refs), strict=True)
     ]
     return map_of("".join([KV_GLYPHS[state] for state in states]), width, rows, _STYLE_OF)
 

@@ -123,7 +123,7 @@ def headline(found: Comparison) -> str:
         return f"B is better than A in {won['b']}, worse in {won['a']}"
     for side, what in won.items():
         return f"B is {'better' if side == 'b' else 'worse'} than A: {what}"
-    is_known = found.different_work is None
+    is_known = found.load.other_work is None
     return "neither is better for sure" if is_known else "not to be judged: the work differs"
 
 

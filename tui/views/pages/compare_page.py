@@ -144,7 +144,7 @@ def _sentences(found: Comparison, width: int, room: int) -> list[Line]:
         lines.append(((f" {said}", "strong"),))
     why = words.load(found)
     if why is not None and all(work.num_steps for work in found.works):
-        is_other = found.different_work is not None
+        is_other = found.load.other_work is not None
         head, style = ("! work", "caution") if is_other else ("work", "mark")
         lines += _block(head, style, [why], width, (2 if room >= 5 else 1) + is_other)
     settings = [words.setting_text(each) for each in found.settings] or [words.SAME_SETTINGS]

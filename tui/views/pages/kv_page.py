@@ -166,7 +166,7 @@ def _trend(frame: Frame, width: int, height: int) -> list[Line]:
 
 def _figures(frame: Frame) -> list[Line]:
     state, recent = frame.state, frame.recent
-    kv, owner, refs, info = state.kv, state.block_owner, state.block_refs, state.info
+    kv, blocks, info = state.kv, state.blocks, state.info
     lines = [facts(_UNKNOWN)]
     if kv is not None:
         total = max(1, kv.num_blocks)
@@ -176,8 +176,8 @@ def _figures(frame: Frame) -> list[Line]:
             _part("empty", kv.empty, total, "kv_empty"),
         ]
     lines += _group_lines(frame)
-    if owner is not None and refs is not None and len(refs):
-        lines += _references(refs)
+    if blocks is not None and len(blocks.refs):
+        lines += _references(blocks.refs)
     evictions = "—" if recent.evictions_per_s is None else f"{recent.evictions_per_s:.1f}/s"
     unfilled = fmt.percent(kv_map.unfilled_share(frame))
     lines += [
@@ -188,7 +188,7 @@ def _figures(frame: Frame) -> list[Line]:
     lines += _transfer_lines(frame)
     if frame.prompts is not None and frame.prompts.num_evicted_tokens is not None:
         return lines + _prompts(frame.prompts)
-    if owner is not None and info is not None and info.engine == "vllm" and info.kv_groups is None:
+    if blocks is not None and info is not None and info.engine == "vllm" and info.kv_groups is None:
         lines.append(facts(" why prompts miss: STEPSCOPE_PREFIX_HASHES=1"))
     return lines
 
