@@ -288,10 +288,8 @@ class EngineCore:
 
     def keep_snapshot(self, now_ns: int) -> None:
         """Take a snapshot and keep it for subscribers that join later, if one is due."""
-        kept = self.kept_snapshots
-        if self.outlet.sink is not None and kept.is_due(self.last_step, now_ns):
-            kept.add(self.snapshot())
-            kept.rest(self.clock() - now_ns)
+        if self.outlet.sink is not None:
+            self.kept_snapshots.keep(self.last_step, now_ns, self.snapshot, self.clock)
 
     @property
     def state(self) -> EngineState:

@@ -181,9 +181,7 @@ class AttachedCore:
         self.publish(status)
 
     def keep_snapshot(self, now_ns: int) -> None:
-        if self.kept_snapshots.is_due(self.last_step, now_ns):
-            self.kept_snapshots.add(self.snapshot())
-            self.kept_snapshots.rest(self.clock() - now_ns)
+        self.kept_snapshots.keep(self.last_step, now_ns, self.snapshot, self.clock)
 
     def knobs(self, changes: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
         return self._knobs.changed(changes)
