@@ -66,7 +66,7 @@ class AttachedCore:
         self.info, self.sink = info, sink
         self.inbox = Inbox()
         self._deferred: deque[Call] = deque()  # they wait for `apply_deferred`
-        self.max_waiting = 0  # only the engine's own server accepts requests
+        self.max_waiting = 1_000  # refused prompts, for the audit trail: see `NoIntake`
         self.control_tally = tally
         self.has_step_in_flight = False  # the recorder orders the steps, so nothing must wait
         self.pauses = PauseTrail(())
