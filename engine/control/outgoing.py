@@ -246,9 +246,7 @@ class BulkReplies:
         # Measure only this thread's CPU time, without its waits for the GIL.
         began_s = time.thread_time()
         reply = make()
-        if isinstance(reply, msgspec.Raw):
-            raw = reply
-        elif reply is self._last[0]:  # many clients ask for the same snapshot
+        if reply is self._last[0]:  # many clients ask for the same snapshot
             raw = self._last[1]
         else:
             raw = msgspec.Raw(replies.encode(reply))

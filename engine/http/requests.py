@@ -197,8 +197,6 @@ async def read_body(receive: Receive) -> bytes:
                 more = message.get("more_body", False)
                 if num_bytes <= MAX_BODY_BYTES:
                     body += message.get("body", b"")
-                else:
-                    body.clear()
     except TimeoutError:
         what = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
         raise ApiError(408, what, code="timeout") from None
