@@ -124,20 +124,14 @@ class Replies:
 class ServedEngine(Protocol):
     """An engine, as the control socket uses it. Any thread may use all members."""
 
-    @property
-    def inbox(self) -> Inbox: ...
-    @property
-    def control_tally(self) -> ControlTally: ...
-    @property
-    def info(self) -> EngineInfo: ...
+    inbox: Inbox
+    control_tally: ControlTally
+    info: EngineInfo
+    kept_snapshots: KeptSnapshots
+    max_waiting: int  # with this many commands in the inbox, a further `Submit` is refused
+
     @property
     def last_step(self) -> int: ...
-    @property
-    def kept_snapshots(self) -> KeptSnapshots: ...
-    @property
-    def max_waiting(self) -> int:
-        """With this many commands in the inbox, a further `Submit` is refused."""
-
     def clock(self) -> int: ...
 
 

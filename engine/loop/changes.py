@@ -97,9 +97,8 @@ class Steered(Protocol):
 
     audit: AuditTrail
     lease: KnobLease
+    info: EngineInfo
 
-    @property
-    def info(self) -> EngineInfo: ...
     @property
     def knobs_version(self) -> int: ...
     @property
@@ -207,7 +206,6 @@ def _text(value: KnobValue | None) -> str:
 
 
 def _changed_knobs(core: Steered, command: commands.SetKnobs) -> dict[str, KnobValue]:
-    """Return what the knobs would be with the command's changes."""
     new = core.knobs(command.changes)
     expected = command.expected_version
     if expected is not None and expected != core.knobs_version:
